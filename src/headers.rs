@@ -1,0 +1,303 @@
+//! Decisions as header fields. Seconds exist here and nowhere else, and are always rounded up.
+
+use std::{
+    borrow::Cow,
+    fmt::Write as _,
+    sync::{Arc, LazyLock},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use smallvec::SmallVec;
+
+use crate::{
+    decision::{Decision, Outcome},
+    name::RuleName,
+    quota::Quota,
+    rule::{RuleError, Rules},
+};
+
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const TRIPLET: [HeaderName; 3] = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
+const X_TRIPLET: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+
+/// Every header field a layer may set, for a CORS layer's `Access-Control-Expose-Headers`: without
+/// it scripts in a browser cannot read them.
+///
+/// The CORS layer belongs outside the limiter, or refusals lack its headers.
+///
+/// ```
+/// use tower_http::cors::CorsLayer;
+/// use tower_sluice::EXPOSED_HEADERS;
+///
+/// let cors = CorsLayer::new().expose_headers(EXPOSED_HEADERS);
+/// ```
+pub const EXPOSED_HEADERS: [HeaderName; 9] = [
+    RETRY_AFTER,
+    RATELIMIT,
+    POLICY,
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+
+/// Which header fields tell a client how much is left. `Retry-After` is sent on refusals whatever
+/// the choice, because it is the one field every client obeys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Headers {
+    /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, one item per
+    /// quota: Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
+    #[default]
+    Draft11,
+    /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1`: revision 07.
+    Draft07,
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` (seconds from now) and
+    /// `RateLimit-Policy`: revision 06.
+    Draft06,
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the last as Unix time in seconds, as
+    /// GitHub sends it and most parsers read it.
+    XRateLimit,
+    /// The same with `-Reset` in seconds from now, which some parsers read as a date in 1970.
+    XRateLimitDelta,
+    /// None of them.
+    None,
+}
+
+/// A quota as it is called on the wire.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    rule: RuleName,
+    place: usize,
+    name: Cow<'static, str>,
+    limit: u32,
+    window: u64,
+}
+
+impl Item {
+    /// The quotas of `rules`, in order. Their names are unique.
+    pub(crate) fn list<R: Rules>(rules: &R) -> Result<Vec<Self>, RuleError> {
+        let mut items: Vec<Self> = Vec::new();
+        rules.describe(&mut |rule, quotas, _| {
+            let item = |(place, quota): (usize, &Quota)| Self {
+                rule,
+                place,
+                name: match quota.name() {
+                    Some(name) => name.into(),
+                    None if quotas.len() == 1 => rule.as_str().into(),
+                    None => format!("{rule}-{}", quota.period_text()).into(),
+                },
+                limit: quota.limit(),
+                window: seconds(quota.interval().saturating_mul(quota.limit())).max(1),
+            };
+            items.extend(quotas.iter().enumerate().map(item));
+        });
+        for (at, item) in items.iter().enumerate() {
+            if items[..at].iter().any(|earlier| earlier.name == item.name) {
+                return Err(RuleError::SameQuotaName(item.name.to_string()));
+            }
+        }
+        Ok(items)
+    }
+}
+
+/// What is known of the header fields before the first request.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    family: Headers,
+    items: Vec<Item>,
+    /// A string of structured fields (RFC 9651) per item: quoted, escaped.
+    quoted: Vec<String>,
+    policy: Option<HeaderValue>,
+}
+
+impl Plan {
+    pub(crate) fn new(family: Headers, items: Vec<Item>) -> Self {
+        let escape = |item: &Item| item.name.replace('\\', "\\\\").replace('"', "\\\"");
+        let quoted: Vec<_> = items.iter().map(|item| format!("\"{}\"", escape(item))).collect();
+        let policy = |(item, name): (&Item, &String)| match family {
+            Headers::Draft11 => format!("{name};q={};w={}", item.limit, item.window),
+            _ => format!("{};w={}", item.limit, item.window),
+        };
+        let policies: Vec<_> = items.iter().zip(&quoted).map(policy).collect();
+        let policy = HeaderValue::try_from(policies.join(", ")).ok();
+        let policy = policy.filter(|_| !items.is_empty());
+        Self { family, items, quoted, policy }
+    }
+
+    /// The name on the wire of the quota an outcome speaks of.
+    pub(crate) fn name(&self, outcome: &Outcome) -> &str {
+        self.find(outcome).map_or(outcome.rule().as_str(), |at| &self.items[at].name)
+    }
+
+    fn find(&self, outcome: &Outcome) -> Option<usize> {
+        let known = |item: &Item| item.rule == outcome.rule() && item.place == outcome.place();
+        self.items.iter().position(known)
+    }
+
+    /// The numbers to tell, small enough to wait for the response with.
+    pub(crate) fn read(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
+        let listed = match self.family {
+            Headers::None => return None,
+            Headers::Draft11 => decision.outcomes(),
+            _ => decision.binding().map_or(&[][..], std::slice::from_ref),
+        };
+        let known = listed.iter().filter(|outcome| outcome.is_known());
+        let reading = |outcome: &Outcome| {
+            let item = u8::try_from(self.find(outcome)?).ok()?;
+            let next = u32::try_from(seconds(outcome.next_after())).unwrap_or(u32::MAX);
+            Some(Reading { item, remaining: outcome.remaining(), next })
+        };
+        let readings: SmallVec<_> = known.filter_map(reading).collect();
+        (!readings.is_empty()).then(|| Lines { plan: self.clone(), readings })
+    }
+}
+
+/// Numbers of one decision, to be written when the response is there.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    plan: Arc<Plan>,
+    readings: SmallVec<[Reading; 2]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    item: u8,
+    remaining: u32,
+    /// Seconds until there is more; 0 when nothing is to come.
+    next: u32,
+}
+
+impl Lines {
+    /// Adds the fields to a response, beside what an inner limiter has already said.
+    pub(crate) fn write(self, headers: &mut HeaderMap) {
+        let Some(first) = self.readings.first().copied() else { return };
+        let limit = self.plan.items[usize::from(first.item)].limit;
+        match self.plan.family {
+            Headers::None => {}
+            Headers::Draft11 => {
+                self.policy(headers);
+                append(headers, RATELIMIT, self.list());
+            }
+            Headers::Draft07 => {
+                self.policy(headers);
+                let Reading { remaining, next, .. } = first;
+                let text = format!("limit={limit}, remaining={remaining}, reset={next}");
+                append(headers, RATELIMIT, text);
+            }
+            Headers::Draft06 => {
+                if insert_triplet(headers, TRIPLET, limit, first.remaining, first.next.into()) {
+                    self.policy(headers);
+                }
+            }
+            Headers::XRateLimit => {
+                let reset = unix_seconds_in(Duration::from_secs(first.next.into()));
+                insert_triplet(headers, X_TRIPLET, limit, first.remaining, reset);
+            }
+            Headers::XRateLimitDelta => {
+                insert_triplet(headers, X_TRIPLET, limit, first.remaining, first.next.into());
+            }
+        }
+    }
+
+    fn policy(&self, headers: &mut HeaderMap) {
+        if let Some(policy) = &self.plan.policy {
+            headers.append(POLICY, policy.clone());
+        }
+    }
+
+    /// A list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
+    fn list(&self) -> String {
+        let mut text = String::with_capacity(self.readings.len() * 48);
+        let mut digits = itoa::Buffer::new();
+        for (at, reading) in self.readings.iter().enumerate() {
+            if at > 0 {
+                text.push_str(", ");
+            }
+            text.push_str(&self.plan.quoted[usize::from(reading.item)]);
+            text.push_str(";r=");
+            text.push_str(digits.format(reading.remaining));
+            if reading.next > 0 {
+                text.push_str(";t=");
+                text.push_str(digits.format(reading.next));
+            }
+        }
+        text
+    }
+}
+
+/// Adds a line to a list field, which may stand on several lines.
+fn append(headers: &mut HeaderMap, name: HeaderName, text: String) {
+    if let Ok(value) = HeaderValue::try_from(text) {
+        headers.append(name, value);
+    }
+}
+
+/// Sets three single-valued fields, unless those that are there leave less.
+fn insert_triplet(
+    headers: &mut HeaderMap,
+    names: [HeaderName; 3],
+    limit: u32,
+    remaining: u32,
+    reset: u64,
+) -> bool {
+    let there = headers.get(&names[1]).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if there.is_some_and(|there| there <= remaining.into()) {
+        return false;
+    }
+    let [first, second, third] = names;
+    headers.insert(first, limit.into());
+    headers.insert(second, remaining.into());
+    headers.insert(third, reset.into());
+    true
+}
+
+/// Sets `Retry-After` unless it is there: at least 1, because clients retry at once on 0.
+pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
+    static SMALL: LazyLock<[HeaderValue; 64]> =
+        LazyLock::new(|| std::array::from_fn(|n| HeaderValue::from(n)));
+    let n = retry_seconds(wait);
+    let small = usize::try_from(n).ok().and_then(|n| SMALL.get(n)).cloned();
+    headers.entry(RETRY_AFTER).or_insert_with(|| small.unwrap_or_else(|| n.into()));
+}
+
+/// The wait of a refusal in whole seconds.
+pub(crate) fn retry_seconds(wait: Duration) -> u64 {
+    seconds(wait).max(1)
+}
+
+fn seconds(time: Duration) -> u64 {
+    time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
+}
+
+fn unix_seconds_in(wait: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    seconds(now.saturating_add(wait))
+}
+
+/// `"a", "b"` in JSON: the names are printable ASCII, so that only two characters need a bar.
+pub(crate) fn push_json_string(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c < ' ' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}

@@ -1,0 +1,312 @@
+//! Identities that have to be waited for, found before the limiter asks.
+//!
+//! A [`KeyExtractor`](crate::KeyExtractor) does not wait. Where finding out who is asking takes an
+//! `await` (a session in a database, an axum extractor), this layer goes in front: it finds the
+//! identity and puts it into the request's extensions, where the rule reads it with
+//! [`Extension`](crate::key::Extension).
+//!
+//! ```
+//! use tower::ServiceBuilder;
+//! use tower_sluice::{IdentifyLayer, LocalStore, Quota, RateLimitLayer, key::Extension};
+//!
+//! #[derive(Clone)]
+//! struct User { id: u64 }
+//!
+//! async fn session(token: Option<String>) -> Option<User> {
+//!     // ask the session store
+//!     token.map(|token| User { id: token.len() as u64 })
+//! }
+//!
+//! let layers = ServiceBuilder::new()
+//!     .layer(IdentifyLayer::from_fn(|parts| {
+//!         let cookie = parts.headers.get("cookie").and_then(|value| value.to_str().ok());
+//!         session(cookie.map(str::to_owned))
+//!     }))
+//!     .layer(RateLimitLayer::new(
+//!         Extension::by(|user: &User| user.id),
+//!         Quota::per_minute(60),
+//!         LocalStore::new(),
+//!     ));
+//! ```
+//!
+//! Where no identity is found, nothing is put and nothing refused: what becomes of such a request
+//! is the rule's [`Missing`](crate::Missing) policy. An identity is looked up before any limit, so
+//! a costly look-up wants a limit per address in front of itself.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, request::Parts};
+use pin_project_lite::pin_project;
+use tower::{Layer, Service};
+
+/// Finds an identity and hands the head of the request back with it.
+pub trait Identify {
+    /// What is put into the request's extensions.
+    type Identity: Clone + Send + Sync + 'static;
+    /// The head as it came, and the identity if there is one.
+    type Future: Future<Output = (Parts, Option<Self::Identity>)>;
+
+    /// Looks for the identity of the request with this head.
+    fn identify(&self, parts: Parts) -> Self::Future;
+}
+
+/// Puts an [`Identity`](Identify::Identity) into the extensions of every request that has one.
+#[derive(Debug)]
+#[must_use]
+pub struct IdentifyLayer<F>(Arc<F>);
+
+impl<F, Fut, T> IdentifyLayer<IdentifyFn<F>>
+where
+    F: Fn(&Parts) -> Fut,
+    Fut: Future<Output = Option<T>>,
+    T: Clone + Send + Sync + 'static,
+{
+    /// The identity is what the future that `f` makes of the head resolves to.
+    pub fn from_fn(f: F) -> Self {
+        Self::new(IdentifyFn(f))
+    }
+}
+
+impl<F: Identify> IdentifyLayer<F> {
+    /// The identity is what `identify` finds.
+    pub fn new(identify: F) -> Self {
+        Self(Arc::new(identify))
+    }
+}
+
+impl<F> Clone for IdentifyLayer<F> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<I, F> Layer<I> for IdentifyLayer<F> {
+    type Service = IdentifyService<I, F>;
+
+    fn layer(&self, inner: I) -> Self::Service {
+        IdentifyService { inner, identify: self.0.clone() }
+    }
+}
+
+/// The service of an [`IdentifyLayer`].
+#[derive(Debug)]
+pub struct IdentifyService<I, F> {
+    inner: I,
+    identify: Arc<F>,
+}
+
+impl<I: Clone, F> Clone for IdentifyService<I, F> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), identify: self.identify.clone() }
+    }
+}
+
+impl<I, F, B> Service<Request<B>> for IdentifyService<I, F>
+where
+    I: Service<Request<B>> + Clone,
+    F: Identify,
+{
+    type Response = I::Response;
+    type Error = I::Error;
+    type Future = IdentifyFuture<I, F::Future, B>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (parts, body) = request.into_parts();
+        let fresh = self.inner.clone();
+        let ready = mem::replace(&mut self.inner, fresh);
+        let found = self.identify.identify(parts);
+        IdentifyFuture { state: State::Identifying { found, waiting: Some((ready, body)) } }
+    }
+}
+
+pin_project! {
+    /// The future of an [`IdentifyService`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct IdentifyFuture<I, F, B>
+    where
+        I: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<I, F, B, I::Future>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<I, F, B, R> {
+        Identifying { #[pin] found: F, waiting: Option<(I, B)> },
+        Running { #[pin] future: R },
+    }
+}
+
+impl<I, F, B, T> Future for IdentifyFuture<I, F, B>
+where
+    I: Service<Request<B>>,
+    F: Future<Output = (Parts, Option<T>)>,
+    T: Clone + Send + Sync + 'static,
+{
+    type Output = Result<I::Response, I::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let future = match state.as_mut().project() {
+                StateProj::Running { future } => return future.poll(cx),
+                StateProj::Identifying { found, waiting } => {
+                    let (mut parts, identity) = ready!(found.poll(cx));
+                    if let Some(identity) = identity {
+                        parts.extensions.insert(identity);
+                    }
+                    let Some((mut inner, body)) = waiting.take() else {
+                        panic!("an identity was polled after it had resolved");
+                    };
+                    inner.call(Request::from_parts(parts, body))
+                }
+            };
+            state.set(State::Running { future });
+        }
+    }
+}
+
+impl<I: Service<Request<B>>, F, B> fmt::Debug for IdentifyFuture<I, F, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdentifyFuture").finish_non_exhaustive()
+    }
+}
+
+/// The [`Identify`] of [`IdentifyLayer::from_fn`].
+#[derive(Clone, Copy)]
+pub struct IdentifyFn<F>(F);
+
+impl<F> fmt::Debug for IdentifyFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IdentifyFn({})", std::any::type_name::<F>())
+    }
+}
+
+impl<F, Fut, T> Identify for IdentifyFn<F>
+where
+    F: Fn(&Parts) -> Fut,
+    Fut: Future<Output = Option<T>>,
+    T: Clone + Send + Sync + 'static,
+{
+    type Identity = T;
+    type Future = IdentifyFnFuture<Fut>;
+
+    fn identify(&self, parts: Parts) -> Self::Future {
+        IdentifyFnFuture { found: (self.0)(&parts), parts: Some(parts) }
+    }
+}
+
+pin_project! {
+    /// The future of an [`IdentifyFn`].
+    pub struct IdentifyFnFuture<F> {
+        #[pin]
+        found: F,
+        parts: Option<Parts>,
+    }
+}
+
+impl<F, T> Future for IdentifyFnFuture<F>
+where
+    F: Future<Output = Option<T>>,
+{
+    type Output = (Parts, Option<T>);
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let identity = ready!(this.found.poll(cx));
+        match this.parts.take() {
+            Some(parts) => Poll::Ready((parts, identity)),
+            None => panic!("an identity was polled after it had resolved"),
+        }
+    }
+}
+
+impl<F> fmt::Debug for IdentifyFnFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdentifyFnFuture").finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "axum")]
+pub use self::extract::FromParts;
+
+#[cfg(feature = "axum")]
+mod extract {
+    use std::{fmt, marker::PhantomData};
+
+    use axum::extract::FromRequestParts;
+    use http::request::Parts;
+
+    use super::{Identify, IdentifyLayer};
+    use crate::store::BoxFuture;
+
+    /// Runs the axum extractor `E`; made by [`IdentifyLayer::extractor`].
+    pub struct FromParts<E, S> {
+        state: S,
+        extractor: PhantomData<fn() -> E>,
+    }
+
+    impl IdentifyLayer<()> {
+        /// The identity is what the axum extractor `E` makes of the request, with `state`. Where
+        /// it rejects the request, there is no identity, and its rejection is left to the handler.
+        ///
+        /// ```
+        /// use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};
+        /// use tower_sluice::IdentifyLayer;
+        ///
+        /// #[derive(Clone)]
+        /// struct User(u64);
+        ///
+        /// impl<S: Send + Sync> FromRequestParts<S> for User {
+        ///     type Rejection = StatusCode;
+        ///
+        ///     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        ///         parts.headers.get("x-user").map(|_| Self(7)).ok_or(StatusCode::UNAUTHORIZED)
+        ///     }
+        /// }
+        ///
+        /// let layer = IdentifyLayer::extractor::<User, _>(());
+        /// ```
+        pub fn extractor<E, S>(state: S) -> IdentifyLayer<FromParts<E, S>>
+        where
+            E: FromRequestParts<S> + Clone + Send + Sync + 'static,
+            S: Clone + Send + Sync + 'static,
+        {
+            IdentifyLayer::new(FromParts { state, extractor: PhantomData })
+        }
+    }
+
+    impl<E, S> Identify for FromParts<E, S>
+    where
+        E: FromRequestParts<S> + Clone + Send + Sync + 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        type Identity = E;
+        type Future = BoxFuture<(Parts, Option<E>)>;
+
+        fn identify(&self, mut parts: Parts) -> Self::Future {
+            let state = self.state.clone();
+            Box::pin(async move {
+                let found = E::from_request_parts(&mut parts, &state).await.ok();
+                (parts, found)
+            })
+        }
+    }
+
+    impl<E, S> fmt::Debug for FromParts<E, S> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "FromParts({})", std::any::type_name::<E>())
+        }
+    }
+}

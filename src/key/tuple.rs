@@ -1,0 +1,45 @@
+//! Several extractors in a tuple are one composite key.
+
+use http::request::Parts;
+
+use super::{Key, KeyError, KeyExtractor};
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for (A, B) {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        join([&self.0, &self.1], parts)
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor, C: KeyExtractor> KeyExtractor for (A, B, C) {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        join([&self.0, &self.1, &self.2], parts)
+    }
+}
+
+impl<A, B, C, D> KeyExtractor for (A, B, C, D)
+where
+    A: KeyExtractor,
+    B: KeyExtractor,
+    C: KeyExtractor,
+    D: KeyExtractor,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        join([&self.0, &self.1, &self.2, &self.3], parts)
+    }
+}
+
+/// A part that does not apply makes the whole not apply; a blank part is a missing identity.
+fn join<const N: usize>(
+    extractors: [&dyn KeyExtractor; N],
+    parts: &Parts,
+) -> Result<Option<Key>, KeyError> {
+    let mut keys = [const { None }; N];
+    for (slot, extractor) in keys.iter_mut().zip(extractors) {
+        match extractor.extract(parts)? {
+            None => return Ok(None),
+            Some(key) if key.is_blank() => return Err(KeyError::missing("part of the key")),
+            key => *slot = key,
+        }
+    }
+    Ok(Some(Key::join(&keys.map(|key| key.unwrap_or_else(Key::everyone)))))
+}

@@ -1,0 +1,300 @@
+//! The key itself: short ones inline as words, long ones shared.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    hash::{Hash, Hasher},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use http::HeaderValue;
+
+const WORDS: usize = 5;
+/// A UUID in text (36) fits.
+const INLINE: usize = WORDS * 8;
+
+/// Whose account is charged: opaque bytes with a kind, so that an address and a text that spells
+/// it are different keys.
+///
+/// Keys of up to 40 bytes, every address and a UUID in text among them, are held inline: cloning,
+/// hashing and comparing them allocates nothing. `Debug` never prints the key, because it may be
+/// personal or secret.
+///
+/// ```
+/// use std::net::IpAddr;
+/// use tower_sluice::Key;
+///
+/// let address: IpAddr = "203.0.113.9".parse().unwrap();
+/// assert_ne!(Key::from(address), Key::from("203.0.113.9"));
+/// assert_eq!(format!("{:?}", Key::from("secret")), "Key(..)");
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key {
+    /// Kind in the lowest byte, length above it.
+    head: u64,
+    body: Body,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Body {
+    /// Little endian, the rest zero.
+    Inline([u64; WORDS]),
+    Shared(Arc<[u8]>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Everyone,
+    Unidentified,
+    Text,
+    Number,
+    V4,
+    V6,
+    Parts,
+}
+
+impl Key {
+    /// The one key that every request shares.
+    #[must_use]
+    pub fn everyone() -> Self {
+        Self::words(Kind::Everyone, 0, [0; WORDS])
+    }
+
+    /// What requests without an identity share, where a rule says so.
+    pub(crate) fn unidentified() -> Self {
+        Self::words(Kind::Unidentified, 0, [0; WORDS])
+    }
+
+    /// One key of several; their order counts, and where one ends is part of the key.
+    ///
+    /// ```
+    /// use tower_sluice::Key;
+    ///
+    /// let split = |a: &str, b: &str| Key::join(&[a.into(), b.into()]);
+    /// assert_ne!(split("ab", "c"), split("a", "bc"));
+    /// ```
+    #[must_use]
+    pub fn join(parts: &[Self]) -> Self {
+        let mut bytes = smallvec::SmallVec::<[u8; 128]>::new();
+        for part in parts {
+            bytes.extend_from_slice(&part.head.to_le_bytes());
+            part.with_bytes(|content| bytes.extend_from_slice(content));
+        }
+        Self::bytes(Kind::Parts, &bytes)
+    }
+
+    /// The length of its content in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "an empty key is a blank one")]
+    pub fn len(&self) -> usize {
+        usize::try_from(self.head >> 8).unwrap_or(usize::MAX)
+    }
+
+    /// Whether it is a text of nothing or white space only, which counts as missing.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.head & 0xff == Kind::Text as u64
+            && self.with_bytes(|content| content.iter().all(u8::is_ascii_whitespace))
+    }
+
+    /// The key as bytes that differ for different keys and are the same in every process, for
+    /// stores outside it. They hold the key in clear: hash them where they may be read.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.head.to_le_bytes()[0]];
+        self.with_bytes(|content| bytes.extend_from_slice(content));
+        bytes
+    }
+
+    fn bytes(kind: Kind, content: &[u8]) -> Self {
+        if content.len() > INLINE {
+            let body = Body::Shared(content.into());
+            return Self { head: kind as u64 | (content.len() as u64) << 8, body };
+        }
+        let mut words = [0; WORDS];
+        for (word, chunk) in words.iter_mut().zip(content.chunks(8)) {
+            let mut bytes = [0; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            *word = u64::from_le_bytes(bytes);
+        }
+        Self::words(kind, content.len(), words)
+    }
+
+    fn words(kind: Kind, len: usize, words: [u64; WORDS]) -> Self {
+        Self { head: kind as u64 | (len as u64) << 8, body: Body::Inline(words) }
+    }
+
+    fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+        match &self.body {
+            Body::Shared(bytes) => read(bytes),
+            Body::Inline(words) => {
+                let mut bytes = [0; INLINE];
+                for (chunk, word) in bytes.chunks_mut(8).zip(words) {
+                    chunk.copy_from_slice(&word.to_le_bytes());
+                }
+                read(&bytes[..self.len().min(INLINE)])
+            }
+        }
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.head);
+        match &self.body {
+            Body::Inline(words) => {
+                let used = self.len().div_ceil(8).min(WORDS);
+                words[..used].iter().for_each(|word| state.write_u64(*word));
+            }
+            Body::Shared(bytes) => state.write(bytes),
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl From<Ipv4Addr> for Key {
+    fn from(address: Ipv4Addr) -> Self {
+        let mut words = [0; WORDS];
+        words[0] = u32::from_le_bytes(address.octets()).into();
+        Self::words(Kind::V4, 4, words)
+    }
+}
+
+impl From<Ipv6Addr> for Key {
+    fn from(address: Ipv6Addr) -> Self {
+        Self::bytes(Kind::V6, &address.octets())
+    }
+}
+
+/// An IPv4-mapped IPv6 address is the IPv4 address.
+impl From<IpAddr> for Key {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => address.into(),
+        }
+    }
+}
+
+impl From<&[u8]> for Key {
+    fn from(text: &[u8]) -> Self {
+        Self::bytes(Kind::Text, text)
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<&String> for Key {
+    fn from(text: &String) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<Cow<'_, str>> for Key {
+    fn from(text: Cow<'_, str>) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<Arc<str>> for Key {
+    fn from(text: Arc<str>) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<&HeaderValue> for Key {
+    fn from(value: &HeaderValue) -> Self {
+        value.as_bytes().into()
+    }
+}
+
+impl From<HeaderValue> for Key {
+    fn from(value: HeaderValue) -> Self {
+        value.as_bytes().into()
+    }
+}
+
+impl From<u64> for Key {
+    fn from(number: u64) -> Self {
+        Self::from(u128::from(number))
+    }
+}
+
+impl From<u32> for Key {
+    fn from(number: u32) -> Self {
+        Self::from(u128::from(number))
+    }
+}
+
+/// Numbers of any width are one kind: 7 is 7.
+impl From<u128> for Key {
+    fn from(number: u128) -> Self {
+        Self::bytes(Kind::Number, &number.to_le_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    fn same(a: &Key, b: &Key) -> bool {
+        let state = foldhash::quality::FixedState::default();
+        assert_eq!(a == b, state.hash_one(a) == state.hash_one(b));
+        a == b
+    }
+
+    #[test]
+    fn bytes_survive_at_every_length() {
+        for len in 0..100 {
+            let text = "abcdefghij".repeat(10)[..len].to_owned();
+            let key = Key::from(&text);
+            assert_eq!(key.len(), len);
+            assert_eq!(&key.to_bytes()[1..], text.as_bytes());
+            assert!(same(&key, &key.clone()));
+        }
+    }
+
+    #[test]
+    fn kinds_and_lengths_keep_keys_apart() {
+        assert!(!same(&Key::from("a"), &Key::from("a\0")));
+        assert!(!same(&Key::everyone(), &Key::from("")));
+        assert!(!same(&Key::everyone(), &Key::unidentified()));
+        assert!(!same(&Key::from(7_u32), &Key::from("7")));
+        assert!(same(&Key::from(7_u32), &Key::from(7_u64)));
+        let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("an address");
+        assert!(same(&Key::from(mapped), &Key::from(Ipv4Addr::new(10, 0, 0, 1))));
+    }
+
+    #[test]
+    fn joined_keys_do_not_collide() {
+        let (a, b) = (Key::from("a"), Key::from("b"));
+        let pair = Key::join(&[a.clone(), b.clone()]);
+        assert!(!same(&pair, &Key::join(&[b.clone(), a.clone()])));
+        assert!(!same(&pair, &Key::join(&[Key::from("ab")])));
+        assert!(!same(&Key::join(&[pair, b.clone()]), &Key::join(&[a, b.clone(), b])));
+    }
+
+    #[test]
+    fn only_texts_are_blank() {
+        assert!(Key::from("").is_blank() && Key::from(" \t ").is_blank());
+        assert!(!Key::from("x").is_blank() && !Key::everyone().is_blank());
+    }
+}

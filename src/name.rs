@@ -1,0 +1,171 @@
+//! Names of rules: interned, so that they are compared and hashed as one word.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{Hash, Hasher},
+    str::FromStr,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+/// The name of a rule: 1 to 64 printable ASCII characters, `[a-z0-9_-]` by custom.
+///
+/// It is part of an account's address and appears in header fields, so it must be neither secret
+/// nor personal. Names are kept for the life of the process: take them from code or
+/// configuration, never from a request.
+///
+/// ```
+/// use tower_sluice::RuleName;
+///
+/// let name: RuleName = "login".parse()?;
+/// assert_eq!(name.as_str(), "login");
+/// assert_eq!(RuleName::default().as_str(), "default");
+/// assert!("caf\u{e9}".parse::<RuleName>().is_err());
+/// # Ok::<(), tower_sluice::NameError>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct RuleName(&'static Interned);
+
+struct Interned {
+    name: &'static str,
+    hash: u64,
+}
+
+static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(Mutex::default);
+static DEFAULT: LazyLock<RuleName> = LazyLock::new(|| RuleName::intern("default"));
+
+impl RuleName {
+    /// The interned name.
+    ///
+    /// # Errors
+    ///
+    /// When `name` is empty, longer than 64 characters, or has one that is not printable ASCII;
+    /// the error names the character and its place.
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
+    }
+
+    /// The name as it was given.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        self.0.name
+    }
+
+    /// The same in every process, so that it may stand in for the name in an account's address.
+    pub(crate) fn hash64(self) -> u64 {
+        self.0.hash
+    }
+
+    fn intern(name: &str) -> Self {
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = names.get(name) {
+            return *known;
+        }
+        let name: &'static str = Box::leak(name.into());
+        let made = Self(Box::leak(Box::new(Interned { name, hash: fnv(name.as_bytes()) })));
+        names.insert(name, made);
+        made
+    }
+}
+
+/// FNV-1a: names are few and come from the operator, so a simple hash is enough.
+fn fnv(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+pub(crate) const fn is_valid(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        if bytes[at] < 0x20 || bytes[at] > 0x7e {
+            return false;
+        }
+        at += 1;
+    }
+    !bytes.is_empty() && bytes.len() <= 64
+}
+
+/// `default`, the name of a rule that was given none.
+impl Default for RuleName {
+    fn default() -> Self {
+        *DEFAULT
+    }
+}
+
+impl PartialEq for RuleName {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for RuleName {}
+
+impl Hash for RuleName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+impl FromStr for RuleName {
+    type Err = NameError;
+
+    fn from_str(name: &str) -> Result<Self, NameError> {
+        Self::new(name)
+    }
+}
+
+impl fmt::Display for RuleName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name)
+    }
+}
+
+impl fmt::Debug for RuleName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.0.name, f)
+    }
+}
+
+/// Why a name was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameError(String);
+
+impl fmt::Display for NameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.0;
+        match name.char_indices().find(|(_, c)| !(' '..='~').contains(c)) {
+            Some((at, c)) => {
+                write!(f, "name {name:?}: {c:?} at byte {at} is not printable ASCII; drop it")
+            }
+            None if name.is_empty() => {
+                f.write_str("name \"\": it is empty; give 1 to 64 characters")
+            }
+            None => write!(f, "name {name:?}: {} characters; give at most 64", name.len()),
+        }
+    }
+}
+
+impl std::error::Error for NameError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_names_are_one() {
+        let built = String::from("lo") + "gin";
+        assert_eq!(RuleName::new("login"), RuleName::new(&built));
+        assert_ne!(RuleName::new("login"), RuleName::new("logout"));
+    }
+
+    #[test]
+    fn errors_name_the_character_and_its_place() {
+        let text = |name: &str| RuleName::new(name).unwrap_err().to_string();
+        assert!(text("caf\u{e9}").contains("'\u{e9}' at byte 3"));
+        assert!(text("a\nb").contains("'\\n' at byte 1"));
+        assert!(text("").contains("empty"));
+        assert!(text(&"x".repeat(65)).contains("65 characters"));
+        assert!(RuleName::new("a \"quoted\\\" name").is_ok(), "headers escape what needs it");
+    }
+}

@@ -1,0 +1,156 @@
+//! A refusal for a gRPC client: HTTP 200 and a status in the head, "trailers-only".
+//!
+//! The details are two messages of the error model (`google.rpc.RetryInfo`, `QuotaFailure`),
+//! encoded by hand: sixty bytes do not need a protobuf library.
+
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
+
+use super::{Reason, Rejection, text};
+
+/// Status codes of gRPC.
+#[derive(Clone, Copy)]
+enum Code {
+    InvalidArgument = 3,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// The content type of a gRPC request, to be echoed; `application/grpc-web` is another protocol,
+/// whose translation belongs outside the limiter.
+pub(super) fn content_type(parts: &Parts) -> Option<&HeaderValue> {
+    let value = parts.headers.get(CONTENT_TYPE)?;
+    let rest = value.as_bytes().strip_prefix(b"application/grpc")?;
+    matches!(rest.first(), None | Some(b'+' | b';')).then_some(value)
+}
+
+pub(super) fn response<B: Default>(
+    why: &Rejection<'_>,
+    status: StatusCode,
+    content_type: &HeaderValue,
+) -> Response<B> {
+    let code = code(why.reason(), status);
+    let message = text::detail(why);
+    let mut response = Response::new(B::default());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type.clone());
+    headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code as u16));
+    if let Ok(value) = HeaderValue::try_from(percent_encoded(&message)) {
+        headers.insert(HeaderName::from_static("grpc-message"), value);
+    }
+    let details = STANDARD_NO_PAD.encode(status_message(code, &message, why));
+    if let Ok(value) = HeaderValue::try_from(details) {
+        headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
+    }
+    // gRFC A6: a negative pushback says "do not retry"
+    let pushback = match (why.reason(), why.retry_after()) {
+        (Reason::Unkeyed, _) => return response,
+        (_, Some(wait)) => i64::try_from(millis(wait)).unwrap_or(i64::MAX),
+        (_, None) => -1,
+    };
+    headers.insert(HeaderName::from_static("grpc-retry-pushback-ms"), pushback.into());
+    response
+}
+
+fn code(reason: Reason, status: StatusCode) -> Code {
+    match (reason, status) {
+        (Reason::Unavailable, _) => Code::Unavailable,
+        (Reason::Limited | Reason::TooCostly, _) => Code::ResourceExhausted,
+        (_, StatusCode::FORBIDDEN) => Code::PermissionDenied,
+        (Reason::Blocked, _) => Code::ResourceExhausted,
+        (_, StatusCode::UNAUTHORIZED) => Code::Unauthenticated,
+        (_, status) if status.is_server_error() => Code::Internal,
+        _ => Code::InvalidArgument,
+    }
+}
+
+/// Everything outside printable ASCII, and `%`.
+fn percent_encoded(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b'%' | ..b' ' | 0x7f.. => text.push_str(&format!("%{byte:02X}")),
+            _ => text.push(byte.into()),
+        }
+    }
+    text
+}
+
+/// Whole milliseconds, rounded up, so that who waits so long is admitted.
+fn millis(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// `google.rpc.Status { code, message, details }`.
+fn status_message(code: Code, message: &str, why: &Rejection<'_>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(256);
+    number(&mut out, 1, code as u64);
+    bytes(&mut out, 2, message.as_bytes());
+    if let Some(wait) = why.retry_after() {
+        any(&mut out, "google.rpc.RetryInfo", &retry_info(millis(wait)));
+    }
+    let failure = quota_failure(why);
+    if !failure.is_empty() {
+        any(&mut out, "google.rpc.QuotaFailure", &failure);
+    }
+    out
+}
+
+/// `RetryInfo { retry_delay: Duration { seconds, nanos } }`.
+fn retry_info(millis: u64) -> Vec<u8> {
+    let mut delay = Vec::new();
+    number(&mut delay, 1, millis / 1_000);
+    number(&mut delay, 2, millis % 1_000 * 1_000_000);
+    let mut out = Vec::new();
+    bytes(&mut out, 1, &delay);
+    out
+}
+
+/// `QuotaFailure { violations: [{ subject, description }] }`. The subject is the quota's name,
+/// never the key.
+fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for name in why.violated() {
+        let mut violation = Vec::new();
+        bytes(&mut violation, 1, format!("policy:{name}").as_bytes());
+        bytes(&mut violation, 2, b"quota exhausted");
+        bytes(&mut out, 1, &violation);
+    }
+    out
+}
+
+/// Field 3 of `Status`: `google.protobuf.Any { type_url, value }`.
+fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
+    let mut any = Vec::new();
+    bytes(&mut any, 1, format!("type.googleapis.com/{kind}").as_bytes());
+    bytes(&mut any, 2, value);
+    bytes(out, 3, &any);
+}
+
+/// A varint field; the default 0 is left out, as protobuf does.
+fn number(out: &mut Vec<u8>, field: u8, value: u64) {
+    if value > 0 {
+        out.push(field << 3);
+        varint(out, value);
+    }
+}
+
+/// A length-delimited field.
+fn bytes(out: &mut Vec<u8>, field: u8, value: &[u8]) {
+    out.push(field << 3 | 2);
+    varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value > 0x7f {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push((value & 0x7f) as u8);
+}

@@ -1,0 +1,228 @@
+//! What to answer instead of the service: refusals as responses.
+//!
+//! A refusal is decided by the store; how it is said is a [`Reject`]. The default,
+//! [`TooManyRequests`], answers plain text, problem+json (RFC 9457) where the client accepts JSON,
+//! nothing to HEAD, and a gRPC status to gRPC. The layer adds `Retry-After` and the
+//! [`Headers`](crate::Headers) to whatever a `Reject` returns.
+//!
+//! A closure enters through [`reject_fn`]:
+//!
+//! ```
+//! use http::{Response, StatusCode};
+//! use tower_sluice::{PeerIp, LocalStore, Quota, RateLimitLayer, reject_fn};
+//!
+//! let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), LocalStore::new())
+//!     .reject(reject_fn(|why, _parts| {
+//!         let name = why.violated().next().unwrap_or("limit");
+//!         let mut response = Response::new(format!("slow down ({name})"));
+//!         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+//!         response
+//!     }));
+//! ```
+
+mod body;
+mod grpc;
+mod text;
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
+
+use crate::{
+    decision::{Decision, Source},
+    headers::Plan,
+    key::KeyError,
+};
+
+/// Answers a refused request.
+pub trait Reject<B> {
+    /// The response to the request with this head. The inner service is not called.
+    fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B>;
+}
+
+const _: Option<&dyn Reject<()>> = None;
+
+/// A [`Reject`] made of a closure.
+pub fn reject_fn<F, B>(f: F) -> RejectFn<F>
+where
+    F: Fn(&Rejection<'_>, &Parts) -> Response<B>,
+{
+    RejectFn(f)
+}
+
+/// The [`Reject`] of [`reject_fn`].
+#[derive(Clone, Copy)]
+pub struct RejectFn<F>(F);
+
+impl<F, B> Reject<B> for RejectFn<F>
+where
+    F: Fn(&Rejection<'_>, &Parts) -> Response<B>,
+{
+    fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
+        (self.0)(why, parts)
+    }
+}
+
+impl<F> fmt::Debug for RejectFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RejectFn({})", std::any::type_name::<F>())
+    }
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Rejection<'a> {
+    why: Why<'a>,
+    retry_after: Option<Duration>,
+    plan: &'a Plan,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Why<'a> {
+    Decision(&'a Decision),
+    Key(&'a KeyError),
+}
+
+/// The kinds of refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A quota is used up; waiting helps.
+    Limited,
+    /// The request costs more than a quota ever has; waiting does not help.
+    TooCostly,
+    /// A quota is [blocked](crate::Quota::blocked).
+    Blocked,
+    /// The store failed and says no.
+    Unavailable,
+    /// The request has no usable key.
+    Unkeyed,
+}
+
+impl<'a> Rejection<'a> {
+    pub(crate) fn denied(
+        decision: &'a Decision,
+        retry_after: Option<Duration>,
+        plan: &'a Plan,
+    ) -> Self {
+        Self { why: Why::Decision(decision), retry_after, plan }
+    }
+
+    pub(crate) fn unkeyed(error: &'a KeyError, plan: &'a Plan) -> Self {
+        Self { why: Why::Key(error), retry_after: None, plan }
+    }
+
+    /// What kind of refusal this is.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        let Why::Decision(decision) = self.why else { return Reason::Unkeyed };
+        match decision.binding().filter(|outcome| outcome.is_known()) {
+            _ if decision.source() == Source::FailedClosed => Reason::Unavailable,
+            Some(outcome) if outcome.limit() == 0 => Reason::Blocked,
+            Some(_) if decision.retry_after().is_none() => Reason::TooCostly,
+            _ => Reason::Limited,
+        }
+    }
+
+    /// The store's decision; `None` when the request had no usable key.
+    #[must_use]
+    pub fn decision(&self) -> Option<&'a Decision> {
+        match self.why {
+            Why::Decision(decision) => Some(decision),
+            Why::Key(_) => None,
+        }
+    }
+
+    /// Why the request has no usable key.
+    #[must_use]
+    pub fn key_error(&self) -> Option<&'a KeyError> {
+        match self.why {
+            Why::Key(error) => Some(error),
+            Why::Decision(_) => None,
+        }
+    }
+
+    /// The wait to tell the client, jitter included; `None` when waiting does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// The names of the quotas that refused, as in the header fields.
+    pub fn violated(&self) -> impl Iterator<Item = &'a str> {
+        let plan = self.plan;
+        let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
+        outcomes.iter().filter(|outcome| outcome.is_denied()).map(|outcome| plan.name(outcome))
+    }
+}
+
+/// The default answer: 429 with text, problem+json or a gRPC status, as the request asks.
+///
+/// It answers for every body type that has a `Default`. Types it can fill (`String`, `Vec<u8>`,
+/// `Bytes`, `http_body_util::Full<Bytes>` and, with feature `axum`, axum's `Body`) get the text;
+/// others stay empty, with every header in place. For those write a [`reject_fn`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct TooManyRequests {
+    blocked: StatusCode,
+    too_costly: StatusCode,
+}
+
+impl TooManyRequests {
+    /// 429 for a used-up quota, 403 for a blocked one, 503 for a store that failed.
+    pub const fn new() -> Self {
+        Self { blocked: StatusCode::FORBIDDEN, too_costly: StatusCode::TOO_MANY_REQUESTS }
+    }
+
+    /// The status for a [blocked](crate::Quota::blocked) quota; 403 unless set.
+    pub const fn blocked_status(self, status: StatusCode) -> Self {
+        Self { blocked: status, ..self }
+    }
+
+    /// The status for a request that costs more than its quota ever has; 429 unless set.
+    pub const fn too_costly_status(self, status: StatusCode) -> Self {
+        Self { too_costly: status, ..self }
+    }
+
+    fn status(self, why: &Rejection<'_>) -> StatusCode {
+        match why.reason() {
+            Reason::Limited => StatusCode::TOO_MANY_REQUESTS,
+            Reason::TooCostly => self.too_costly,
+            Reason::Blocked => self.blocked,
+            Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Reason::Unkeyed => why.key_error().map_or(StatusCode::BAD_REQUEST, KeyError::status),
+        }
+    }
+}
+
+impl Default for TooManyRequests {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<B: Default + 'static> Reject<B> for TooManyRequests {
+    fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
+        let status = self.status(why);
+        if let Some(content_type) = grpc::content_type(parts) {
+            return grpc::response(why, status, content_type);
+        }
+        let (content_type, text) = if text::accepts_json(&parts.headers) {
+            ("application/problem+json", Bytes::from(text::problem(why, status)))
+        } else {
+            ("text/plain; charset=utf-8", text::plain(why))
+        };
+        let length = text.len();
+        let head = parts.method == Method::HEAD;
+        let mut response = Response::new(if head { B::default() } else { body::of(text) });
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if head {
+            headers.insert(header::CONTENT_LENGTH, length.into());
+        }
+        response
+    }
+}

@@ -1,0 +1,92 @@
+//! The limited service.
+
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use tower::Service;
+
+use crate::{
+    future::ResponseFuture,
+    gate::Gate,
+    reject::{Reject, TooManyRequests},
+    rule::Rules,
+    store::{Answer, CannotFail, Store},
+};
+
+/// The service `I`, limited. Made by a [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// Its error is that of the inner service: a refusal is a response. Clones share their limits,
+/// since accounts live in the store.
+pub struct RateLimit<I, K, S, R = TooManyRequests> {
+    inner: I,
+    gate: Arc<Gate<K, S, R>>,
+}
+
+impl<I, K, S, R> RateLimit<I, K, S, R> {
+    pub(crate) fn new(inner: I, gate: Arc<Gate<K, S, R>>) -> Self {
+        Self { inner, gate }
+    }
+}
+
+impl<I, K, S, R, B, C> Service<Request<B>> for RateLimit<I, K, S, R>
+where
+    I: Service<Request<B>, Response = Response<C>> + Clone,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+{
+    type Response = Response<C>;
+    type Error = I::Error;
+    type Future = ResponseFuture<I, K, S, R, B>;
+
+    /// Ready when the inner service is: who pays is not known before the request.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        let refusal = match self.gate.ask(&parts) {
+            Ok(None) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                return ResponseFuture::running(future, None);
+            }
+            Ok(Some(Answer::Later(answer))) => {
+                let fresh = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, fresh);
+                return ResponseFuture::asking(answer, ready, self.gate.clone(), parts, body);
+            }
+            Ok(Some(Answer::Now(decision))) => match self.gate.conclude(decision, &mut parts) {
+                Ok(pass) => {
+                    let future = self.inner.call(Request::from_parts(parts, body));
+                    return ResponseFuture::running(future, Some(pass));
+                }
+                Err(response) => response,
+            },
+            Err(error) => self.gate.refuse_unkeyed(&error, &parts),
+        };
+        // `poll_ready` may have reserved a place in the inner service, such as a permit of a
+        // concurrency limit. An idle connection that was just refused must not sit on it.
+        self.inner = self.inner.clone();
+        ResponseFuture::rejected(refusal)
+    }
+}
+
+impl<I: Clone, K, S, R> Clone for RateLimit<I, K, S, R> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), gate: self.gate.clone() }
+    }
+}
+
+impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit")
+            .field("inner", &self.inner)
+            .field("store", &self.gate.store)
+            .finish_non_exhaustive()
+    }
+}

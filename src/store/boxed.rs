@@ -1,0 +1,67 @@
+//! A store chosen at run time.
+
+use std::{pin::Pin, sync::Arc};
+
+use super::{Answer, Charge, Store, Unsupported};
+use crate::decision::Decision;
+
+/// A boxed future that may move between threads.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Any store whose error is `E`; made by [`Store::boxed`].
+///
+/// ```
+/// use std::{convert::Infallible, sync::Arc};
+/// use tower_sluice::{LocalStore, Store, store::DynStore};
+///
+/// let store: Arc<DynStore<Infallible>> = LocalStore::new().boxed();
+/// ```
+pub type DynStore<E> = dyn Store<Error = E, Future = BoxFuture<Result<Decision, E>>> + Send + Sync;
+
+const _: Option<&DynStore<super::BoxError>> = None;
+
+/// A store whose later answers are boxed, behind [`Store::boxed`].
+#[derive(Clone, Debug)]
+pub struct Boxed<S>(Arc<S>);
+
+impl<S> Boxed<S> {
+    pub(super) fn new(store: S) -> Self {
+        Self(Arc::new(store))
+    }
+}
+
+impl<S> Store for Boxed<S>
+where
+    S: Store,
+    S::Future: 'static,
+{
+    type Error = S::Error;
+    type Future = BoxFuture<Result<Decision, S::Error>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        boxed(self.0.take(charges))
+    }
+
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
+        boxed(self.0.settle(charge, units))
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        boxed(self.0.reset(charge))
+    }
+
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        self.0.give_back(charges, taken);
+    }
+
+    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.check(charges)
+    }
+}
+
+fn boxed<F: Future + Send + 'static>(answer: Answer<F>) -> Answer<BoxFuture<F::Output>> {
+    match answer {
+        Answer::Now(output) => Answer::Now(output),
+        Answer::Later(future) => Answer::Later(Box::pin(future)),
+    }
+}

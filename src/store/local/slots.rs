@@ -1,0 +1,179 @@
+//! The slot table: accounts whose whole state is one instant, in memory fixed at construction.
+//!
+//! An account is a slot: a 64-bit fingerprint of its address and the instant from which it may be
+//! forgotten (0: never used). The table is an array of sets of 16 slots. An address hashes to one
+//! set and to a first place within it, and its slot is searched from there, so that a lookup reads
+//! one cache line as a rule and four at most. Because a full account equals no account, a slot
+//! whose instant has passed is free to claim: nothing sweeps, nothing in debt is evicted, and
+//! every operation takes constant time at any load.
+//!
+//! Updates are lock-free. Claims happen under a lock per set that searches again, because with
+//! compare-and-swap alone two threads making the first charge of one key would open two accounts.
+//! A claimer *hides* the fingerprint, swaps the instant, and publishes the new fingerprint:
+//!
+//! - An update reads the instant first and the fingerprint second. If it saw a claimer's instant,
+//!   it also sees that the fingerprint is no longer its own, and searches again.
+//! - If an update swaps the old owner's instant first, the claimer's swap fails, and it restores
+//!   the fingerprint: the old owner had just come back.
+//! - An instant never returns to a value it had before a claim: claims take slots whose instant is
+//!   strictly past, and nothing lowers an instant below the set's latest claim.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire, Release},
+    },
+};
+
+const WAYS: usize = 16;
+/// No account yet: a search stops here, since claims take the first free slot on its way.
+const EMPTY: u64 = 0;
+/// Between two owners.
+const HIDDEN: u64 = 1;
+
+#[derive(Debug, Default)]
+struct Slot {
+    fingerprint: AtomicU64,
+    until: AtomicU64,
+}
+
+/// 256 bytes, four cache lines.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Set([Slot; WAYS]);
+
+impl Set {
+    /// All slots, from where the search for `id` begins.
+    fn probe(&self, id: u64) -> impl Iterator<Item = &Slot> {
+        #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are wanted")]
+        let first = id as usize;
+        (0..WAYS).map(move |step| &self.0[(first + step) % WAYS])
+    }
+
+    fn find(&self, id: u64) -> Option<&Slot> {
+        for slot in self.probe(id) {
+            match slot.fingerprint.load(Acquire) {
+                found if found == id => return Some(slot),
+                EMPTY => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Slots {
+    sets: Box<[Set]>,
+    /// Per set: the latest instant at which a slot was claimed.
+    claims: Box<[Mutex<u64>]>,
+}
+
+impl Slots {
+    /// A table of at least so many slots.
+    pub(super) fn new(slots: usize) -> Self {
+        let sets = slots.div_ceil(WAYS).max(1);
+        Self {
+            sets: (0..sets).map(|_| Set::default()).collect(),
+            claims: (0..sets).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sets.len() * WAYS
+    }
+
+    /// Accounts in debt now. Looks at every slot.
+    pub(super) fn in_debt(&self, now: u64) -> usize {
+        let slots = self.sets.iter().flat_map(|set| &set.0);
+        slots.filter(|slot| slot.until.load(Acquire) > now).count()
+    }
+
+    /// The set in which `id` lives: the high bits, as the low ones say where in it.
+    pub(super) fn set_of(&self, id: u64) -> usize {
+        let scaled = (u128::from(id) * self.sets.len() as u128) >> 64;
+        usize::try_from(scaled).unwrap_or(0)
+    }
+
+    /// Applies `step` to the instant of an account that has a slot: `Ok` with the new instant, or
+    /// `Err` with the present one where the step gave none. `None` where there is no slot.
+    #[inline]
+    pub(super) fn update(
+        &self,
+        id: u64,
+        step: impl Fn(u64) -> Option<u64>,
+    ) -> Option<Result<u64, u64>> {
+        let id = id.max(HIDDEN + 1);
+        let set = &self.sets[self.set_of(id)];
+        'search: loop {
+            let slot = set.find(id)?;
+            let mut old = slot.until.load(Acquire);
+            loop {
+                if slot.fingerprint.load(Acquire) != id {
+                    continue 'search;
+                }
+                let Some(new) = step(old) else { return Some(Err(old)) };
+                match slot.until.compare_exchange_weak(old, new, AcqRel, Acquire) {
+                    Ok(_) => return Some(Ok(new)),
+                    Err(now) => old = now,
+                }
+            }
+        }
+    }
+
+    /// Opens an account for a newcomer, or applies `step` as [`update`](Slots::update) does if
+    /// another thread was first.
+    ///
+    /// Both closures run under the set's lock. `open` gets the instant of the claim and gives the
+    /// new account's, or `Err` to open nothing; `full` decides when every slot is in debt.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn claim(
+        &self,
+        id: u64,
+        now: u64,
+        step: impl Fn(u64) -> Option<u64>,
+        open: impl Fn(u64) -> Result<u64, u64>,
+        full: impl FnOnce() -> Result<u64, u64>,
+    ) -> Result<u64, u64> {
+        let id = id.max(HIDDEN + 1);
+        let set = self.set_of(id);
+        let mut claimed = self.lock(set);
+        if let Some(done) = self.update(id, step) {
+            return done;
+        }
+        // Another thread's clock may be ahead, and slots were forgotten as of its time.
+        let now = now.max(*claimed);
+        for slot in self.sets[set].probe(id) {
+            let (owner, until) = (slot.fingerprint.load(Acquire), slot.until.load(Acquire));
+            if until >= now {
+                continue;
+            }
+            let new = open(now)?;
+            slot.fingerprint.store(HIDDEN, Release);
+            if slot.until.compare_exchange(until, new, AcqRel, Acquire).is_err() {
+                slot.fingerprint.store(owner, Release);
+                continue;
+            }
+            slot.fingerprint.store(id, Release);
+            *claimed = now;
+            return Ok(new);
+        }
+        full()
+    }
+
+    /// [`update`](Slots::update) for steps that lower the instant, which stops at `now` and at the
+    /// set's latest claim; `step` gets that floor.
+    pub(super) fn lower(&self, id: u64, now: u64, step: impl Fn(u64, u64) -> u64) -> Option<u64> {
+        let id = id.max(HIDDEN + 1);
+        let claimed = self.lock(self.set_of(id));
+        let floor = now.max(*claimed);
+        let lowered = |until: u64| Some(step(until, floor).max(until.min(floor)));
+        self.update(id, lowered).and_then(Result::ok)
+    }
+
+    fn lock(&self, set: usize) -> MutexGuard<'_, u64> {
+        self.claims[set].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

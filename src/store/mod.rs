@@ -1,0 +1,429 @@
+//! Where accounts live and are decided.
+//!
+//! A [`Store`] is asked once per request, for all its charges at once, and answers with a
+//! [`Decision`]: everything was charged, or nothing was. Quotas are an argument of
+//! [`take`](Store::take), so a store holds accounts and nothing else: one store serves many rules
+//! and plans, and a quota may change while it runs.
+//!
+//! An answer is either there at once or comes later ([`Answer`]), so that a local decision costs
+//! no future, and a remote one is a future the layer can name.
+//!
+//! ```
+//! use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
+//!
+//! let store = LocalStore::with_capacity(10_000);
+//! let (second, day) = (Quota::per_second(5), Quota::per_day(10_000));
+//! let (alice, quotas) = (Key::from("alice"), [second, day]);
+//!
+//! let charge = Charge::new(RuleName::default(), &alice, &quotas).cost(2);
+//! let decision = store.take(&[charge]).now();
+//! assert_eq!(decision.outcomes()[1].remaining(), 9_998);
+//! ```
+//!
+//! Stores compose as services compose. The layer takes only a store that cannot fail; one that can
+//! is wrapped, and the wrapper says what becomes of a request meanwhile:
+//! [`fail_open`](Store::fail_open) or [`fail_closed`](Store::fail_closed).
+
+mod boxed;
+#[cfg(feature = "governor")]
+mod governor;
+mod local;
+mod wrap;
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt,
+    marker::PhantomData,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+#[cfg(feature = "governor")]
+pub use self::governor::{Admission, GovernorStore};
+#[cfg(feature = "testing")]
+pub(crate) use self::local::Clock;
+pub use self::{
+    boxed::{BoxFuture, Boxed, DynStore},
+    local::{LocalStore, Stats},
+    wrap::{
+        fail_closed::{FailClosed, FailClosedFuture},
+        fail_open::{FailOpen, FailOpenFuture},
+    },
+};
+use crate::{algorithm::gcra::Ask, decision::Decision, key::Key, name::RuleName, quota::Quota};
+
+/// Any error, boxed, as tower spells it.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// What one rule asks of one key's account: `cost` units under every one of `quotas`.
+///
+/// The account's address is the rule's name, the key and the place of a quota in `quotas`; its
+/// numbers are not part of it, so changing a quota refills nobody.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    rule: RuleName,
+    key: &'a Key,
+    quotas: &'a [Quota],
+    ask: Ask,
+}
+
+impl<'a> Charge<'a> {
+    /// A charge of one unit.
+    #[must_use]
+    pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
+        Self { rule, key, quotas, ask: Ask::units(1) }
+    }
+
+    /// Units to take; 0 looks without taking.
+    #[must_use]
+    pub fn cost(mut self, units: u32) -> Self {
+        self.ask.cost = units;
+        self
+    }
+
+    /// Units that must be left over after the charge.
+    #[must_use]
+    pub fn headroom(mut self, units: u32) -> Self {
+        self.ask.headroom = units;
+        self
+    }
+
+    /// How long the caller is ready to queue; at most ten years.
+    #[must_use]
+    pub fn max_wait(mut self, time: Duration) -> Self {
+        const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
+        self.ask.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
+        self
+    }
+
+    /// The rule that charges.
+    #[must_use]
+    pub fn rule(&self) -> RuleName {
+        self.rule
+    }
+
+    /// Whose account.
+    #[must_use]
+    pub fn key(&self) -> &'a Key {
+        self.key
+    }
+
+    /// The quotas, all of which are charged.
+    #[must_use]
+    pub fn quotas(&self) -> &'a [Quota] {
+        self.quotas
+    }
+
+    /// Units to take.
+    #[must_use]
+    pub fn units(&self) -> u32 {
+        self.ask.cost
+    }
+
+    /// Units that must be left over.
+    #[must_use]
+    pub fn reserve(&self) -> u32 {
+        self.ask.headroom
+    }
+
+    /// How long the caller is ready to queue.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        Duration::from_nanos(self.ask.max_wait)
+    }
+
+    fn ask(&self) -> Ask {
+        self.ask
+    }
+}
+
+/// Charges that outlive the call: for wrappers and futures that ask again or give back.
+#[derive(Clone, Debug)]
+pub struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
+
+#[derive(Clone, Debug)]
+struct OwnedCharge {
+    rule: RuleName,
+    key: Key,
+    quotas: SmallVec<[Quota; 2]>,
+    ask: Ask,
+}
+
+impl OwnedCharge {
+    fn lend(&self) -> Charge<'_> {
+        Charge { rule: self.rule, key: &self.key, quotas: &self.quotas, ask: self.ask }
+    }
+}
+
+impl OwnedCharges {
+    /// Lends the charges to `read`.
+    pub fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+        let lent: SmallVec<[Charge<'_>; 4]> = self.0.iter().map(OwnedCharge::lend).collect();
+        read(&lent)
+    }
+}
+
+impl From<&[Charge<'_>]> for OwnedCharges {
+    fn from(charges: &[Charge<'_>]) -> Self {
+        let own = |charge: &Charge<'_>| OwnedCharge {
+            rule: charge.rule,
+            key: charge.key.clone(),
+            quotas: charge.quotas.into(),
+            ask: charge.ask,
+        };
+        Self(charges.iter().map(own).collect())
+    }
+}
+
+/// Holds accounts and decides over them.
+///
+/// Implement it for a store of your own. It must keep these promises, which the layer and the
+/// wrappers build on:
+///
+/// - All or nothing: either every quota of every charge is charged, or none is. One account named
+///   twice in a call counts as one, costs added.
+/// - A refusal charges nothing, and a cost that can never fit is refused without a `retry_after`.
+/// - Cost 0 looks: it takes nothing and is allowed.
+/// - A full account equals no account, and only such a one may be forgotten.
+///
+/// It need not be `Clone`: `Arc<S>` is a store too.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a rate limit store",
+    note = "the embedded store is `LocalStore`; implement `Store` for one of your own"
+)]
+pub trait Store {
+    /// Why the store could not decide. A refusal is a decision, not an error.
+    type Error: Into<BoxError>;
+    /// A decision that is not there yet; [`Never`] for a store that always answers at once.
+    type Future: Future<Output = Result<Decision, Self::Error>> + Send;
+
+    /// Charges everything or nothing, and says what is left.
+    ///
+    /// Dropping a [`Later`](Answer::Later) answer half way leaves open whether it was charged.
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future>;
+
+    /// Gives `units` back to every quota of the charge, or, below 0, charges them late. A refund
+    /// stops at a full account; a late charge never fails but stops at twice the limit.
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future>;
+
+    /// Ends the accounts of the charge, as if its key had never been seen.
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future>;
+
+    /// Undoes an allowed decision, without undoing what others were charged since. Does not wait
+    /// and cannot fail, so that a `Drop` can call it; a store that cannot do it leaves the charge.
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        let _ = (charges, taken);
+    }
+
+    /// Whether this store can do what such charges ask, whatever its accounts hold. Called once
+    /// when a layer is built, so that a mismatch does not wait for the first request.
+    ///
+    /// # Errors
+    ///
+    /// Names the limit that is in the way.
+    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let _ = charges;
+        Ok(())
+    }
+
+    /// Lets requests pass, uncharged, while this store fails: there is no limit meanwhile.
+    fn fail_open(self) -> FailOpen<Self>
+    where
+        Self: Sized,
+    {
+        FailOpen::new(self)
+    }
+
+    /// Refuses requests with 503 while this store fails.
+    fn fail_closed(self) -> FailClosed<Self>
+    where
+        Self: Sized,
+    {
+        FailClosed::new(self)
+    }
+
+    /// Hides the type, for a store chosen at run time.
+    fn boxed(self) -> Arc<DynStore<Self::Error>>
+    where
+        Self: Sized + Send + Sync + 'static,
+        Self::Future: 'static,
+    {
+        Arc::new(Boxed::new(self))
+    }
+}
+
+impl<S: Store + ?Sized> Store for &S {
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        (**self).take(charges)
+    }
+
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
+        (**self).settle(charge, units)
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        (**self).reset(charge)
+    }
+
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        (**self).give_back(charges, taken);
+    }
+
+    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        (**self).check(charges)
+    }
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        (**self).take(charges)
+    }
+
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
+        (**self).settle(charge, units)
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        (**self).reset(charge)
+    }
+
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        (**self).give_back(charges, taken);
+    }
+
+    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        (**self).check(charges)
+    }
+}
+
+/// A store's answer: there at once, or a future.
+///
+/// `.await` resolves either.
+#[derive(Debug)]
+pub enum Answer<F: Future> {
+    /// The answer is there.
+    Now(F::Output),
+    /// The answer is on its way.
+    Later(F),
+}
+
+impl<T> Answer<Never<Result<T, Infallible>>> {
+    /// The answer of a store that is always there at once and cannot fail.
+    pub fn now(self) -> T {
+        match self {
+            Self::Now(Ok(value)) => value,
+            Self::Later(never) => match never.0 {},
+        }
+    }
+}
+
+impl<F: Future> IntoFuture for Answer<F> {
+    type Output = F::Output;
+    type IntoFuture = Resolve<F>;
+
+    fn into_future(self) -> Resolve<F> {
+        match self {
+            Self::Now(output) => Resolve { state: State::Now { output: Some(output) } },
+            Self::Later(future) => Resolve { state: State::Later { future } },
+        }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// The future of an awaited [`Answer`].
+    pub struct Resolve<F: Future> {
+        #[pin]
+        state: State<F>,
+    }
+}
+
+pin_project_lite::pin_project! {
+    #[project = StateProj]
+    enum State<F: Future> {
+        Now { output: Option<F::Output> },
+        Later { #[pin] future: F },
+    }
+}
+
+impl<F: Future> fmt::Debug for Resolve<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolve").finish_non_exhaustive()
+    }
+}
+
+impl<F: Future> Future for Resolve<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        match self.project().state.project() {
+            StateProj::Now { output } => match output.take() {
+                Some(output) => Poll::Ready(output),
+                None => panic!("an answer was polled after it had resolved"),
+            },
+            StateProj::Later { future } => future.poll(cx),
+        }
+    }
+}
+
+/// The future of a store that always answers at once: there is none.
+#[derive(Debug)]
+pub struct Never<T>(Infallible, PhantomData<fn() -> T>);
+
+impl<T> Future for Never<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<T> {
+        match self.0 {}
+    }
+}
+
+/// Marks the error of a store that always decides, which a layer demands.
+///
+/// It is implemented for [`Infallible`] only: a store that can fail is wrapped, and the wrapper
+/// says what happens to a request meanwhile.
+#[diagnostic::on_unimplemented(
+    message = "this store can fail with `{Self}`, and nothing says what then becomes of a request",
+    label = "choose what happens while the store fails",
+    note = "`.fail_open()` lets requests pass without a limit, `.fail_closed()` answers them with 503"
+)]
+pub trait CannotFail: Sized {
+    /// Never runs.
+    fn absurd<T>(self) -> T;
+}
+
+impl CannotFail for Infallible {
+    fn absurd<T>(self) -> T {
+        match self {}
+    }
+}
+
+/// A store was asked for something it does not do; the text names the limit and a way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsupported(&'static str);
+
+impl Unsupported {
+    /// `what` names the limit and, after a semicolon, a way out.
+    #[must_use]
+    pub const fn new(what: &'static str) -> Self {
+        Self(what)
+    }
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl Error for Unsupported {}

@@ -1,0 +1,4 @@
+//! Stores made of stores.
+
+pub(super) mod fail_closed;
+pub(super) mod fail_open;

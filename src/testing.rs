@@ -1,0 +1,58 @@
+//! For tests of applications: time that is driven, not slept through.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::store::{Clock, LocalStore};
+
+/// A clock that stands still until it is told to move.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sluice::{Limiter, Quota, testing::FakeClock};
+///
+/// let clock = FakeClock::new();
+/// let limiter = Limiter::new(clock.store(100));
+/// let quota = Quota::per_hour(1);
+///
+/// assert!(limiter.take("alice", &quota, 1).now().is_allowed());
+/// assert!(!limiter.take("alice", &quota, 1).now().is_allowed());
+/// clock.advance(Duration::from_secs(3600));
+/// assert!(limiter.take("alice", &quota, 1).now().is_allowed());
+/// ```
+#[derive(Clone)]
+pub struct FakeClock {
+    clock: Clock,
+    hands: Arc<quanta::Mock>,
+}
+
+impl FakeClock {
+    /// A clock of its own.
+    #[must_use]
+    pub fn new() -> Self {
+        let (clock, hands) = Clock::driven();
+        Self { clock, hands }
+    }
+
+    /// An embedded store for `keys` keys that lives by this clock.
+    #[must_use]
+    pub fn store(&self, keys: usize) -> LocalStore {
+        LocalStore::on(self.clock.clone(), keys)
+    }
+
+    /// Moves the clock on.
+    pub fn advance(&self, time: Duration) {
+        self.hands.increment(time);
+    }
+}
+
+impl Default for FakeClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for FakeClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeClock").field("nanos", &self.hands.value()).finish_non_exhaustive()
+    }
+}
