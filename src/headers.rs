@@ -14,7 +14,7 @@ use crate::{
     decision::{Decision, Outcome},
     name::RuleName,
     quota::Quota,
-    rule::{RuleError, Rules},
+    rule::{RuleError, Shape},
 };
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -87,23 +87,24 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// The quotas of `rules`, in order. Their names are unique.
-    pub(crate) fn list<R: Rules>(rules: &R) -> Result<Vec<Self>, RuleError> {
-        let mut items: Vec<Self> = Vec::new();
-        rules.describe(&mut |rule, quotas, _| {
-            let item = |(place, quota): (usize, &Quota)| Self {
+    /// The quotas of the rules, in order. Their names are unique.
+    pub(crate) fn list(shapes: &[Shape<'_>]) -> Result<Vec<Self>, RuleError> {
+        let of = |shape: &Shape<'_>| {
+            let (rule, alone) = (shape.name, shape.quotas.len() == 1);
+            let item = move |(place, quota): (usize, &Quota)| Self {
                 rule,
                 place,
                 name: match quota.name() {
                     Some(name) => name.into(),
-                    None if quotas.len() == 1 => rule.as_str().into(),
+                    None if alone => rule.as_str().into(),
                     None => format!("{rule}-{}", quota.period_text()).into(),
                 },
                 limit: quota.limit(),
                 window: seconds(quota.interval().saturating_mul(quota.limit())).max(1),
             };
-            items.extend(quotas.iter().enumerate().map(item));
-        });
+            shape.quotas.iter().enumerate().map(item).collect::<Vec<_>>()
+        };
+        let items: Vec<Self> = shapes.iter().flat_map(of).collect();
         for (at, item) in items.iter().enumerate() {
             if items[..at].iter().any(|earlier| earlier.name == item.name) {
                 return Err(RuleError::SameQuotaName(item.name.to_string()));
@@ -267,7 +268,7 @@ fn insert_triplet(
 /// Sets `Retry-After` unless it is there: at least 1, because clients retry at once on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     static SMALL: LazyLock<[HeaderValue; 64]> =
-        LazyLock::new(|| std::array::from_fn(|n| HeaderValue::from(n)));
+        LazyLock::new(|| std::array::from_fn(HeaderValue::from));
     let n = retry_seconds(wait);
     let small = usize::try_from(n).ok().and_then(|n| SMALL.get(n)).cloned();
     headers.entry(RETRY_AFTER).or_insert_with(|| small.unwrap_or_else(|| n.into()));

@@ -100,8 +100,10 @@ where
     /// When two rules have one name, two quotas would be called the same in header fields, a fixed
     /// cost is above a quota's limit, or the store cannot do what the rules ask.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
-        rule::check(&rules, &store)?;
-        let items = Item::list(&rules)?;
+        let mut shapes = Vec::new();
+        rules.describe(&mut shapes);
+        rule::check(&shapes, &store)?;
+        let items = Item::list(&shapes)?;
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),

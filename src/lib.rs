@@ -1,21 +1,109 @@
-//! Rate limiting for any HTTP Tower service.
+//! Rate limiting for any HTTP [Tower](tower) service: limits that hold exactly, refusals that a
+//! client can obey, and memory that a flood cannot grow.
+//!
+//! A sluice is the gate that decides how much water passes. Three lines set one:
+//!
+//! ```
+//! # #[cfg(feature = "axum")] {
+//! use axum::{Router, routing::get};
+//! use tower_sluice::{Quota, RateLimitLayer};
+//!
+//! let app: Router = Router::new()
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(RateLimitLayer::per_ip(Quota::per_second(10)));
+//! # }
+//! ```
+//!
+//! A request over the quota is answered with 429 (gRPC: status 8), an honest `Retry-After` and the
+//! `RateLimit` header fields; the service behind is not called. The peer's address is known only
+//! to an app served with `into_make_service_with_connect_info::<SocketAddr>()`.
+//!
+//! # How it fits together
+//!
+//! ```text
+//! who pays?   Rule: KeyExtractor ─┐
+//! how much?   Rule: Quotas ───────┼─► charges ─► Store::take ─► Decision ─┬─ allowed ─► service ─► + headers
+//! what price? Rule: Cost ─────────┘                                       └─ denied ──► Reject ──► 429, status 8
+//! ```
+//!
+//! - A [`Quota`] is so many units per period, with a burst.
+//! - A [`Key`] names an account; a [`KeyExtractor`](key) finds it in the head of a request.
+//! - A [`Rule`] has a name, an extractor, quotas and a cost. Several rules are **one** decision:
+//!   all are charged, or none.
+//! - A [`Store`](store) holds the accounts and makes the [`Decision`]. [`LocalStore`] is embedded.
+//! - A [`Reject`](reject) says a refusal; [`Headers`] tell what is left.
+//!
+//! A configured case: an address and an API key are limited together, under two quotas for the key,
+//! and a report costs twenty units.
+//!
+//! ```
+//! use tower_sluice::{
+//!     Cost, Headers, LocalStore, Missing, Quota, RateLimitLayer, Rule,
+//!     key::{Header, PeerIp},
+//! };
+//!
+//! let price = Cost::from_fn(|parts| if parts.uri.path() == "/report" { 20 } else { 1 });
+//! let by_key = [Quota::per_second(5).burst(20), Quota::per_day(10_000)];
+//!
+//! let layer = RateLimitLayer::rules(
+//!     (
+//!         Rule::new("ip", PeerIp::new(), Quota::per_second(20)),
+//!         Rule::new("user", Header::new("x-api-key"), by_key).cost(price).missing(Missing::Skip),
+//!     ),
+//!     LocalStore::with_capacity(500_000),
+//! )
+//! .headers(Headers::Draft11)
+//! .expose_decision()
+//! .retry_jitter(10);
+//! ```
+//!
+//! Outside HTTP the same decisions are made by a [`Limiter`].
+//!
+//! # What it does not protect against
+//!
+//! - Each process counts for itself: behind a balancer with *n* processes, *n* limits.
+//! - A key that a client may choose is no key; see [`key`] for what each extractor trusts.
+//! - A limit bounds requests, not connections or bytes, and a refused request has already been
+//!   read up to its head.
+//!
+//! # Features
+//!
+//! Features only add.
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `axum` | yes | `ConnectInfo` as peer, [`Route`](key), axum extractors as identities, text in axum bodies |
+//! | `governor` | yes | [`GovernorStore`](store): any keyed governor limiter as a store |
+//! | `tracing` | yes | log lines |
+//! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
+//! | `testing` | no | a clock that is driven by hand |
+
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod algorithm;
+// From the ground up; imports point down (`tests/floors.rs`).
+mod name;
+
 mod decision;
-mod future;
-mod gate;
+mod quota;
+
+mod algorithm;
+pub mod key;
+pub mod store;
+
+mod rule;
+
 mod headers;
 pub mod identify;
-pub mod key;
-mod layer;
 mod limiter;
-mod name;
-mod quota;
 pub mod reject;
-mod rule;
+
+mod gate;
+
+mod future;
+
 mod service;
-pub mod store;
+
+mod layer;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -30,7 +118,12 @@ pub use crate::{
     name::{NameError, RuleName},
     quota::{Quota, QuotaError},
     reject::{Reject, Rejection, TooManyRequests, reject_fn},
-    rule::{Cost, Missing, Quotas, Rule, RuleError, Rules},
+    rule::{Cost, Missing, Quotas, Rule, RuleError, Rules, Shape},
     service::RateLimit,
     store::{Answer, Charge, LocalStore, Store},
 };
+
+/// The README's examples run with the documentation tests.
+#[cfg(all(doctest, feature = "axum", feature = "governor"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -62,7 +62,7 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
     ) -> Answer<S::Future> {
-        self.charge(key.into(), quotas.as_ref(), |charge| self.store.take(&[charge.cost(cost)]))
+        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.take(&[charge.cost(cost)]))
     }
 
     /// Looks without taking. The decision is always allowed; its outcomes say what is left.
@@ -82,7 +82,7 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         units: i64,
     ) -> Answer<S::Future> {
-        self.charge(key.into(), quotas.as_ref(), |charge| self.store.settle(&charge, units))
+        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.settle(&charge, units))
     }
 
     /// Ends the key's account, as if it had never been seen.
@@ -91,10 +91,10 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
-        self.charge(key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
+        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
-    fn charge<T>(&self, key: Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
-        then(Charge::new(self.name, &key, quotas))
+    fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
+        then(Charge::new(self.name, key, quotas))
     }
 }

@@ -1,6 +1,6 @@
 //! Rules: who pays, how much there is, and what a request costs.
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use http::{StatusCode, request::Parts};
 use smallvec::SmallVec;
@@ -230,8 +230,20 @@ pub trait Rules {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), KeyError>;
 
-    /// Shows every rule to `see`: its name, its quotas, and its cost where that is fixed.
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>));
+    /// Adds the shape of every rule to `shapes`.
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>);
+}
+
+/// What is known of a rule before any request.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Shape<'a> {
+    /// Its name.
+    pub name: RuleName,
+    /// Its quotas; none for a rule without limits.
+    pub quotas: &'a [Quota],
+    /// What a request costs, where that is fixed.
+    pub cost: Option<u32>,
 }
 
 impl<K: KeyExtractor> Rules for Rule<K> {
@@ -259,8 +271,9 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         Ok(())
     }
 
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>)) {
-        see(self.name, &self.quotas.0, self.cost.fixed());
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        let (name, quotas, cost) = (self.name, &*self.quotas.0, self.cost.fixed());
+        shapes.push(Shape { name, quotas, cost });
     }
 }
 
@@ -290,9 +303,9 @@ impl<A: Rules, B: Rules> Rules for (A, B) {
         chain(&[&self.0, &self.1], parts, before, then)
     }
 
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>)) {
-        self.0.describe(see);
-        self.1.describe(see);
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        self.1.describe(shapes);
     }
 }
 
@@ -306,10 +319,10 @@ impl<A: Rules, B: Rules, C: Rules> Rules for (A, B, C) {
         chain(&[&self.0, &self.1, &self.2], parts, before, then)
     }
 
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>)) {
-        self.0.describe(see);
-        self.1.describe(see);
-        self.2.describe(see);
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        self.1.describe(shapes);
+        self.2.describe(shapes);
     }
 }
 
@@ -323,11 +336,11 @@ impl<A: Rules, B: Rules, C: Rules, D: Rules> Rules for (A, B, C, D) {
         chain(&[&self.0, &self.1, &self.2, &self.3], parts, before, then)
     }
 
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>)) {
-        self.0.describe(see);
-        self.1.describe(see);
-        self.2.describe(see);
-        self.3.describe(see);
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        self.1.describe(shapes);
+        self.2.describe(shapes);
+        self.3.describe(shapes);
     }
 }
 
@@ -342,8 +355,8 @@ impl<R: Rules> Rules for Vec<R> {
         chain(&rules, parts, before, then)
     }
 
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>)) {
-        self.iter().for_each(|rules| rules.describe(see));
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.iter().for_each(|rules| rules.describe(shapes));
     }
 }
 
@@ -357,8 +370,8 @@ impl<R: Rules + ?Sized> Rules for Box<R> {
         (**self).charge(parts, before, then)
     }
 
-    fn describe(&self, see: &mut dyn FnMut(RuleName, &[Quota], Option<u32>)) {
-        (**self).describe(see);
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        (**self).describe(shapes);
     }
 }
 
@@ -403,13 +416,10 @@ impl fmt::Display for RuleError {
 impl std::error::Error for RuleError {}
 
 /// Looks for what would refuse or confuse every request.
-pub(crate) fn check<R: Rules, S: Store>(rules: &R, store: &S) -> Result<(), RuleError> {
-    let mut shapes: Vec<(RuleName, Vec<Quota>, Option<u32>)> = Vec::new();
-    rules.describe(&mut |name, quotas, cost| shapes.push((name, quotas.to_vec(), cost)));
-    let limiting = || shapes.iter().filter(|(_, quotas, _)| !quotas.is_empty());
-    let mut names = HashSet::new();
-    for (name, quotas, cost) in limiting() {
-        if !names.insert(*name) {
+pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), RuleError> {
+    let limiting: Vec<_> = shapes.iter().filter(|shape| !shape.quotas.is_empty()).collect();
+    for (at, Shape { name, quotas, cost }) in limiting.iter().enumerate() {
+        if limiting[..at].iter().any(|earlier| earlier.name == *name) {
             return Err(RuleError::SameName(*name));
         }
         for quota in quotas.iter().filter(|quota| !quota.is_blocked()) {
@@ -420,8 +430,9 @@ pub(crate) fn check<R: Rules, S: Store>(rules: &R, store: &S) -> Result<(), Rule
         }
     }
     let anyone = Key::everyone();
-    let charges: Vec<_> = limiting()
-        .map(|(name, quotas, cost)| Charge::new(*name, &anyone, quotas).cost(cost.unwrap_or(1)))
+    let charges: Vec<_> = limiting
+        .iter()
+        .map(|shape| Charge::new(shape.name, &anyone, shape.quotas).cost(shape.cost.unwrap_or(1)))
         .collect();
     store.check(&charges).map_err(RuleError::Unsupported)
 }

@@ -114,7 +114,6 @@ impl<'a> Charge<'a> {
     }
 
     /// The quotas, all of which are charged.
-    #[must_use]
     pub fn quotas(&self) -> &'a [Quota] {
         self.quotas
     }
