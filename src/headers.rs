@@ -100,7 +100,7 @@ impl Item {
                     None => format!("{rule}-{}", quota.period_text()).into(),
                 },
                 limit: quota.limit(),
-                window: seconds(quota.interval().saturating_mul(quota.limit())).max(1),
+                window: window(quota),
             };
             shape.quotas.iter().enumerate().map(item).collect::<Vec<_>>()
         };
@@ -193,10 +193,9 @@ impl Lines {
                 append(headers, RATELIMIT, self.list());
             }
             Headers::Draft07 => {
-                self.policy(headers);
-                let Reading { remaining, next, .. } = first;
-                let text = format!("limit={limit}, remaining={remaining}, reset={next}");
-                append(headers, RATELIMIT, text);
+                if insert_dictionary(headers, limit, first.remaining, first.next) {
+                    self.policy(headers);
+                }
             }
             Headers::Draft06 => {
                 if insert_triplet(headers, TRIPLET, limit, first.remaining, first.next.into()) {
@@ -246,6 +245,22 @@ fn append(headers: &mut HeaderMap, name: HeaderName, text: String) {
     }
 }
 
+/// Sets `limit=5, remaining=4, reset=1`, unless what is there leaves less: of a dictionary on two
+/// lines the last would win.
+fn insert_dictionary(headers: &mut HeaderMap, limit: u32, remaining: u32, reset: u32) -> bool {
+    let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
+    let mut members = there.into_iter().flat_map(|text| text.split(','));
+    let left = members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok());
+    if left.is_some_and(|left: u32| left <= remaining) {
+        return false;
+    }
+    let text = format!("limit={limit}, remaining={remaining}, reset={reset}");
+    HeaderValue::try_from(text).is_ok_and(|value| {
+        headers.insert(RATELIMIT, value);
+        true
+    })
+}
+
 /// Sets three single-valued fields, unless those that are there leave less.
 fn insert_triplet(
     headers: &mut HeaderMap,
@@ -277,6 +292,14 @@ pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
 /// The wait of a refusal in whole seconds.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)
+}
+
+/// The seconds an empty account takes to refill at the rate asked for. The interval would not do:
+/// it is rounded up, and three a second would be told as `q=3;w=2`.
+fn window(quota: &Quota) -> u64 {
+    let nanos = quota.period().as_nanos() * u128::from(quota.limit());
+    let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);
+    u64::try_from(refill).unwrap_or(u64::MAX).max(1)
 }
 
 fn seconds(time: Duration) -> u64 {

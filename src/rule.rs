@@ -429,6 +429,9 @@ pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), Rul
             }
         }
     }
+    if limiting.is_empty() {
+        return Ok(());
+    }
     let anyone = Key::everyone();
     let charges: Vec<_> = limiting
         .iter()

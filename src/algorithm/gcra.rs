@@ -73,13 +73,12 @@ impl Gcra {
     /// A refund stops at full. A late charge never fails but stops where twice the limit is owed;
     /// an account already beyond that stays.
     pub(crate) fn settle(self, tat: u64, now: u64, units: i64) -> u64 {
-        let twice = 2 * u64::from(self.limit);
-        let worth = self.interval * units.unsigned_abs().min(twice);
-        let from = tat.max(now);
+        let (from, most) = (tat.max(now), now + 2 * self.worth(self.limit));
+        let worth = self.interval.saturating_mul(units.unsigned_abs());
         if units >= 0 {
             from.saturating_sub(worth).max(now)
         } else {
-            (from + worth).min(now + self.interval * twice).max(from)
+            from.saturating_add(worth).min(most).max(from)
         }
     }
 

@@ -18,6 +18,8 @@ use crate::{
 const SEVERAL: Unsupported = Unsupported::new(
     "a governor limiter decides one charge under one quota; use LocalStore for several",
 );
+const BLOCKED: Unsupported =
+    Unsupported::new("a governor limiter always admits some; use LocalStore for Quota::blocked()");
 const LOOK: Unsupported =
     Unsupported::new("a governor limiter cannot look (cost 0); use LocalStore to peek");
 const QUEUE: Unsupported =
@@ -155,8 +157,9 @@ fn remaining(wait: Duration, interval: Duration, cost: NonZeroU32) -> u32 {
 /// The one charge of at least one unit that governor can decide.
 fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
     let [charge] = charges else { return Err(SEVERAL) };
-    if charge.quotas().len() != 1 {
-        return Err(SEVERAL);
+    let [quota] = charge.quotas() else { return Err(SEVERAL) };
+    if quota.is_blocked() {
+        return Err(BLOCKED);
     }
     if charge.reserve() > 0 || !charge.patience().is_zero() {
         return Err(QUEUE);

@@ -28,6 +28,9 @@ use crate::{
 /// a thousand.
 const SLOTS_PER_KEY: usize = 2;
 const DEFAULT_KEYS: usize = 131_072;
+/// How often a decision over several accounts looks again because another thread charged in
+/// between. It ends, since two newcomers who share an account may each fit and both never.
+const RACES: usize = 16;
 
 /// The embedded store: accounts in this process's memory.
 ///
@@ -147,10 +150,11 @@ impl Inner {
         {
             return self.take_one(&self.account(charge, 0, quota), now);
         }
-        let accounts = self.accounts(charges);
+        let (accounts, mut races) = (self.accounts(charges), 0..RACES);
         loop {
-            if let Some(decision) = self.take_all(&accounts, now) {
-                return decision;
+            match self.take_all(&accounts, now) {
+                Err(_) if races.next().is_some() => {}
+                Ok(decision) | Err(decision) => return decision,
             }
         }
     }
@@ -171,11 +175,12 @@ impl Inner {
         }
     }
 
-    /// Looks at all, then charges all. `None` when another thread charged in between: what was
-    /// charged is given back, and it is time to look again.
-    fn take_all(&self, accounts: &Accounts, now: u64) -> Option<Decision> {
+    /// Looks at all, then charges all. `Err` with a refusal when another thread charged in between:
+    /// what was charged is given back, and it is time to look again.
+    fn take_all(&self, accounts: &Accounts, now: u64) -> Result<Decision, Decision> {
         let all = &accounts.distinct;
-        let mut tats: SmallVec<[u64; 4]> = all.iter().map(|a| self.look(a, now)).collect();
+        let look = || all.iter().map(|a| self.look(a, now)).collect();
+        let mut tats: SmallVec<[u64; 4]> = look();
         let fits = all.iter().zip(&tats).all(|(a, tat)| a.take(*tat, now).is_some());
         if fits {
             for at in 0..all.len() {
@@ -184,15 +189,17 @@ impl Inner {
                 }
                 match self.charge(&all[at], now) {
                     Ok(tat) => tats[at] = tat,
-                    Err(_) => {
+                    Err(tat) => {
                         let taken = all.iter().zip(&tats).take(at);
                         taken.for_each(|(account, tat)| self.undo(account, now, *tat));
-                        return None;
+                        tats = look();
+                        tats[at] = tat;
+                        return Err(accounts.decision(&tats, now, false));
                     }
                 }
             }
         }
-        Some(accounts.decision(&tats, now, fits))
+        Ok(accounts.decision(&tats, now, fits))
     }
 
     fn settle(&self, charge: &Charge<'_>, units: i64) -> Decision {
@@ -202,7 +209,7 @@ impl Inner {
             if units >= 0 {
                 let back = |tat, floor| gcra.settle(tat, floor, units);
                 let settled = self.slots.lower(account.id, now, back);
-                return settled.unwrap_or_else(|| self.shared(account, now));
+                return settled.unwrap_or_else(|_| self.shared(account, now));
             }
             let late = |tat, now| Some(gcra.settle(tat, now, units));
             match self.change(account, now, late) {
@@ -216,7 +223,7 @@ impl Inner {
         let now = self.clock.now();
         self.each(charge, now, |account| {
             let settled = self.slots.lower(account.id, now, |_, floor| floor);
-            settled.unwrap_or_else(|| self.shared(account, now))
+            settled.unwrap_or_else(|_| self.shared(account, now))
         })
     }
 
@@ -234,8 +241,8 @@ impl Inner {
     /// Undoes a charge that left `account` at `receipt`.
     fn undo(&self, account: &Account, now: u64, receipt: u64) {
         let back = |tat, floor| account.gcra.give_back(tat, floor, receipt, account.ask.cost);
-        if self.slots.lower(account.id, now, back).is_none() {
-            let _ = self.overflow.update(self.shard(account), |tat| Some(back(tat, now)));
+        if let Err(now) = self.slots.lower(account.id, now, back) {
+            self.overflow.lower(self.shard(account), |tat| back(tat, now));
         }
     }
 
@@ -305,7 +312,7 @@ impl Inner {
             let debt = self.shared(account, now);
             step(debt, now).ok_or(debt)
         };
-        let share = || self.overflow.update(self.shard(account), |tat| step(tat, now));
+        let share = |now| self.overflow.update(self.shard(account), |tat| step(tat, now));
         self.slots.claim(account.id, now, |tat| step(tat, now), open, share)
     }
 
@@ -338,10 +345,14 @@ impl Accounts {
     }
 
     fn decision(&self, tats: &[u64], now: u64, allowed: bool) -> Decision {
-        let all = self.distinct.iter().zip(tats);
-        let wait = all.map(|(account, tat)| account.gcra.wait(*tat, now, account.ask)).max();
-        let decision = if allowed { Decision::allow() } else { Decision::deny() };
-        let decision = decision.at(now).waiting(if allowed { wait.unwrap_or(0) } else { 0 });
+        let decision = if allowed {
+            let all = self.distinct.iter().zip(tats);
+            let wait = all.map(|(account, tat)| account.gcra.wait(*tat, now, account.ask)).max();
+            Decision::allow().waiting(wait.unwrap_or(0))
+        } else {
+            Decision::deny()
+        };
+        let decision = decision.at(now);
         let outcome = |at: &usize| self.distinct[*at].outcome(tats[*at], now, allowed);
         self.named.iter().map(outcome).fold(decision, Decision::outcome)
     }

@@ -125,8 +125,8 @@ impl Slots {
     /// Opens an account for a newcomer, or applies `step` as [`update`](Slots::update) does if
     /// another thread was first.
     ///
-    /// Both closures run under the set's lock. `open` gets the instant of the claim and gives the
-    /// new account's, or `Err` to open nothing; `full` decides when every slot is in debt.
+    /// Both closures run under the set's lock and get the instant of the claim. `open` gives the new
+    /// account's, or `Err` to open nothing; `full` decides when every slot is in debt.
     #[cold]
     #[inline(never)]
     pub(super) fn claim(
@@ -135,7 +135,7 @@ impl Slots {
         now: u64,
         step: impl Fn(u64) -> Option<u64>,
         open: impl Fn(u64) -> Result<u64, u64>,
-        full: impl FnOnce() -> Result<u64, u64>,
+        full: impl FnOnce(u64) -> Result<u64, u64>,
     ) -> Result<u64, u64> {
         let id = id.max(HIDDEN + 1);
         let set = self.set_of(id);
@@ -160,17 +160,22 @@ impl Slots {
             *claimed = now;
             return Ok(new);
         }
-        full()
+        full(now)
     }
 
     /// [`update`](Slots::update) for steps that lower the instant, which stops at `now` and at the
-    /// set's latest claim; `step` gets that floor.
-    pub(super) fn lower(&self, id: u64, now: u64, step: impl Fn(u64, u64) -> u64) -> Option<u64> {
+    /// set's latest claim; `step` gets that floor. `Err` with the floor where there is no slot.
+    pub(super) fn lower(
+        &self,
+        id: u64,
+        now: u64,
+        step: impl Fn(u64, u64) -> u64,
+    ) -> Result<u64, u64> {
         let id = id.max(HIDDEN + 1);
         let claimed = self.lock(self.set_of(id));
         let floor = now.max(*claimed);
         let lowered = |until: u64| Some(step(until, floor).max(until.min(floor)));
-        self.update(id, lowered).and_then(Result::ok)
+        self.update(id, lowered).and_then(Result::ok).ok_or(floor)
     }
 
     fn lock(&self, set: usize) -> MutexGuard<'_, u64> {

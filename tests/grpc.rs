@@ -1,0 +1,204 @@
+//! Refusals that gRPC clients understand: a status in the head, with details they can act on.
+
+mod support;
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use support::{
+    Broken, ask,
+    echo::{Echo, connect, echo, incoming},
+    header, lines, owing, quota,
+};
+use tonic::{Code, Status, body::Body, transport::Server};
+use tonic_types::{ErrorDetails, StatusExt};
+use tower::{Layer, Service};
+use tower_sluice::{
+    Cost, KeyError, KeyExtractor, LocalStore, Missing, PeerIp, Quota, RateLimit, RateLimitLayer,
+    Rule, Store,
+    key::{Everyone, Header},
+};
+
+fn pushback(status: &Status) -> i64 {
+    let value = status.metadata().get("grpc-retry-pushback-ms").expect("pushback");
+    value.to_str().expect("text").parse().expect("a number")
+}
+
+#[tokio::test]
+async fn a_tonic_client_is_told_when_to_come_back() {
+    let (incoming, address) = incoming();
+    let server = Server::builder()
+        .layer(RateLimitLayer::per_ip(Quota::per_hour(2)))
+        .serve_with_incoming(Echo, incoming);
+    tokio::spawn(server);
+    let mut client = connect(address).await;
+    for _ in 0..2 {
+        assert_eq!(echo(&mut client).await.expect("admitted"), "hello");
+    }
+    let status = echo(&mut client).await.expect_err("refused");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let retry = status.get_details_retry_info().expect("RetryInfo").retry_delay.expect("a delay");
+    assert!(Duration::from_secs(1_700) < retry && retry <= Duration::from_secs(1_800), "{retry:?}");
+    assert_eq!(u128::try_from(pushback(&status)), Ok(retry.as_millis()));
+    let failure = status.get_details_quota_failure().expect("QuotaFailure");
+    assert_eq!(failure.violations[0].subject, "policy:default");
+}
+
+#[tokio::test]
+async fn a_tonic_client_is_told_not_to_come_back_with_a_cost_above_the_quota() {
+    let (incoming, address) = incoming();
+    let rule = Rule::new("api", PeerIp::new(), Quota::per_hour(2)).cost(Cost::from_fn(|_| 3));
+    let server = Server::builder()
+        .layer(RateLimitLayer::rules(rule, LocalStore::with_capacity(16)))
+        .serve_with_incoming(Echo, incoming);
+    tokio::spawn(server);
+    let status = echo(&mut connect(address).await).await.expect_err("refused");
+    assert_eq!((status.code(), pushback(&status)), (Code::ResourceExhausted, -1));
+    assert!(status.get_details_retry_info().is_none());
+    let failure = status.get_details_quota_failure().expect("QuotaFailure");
+    assert_eq!(failure.violations[0].subject, "policy:api");
+}
+
+#[derive(Clone)]
+struct Served;
+
+impl Service<Request<()>> for Served {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// What `layer` answers to a request of this content type.
+async fn answer<L, K, S>(layer: &L, content_type: &str) -> Response<Body>
+where
+    L: Layer<Served, Service = RateLimit<Served, K, S>>,
+    RateLimit<Served, K, S>: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
+{
+    let request = Request::post("/test.Echo/Echo").header("content-type", content_type);
+    ask(&mut layer.layer(Served), request.body(()).expect("a request")).await
+}
+
+fn status(headers: &HeaderMap) -> Status {
+    Status::from_header_map(headers).expect("a status")
+}
+
+#[tokio::test]
+async fn a_refusal_is_trailers_only_to_the_byte() {
+    let layer = owing(&[quota("2/3s"), quota("2/h")], 2);
+    let (head, body) = answer(&layer, "application/grpc+proto").await.into_parts();
+    assert!(body.is_end_stream() && body.collect().await.expect("a body").to_bytes().is_empty());
+    assert_eq!(head.status, StatusCode::OK);
+    let message = "Quota exhausted; retry in 1800 s.";
+    let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1_800)));
+    details.add_quota_failure_violation("policy:api-3s", "quota exhausted");
+    details.add_quota_failure_violation("policy:api-1h", "quota exhausted");
+    let expected = Status::with_error_details(Code::ResourceExhausted, message, details);
+    assert_eq!(status(&head.headers).details(), expected.details());
+
+    let mut headers = head.headers;
+    let details = headers.remove("grpc-status-details-bin").expect("details");
+    assert!(!details.to_str().expect("text").contains('='), "unpadded");
+    let expected = [
+        "content-type: application/grpc+proto",
+        "grpc-message: Quota exhausted; retry in 1800 s.",
+        "grpc-retry-pushback-ms: 1800000",
+        "grpc-status: 8",
+        r#"ratelimit-policy: "api-3s";q=2;w=3, "api-1h";q=2;w=3600"#,
+        r#"ratelimit: "api-3s";r=0;t=2, "api-1h";r=0;t=1800"#,
+        "retry-after: 1800",
+    ];
+    assert_eq!(lines(&headers), expected);
+}
+
+#[tokio::test]
+async fn waits_are_told_in_milliseconds_rounded_up() {
+    let table = [("1/1500ms", 1_500), ("1/1000001us", 1_001), ("1/ns", 1), ("1/h", 3_600_000)];
+    for (text, millis) in table {
+        let response = answer(&owing(&[quota(text)], 1), "application/grpc").await;
+        let status = status(response.headers());
+        assert_eq!(pushback(&status), millis, "{text}");
+        let retry = status.get_details_retry_info().expect("RetryInfo").retry_delay;
+        assert_eq!(retry.expect("a delay").as_millis(), u128::try_from(millis).expect("positive"));
+    }
+}
+
+#[tokio::test]
+async fn only_grpc_is_answered_as_grpc() {
+    for grpc in ["application/grpc", "application/grpc+json", "application/grpc;charset=utf-8"] {
+        let response = answer(&owing(&[quota("1/h")], 1), grpc).await;
+        assert_eq!(header(response.headers(), "content-type"), grpc);
+        assert_eq!(header(response.headers(), "grpc-status"), "8");
+    }
+    let web = ["application/grpc-web", "application/grpc-web+proto", "application/grpc-web-text"];
+    for other in web.into_iter().chain(["application/grpcish", "application/json", ""]) {
+        let response = answer(&owing(&[quota("1/h")], 1), other).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{other}");
+        assert_eq!(header(response.headers(), "grpc-status"), "", "{other}");
+    }
+}
+
+/// An extractor that finds nobody.
+struct Nobody(fn() -> KeyError);
+
+impl KeyExtractor for Nobody {
+    fn extract(&self, _: &http::request::Parts) -> Result<Option<tower_sluice::Key>, KeyError> {
+        Err((self.0)())
+    }
+}
+
+#[tokio::test]
+async fn every_refusal_has_its_code() {
+    let store = || LocalStore::with_capacity(16);
+    let five = Quota::per_second(5);
+    let told = |response: Response<Body>| {
+        assert_eq!(response.status(), StatusCode::OK);
+        let pushback = header(response.headers(), "grpc-retry-pushback-ms").to_owned();
+        let status = status(response.headers());
+        let retry = status.get_details_retry_info().and_then(|info| info.retry_delay);
+        (status.code(), pushback, retry)
+    };
+    let none = |code| (code, String::new(), None);
+
+    let missing = RateLimitLayer::new(Header::new("x-api-key"), five, store());
+    assert_eq!(told(answer(&missing, "application/grpc").await), none(Code::InvalidArgument));
+    let rule = Rule::new("user", Header::new("x-api-key"), five);
+    let rule = rule.missing(Missing::Reject(StatusCode::UNAUTHORIZED));
+    let unknown = RateLimitLayer::rules(rule, store());
+    assert_eq!(told(answer(&unknown, "application/grpc").await), none(Code::Unauthenticated));
+    let lost = RateLimitLayer::new(PeerIp::new(), five, store());
+    assert_eq!(told(answer(&lost, "application/grpc").await), none(Code::Internal));
+    let blocked = RateLimitLayer::new(Everyone, Quota::blocked(), store());
+    let never = (Code::PermissionDenied, "-1".to_owned(), None);
+    assert_eq!(told(answer(&blocked, "application/grpc").await), never);
+    for broken in [Broken::Now, Broken::Later] {
+        let closed = RateLimitLayer::new(Everyone, five, broken.fail_closed());
+        let soon = (Code::Unavailable, "1000".to_owned(), Some(Duration::from_secs(1)));
+        assert_eq!(told(answer(&closed, "application/grpc").await), soon);
+    }
+}
+
+#[tokio::test]
+async fn messages_survive_the_wire() {
+    let nobody = Nobody(|| KeyError::missing("caf\u{e9} 100%\n"));
+    let layer = RateLimitLayer::new(nobody, Quota::per_second(5), LocalStore::with_capacity(16));
+    let response = answer(&layer, "application/grpc").await;
+    let sent = header(response.headers(), "grpc-message");
+    assert_eq!(sent, "Request refused: missing caf%C3%A9 100%25%0A.");
+    let read = status(response.headers());
+    assert_eq!(read.message(), "Request refused: missing caf\u{e9} 100%\n.");
+}

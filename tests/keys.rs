@@ -1,0 +1,242 @@
+//! Who pays: what each extractor reads, and what becomes of a request that does not say.
+
+mod support;
+
+use std::sync::Arc;
+
+use http::{HeaderValue, Request, StatusCode};
+use support::{answer, get, header, lines, with};
+use tower_sluice::{
+    Key, KeyError, KeyExtractor, LocalStore, Missing, Quota, RateLimitLayer, Rule,
+    key::{Everyone, Extension, Header, Method},
+    key_fn,
+};
+
+const USER: &str = "x-user";
+
+fn user() -> Header {
+    Header::new(USER)
+}
+
+fn key(of: impl KeyExtractor, request: Request<()>) -> Result<Option<Key>, KeyError> {
+    of.extract(&request.into_parts().0)
+}
+
+fn named(user: &str) -> Request<()> {
+    with(&[(USER, user)])
+}
+
+/// One request an hour for each user.
+fn hourly(missing: Missing) -> RateLimitLayer<Rule<Header>, LocalStore> {
+    let rule = Rule::new("user", user(), Quota::per_hour(1)).missing(missing);
+    RateLimitLayer::rules(rule, LocalStore::with_capacity(64))
+}
+
+async fn status<K: tower_sluice::Rules>(
+    layer: &RateLimitLayer<K, LocalStore>,
+    request: Request<()>,
+) -> u16 {
+    answer(layer, request).await.status().as_u16()
+}
+
+#[test]
+fn a_header_is_a_key_byte_for_byte() {
+    assert_eq!(key(user(), named("alice")), Ok(Some("alice".into())));
+    assert_ne!(key(user(), named("alice")), key(user(), named("Alice")));
+    let mut request = get("/");
+    let opaque = HeaderValue::from_bytes(b"\xff\xfe").expect("opaque bytes");
+    request.headers_mut().insert(USER, opaque);
+    assert_eq!(key(user(), request), Ok(Some(b"\xff\xfe"[..].into())));
+}
+
+#[tokio::test]
+async fn absent_empty_and_blank_headers_are_missing() {
+    for request in [|| get("/"), || named(""), || named(" \t ")] {
+        let unauthorized = Missing::Reject(StatusCode::UNAUTHORIZED);
+        assert_eq!(status(&hourly(Missing::default()), request()).await, 400);
+        assert_eq!(status(&hourly(unauthorized), request()).await, 401);
+        let skip = hourly(Missing::Skip);
+        for _ in 0..3 {
+            let response = answer(&skip, request()).await;
+            assert_eq!((response.status(), lines(response.headers())), (StatusCode::OK, vec![]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn those_who_do_not_say_may_share_one_account() {
+    let layer = hourly(Missing::Share);
+    assert_eq!(status(&layer, get("/")).await, 200);
+    for request in [get("/"), named(""), named("  ")] {
+        assert_eq!(status(&layer, request).await, 429);
+    }
+    assert_eq!(status(&layer, named("alice")).await, 200, "it is nobody else's account");
+}
+
+#[tokio::test]
+async fn a_header_sent_twice_is_refused_whatever_the_policy() {
+    for missing in [Missing::default(), Missing::Skip, Missing::Share] {
+        let twice = with(&[(USER, "alice"), (USER, "bob")]);
+        assert_eq!(status(&hourly(missing), twice).await, 400, "{missing:?}");
+    }
+}
+
+#[tokio::test]
+async fn over_long_keys_are_refused_whatever_the_policy() {
+    let long = |bytes: usize| named(&"k".repeat(bytes));
+    for missing in [Missing::default(), Missing::Skip, Missing::Share] {
+        let layer = hourly(missing);
+        assert_eq!(status(&layer, long(1_024)).await, 200, "{missing:?}");
+        assert_eq!(status(&layer, long(1_025)).await, 400, "{missing:?}");
+    }
+    let rule = Rule::new("user", user(), Quota::per_hour(1)).max_key_len(8);
+    let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(64));
+    assert_eq!(status(&layer, long(8)).await, 200);
+    assert_eq!(status(&layer, long(9)).await, 400);
+}
+
+#[test]
+fn or_asks_the_second_where_the_first_finds_nobody() {
+    let either = || user().or(Header::new("x-guest")).or(Everyone);
+    assert_eq!(key(either(), named("alice")), Ok(Some("alice".into())));
+    for user in [&[][..], &[(USER, "")], &[(USER, "  ")]] {
+        let guest = [user, &[("x-guest", "7")]].concat();
+        assert_eq!(key(either(), with(&guest)), Ok(Some("7".into())));
+        assert_eq!(key(either(), with(user)), Ok(Some(Key::everyone())));
+    }
+    let twice = key(either(), with(&[(USER, "alice"), (USER, "bob")]));
+    assert!(!twice.expect_err("refused stays refused").is_missing());
+    assert!(key(user().or(user()), get("/")).expect_err("nobody").is_missing());
+}
+
+#[test]
+fn a_tuple_is_one_key_of_all_its_parts() {
+    let of = |a: &str, b: &str| {
+        let request = with(&[("a", a), ("b", b)]);
+        key((Header::new("a"), Header::new("b")), request).expect("a key").expect("applies")
+    };
+    assert_eq!(of("x", "y"), of("x", "y"));
+    for other in [of("y", "x"), of("x", "z"), of("xy", "z"), of("x,", "y")] {
+        assert_ne!(of("x", "y"), other);
+    }
+    assert_ne!(of("ab", "c"), of("a", "bc"));
+    let three = || (Method, user(), Everyone);
+    let four = || (Method, user(), Everyone, Everyone);
+    assert_ne!(key(three(), named("alice")), key(three(), named("bob")));
+    assert_ne!(key(four(), named("alice")), key(four(), named("bob")));
+    assert_ne!(key(three(), named("alice")), key(four(), named("alice")));
+}
+
+#[test]
+fn a_tuple_with_a_missing_part_is_missing() {
+    for request in [get("/"), named(""), named(" ")] {
+        let missing = key((Method, user()), request).expect_err("half a key");
+        assert!(missing.is_missing());
+    }
+    assert_eq!(key((Method, Nobody), get("/")), Ok(None), "nor does a tuple apply in part");
+}
+
+/// An extractor that says: not me.
+#[derive(Clone, Copy)]
+struct Nobody;
+
+impl KeyExtractor for Nobody {
+    fn extract(&self, _: &http::request::Parts) -> Result<Option<Key>, KeyError> {
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_rule_that_does_not_apply_refuses_nobody() {
+    let store = LocalStore::with_capacity(64);
+    let layer = RateLimitLayer::new(Nobody, Quota::blocked(), store);
+    assert_eq!(status(&layer, get("/")).await, 200);
+    let unlimited = RateLimitLayer::rules(Rule::unlimited(), LocalStore::with_capacity(64));
+    assert_eq!(status(&unlimited, get("/")).await, 200);
+}
+
+#[tokio::test]
+async fn of_several_rules_those_that_apply_are_charged_or_none() {
+    let (store, hourly) = (LocalStore::with_capacity(64), Quota::per_hour(2));
+    let site = || Rule::new("site", Everyone, hourly);
+    let user = |missing| Rule::new("user", user(), hourly).missing(missing);
+    let unsaid = RateLimitLayer::rules((site(), user(Missing::default())), store.clone());
+    for _ in 0..3 {
+        assert_eq!(status(&unsaid, get("/")).await, 400, "nothing is charged");
+    }
+    let skip = RateLimitLayer::rules((user(Missing::Skip), site()), store);
+    let told = answer(&skip, get("/")).await;
+    assert_eq!(header(told.headers(), "ratelimit"), r#""site";r=1;t=1800"#);
+    let told = answer(&skip, named("alice")).await;
+    assert_eq!(header(told.headers(), "ratelimit"), r#""user";r=1;t=1800, "site";r=0;t=1800"#);
+    assert_eq!(status(&skip, get("/")).await, 429);
+}
+
+#[test]
+fn shared_and_boxed_extractors_are_extractors() {
+    let shared: Arc<dyn KeyExtractor + Send + Sync> = Arc::new(user());
+    let boxed: Box<dyn KeyExtractor> = Box::new((shared.clone(), Method));
+    assert_eq!(key(&shared, named("alice")), key(user(), named("alice")));
+    assert_eq!(key(boxed, named("alice")), key((user(), Method), named("alice")));
+}
+
+#[test]
+fn a_closure_is_an_extractor() {
+    let tenant = key_fn(|parts| parts.uri.query().map(str::to_owned));
+    assert_eq!(key(tenant, get("/?acme")), Ok(Some("acme".into())));
+    assert!(key(tenant, get("/")).expect_err("no query").is_missing());
+}
+
+#[test]
+fn an_extension_is_a_key_or_has_one() {
+    #[derive(Clone)]
+    struct User {
+        id: u64,
+    }
+    let by_id = || Extension::by(|user: &User| user.id);
+    let mut request = get("/");
+    request.extensions_mut().insert(User { id: 7 });
+    assert_eq!(key(by_id(), request), Ok(Some(7_u64.into())));
+    let mut request = get("/");
+    request.extensions_mut().insert(Key::from("alice"));
+    assert_eq!(key(Extension::<Key>::new(), request), Ok(Some("alice".into())));
+    assert!(key(by_id(), get("/")).expect_err("no user").is_missing());
+}
+
+#[test]
+fn methods_are_keys() {
+    let post = Request::post("/").body(()).expect("a request");
+    assert_eq!(key(Method, get("/")), Ok(Some("GET".into())));
+    assert_ne!(key(Method, get("/")), key(Method, post));
+}
+
+#[tokio::test]
+async fn nothing_shown_holds_the_key() {
+    const SECRET: &str = "hunter2-hunter2";
+    let rule = Rule::new("user", user(), Quota::per_hour(1)).max_key_len(SECRET.len());
+    let layer = RateLimitLayer::rules(rule.clone(), LocalStore::with_capacity(64));
+    let layer = layer.expose_decision();
+    let mut shown = vec![
+        format!("{:?}", key(user(), named(SECRET))),
+        format!("{:?}", key((user(), Method), named(SECRET))),
+        format!("{rule:?} {layer:?}"),
+    ];
+    let long = format!("{SECRET}!");
+    let requests = [
+        named(SECRET),
+        named(SECRET),
+        named(&long),
+        with(&[(USER, SECRET), (USER, SECRET)]),
+        with(&[(USER, SECRET), ("accept", "application/json")]),
+    ];
+    for (request, status) in requests.into_iter().zip([200, 429, 400, 400, 429]) {
+        let response = answer(&layer, request).await;
+        assert_eq!(response.status().as_u16(), status);
+        assert_eq!(header(response.headers(), USER), "");
+        shown.push(format!("{response:?} {:?}", response.extensions()));
+        shown.push(format!("{:?}", response.extensions().get::<tower_sluice::Decision>()));
+        let service = tower::Layer::layer(&layer, support::Strict::default());
+        shown.push(format!("{service:?}"));
+    }
+    assert!(shown.iter().all(|text| !text.contains("hunter2")), "{shown:#?}");
+}
