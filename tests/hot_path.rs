@@ -1,0 +1,174 @@
+//! What a decision allocates: nothing. What the layer adds to the bare service: a few words, and
+//! nothing but the header fields.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    hash::{BuildHasher, RandomState},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tower::{Layer, Service};
+use tower_sluice::{
+    Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, RuleName,
+    Store, TooManyRequests,
+};
+
+type Inner<B> = Ready<Result<Response<B>, Infallible>>;
+
+/// Allocations of `work`, and what it gave.
+fn allocated<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let mut given = None;
+    let info = allocation_counter::measure(|| given = Some(work()));
+    (info.count_total, given.expect("work was done"))
+}
+
+fn name(name: &str) -> RuleName {
+    RuleName::new(name).expect("a name")
+}
+
+/// An inner service that answers at once.
+#[derive(Clone)]
+struct Hello;
+
+impl<B: Default> Service<Request<B>> for Hello {
+    type Response = Response<B>;
+    type Error = Infallible;
+    type Future = Inner<B>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<B>) -> Inner<B> {
+        ready(Ok(Response::default()))
+    }
+}
+
+/// The request of one address, served; and how often that allocated.
+fn serve<S, B>(service: &mut S, address: u32) -> (u64, Response<B>)
+where
+    S: Service<Request<B>, Response = Response<B>, Error = Infallible>,
+    B: Default,
+{
+    let mut request = Request::new(B::default());
+    let peer = IpAddr::from(Ipv4Addr::from_bits(address));
+    request.extensions_mut().insert(SocketAddr::new(peer, 4000));
+    allocated(|| {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(service.poll_ready(&mut cx).is_ready());
+        match pin!(service.call(request)).poll(&mut cx) {
+            Poll::Ready(Ok(response)) => response,
+            Poll::Pending => panic!("everything is ready"),
+        }
+    })
+}
+
+/// The bounds of the issue, for one body type.
+fn layer_adds_only_header_fields<B: Default + 'static>() {
+    let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_hour(3), LocalStore::new());
+    let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
+    let mut told = layer.layer(Hello);
+    // what is made once, such as the text of a short refusal
+    (0..5).for_each(|_| drop(serve::<_, B>(&mut told, 0)));
+
+    let (bare, _) = serve::<_, B>(&mut Hello, 1);
+    let (first_contact, _) = serve::<_, B>(&mut quiet, 1);
+    let (again, response) = serve::<_, B>(&mut quiet, 1);
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!((first_contact, again), (bare, bare));
+
+    let (with_headers, response) = serve::<_, B>(&mut told, 1);
+    assert!(response.headers().contains_key("ratelimit"));
+    assert!(with_headers <= bare + 4, "{with_headers} with headers, {bare} bare");
+
+    let (refused, response) = serve::<_, B>(&mut told, 1);
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(response.headers().contains_key("ratelimit"));
+    assert!(refused <= bare + 4, "{refused} refused, {bare} bare");
+}
+
+#[test]
+fn layer_adds_only_header_fields_to_a_plain_body() {
+    layer_adds_only_header_fields::<Full<Bytes>>();
+}
+
+#[cfg(feature = "axum")]
+#[test]
+fn layer_adds_only_header_fields_to_an_axum_body() {
+    layer_adds_only_header_fields::<axum::body::Body>();
+}
+
+#[test]
+fn several_rules_allocate_nothing_either() {
+    let rules = (
+        Rule::new("ip", PeerIp::new(), [Quota::per_second(5), Quota::per_hour(5)]),
+        Rule::new("net", PeerIp::new().ipv4_prefix(24), Quota::per_hour(5)),
+    );
+    let layer = RateLimitLayer::rules(rules, LocalStore::new()).headers(Headers::None);
+    let mut service = layer.layer(Hello);
+    let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
+    let served = |_| serve::<_, Full<Bytes>>(&mut service, 1).0;
+    assert_eq!((0..5).map(served).collect::<Vec<_>>(), [bare; 5]);
+}
+
+#[test]
+fn a_store_decides_without_allocating() {
+    let (store, quotas) = (LocalStore::new(), [Quota::per_hour(2), Quota::per_day(2)]);
+    let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+    let one = [Charge::new(name("one"), &alice, &quotas[..1])];
+    let three =
+        [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas[..1])];
+    for charges in [&one[..], &three[..]] {
+        // first contact, a second charge, a refusal, a look
+        for (cost, allowed) in [(1, true), (1, true), (1, false), (9, false), (0, true)] {
+            let charges: Vec<_> = charges.iter().map(|charge| charge.cost(cost)).collect();
+            let (count, decision) = allocated(|| store.take(&charges).now());
+            assert_eq!((count, decision.is_allowed()), (0, allowed), "cost {cost}");
+        }
+        let (count, _) = allocated(|| store.settle(&charges[0], 1).now());
+        assert_eq!(count, 0);
+        let (count, _) = allocated(|| store.reset(&charges[0]).now());
+        assert_eq!(count, 0);
+    }
+}
+
+#[test]
+fn a_stranger_is_refused_without_allocating() {
+    let (store, key, quota) = (LocalStore::new(), Key::from("stranger"), Quota::per_hour(2));
+    let dear = Charge::new(name("dear"), &key, quota.as_ref()).cost(3);
+    let (count, decision) = allocated(|| store.take(&[dear]).now());
+    assert_eq!((count, decision.is_allowed()), (0, false));
+}
+
+#[test]
+fn addresses_and_short_texts_are_keys_without_allocating() {
+    let hasher = RandomState::new();
+    let uuid = "67e55044-10b1-426f-9247-bb680e5fe0c8";
+    let (v4, v6) = (IpAddr::from([203, 0, 113, 9]), IpAddr::from([0xfe80, 0, 0, 0, 1, 2, 3, 4]));
+    for make in [&|| Key::from(v4) as Key, &|| v6.into(), &|| uuid.into()] as [&dyn Fn() -> Key; 3]
+    {
+        let (count, same) = allocated(|| {
+            let key = make();
+            let copy = key.clone();
+            key == copy && hasher.hash_one(&key) == hasher.hash_one(&copy)
+        });
+        assert_eq!((count, same), (0, true));
+    }
+}
+
+/// The words are what a response is stamped with: the header numbers and an exposed decision.
+#[test]
+fn the_future_is_a_few_words_larger_than_the_inner_one() {
+    type Limited<B> = <RateLimit<Hello, Rule<PeerIp>, LocalStore, TooManyRequests> as Service<
+        Request<B>,
+    >>::Future;
+    let words = |bytes: usize| bytes.div_ceil(size_of::<usize>());
+    let (inner, limited) = (size_of::<Inner<Full<Bytes>>>(), size_of::<Limited<Full<Bytes>>>());
+    assert!(words(limited) <= words(inner) + 8, "{inner} bytes became {limited}");
+}
