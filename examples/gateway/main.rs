@@ -1,0 +1,184 @@
+//! What do my rules decide? A server whose limits are flags and whose answers are the decisions:
+//! `cargo run --example gateway -- --help`.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod rule;
+
+use std::{convert::Infallible, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::{Extension, Json, Router, routing::any};
+use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
+use serde::Serialize;
+use tokio::{net::TcpListener, signal::ctrl_c};
+use tower_sluice::{
+    Decision, Headers, LocalStore, Outcome, RateLimitLayer, RuleError, Source, Store,
+    store::DynStore,
+};
+
+use crate::rule::RuleFlag;
+
+const EXAMPLES: &str = r#"Examples:
+  each address 5 a second, 10 at once:
+    gateway --rule 'name=ip key=peer quota="5/s burst 10"'
+  and each API key, where one is sent, by the second and by the day:
+    gateway --rule 'name=ip key=peer quota=20/s' \
+            --rule 'name=user key=header:x-api-key quota=5/s quota=10000/day missing=skip'
+
+A rule is one argument of field=value pairs:
+  name=NAME    what header fields call it; no two rules share a name
+  key=KEY      who pays: peer (the address), header:NAME, everyone, route (its template)
+  quota=QUOTA  units/period [burst n], as 5/s, 200/10s or "100/min burst 20"; may be repeated
+  cost=N       units a request costs [default: 1]
+  missing=HOW  a request without the key: reject (with 400), skip or share [default: reject]
+
+All rules are charged for a request, or none. Routes are /, /users/{id} and /orders/{id}; all
+other paths together are one more."#;
+
+/// Answers every request with what the limiter decided about it, as JSON.
+#[derive(Parser)]
+#[command(name = "gateway", after_help = EXAMPLES)]
+struct Flags {
+    /// Address to listen on
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:3000", value_parser = address)]
+    addr: SocketAddr,
+    /// A limit, as below; may be given again
+    #[arg(long, value_name = "RULE", default_value = r#"name=ip key=peer quota="5/s burst 10""#)]
+    rule: Vec<RuleFlag>,
+    /// Header fields that tell clients what is left
+    #[arg(long, value_name = "FAMILY", default_value = "draft11")]
+    headers: Family,
+    /// Keys in debt that the embedded store has room for
+    #[arg(long, value_name = "N", default_value = "131072",
+        value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    capacity: u32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Family {
+    Draft11,
+    Draft07,
+    Draft06,
+    XRatelimit,
+    XRatelimitDelta,
+    None,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt().init();
+    let flags = Flags::parse();
+    let address = flags.addr;
+    let app = router(flags).unwrap_or_else(|error| {
+        let text = match error {
+            // the crate's own advice is a method, which a flag cannot call
+            RuleError::SameQuotaName(name) => format!(
+                "two quotas are called {name:?} in header fields; give them different periods, as \
+                 quota=10/s quota=300/min"
+            ),
+            error => error.to_string(),
+        };
+        Flags::command().error(ErrorKind::ValueValidation, text).exit();
+    });
+    let Err(error) = serve(address, app).await else { return ExitCode::SUCCESS };
+    eprintln!("error: cannot serve on {address}: {error}; give a free address with --addr");
+    ExitCode::FAILURE
+}
+
+async fn serve(address: SocketAddr, app: Router) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    println!("listening on http://{0}; try: curl -i http://{0}/users/7", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
+        .with_graceful_shutdown(async { drop(ctrl_c().await) })
+        .await
+}
+
+/// Real routes, so that `key=route` means something, all limited by the rules of the flags.
+fn router(flags: Flags) -> Result<Router, RuleError> {
+    let store = store(&flags);
+    let rules: Vec<_> = flags.rule.into_iter().map(RuleFlag::rule).collect();
+    let layer = RateLimitLayer::try_rules(rules, store)?.headers(flags.headers.into());
+    Ok(Router::new()
+        .route("/", any(show))
+        .route("/users/{id}", any(show))
+        .route("/orders/{id}", any(show))
+        .fallback(show)
+        .layer(layer.expose_decision()))
+}
+
+/// The one place that knows which stores there are.
+fn store(flags: &Flags) -> Arc<DynStore<Infallible>> {
+    LocalStore::with_capacity(flags.capacity as usize).boxed()
+}
+
+/// Without a decision no rule applied to the request.
+async fn show(decision: Option<Extension<Decision>>) -> Json<Shown> {
+    let unlimited = || Decision::allow().from_source(Source::Other("no rule"));
+    Json(Shown::from(&decision.map_or_else(unlimited, |Extension(decision)| decision)))
+}
+
+#[derive(Serialize)]
+struct Shown {
+    allowed: bool,
+    source: &'static str,
+    outcomes: Vec<ShownOutcome>,
+}
+
+/// Times in milliseconds, rounded up; `retry_after_ms` is null where waiting does not help.
+#[derive(Serialize)]
+struct ShownOutcome {
+    rule: &'static str,
+    limit: u32,
+    remaining: u32,
+    reset_after_ms: u64,
+    next_after_ms: u64,
+    retry_after_ms: Option<u64>,
+}
+
+impl From<&Decision> for Shown {
+    fn from(decision: &Decision) -> Self {
+        Self {
+            allowed: decision.is_allowed(),
+            source: match decision.source() {
+                Source::Local => "local",
+                Source::FailedOpen => "failed open",
+                Source::Other(name) => name,
+                _ => "another store",
+            },
+            outcomes: decision.outcomes().iter().map(ShownOutcome::from).collect(),
+        }
+    }
+}
+
+impl From<&Outcome> for ShownOutcome {
+    fn from(outcome: &Outcome) -> Self {
+        Self {
+            rule: outcome.rule().as_str(),
+            limit: outcome.limit(),
+            remaining: outcome.remaining(),
+            reset_after_ms: millis(outcome.reset_after()),
+            next_after_ms: millis(outcome.next_after()),
+            retry_after_ms: outcome.retry_after().map(millis),
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+impl From<Family> for Headers {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::Draft11 => Self::Draft11,
+            Family::Draft07 => Self::Draft07,
+            Family::Draft06 => Self::Draft06,
+            Family::XRatelimit => Self::XRateLimit,
+            Family::XRatelimitDelta => Self::XRateLimitDelta,
+            Family::None => Self::None,
+        }
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|error| format!("{error}; give ip:port, as 127.0.0.1:3000"))
+}

@@ -1,0 +1,342 @@
+//! The examples as a user runs them: real processes, real sockets, real time.
+
+use std::{
+    collections::HashMap,
+    env, fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// The program, which cargo puts beside the folder of the tests it builds. `cargo test` builds it;
+/// `cargo test --test examples` alone does not.
+fn example(name: &str) -> Command {
+    let here = env::current_exe().expect("the path of this test");
+    let profile = here.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let path = profile.join("examples").join(format!("{name}{}", env::consts::EXE_SUFFIX));
+    assert!(is_fresh(&path), "{}: out of date; run `cargo build --examples`", path.display());
+    Command::new(path)
+}
+
+/// Whether none of its sources, which cargo lists beside the program, is younger.
+fn is_fresh(program: &Path) -> bool {
+    let changed = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let latest = sources.split_whitespace().skip(1).filter_map(|path| changed(path.as_ref())).max();
+    latest.is_some() && changed(program) >= latest
+}
+
+fn quickstart(address: &str) -> Command {
+    let mut command = example("quickstart");
+    command.env("ADDR", address);
+    command
+}
+
+fn gateway(flags: &[&str]) -> Command {
+    let mut command = example("gateway");
+    command.args(["--addr", ANY_PORT]).args(flags);
+    command
+}
+
+/// A program that fails or ends at once.
+fn end(mut command: Command) -> Output {
+    command.stdin(Stdio::null()).output().expect("runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+/// A running server, ended when dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+    lines: Receiver<String>,
+}
+
+impl Server {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|l| sender.send(l))
+        });
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut server = Self { child, address: any, lines };
+        let line = server.line_with("listening on http://");
+        let rest = line.split("http://").nth(1).expect("an address");
+        let address = rest.split(';').next().expect("an address");
+        server.address = address.parse().expect("an address");
+        server
+    }
+
+    /// The next line printed that has `part` in it.
+    fn line_with(&self, part: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).expect("a line");
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.get_with(path, "")
+    }
+
+    /// A `GET` with more header lines, each ended by `\r\n`.
+    fn get_with(&self, path: &str, more: &str) -> Answer {
+        ask(TcpStream::connect(self.address).expect("connects"), path, more)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    headers: HashMap<String, String>,
+    body: String,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+fn ask(mut stream: TcpStream, path: &str, more: &str) -> Answer {
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{more}\r\n");
+    stream.write_all(head.as_bytes()).expect("sends");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let (status, headers) = head.split_once("\r\n").expect("a status line");
+    let pair = |line: &str| line.split_once(": ").map(|(n, v)| (n.to_owned(), v.to_owned()));
+    Answer {
+        status: status.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status"),
+        headers: headers.lines().filter_map(pair).collect(),
+        body: body.to_owned(),
+    }
+}
+
+/// Spends the burst of the quickstart and returns the first refusal.
+fn exhaust(server: &Server) -> Answer {
+    for _ in 0..10 {
+        assert_eq!(server.get("/").status, 200);
+    }
+    // five a second come back, so that a slow machine may be admitted a few times more
+    (0..100).map(|_| server.get("/")).find(|answer| answer.status != 200).expect("a refusal")
+}
+
+#[test]
+fn quickstart_admits_its_burst_and_tells_the_refused_when_to_come_back() {
+    let server = Server::start(quickstart(ANY_PORT));
+    let curl = server.line_with("curl");
+    assert!(curl.contains(&format!(" {}/", server.address)), "{curl}");
+
+    let refused = exhaust(&server);
+    assert_eq!(refused.status, 429, "{refused:?}");
+    let wait = refused.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
+    assert!(wait >= 1);
+    let line = server.line_with("refused");
+    assert!(line.contains("127.0.0.1:") && line.contains("GET /: retry after 1 s"), "{line}");
+
+    thread::sleep(Duration::from_secs(wait));
+    assert_eq!(server.get("/").status, 200);
+}
+
+#[test]
+fn quickstart_does_not_limit_free() {
+    let server = Server::start(quickstart(ANY_PORT));
+    exhaust(&server);
+    for _ in 0..20 {
+        let free = server.get("/free");
+        assert_eq!(free.status, 200);
+        assert_eq!(free.header("ratelimit"), None);
+    }
+}
+
+/// Linux gives every address of 127.0.0.0/8 to the loopback interface.
+#[cfg(target_os = "linux")]
+#[test]
+fn quickstart_counts_every_address_apart() {
+    let server = Server::start(quickstart(ANY_PORT));
+    exhaust(&server);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let connecting = async {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::from(([127, 0, 0, 2], 0)))?;
+        socket.connect(server.address).await?.into_std()
+    };
+    let stream = runtime.expect("a runtime").block_on(connecting).expect("connects");
+    stream.set_nonblocking(false).expect("blocks");
+    assert_eq!(ask(stream, "/", "").status, 200);
+}
+
+#[test]
+fn quickstart_says_in_one_line_why_it_cannot_listen() {
+    let other = TcpListener::bind(ANY_PORT).expect("a port");
+    let taken = other.local_addr().expect("an address").to_string();
+    for (address, why) in [(taken.as_str(), "in use"), ("nonsense", "invalid")] {
+        let output = end(quickstart(address));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(said.lines().count(), 1, "{said}");
+        for part in [address, why, "set ADDR"] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn both_end_well_on_ctrl_c() {
+    for command in [quickstart(ANY_PORT), gateway(&[])] {
+        let mut server = Server::start(command);
+        let idle = TcpStream::connect(server.address).expect("connects");
+        assert_eq!(server.get("/").status, 200);
+        let kill = format!("kill -INT {}", server.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("runs").success());
+        assert_eq!(server.child.wait().expect("ends").code(), Some(0));
+        drop(idle);
+    }
+}
+
+const ADDRESS: &str = "name=ip key=peer quota='5/h burst 10'";
+
+#[test]
+fn gateway_answers_with_the_decision_of_all_rules() {
+    let server = Server::start(gateway(&[
+        "--rule",
+        ADDRESS,
+        "--rule",
+        "name=user key=header:x-api-key quota=3/h quota=100/day cost=2 missing=skip",
+    ]));
+    let ip = |remaining: u32| {
+        let reset = (10 - remaining) * 720_000;
+        json!({
+            "rule": "ip", "limit": 10, "remaining": remaining,
+            "reset_after_ms": reset, "next_after_ms": 720_000, "retry_after_ms": 0,
+        })
+    };
+    let user = |limit: u32, unit_ms: u32| {
+        json!({
+            "rule": "user", "limit": limit, "remaining": limit - 2,
+            "reset_after_ms": 2 * unit_ms, "next_after_ms": unit_ms, "retry_after_ms": 0,
+        })
+    };
+    let first = server.get_with("/anything/at/all", "x-api-key: alice\r\n");
+    assert_eq!(first.status, 200);
+    let outcomes = json!([ip(9), user(3, 1_200_000), user(100, 864_000)]);
+    let wanted = json!({ "allowed": true, "source": "local", "outcomes": outcomes });
+    assert_eq!(first.json(), wanted);
+
+    let refused = server.get_with("/", "x-api-key: alice\r\naccept: application/json\r\n");
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.json()["violated-policies"], json!(["user-1h"]));
+
+    let without = server.get("/").json();
+    assert_eq!(without["outcomes"].as_array().map(Vec::len), Some(1), "user was skipped");
+    assert_eq!(without["outcomes"][0]["remaining"], 8, "the refusal charged nothing");
+}
+
+#[test]
+fn gateway_keeps_routes_apart_by_their_templates() {
+    let server = Server::start(gateway(&["--rule", "name=route key=route quota=9/h"]));
+    let left = |path: &str| server.get(path).json()["outcomes"][0]["remaining"].clone();
+    assert_eq!(["/users/1", "/users/2", "/users/3"].map(left), [8, 7, 6]);
+    assert_eq!(["/orders/1", "/", "/nowhere", "/else/where"].map(left), [8, 8, 8, 7]);
+}
+
+#[test]
+fn gateway_obeys_the_policy_for_a_missing_key() {
+    let server = |missing: &str| {
+        let rule = format!("name=user key=header:x-api-key quota=9/h missing={missing}");
+        Server::start(gateway(&["--rule", &rule]))
+    };
+    let unlimited = json!({ "allowed": true, "source": "no rule", "outcomes": [] });
+    assert_eq!(server("reject").get("/").status, 400);
+    assert_eq!(server("skip").get("/").json(), unlimited);
+    assert_eq!(server("share").get("/").json()["outcomes"][0]["remaining"], 8);
+}
+
+#[test]
+fn gateway_sends_the_chosen_header_fields() {
+    for (family, field, value) in [
+        ("draft11", "ratelimit", Some("\"ip\";r=9;t=720")),
+        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=720")),
+        ("draft06", "ratelimit-remaining", Some("9")),
+        ("x-ratelimit", "x-ratelimit-remaining", Some("9")),
+        ("x-ratelimit-delta", "x-ratelimit-reset", Some("720")),
+        ("none", "ratelimit", None),
+    ] {
+        let server = Server::start(gateway(&["--headers", family, "--rule", ADDRESS]));
+        assert_eq!(server.get("/").header(field), value, "{family}");
+    }
+}
+
+#[test]
+fn gateway_names_the_flag_the_value_and_the_fix() {
+    let rule = |rule: &'static str, said| (vec!["--rule", rule], said);
+    let cases = [
+        rule("name=ip key=peer", "quota is missing; add one"),
+        rule("key=peer quota=5/s", "name is missing; add one, as name=ip"),
+        rule("name=ip quota=5/s", "key is missing; give peer"),
+        rule("name= key=peer quota=5/s", "it is empty; give 1 to 64"),
+        rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, header:NAME"),
+        rule("name=ip key=header: quota=5/s", "key is \"header:\": invalid"),
+        rule("name=ip key=peer quota=5/week", "period is \"week\"; end it with one of"),
+        rule("name=ip key=peer quota=0/s", "units is 0; to refuse everything"),
+        rule("name=ip key=peer quota=5/s burst 10", "\"burst\" is not field=value; quote"),
+        rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),
+        rule("name=ip key=peer quota=5/s rate=7", "\"rate\" (set to \"7\") is no field; give"),
+        rule("name=ip key=peer quota=5/s cost=-1", "cost is \"-1\"; give a whole number"),
+        rule("name=ip key=peer quota=5/s missing=no", "missing is \"no\"; give reject, skip"),
+        rule("name=ip name=ip key=peer quota=5/s", "name is given twice; drop one"),
+        rule("name=ip key=peer quota=5/s cost=6", "cost 6 is above the quota's limit 5"),
+        (vec!["--rule", ADDRESS, "--rule", ADDRESS], "two rules are named \"ip\"; rename one"),
+        rule("name=ip key=peer quota=5/s quota=9/s", "called \"ip-1s\" in header fields; give"),
+        (vec!["--headers", "draft3"], "possible values: draft11"),
+        (vec!["--capacity", "0"], "0 is not in 1..="),
+    ];
+    for (flags, wanted) in cases {
+        let output = end(gateway(&flags));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {said}");
+        assert!(said.contains(wanted), "{wanted:?} is not in {said}");
+        assert!(output.stdout.is_empty());
+    }
+    let mut command = example("gateway");
+    command.args(["--addr", "nonsense"]);
+    assert!(text(&end(command).stderr).contains("give ip:port, as 127.0.0.1:3000"));
+}
+
+#[test]
+fn gateway_help_shows_examples() {
+    let output = end(gateway(&["--help"]));
+    let said = text(&output.stdout);
+    assert!(output.status.success());
+    assert!(said.contains("gateway --rule 'name=ip key=peer quota=\"5/s burst 10\"'"), "{said}");
+    assert!(said.contains("--addr <IP:PORT>") && said.contains("header:NAME"));
+}

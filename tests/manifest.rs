@@ -1,0 +1,82 @@
+//! What a user takes on: few packages, and none that wants a later Rust than we promise.
+#![allow(clippy::print_stdout)]
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+const MOST_PACKAGES: usize = 25;
+
+/// Runs cargo on this package; the network is used only for what was never downloaded.
+fn cargo(arguments: &[&str]) -> String {
+    let mut cargo = Command::new(env!("CARGO"));
+    let output = cargo.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    let output = output.expect("cargo runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo {}: {said}", arguments.join(" "));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The packages that are compiled for a user on this machine, ours among them, as `name version`.
+fn tree(features: &str) -> BTreeSet<String> {
+    let lines = cargo(&["tree", "--locked", "--edges", "no-dev", "--prefix", "none", features]);
+    let package = |line: &str| {
+        let mut words = line.split(' ');
+        let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
+        Some(format!("{name} {version}"))
+    };
+    lines.lines().filter_map(package).collect()
+}
+
+fn metadata() -> Vec<Value> {
+    let version = cargo(&["-vV"]);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+    let format = ["metadata", "--locked", "--format-version", "1", "--all-features"];
+    let text = cargo(&[&format[..], &["--filter-platform", host]].concat());
+    let mut value: Value = serde_json::from_str(&text).expect("JSON");
+    serde_json::from_value(value["packages"].take()).expect("a list of packages")
+}
+
+/// `1.88` or `1.88.0` as (1, 88).
+fn rust(version: &str) -> (u32, u32) {
+    let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[test]
+fn without_default_features_there_are_few_packages() {
+    let packages = tree("--no-default-features");
+    println!("packages without default features: {} (fewer than {MOST_PACKAGES})", packages.len());
+    assert!(packages.len() < MOST_PACKAGES, "{packages:#?}");
+}
+
+#[test]
+fn no_dependency_wants_a_later_rust() {
+    let packages = tree("--all-features");
+    let ours = rust(env!("CARGO_PKG_RUST_VERSION"));
+    let mut seen = BTreeSet::new();
+    for package in metadata() {
+        let text = |field: &str| package[field].as_str().unwrap_or_default();
+        let name = format!("{} {}", text("name"), text("version"));
+        if packages.contains(&name) {
+            let wanted = text("rust_version");
+            assert!(rust(wanted) <= ours, "{name} wants Rust {wanted}, we promise {ours:?}");
+            seen.insert(name);
+        }
+    }
+    assert_eq!(seen, packages, "every package was looked at");
+}
+
+/// As "MSRV is 1.88" or "Rust 1.88", if it says so at all.
+#[test]
+fn the_readme_states_the_rust_version_of_the_manifest() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = fs::read_to_string(path).expect("README.md");
+    for words in ["MSRV is ", "MSRV: ", "Rust "] {
+        for rest in readme.split(words).skip(1).filter(|rest| rest.starts_with("1.")) {
+            let version = rest.split(|c: char| c != '.' && !c.is_ascii_digit()).next();
+            let stated = rust(version.unwrap_or_default());
+            assert_eq!(stated, rust(env!("CARGO_PKG_RUST_VERSION")), "README.md: {words}");
+        }
+    }
+}

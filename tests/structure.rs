@@ -1,0 +1,94 @@
+//! What the sources keep to: small files, no shortcuts, and examples that the README can name.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+const MOST_LINES: usize = 300;
+const SHORTCUTS: [&str; 5] = ["unsafe", "todo!", "unimplemented!", "dbg!", "#[ignore"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The lines that are code: no comments, no blanks, and not the tests, which end a file.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"))
+}
+
+/// Whether `word` stands alone in `line`: `unsafe`, not `unsafe_code`.
+fn has_word(line: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        !line[..at].ends_with(part)
+            && (!word.ends_with(part) || !line[at + word.len()..].starts_with(part))
+    })
+}
+
+#[test]
+fn no_source_file_is_too_long() {
+    for path in sources(&root().join("src")) {
+        let lines = code(&read(&path)).count();
+        let name = path.display();
+        assert!(lines <= MOST_LINES, "{name}: {lines} lines of code; past {MOST_LINES} it is two");
+    }
+}
+
+#[test]
+fn no_source_file_takes_a_shortcut() {
+    for path in sources(&root().join("src")) {
+        let text = read(&path);
+        for word in SHORTCUTS {
+            let line = text.lines().find(|line| {
+                let line = line.trim();
+                !line.starts_with("//") && has_word(line, word)
+            });
+            assert_eq!(line, None, "{}: {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_names_examples_that_exist() {
+    let readme = read(&root().join("README.md"));
+    let names = readme.split("--example ").skip(1).map(|rest| {
+        rest.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').next().expect("a name")
+    });
+    for name in names {
+        let file = root().join("examples").join(name).with_extension("rs");
+        let folder = root().join("examples").join(name).join("main.rs");
+        assert!(file.exists() || folder.exists(), "README.md names the example {name:?}");
+    }
+}
+
+#[test]
+fn comments_blanks_and_tests_are_no_code() {
+    let text =
+        "//! Why.\n\nfn a() {} // what\n    /// How.\n#[cfg(test)]\nmod tests {\n  f();\n}\n";
+    assert_eq!(code(text).collect::<Vec<_>>(), ["fn a() {} // what"]);
+}
+
+#[test]
+fn words_stand_alone() {
+    assert!(has_word("x = unsafe { y }", "unsafe") && has_word("todo!()", "todo!"));
+    assert!(!has_word("#![forbid(unsafe_code)]", "unsafe") && !has_word("my_dbg!(x)", "dbg!"));
+}
