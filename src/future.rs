@@ -11,8 +11,11 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower::Service;
 
+use tokio::time::Sleep;
+
 use crate::{
-    gate::{Gate, Pass},
+    gate::{Gate, Verdict},
+    pass::{Pass, Place, Ticket},
     reject::Reject,
     store::{CannotFail, Store},
 };
@@ -21,7 +24,7 @@ pin_project! {
     /// The future of a [`RateLimit`](crate::RateLimit) service.
     ///
     /// A request admitted or refused at once carries a few words more than the inner future; only
-    /// one that has to wait for its decision is boxed.
+    /// one that has to wait, for its decision or for its place, is boxed.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, K, S, R, B>
     where
@@ -29,14 +32,20 @@ pin_project! {
         S: Store,
     {
         #[pin]
-        state: State<I::Future, I::Response, Pin<Box<Asking<I, K, S, R, B>>>>,
+        state: State<
+            I::Future,
+            I::Response,
+            Pin<Box<Asking<I, K, S, R, B>>>,
+            Pin<Box<Delayed<I, K, S, R, B>>>,
+        >,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, Res, A> {
+    enum State<F, Res, A, D> {
         Asking { asking: A },
+        Delayed { delayed: D },
         Running { #[pin] future: F, pass: Option<Pass> },
         Rejected { response: Option<Res> },
     }
@@ -50,15 +59,28 @@ pin_project! {
     {
         #[pin]
         answer: S::Future,
-        waiting: Option<Waiting<I, K, S, R, B>>,
+        waiting: Option<(Waiting<I, K, S, R, B>, Ticket)>,
     }
 }
 
-struct Waiting<I, K, S, R, B> {
-    inner: I,
-    gate: Arc<Gate<K, S, R>>,
-    parts: Parts,
-    body: B,
+pin_project! {
+    /// An admitted request whose place has not come up.
+    pub(crate) struct Delayed<I, K, S, R, B>
+    where
+        S: Store,
+    {
+        #[pin]
+        sleep: Sleep,
+        waiting: Option<(Waiting<I, K, S, R, B>, Place<S>)>,
+    }
+}
+
+/// A request and the service it will go to.
+pub(crate) struct Waiting<I, K, S, R, B> {
+    pub(crate) inner: I,
+    pub(crate) gate: Arc<Gate<K, S, R>>,
+    pub(crate) parts: Parts,
+    pub(crate) body: B,
 }
 
 impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
@@ -74,21 +96,26 @@ where
         Self { state: State::Rejected { response: Some(response) } }
     }
 
+    /// `waiting` has the service that is ready.
     pub(crate) fn asking(
         answer: S::Future,
-        inner: I,
-        gate: Arc<Gate<K, S, R>>,
-        parts: Parts,
-        body: B,
+        waiting: Waiting<I, K, S, R, B>,
+        ticket: Ticket,
     ) -> Self {
-        let waiting = Some(Waiting { inner, gate, parts, body });
+        let waiting = Some((waiting, ticket));
         Self { state: State::Asking { asking: Box::pin(Asking { answer, waiting }) } }
+    }
+
+    /// `waiting` has a service that has yet to become ready: a place inside it is not held
+    /// meanwhile.
+    pub(crate) fn delayed(place: Place<S>, waiting: Waiting<I, K, S, R, B>) -> Self {
+        Self { state: State::Delayed { delayed: Delayed::new(place, waiting) } }
     }
 }
 
 impl<I, K, S, R, B, C> Future for ResponseFuture<I, K, S, R, B>
 where
-    I: Service<Request<B>, Response = Response<C>>,
+    I: Service<Request<B>, Response = Response<C>> + Clone,
     S: Store<Error: CannotFail>,
     R: Reject<C>,
 {
@@ -99,12 +126,13 @@ where
         loop {
             let next = match state.as_mut().project() {
                 StateProj::Asking { asking } => ready!(asking.as_mut().poll_decision(cx)),
+                StateProj::Delayed { delayed } => ready!(delayed.as_mut().poll_place(cx))?,
                 StateProj::Running { future, pass } => {
-                    let mut response = ready!(future.poll(cx))?;
-                    if let Some(pass) = pass.take() {
-                        pass.stamp(&mut response);
-                    }
-                    return Poll::Ready(Ok(response));
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(match pass.take() {
+                        Some(pass) => pass.stamp(response),
+                        None => response,
+                    }));
                 }
                 StateProj::Rejected { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
@@ -125,23 +153,71 @@ where
     fn poll_decision<C, A>(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<State<I::Future, Response<C>, A>>
+    ) -> Poll<Next<I, K, S, R, B, A>>
     where
-        I: Service<Request<B>, Response = Response<C>>,
+        I: Service<Request<B>, Response = Response<C>> + Clone,
         R: Reject<C>,
     {
         let this = self.project();
         let decision = ready!(this.answer.poll(cx));
-        let Some(Waiting { mut inner, gate, mut parts, body }) = this.waiting.take() else {
+        let Some((mut waiting, ticket)) = this.waiting.take() else {
             panic!("a decision was polled after it had been made");
         };
-        Poll::Ready(match gate.conclude(decision, &mut parts) {
-            Ok(pass) => {
-                let future = inner.call(Request::from_parts(parts, body));
-                State::Running { future, pass: Some(pass) }
+        Poll::Ready(match waiting.gate.conclude(decision, ticket, &mut waiting.parts) {
+            Verdict::Pass(pass) => waiting.run(pass),
+            Verdict::Wait(place) => {
+                let fresh = waiting.inner.clone();
+                waiting.inner = fresh;
+                State::Delayed { delayed: Delayed::new(place, waiting) }
             }
-            Err(response) => State::Rejected { response: Some(response) },
+            Verdict::Refuse(response) => State::Rejected { response: Some(response) },
         })
+    }
+}
+
+impl<I, K, S, R, B> Delayed<I, K, S, R, B>
+where
+    S: Store,
+{
+    fn new(place: Place<S>, waiting: Waiting<I, K, S, R, B>) -> Pin<Box<Self>> {
+        let sleep = tokio::time::sleep(place.wait());
+        Box::pin(Self { sleep, waiting: Some((waiting, place)) })
+    }
+
+    /// Runs the request once its place has come up and the service is ready for it. Dropped
+    /// before, it gives its place back.
+    fn poll_place<A>(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Next<I, K, S, R, B, A>, I::Error>>
+    where
+        I: Service<Request<B>>,
+    {
+        let this = self.project();
+        ready!(this.sleep.poll(cx));
+        if let Some((waiting, _)) = this.waiting {
+            ready!(waiting.inner.poll_ready(cx))?;
+        }
+        let Some((mut waiting, place)) = this.waiting.take() else {
+            panic!("a place was polled after it had come up");
+        };
+        let pass = waiting.gate.resume(place, &mut waiting.parts);
+        Poll::Ready(Ok(waiting.run(pass)))
+    }
+}
+
+type Next<I, K, S, R, B, A> = State<
+    <I as Service<Request<B>>>::Future,
+    <I as Service<Request<B>>>::Response,
+    A,
+    Pin<Box<Delayed<I, K, S, R, B>>>,
+>;
+
+impl<I: Service<Request<B>>, K, S, R, B> Waiting<I, K, S, R, B> {
+    fn run<A, D>(self, pass: Pass) -> State<I::Future, I::Response, A, D> {
+        let Self { mut inner, parts, body, .. } = self;
+        let future = inner.call(Request::from_parts(parts, body));
+        State::Running { future, pass: Some(pass) }
     }
 }
 
@@ -153,6 +229,7 @@ where
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
             State::Asking { .. } => "asking",
+            State::Delayed { .. } => "delayed",
             State::Running { .. } => "running",
             State::Rejected { .. } => "rejected",
         };

@@ -1,20 +1,20 @@
-//! What a layer does with a request before the service sees it: ask, then admit or refuse.
+//! What a layer does with a request before the service sees it: ask, then admit, delay or refuse.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use http::{Method, Response, header::ACCESS_CONTROL_REQUEST_METHOD, request::Parts};
+use http::{Method, Response, StatusCode, header::ACCESS_CONTROL_REQUEST_METHOD, request::Parts};
+use smallvec::SmallVec;
 
 use crate::{
-    decision::Decision,
-    headers::{Lines, Plan, write_retry_after},
+    decision::{Decision, Source},
+    headers::{Template, write_retry_after},
     key::KeyError,
+    load::{Counted, Elastic, Event},
+    pass::{Pass, Place, Rest, Ticket},
     reject::{Reject, Rejection},
-    rule::Rules,
-    store::{Answer, CannotFail, Store},
+    rule::{Aside, Rules},
+    settings::Settings,
+    store::{Answer, CannotFail, Charge, Store},
 };
 
 /// Everything the services of one layer share.
@@ -23,36 +23,26 @@ pub(crate) struct Gate<K, S, R> {
     pub(crate) rules: Arc<K>,
     pub(crate) store: Arc<S>,
     pub(crate) reject: Arc<R>,
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) template: Arc<Template>,
     pub(crate) settings: Settings,
 }
 
-/// The layer's knobs that are plain values.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) only_denied: bool,
-    pub(crate) expose: bool,
-    pub(crate) preflights: bool,
-    /// Percent of the wait that may be added to it.
-    pub(crate) jitter: u8,
+/// How far a request has come.
+pub(crate) enum Asked<F: Future> {
+    /// Nothing limits it.
+    Unlimited,
+    /// It passes, and nothing more is to be known: the common case, in which the decision is not
+    /// moved, since it is large.
+    Passed(Pass),
+    /// The answer, and what is needed to conclude.
+    Answered(Answer<F>, Ticket),
 }
 
-/// What an admitted request carries to its response.
-#[derive(Debug, Default)]
-pub(crate) struct Pass {
-    lines: Option<Lines>,
-    exposed: Option<Box<Decision>>,
-}
-
-impl Pass {
-    pub(crate) fn stamp<B>(self, response: &mut Response<B>) {
-        if let Some(lines) = self.lines {
-            lines.write(response.headers_mut());
-        }
-        if let Some(decision) = self.exposed {
-            response.extensions_mut().insert(*decision);
-        }
-    }
+/// What becomes of a request.
+pub(crate) enum Verdict<B, S: Store> {
+    Pass(Pass),
+    Wait(Place<S>),
+    Refuse(Response<B>),
 }
 
 impl<K, S, R> Gate<K, S, R>
@@ -60,56 +50,204 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Asks the store. `None`: nothing limits this request.
+    /// Asks the store.
     #[inline]
-    pub(crate) fn ask(&self, parts: &Parts) -> Result<Option<Answer<S::Future>>, KeyError> {
-        if !self.settings.preflights && is_preflight(parts) {
-            return Ok(None);
-        }
-        let mut answer = None;
-        self.rules.charge(parts, &[], &mut |charges| {
-            if !charges.is_empty() {
-                answer = Some(self.store.take(charges));
+    pub(crate) fn ask(&self, parts: &Parts) -> Result<Asked<S::Future>, KeyError> {
+        match self.charge(parts) {
+            Err(_) if self.settings.report_only => {
+                self.settings.count(Event::WouldDeny);
+                Ok(Asked::Unlimited)
             }
-        })?;
-        Ok(answer)
+            asked => asked,
+        }
+    }
+
+    #[inline]
+    fn charge(&self, parts: &Parts) -> Result<Asked<S::Future>, KeyError> {
+        if self.passes(parts)? {
+            return Ok(Asked::Unlimited);
+        }
+        let mut asked = Asked::Unlimited;
+        let set_aside = self.rules.charge(parts, &[], &mut |charges| {
+            if !charges.is_empty() {
+                asked = self.take(charges);
+            }
+        });
+        match set_aside {
+            Ok(()) => Ok(asked),
+            Err(Aside::Exempt) => Ok(Asked::Unlimited),
+            Err(Aside::Refused(error)) => Err(error),
+        }
+    }
+
+    #[inline]
+    fn take(&self, charges: &[Charge<'_>]) -> Asked<S::Future> {
+        let queues = charges.iter().any(|charge| !charge.patience().is_zero());
+        // a layer that only reports delays nobody either
+        let hurry = queues && (self.settings.report_only || self.settings.is_crowded());
+        let answer = if hurry {
+            let hurried = charges.iter().map(|charge| charge.max_wait(Duration::ZERO));
+            self.store.take(&hurried.collect::<SmallVec<[_; 4]>>())
+        } else {
+            self.store.take(charges)
+        };
+        let template = self.template.for_charges(charges).map(Arc::new);
+        if let Answer::Now(Ok(decision)) = &answer
+            && decision.is_allowed()
+            && decision.wait().is_zero()
+            && self.settings.is_plain()
+        {
+            let silent = self.settings.only_denied;
+            let template = template.as_ref().unwrap_or(&self.template);
+            let lines = if silent { None } else { template.read(decision) };
+            return Asked::Passed(Pass { lines, rest: None });
+        }
+        let keep = match &answer {
+            _ if self.settings.after.is_some() => true,
+            Answer::Now(Ok(decision)) => !decision.wait().is_zero(),
+            Answer::Now(Err(_)) => false,
+            Answer::Later(_) => queues,
+        };
+        let ticket =
+            Ticket { charges: keep.then(|| Box::new(charges.into())), template, spared: false };
+        Asked::Answered(answer, ticket)
+    }
+
+    /// What the handler of a request finds that nothing limits.
+    #[inline]
+    pub(crate) fn excuse(&self, parts: &mut Parts) {
+        if let Some(after) = &self.settings.after {
+            parts.extensions.insert(after.reserve(None, Decision::allow(), false));
+        }
+    }
+
+    fn passes(&self, parts: &Parts) -> Result<bool, KeyError> {
+        let settings = &self.settings;
+        if settings.switch.as_ref().is_some_and(|switch| !switch.is_on())
+            || (!settings.preflights && is_preflight(parts))
+            || settings.allow.iter().any(|list| list.holds(parts))
+        {
+            return Ok(true);
+        }
+        if settings.deny.iter().any(|list| list.holds(parts)) {
+            return Err(KeyError::refused(StatusCode::FORBIDDEN, "not admitted"));
+        }
+        Ok(false)
     }
 }
 
-impl<K, S, R> Gate<K, S, R> {
-    /// Lets the request pass, or says what to answer instead.
+impl<K, S: Store, R> Gate<K, S, R> {
+    /// Lets the request pass or wait, or says what to answer instead.
     #[inline]
-    pub(crate) fn conclude<E: CannotFail, B>(
+    pub(crate) fn conclude<B>(
         &self,
-        decision: Result<Decision, E>,
+        decision: Result<Decision, S::Error>,
+        ticket: Ticket,
         parts: &mut Parts,
-    ) -> Result<Pass, Response<B>>
+    ) -> Verdict<B, S>
     where
+        S: Store<Error: CannotFail>,
         R: Reject<B>,
     {
         let decision = decision.unwrap_or_else(CannotFail::absurd);
         if !decision.is_allowed() {
-            return Err(self.refuse(&decision, parts));
+            return self.denied(decision, ticket, parts);
         }
-        let lines = if self.settings.only_denied { None } else { self.plan.read(&decision) };
-        let exposed = self.settings.expose.then(|| {
-            parts.extensions.insert(decision.clone());
-            Box::new(decision)
-        });
-        Ok(Pass { lines, exposed })
+        if !decision.wait().is_zero() {
+            return self.delayed(decision, ticket, parts);
+        }
+        Verdict::Pass(self.pass(decision, ticket, parts))
     }
 
-    fn refuse<B>(&self, decision: &Decision, parts: &Parts) -> Response<B>
+    /// The place in the queue has come up.
+    pub(crate) fn resume(&self, place: Place<S>, parts: &mut Parts) -> Pass {
+        match place.reached() {
+            Some((decision, ticket)) => self.pass(decision, ticket, parts),
+            None => Pass::default(),
+        }
+    }
+
+    #[inline]
+    fn pass(&self, decision: Decision, ticket: Ticket, parts: &mut Parts) -> Pass {
+        let settings = &self.settings;
+        let silent = settings.only_denied || !decision.is_allowed();
+        let template = ticket.template.as_ref().unwrap_or(&self.template);
+        let lines = if silent { None } else { template.read(&decision) };
+        settings.count_passed(&decision);
+        if settings.is_plain() {
+            return Pass { lines, rest: None };
+        }
+        let mut rest = Rest::default();
+        if let Some(after) = &settings.after {
+            let charged =
+                decision.is_allowed() && !ticket.spared && decision.source() != Source::FailedOpen;
+            let reservation = after.reserve(ticket.charges, decision.clone(), charged);
+            parts.extensions.insert(reservation.clone());
+            rest.reserved = Some((reservation, after.classify.clone()));
+        }
+        if settings.expose {
+            parts.extensions.insert(decision.clone());
+            rest.exposed = Some(decision);
+        }
+        rest.in_flight = settings.elastic.as_ref().and_then(Elastic::enter);
+        Pass { lines, rest: Some(Box::new(rest)) }
+    }
+
+    #[cold]
+    fn delayed<B>(&self, decision: Decision, ticket: Ticket, parts: &mut Parts) -> Verdict<B, S>
     where
         R: Reject<B>,
     {
-        let retry_after = decision.retry_after().map(|wait| self.jittered(wait));
-        let why = Rejection::denied(decision, retry_after, &self.plan);
+        let store = self.store.clone();
+        let Settings { waiters, max_waiters, .. } = &self.settings;
+        match Counted::try_new(waiters, *max_waiters) {
+            Some(waiter) => Verdict::Wait(Place::new(store, decision, ticket, waiter)),
+            // others took the last places since the store was asked
+            None => {
+                if let Some(charges) = &ticket.charges {
+                    charges.with(|charges| store.give_back(charges, &decision));
+                }
+                self.denied(decision.turned_away(), ticket, parts)
+            }
+        }
+    }
+
+    #[cold]
+    fn denied<B>(&self, decision: Decision, ticket: Ticket, parts: &mut Parts) -> Verdict<B, S>
+    where
+        R: Reject<B>,
+    {
+        let retry_after = decision.retry_after();
+        let room = || self.settings.elastic.as_ref().is_some_and(Elastic::has_room);
+        if self.settings.report_only {
+            return Verdict::Pass(self.pass(decision, ticket, parts));
+        }
+        if decision.may_pass_beyond() && room() {
+            let ticket = Ticket { spared: true, ..ticket };
+            return Verdict::Pass(self.pass(decision.passed(), ticket, parts));
+        }
+        Verdict::Refuse(self.refuse(&decision, retry_after, &ticket, parts))
+    }
+
+    fn refuse<B>(
+        &self,
+        decision: &Decision,
+        retry_after: Option<Duration>,
+        ticket: &Ticket,
+        parts: &Parts,
+    ) -> Response<B>
+    where
+        R: Reject<B>,
+    {
+        self.settings.count(Event::Denied);
+        let template = ticket.template.as_ref().unwrap_or(&self.template);
+        let retry_after = retry_after.map(|wait| self.settings.jittered(wait));
+        let why = Rejection::denied(decision, retry_after, template);
         let mut response = self.reject.reject(&why, parts);
         if let Some(wait) = retry_after {
             write_retry_after(response.headers_mut(), wait);
         }
-        if let Some(lines) = self.plan.read(decision) {
+        if let Some(lines) = template.read(decision) {
             lines.write(response.headers_mut());
         }
         if self.settings.expose {
@@ -118,6 +256,7 @@ impl<K, S, R> Gate<K, S, R> {
         response
     }
 
+    #[cold]
     pub(crate) fn refuse_unkeyed<B>(&self, error: &KeyError, parts: &Parts) -> Response<B>
     where
         R: Reject<B>,
@@ -125,16 +264,7 @@ impl<K, S, R> Gate<K, S, R> {
         if error.is_no_peer() {
             log_no_peer(error);
         }
-        self.reject.reject(&Rejection::unkeyed(error, &self.plan), parts)
-    }
-
-    /// The refused of one moment would all come back in one moment; later is never too early.
-    fn jittered(&self, wait: Duration) -> Duration {
-        if self.settings.jitter == 0 {
-            return wait;
-        }
-        let share = RandomState::new().hash_one(0) % (u64::from(self.settings.jitter) + 1);
-        wait.saturating_add(wait.mul_f64(share as f64 / 100.0))
+        self.reject.reject(&Rejection::unkeyed(error, &self.template), parts)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     fmt::Write as _,
-    sync::{Arc, LazyLock},
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -15,10 +15,13 @@ use crate::{
     name::RuleName,
     quota::Quota,
     rule::{RuleError, Shape},
+    store::Charge,
 };
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// Ours: the request passed beyond its quota.
+const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
     HeaderName::from_static("ratelimit-remaining"),
@@ -41,10 +44,11 @@ const X_TRIPLET: [HeaderName; 3] = [
 ///
 /// let cors = CorsLayer::new().expose_headers(EXPOSED_HEADERS);
 /// ```
-pub const EXPOSED_HEADERS: [HeaderName; 9] = [
+pub const EXPOSED_HEADERS: [HeaderName; 10] = [
     RETRY_AFTER,
     RATELIMIT,
     POLICY,
+    OVERAGE,
     HeaderName::from_static("ratelimit-limit"),
     HeaderName::from_static("ratelimit-remaining"),
     HeaderName::from_static("ratelimit-reset"),
@@ -87,10 +91,27 @@ pub(crate) struct Item {
 }
 
 impl Item {
+    /// The quotas that one request is charged under.
+    pub(crate) fn charged(charges: &[Charge<'_>]) -> Vec<Self> {
+        let shapes: Vec<_> = charges.iter().map(Shape::of).collect();
+        Self::named(&shapes)
+    }
+
     /// The quotas of the rules, in order. Their names are unique.
     pub(crate) fn list(shapes: &[Shape<'_>]) -> Result<Vec<Self>, RuleError> {
+        let items = Self::named(shapes);
+        for (at, item) in items.iter().enumerate() {
+            if items[..at].iter().any(|earlier| earlier.name == item.name) {
+                return Err(RuleError::SameQuotaName(item.name.to_string()));
+            }
+        }
+        Ok(items)
+    }
+
+    fn named(shapes: &[Shape<'_>]) -> Vec<Self> {
         let of = |shape: &Shape<'_>| {
-            let (rule, alone) = (shape.name, shape.quotas.len() == 1);
+            let quotas = shape.quotas.filter(|_| !shape.report_only).unwrap_or_default();
+            let (rule, alone) = (shape.name, quotas.len() == 1);
             let item = move |(place, quota): (usize, &Quota)| Self {
                 rule,
                 place,
@@ -102,30 +123,26 @@ impl Item {
                 limit: quota.limit(),
                 window: window(quota),
             };
-            shape.quotas.iter().enumerate().map(item).collect::<Vec<_>>()
+            quotas.iter().enumerate().map(item).collect::<Vec<_>>()
         };
-        let items: Vec<Self> = shapes.iter().flat_map(of).collect();
-        for (at, item) in items.iter().enumerate() {
-            if items[..at].iter().any(|earlier| earlier.name == item.name) {
-                return Err(RuleError::SameQuotaName(item.name.to_string()));
-            }
-        }
-        Ok(items)
+        shapes.iter().flat_map(of).collect()
     }
 }
 
 /// What is known of the header fields before the first request.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Template {
     family: Headers,
     items: Vec<Item>,
     /// A string of structured fields (RFC 9651) per item: quoted, escaped.
     quoted: Vec<String>,
     policy: Option<HeaderValue>,
+    /// Whether quotas are chosen per request.
+    dynamic: bool,
 }
 
-impl Plan {
-    pub(crate) fn new(family: Headers, items: Vec<Item>) -> Self {
+impl Template {
+    pub(crate) fn new(family: Headers, items: Vec<Item>, dynamic: bool) -> Self {
         let escape = |item: &Item| item.name.replace('\\', "\\\\").replace('"', "\\\"");
         let quoted: Vec<_> = items.iter().map(|item| format!("\"{}\"", escape(item))).collect();
         let policy = |(item, name): (&Item, &String)| match family {
@@ -135,7 +152,12 @@ impl Plan {
         let policies: Vec<_> = items.iter().zip(&quoted).map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !items.is_empty());
-        Self { family, items, quoted, policy }
+        Self { family, items, quoted, policy, dynamic }
+    }
+
+    /// A template for one request, where its quotas are not those known beforehand.
+    pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Self> {
+        self.dynamic.then(|| Self::new(self.family, Item::charged(charges), false))
     }
 
     /// The name on the wire of the quota an outcome speaks of.
@@ -157,25 +179,28 @@ impl Plan {
         };
         let known = listed.iter().filter(|outcome| outcome.is_known());
         let reading = |outcome: &Outcome| {
-            let item = u8::try_from(self.find(outcome)?).ok()?;
+            let item = u16::try_from(self.find(outcome)?).ok()?;
             let next = u32::try_from(seconds(outcome.next_after())).unwrap_or(u32::MAX);
-            Some(Reading { item, remaining: outcome.remaining(), next })
+            let overage = decision.is_overage();
+            Some(Reading { item, overage, remaining: outcome.remaining(), next })
         };
         let readings: SmallVec<_> = known.filter_map(reading).collect();
-        (!readings.is_empty()).then(|| Lines { plan: self.clone(), readings })
+        (!readings.is_empty()).then(|| Lines { template: self.clone(), readings })
     }
 }
 
 /// Numbers of one decision, to be written when the response is there.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    plan: Arc<Plan>,
+    template: Arc<Template>,
     readings: SmallVec<[Reading; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Reading {
-    item: u8,
+    item: u16,
+    /// Of the whole decision; here it takes no room.
+    overage: bool,
     remaining: u32,
     /// Seconds until there is more; 0 when nothing is to come.
     next: u32,
@@ -185,12 +210,16 @@ impl Lines {
     /// Adds the fields to a response, beside what an inner limiter has already said.
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         let Some(first) = self.readings.first().copied() else { return };
-        let limit = self.plan.items[usize::from(first.item)].limit;
-        match self.plan.family {
+        if first.overage {
+            headers.insert(OVERAGE, HeaderValue::from_static("1"));
+        }
+        let limit = self.template.items[usize::from(first.item)].limit;
+        match self.template.family {
             Headers::None => {}
             Headers::Draft11 => {
                 self.policy(headers);
-                append(headers, RATELIMIT, self.list());
+                // a list, which may stand on several lines
+                self.list().map(|list| headers.append(RATELIMIT, list));
             }
             Headers::Draft07 => {
                 if insert_dictionary(headers, limit, first.remaining, first.next) {
@@ -213,35 +242,29 @@ impl Lines {
     }
 
     fn policy(&self, headers: &mut HeaderMap) {
-        if let Some(policy) = &self.plan.policy {
+        if let Some(policy) = &self.template.policy {
             headers.append(POLICY, policy.clone());
         }
     }
 
     /// A list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
-    fn list(&self) -> String {
-        let mut text = String::with_capacity(self.readings.len() * 48);
+    fn list(&self) -> Option<HeaderValue> {
+        // on the stack first, so that the value is allocated once and whole
+        let mut text = SmallVec::<[u8; 256]>::new();
         let mut digits = itoa::Buffer::new();
         for (at, reading) in self.readings.iter().enumerate() {
             if at > 0 {
-                text.push_str(", ");
+                text.extend_from_slice(b", ");
             }
-            text.push_str(&self.plan.quoted[usize::from(reading.item)]);
-            text.push_str(";r=");
-            text.push_str(digits.format(reading.remaining));
+            text.extend_from_slice(self.template.quoted[usize::from(reading.item)].as_bytes());
+            text.extend_from_slice(b";r=");
+            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
             if reading.next > 0 {
-                text.push_str(";t=");
-                text.push_str(digits.format(reading.next));
+                text.extend_from_slice(b";t=");
+                text.extend_from_slice(digits.format(reading.next).as_bytes());
             }
         }
-        text
-    }
-}
-
-/// Adds a line to a list field, which may stand on several lines.
-fn append(headers: &mut HeaderMap, name: HeaderName, text: String) {
-    if let Ok(value) = HeaderValue::try_from(text) {
-        headers.append(name, value);
+        HeaderValue::from_bytes(&text).ok()
     }
 }
 
@@ -280,13 +303,17 @@ fn insert_triplet(
     true
 }
 
+/// Waits up to here, in seconds, are put into words once and kept.
+pub(crate) const COMMON_WAITS: usize = 4_096;
+
 /// Sets `Retry-After` unless it is there: at least 1, because clients retry at once on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
-    static SMALL: LazyLock<[HeaderValue; 64]> =
-        LazyLock::new(|| std::array::from_fn(HeaderValue::from));
+    static COMMON: [OnceLock<HeaderValue>; COMMON_WAITS] =
+        [const { OnceLock::new() }; COMMON_WAITS];
     let n = retry_seconds(wait);
-    let small = usize::try_from(n).ok().and_then(|n| SMALL.get(n)).cloned();
-    headers.entry(RETRY_AFTER).or_insert_with(|| small.unwrap_or_else(|| n.into()));
+    let common = usize::try_from(n).ok().and_then(|n| COMMON.get(n));
+    let value = || common.map_or_else(|| n.into(), |kept| kept.get_or_init(|| n.into()).clone());
+    headers.entry(RETRY_AFTER).or_insert_with(value);
 }
 
 /// The wait of a refusal in whole seconds.

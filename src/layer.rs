@@ -2,17 +2,22 @@
 
 use std::{fmt, sync::Arc};
 
+use http::response;
 use tower::Layer;
 
 use crate::{
-    gate::{Gate, Settings},
-    headers::{Headers, Item, Plan},
+    access::AccessList,
+    gate::Gate,
+    headers::{Headers, Item, Template},
     key::{KeyExtractor, PeerIp},
+    load::{Counters, Elastic, Switch},
     name::RuleName,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Quotas, Rule, RuleError, Rules},
+    rule::{self, Plan, Rule, RuleError, Rules},
     service::RateLimit,
+    settings::{After, Settings},
+    settle::Settle,
     store::{CannotFail, LocalStore, Store},
 };
 
@@ -44,6 +49,8 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     store: Arc<S>,
     reject: Arc<R>,
     items: Vec<Item>,
+    /// Whether a rule chooses its quotas per request.
+    dynamic: bool,
     headers: Headers,
     settings: Settings,
 }
@@ -63,14 +70,15 @@ where
     K: KeyExtractor,
     S: Store<Error: CannotFail>,
 {
-    /// Limits every key to `quotas`, all charged or none, under the rule name `default`.
+    /// Limits every key to a [`Plan`]: a quota, several that are charged all or none, or chosen per
+    /// request; under the rule name `default`.
     ///
     /// # Panics
     ///
     /// Where [`try_rules`](RateLimitLayer::try_rules) gives an error.
     #[track_caller]
-    pub fn new(extractor: K, quotas: impl Into<Quotas>, store: S) -> Self {
-        Self::rules(Rule::named(RuleName::default(), extractor, quotas), store)
+    pub fn new(extractor: K, plan: impl Into<Plan>, store: S) -> Self {
+        Self::rules(Rule::named(RuleName::default(), extractor, plan), store)
     }
 }
 
@@ -104,11 +112,13 @@ where
         rules.describe(&mut shapes);
         rule::check(&shapes, &store)?;
         let items = Item::list(&shapes)?;
+        let dynamic = shapes.iter().any(|shape| shape.quotas.is_none());
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
             reject: Arc::default(),
             items,
+            dynamic,
             headers: Headers::default(),
             settings: Settings::default(),
         })
@@ -154,10 +164,109 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
+    /// Lets requests on this list pass without asking any rule or store. Health checks belong here.
+    ///
+    /// ```
+    /// use tower_sluice::{AccessList, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .allow(AccessList::from_fn(|parts| parts.uri.path() == "/health"))
+    ///     .allow(AccessList::networks(["10.0.0.0/8"])?)
+    ///     .deny(AccessList::networks(["203.0.113.0/24"])?);
+    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// ```
+    pub fn allow(mut self, list: AccessList) -> Self {
+        self.settings.allow.push(list);
+        self
+    }
+
+    /// Refuses requests on this list with 403, unless they are [allowed](RateLimitLayer::allow).
+    pub fn deny(mut self, list: AccessList) -> Self {
+        self.settings.deny.push(list);
+        self
+    }
+
+    /// Turns the layer off and on while the server runs.
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.settings.switch = Some(switch.clone());
+        self
+    }
+
+    /// Refuses nobody: [decisions](RateLimitLayer::expose_decision) and
+    /// [counters](RateLimitLayer::count) say what would have been. No header fields are sent for
+    /// what would have been refused.
+    pub fn report_only(mut self) -> Self {
+        self.settings.report_only = true;
+        self
+    }
+
+    /// Lets requests pass beyond their quota while the system has room.
+    pub fn elastic(mut self, elastic: Elastic) -> Self {
+        self.settings.elastic = Some(elastic);
+        self
+    }
+
+    /// Counts what the layer decides.
+    pub fn count(mut self, counters: &Counters) -> Self {
+        self.settings.counters = Some(counters.clone());
+        self
+    }
+
+    /// How many requests may [wait](Rule::max_wait) for their place at a time, 1 024 unless set;
+    /// further ones are refused at once.
+    pub fn max_waiters(mut self, most: usize) -> Self {
+        self.settings.max_waiters = most;
+        self
+    }
+
     /// Answers refused requests with `reject`; [`TooManyRequests`] unless set.
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, headers, settings, .. } = self;
-        RateLimitLayer { rules, store, reject: Arc::new(reject), items, headers, settings }
+        let Self { rules, store, items, dynamic, headers, settings, .. } = self;
+        let reject = Arc::new(reject);
+        RateLimitLayer { rules, store, reject, items, dynamic, headers, settings }
+    }
+}
+
+impl<K, S, R> RateLimitLayer<K, S, R>
+where
+    S: Store + Send + Sync + 'static,
+    S::Future: 'static,
+{
+    /// Settles every request's charges by the head of its response: they are kept, given back, or
+    /// become another number of units. Without a response (an error, a panic, a dropped
+    /// connection) they are kept.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_sluice::{Quota, RateLimitLayer, Settle};
+    ///
+    /// // only failed logins count
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(5)).settle(|response| {
+    ///     match response.status {
+    ///         StatusCode::UNAUTHORIZED => Settle::Keep,
+    ///         _ => Settle::Refund,
+    ///     }
+    /// });
+    /// ```
+    pub fn settle(
+        mut self,
+        classify: impl Fn(&response::Parts) -> Settle + Send + Sync + 'static,
+    ) -> Self {
+        self.after().classify = Some(Arc::new(classify));
+        self
+    }
+
+    /// Puts a [`Reservation`](crate::Reservation) into every request's extensions, by which the
+    /// handler settles to the actual cost. Dropped unsettled, it becomes `default`.
+    pub fn reserve(mut self, default: Settle) -> Self {
+        self.after().default = default;
+        self
+    }
+
+    fn after(&mut self) -> &mut After {
+        let accounts = self.store.clone();
+        let after = || After { accounts, default: Settle::Keep, classify: None };
+        self.settings.after.get_or_insert_with(after)
     }
 }
 
@@ -169,8 +278,8 @@ impl<I, K, S, R> Layer<I> for RateLimitLayer<K, S, R> {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            plan: Arc::new(Plan::new(self.headers, self.items.clone())),
-            settings: self.settings,
+            template: Arc::new(Template::new(self.headers, self.items.clone(), self.dynamic)),
+            settings: self.settings.clone(),
         };
         RateLimit::new(inner, Arc::new(gate))
     }
@@ -183,8 +292,9 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             store: self.store.clone(),
             reject: self.reject.clone(),
             items: self.items.clone(),
+            dynamic: self.dynamic,
             headers: self.headers,
-            settings: self.settings,
+            settings: self.settings.clone(),
         }
     }
 }

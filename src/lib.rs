@@ -38,11 +38,11 @@
 //!
 //! ```
 //! use tower_sluice::{
-//!     Cost, Headers, LocalStore, Missing, Quota, RateLimitLayer, Rule,
+//!     Headers, LocalStore, Missing, Quota, RateLimitLayer, Rule, Units,
 //!     key::{Header, PeerIp},
 //! };
 //!
-//! let price = Cost::from_fn(|parts| if parts.uri.path() == "/report" { 20 } else { 1 });
+//! let price = Units::from_fn(|parts| if parts.uri.path() == "/report" { 20 } else { 1 });
 //! let by_key = [Quota::per_second(5).burst(20), Quota::per_day(10_000)];
 //!
 //! let layer = RateLimitLayer::rules(
@@ -90,12 +90,20 @@ mod algorithm;
 pub mod key;
 pub mod store;
 
+mod deadline;
 mod rule;
 
+mod access;
 mod headers;
 pub mod identify;
 mod limiter;
+mod load;
 pub mod reject;
+mod settle;
+
+mod settings;
+
+mod pass;
 
 mod gate;
 
@@ -108,20 +116,27 @@ mod layer;
 pub mod testing;
 
 pub use crate::{
+    access::{AccessList, NetworkError},
+    deadline::Deadline,
     decision::{Decision, Outcome, Source},
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, Headers},
     identify::IdentifyLayer,
     key::{Key, KeyError, KeyExtractor, PeerIp, key_fn},
     layer::RateLimitLayer,
-    limiter::Limiter,
+    limiter::{Limiter, NotReady},
+    load::{Counters, Counts, Elastic, Switch},
     name::{NameError, RuleName},
-    quota::{Quota, QuotaError},
+    quota::{Algorithm, Quota, QuotaError},
     reject::{Reject, Rejection, TooManyRequests, reject_fn},
-    rule::{Cost, Missing, Quotas, Rule, RuleError, Rules, Shape},
+    rule::{Aside, LivePlan, Missing, Mode, Plan, Quotas, Rule, RuleError, Rules, Shape, Units},
     service::RateLimit,
+    settle::{Reservation, Settle},
     store::{Answer, Charge, LocalStore, Store},
 };
+
+#[cfg(feature = "axum")]
+pub use crate::rule::{ByRoute, by_route};
 
 /// The README's examples run with the documentation tests.
 #[cfg(all(doctest, feature = "axum", feature = "governor"))]

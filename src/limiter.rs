@@ -1,6 +1,9 @@
 //! The same decisions outside HTTP.
 
+use std::{error::Error, fmt, time::Duration};
+
 use crate::{
+    decision::Decision,
     key::Key,
     name::RuleName,
     quota::Quota,
@@ -94,7 +97,160 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
+    /// Refuses the key for so long, whatever its account holds (see [`Store::block`]).
+    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<S::Future> {
+        self.charge(&key.into(), &[], |charge| self.store.block(&charge, time))
+    }
+
+    /// Ends a [`block`](Limiter::block).
+    pub fn unblock(&self, key: impl Into<Key>) -> Answer<S::Future> {
+        self.charge(&key.into(), &[], |charge| self.store.unblock(&charge))
+    }
+
+    /// Takes `cost` units if they are there, without waiting: whether it did.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not decide.
+    pub async fn try_take(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Result<bool, S::Error> {
+        Ok(self.take(key, quotas, cost).await?.is_allowed())
+    }
+
+    /// Takes `most` units, or what there is: how many it took.
+    ///
+    /// ```
+    /// # tokio_test::block_on(async {
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(10));
+    /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, Ok(7));
+    /// assert_eq!(limiter.take_up_to("alice", &quota, 7).await, Ok(3));
+    /// # });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the store could not decide.
+    pub async fn take_up_to(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        most: u32,
+    ) -> Result<u32, S::Error> {
+        let key = key.into();
+        let mut wanted = most;
+        while wanted > 0 {
+            let decision = self.take(key.clone(), quotas, wanted).await?;
+            if decision.is_allowed() {
+                break;
+            }
+            // less than was wanted, unless somebody gave back in between
+            wanted = decision.least().min(wanted - 1);
+        }
+        Ok(wanted)
+    }
+
+    /// Waits until `cost` units have been taken, evenly spaced and first come first served where
+    /// the algorithm can queue. Dropped while it waits, it gives its place back.
+    ///
+    /// ```
+    /// # tokio_test::block_on(async {
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).burst(1));
+    /// for _ in 0..3 {
+    ///     limiter.until_ready("upstream", &quota, 1).await?; // 10 ms apart
+    /// }
+    /// # Ok::<(), tower_sluice::NotReady<std::convert::Infallible>>(())
+    /// # });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When waiting cannot help, because the cost is above a quota's limit, or the store could not
+    /// decide.
+    pub async fn until_ready(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Result<Decision, NotReady<S::Error>> {
+        let (key, quotas) = (key.into(), quotas.as_ref());
+        let charge = Charge::new(self.name, &key, quotas).cost(cost);
+        let queueing = charge.max_wait(Duration::MAX);
+        let charge = if self.store.check(&[queueing]).is_ok() { queueing } else { charge };
+        loop {
+            let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
+            if decision.is_allowed() {
+                let mut place = Place { store: &self.store, charge, taken: Some(decision) };
+                let wait = place.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
+                if !wait.is_zero() {
+                    tokio::time::sleep(wait).await;
+                }
+                return place.taken.take().ok_or(NotReady::Never);
+            }
+            let Some(wait) = decision.retry_after() else { return Err(NotReady::Never) };
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Runs `work` once a unit has been [taken](Limiter::until_ready) for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`until_ready`](Limiter::until_ready); `work` has not been polled then.
+    pub async fn throttle<F: Future>(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        work: F,
+    ) -> Result<F::Output, NotReady<S::Error>> {
+        self.until_ready(key, quotas, 1).await?;
+        Ok(work.await)
+    }
+
     fn charge<T>(&self, key: &Key, quotas: &[Quota], then: impl FnOnce(Charge<'_>) -> T) -> T {
         then(Charge::new(self.name, key, quotas))
+    }
+}
+
+/// Why [`Limiter::until_ready`] did not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotReady<E> {
+    /// The cost is above a quota's limit, or the quota is blocked.
+    Never,
+    /// The store could not decide.
+    Store(E),
+}
+
+impl<E: fmt::Display> fmt::Display for NotReady<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Never => f.write_str("the cost is above what the quota ever has"),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: Error> Error for NotReady<E> {}
+
+/// A place in the queue; dropped, it is given back.
+struct Place<'a, S: Store> {
+    store: &'a S,
+    charge: Charge<'a>,
+    taken: Option<Decision>,
+}
+
+impl<S: Store> Drop for Place<'_, S> {
+    fn drop(&mut self) {
+        if let Some(taken) = &self.taken {
+            self.store.give_back(&[self.charge], taken);
+        }
     }
 }

@@ -10,8 +10,8 @@ use http::{Request, Response};
 use tower::Service;
 
 use crate::{
-    future::ResponseFuture,
-    gate::Gate,
+    future::{ResponseFuture, Waiting},
+    gate::{Asked, Gate, Verdict},
     reject::{Reject, TooManyRequests},
     rule::Rules,
     store::{Answer, CannotFail, Store},
@@ -51,22 +51,36 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
         let refusal = match self.gate.ask(&parts) {
-            Ok(None) => {
+            Ok(Asked::Passed(pass)) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                return ResponseFuture::running(future, Some(pass));
+            }
+            Ok(Asked::Unlimited) => {
+                self.gate.excuse(&mut parts);
                 let future = self.inner.call(Request::from_parts(parts, body));
                 return ResponseFuture::running(future, None);
             }
-            Ok(Some(Answer::Later(answer))) => {
+            Ok(Asked::Answered(Answer::Later(answer), ticket)) => {
                 let fresh = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, fresh);
-                return ResponseFuture::asking(answer, ready, self.gate.clone(), parts, body);
+                let inner = mem::replace(&mut self.inner, fresh);
+                let waiting = Waiting { inner, gate: self.gate.clone(), parts, body };
+                return ResponseFuture::asking(answer, waiting, ticket);
             }
-            Ok(Some(Answer::Now(decision))) => match self.gate.conclude(decision, &mut parts) {
-                Ok(pass) => {
-                    let future = self.inner.call(Request::from_parts(parts, body));
-                    return ResponseFuture::running(future, Some(pass));
+            Ok(Asked::Answered(Answer::Now(decision), ticket)) => {
+                match self.gate.conclude(decision, ticket, &mut parts) {
+                    Verdict::Pass(pass) => {
+                        let future = self.inner.call(Request::from_parts(parts, body));
+                        return ResponseFuture::running(future, Some(pass));
+                    }
+                    Verdict::Wait(place) => {
+                        self.inner = self.inner.clone();
+                        let (inner, gate) = (self.inner.clone(), self.gate.clone());
+                        let waiting = Waiting { inner, gate, parts, body };
+                        return ResponseFuture::delayed(place, waiting);
+                    }
+                    Verdict::Refuse(response) => response,
                 }
-                Err(response) => response,
-            },
+            }
             Err(error) => self.gate.refuse_unkeyed(&error, &parts),
         };
         // `poll_ready` may have reserved a place in the inner service, such as a permit of a

@@ -153,7 +153,7 @@ fn exhaust(server: &Server) -> Answer {
 fn quickstart_admits_its_burst_and_tells_the_refused_when_to_come_back() {
     let server = Server::start(quickstart(ANY_PORT));
     let curl = server.line_with("curl");
-    assert!(curl.contains(&format!(" {}/", server.address)), "{curl}");
+    assert!(curl.contains(&format!("http://{}/", server.address)), "{curl}");
 
     let refused = exhaust(&server);
     assert_eq!(refused.status, 429, "{refused:?}");
@@ -225,13 +225,54 @@ fn both_end_well_on_ctrl_c() {
 
 const ADDRESS: &str = "name=ip key=peer quota='5/h burst 10'";
 
+/// What an example prints that needs no flags and ends by itself.
+fn printed(name: &str) -> String {
+    let output = end(example(name));
+    assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+    text(&output.stdout).to_owned()
+}
+
+#[test]
+fn examples_of_one_question_each_show_the_answer() {
+    for (name, lines) in [
+        ("two_limits", "alice: 429"),
+        ("plans", "bob (free): 429 Too Many Requests Some(\"\\\"user\\\";q=4;w=3600\")"),
+        ("per_route", "DELETE /url/2: 429"),
+        ("late_cost", "after ten words: 990 tokens left\nafter one that was cut: 890 tokens left"),
+        ("smooth", "request 8: 429 Too Many Requests after"),
+        ("outgoing", "http://b.example/ answers"),
+        ("own_key", "red.example: 429 Too Many Requests\nno host: 400 Bad Request"),
+        ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),
+        ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
+        ("report_only", "would be refused"),
+    ] {
+        let said = printed(name);
+        assert!(said.contains(lines), "{lines:?} is not in {said}");
+    }
+}
+
+#[test]
+fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
+    let said = printed("login");
+    assert!(said.contains("50 were tried, the rest refused"), "{said}");
+    assert!(said.contains("the owner logged in 100 times meanwhile"), "{said}");
+}
+
+/// What the gateway shows of a request that passed in the plain way.
+fn passed(source: &str, outcomes: &Value) -> Value {
+    json!({
+        "allowed": true, "overage": false, "would_deny": false, "waited_ms": 0,
+        "source": source, "outcomes": outcomes,
+    })
+}
+
 #[test]
 fn gateway_answers_with_the_decision_of_all_rules() {
     let server = Server::start(gateway(&[
         "--rule",
         ADDRESS,
         "--rule",
-        "name=user key=header:x-api-key quota=3/h quota=100/day cost=2 missing=skip",
+        "name=user key=header:x-api-key quota=3/h,100/day cost=2 missing=skip",
     ]));
     let ip = |remaining: u32| {
         let reset = (10 - remaining) * 720_000;
@@ -249,8 +290,7 @@ fn gateway_answers_with_the_decision_of_all_rules() {
     let first = server.get_with("/anything/at/all", "x-api-key: alice\r\n");
     assert_eq!(first.status, 200);
     let outcomes = json!([ip(9), user(3, 1_200_000), user(100, 864_000)]);
-    let wanted = json!({ "allowed": true, "source": "local", "outcomes": outcomes });
-    assert_eq!(first.json(), wanted);
+    assert_eq!(first.json(), passed("local", &outcomes));
 
     let refused = server.get_with("/", "x-api-key: alice\r\naccept: application/json\r\n");
     assert_eq!(refused.status, 429);
@@ -275,10 +315,33 @@ fn gateway_obeys_the_policy_for_a_missing_key() {
         let rule = format!("name=user key=header:x-api-key quota=9/h missing={missing}");
         Server::start(gateway(&["--rule", &rule]))
     };
-    let unlimited = json!({ "allowed": true, "source": "no rule", "outcomes": [] });
+    let unlimited = passed("no rule", &json!([]));
     assert_eq!(server("reject").get("/").status, 400);
     assert_eq!(server("skip").get("/").json(), unlimited);
     assert_eq!(server("share").get("/").json()["outcomes"][0]["remaining"], 8);
+}
+
+#[test]
+fn gateway_counts_by_the_chosen_algorithm_and_marks_what_is_soft_or_only_reports() {
+    let server = Server::start(gateway(&[
+        "--rule",
+        "name=log key=everyone quota=2/day algorithm=sliding_log soft=1",
+        "--rule",
+        "name=trial key=everyone quota=1/day algorithm=sliding_window:2 report_only",
+    ]));
+    let shown = || server.get("/").json();
+    assert_eq!(shown()["overage"], false);
+    assert_eq!(shown()["would_deny"], true);
+    assert_eq!(shown()["overage"], true);
+    assert_eq!(server.get("/").status, 429);
+}
+
+#[test]
+fn gateway_makes_a_request_wait_and_says_how_long() {
+    let rule = "name=site key=everyone quota=\"20/s burst 1\" max_wait=500ms";
+    let server = Server::start(gateway(&["--rule", rule]));
+    assert_eq!(server.get("/").json()["waited_ms"], 0);
+    assert!(server.get("/").json()["waited_ms"].as_u64().is_some_and(|ms| ms > 0 && ms <= 50));
 }
 
 #[test]
@@ -312,6 +375,11 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),
         rule("name=ip key=peer quota=5/s rate=7", "\"rate\" (set to \"7\") is no field; give"),
         rule("name=ip key=peer quota=5/s cost=-1", "cost is \"-1\"; give a whole number"),
+        rule("name=ip key=peer quota=5/s algorithm=leaky", "algorithm is \"leaky\"; give gcra"),
+        rule("name=ip key=peer quota=\"5/s burst 9\" algorithm=sliding_log", "drop it (burst"),
+        rule("name=ip key=peer quota=7/s algorithm=sliding_window:0", "outside 1 to 1000"),
+        rule("name=ip key=peer quota=5/s max_wait=2", "max_wait is \"2\"; give whole milli"),
+        rule("name=ip key=peer quota=5/s soft=1 max_wait=2ms", "a soft quota; choose one"),
         rule("name=ip key=peer quota=5/s missing=no", "missing is \"no\"; give reject, skip"),
         rule("name=ip name=ip key=peer quota=5/s", "name is given twice; drop one"),
         rule("name=ip key=peer quota=5/s cost=6", "cost 6 is above the quota's limit 5"),

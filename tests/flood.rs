@@ -1,5 +1,4 @@
 //! Memory fixed at construction: what a flood of fresh keys finds, and whom it spares.
-#![expect(clippy::cast_possible_truncation, reason = "page counts and shard counts are small")]
 
 use std::{
     sync::{Mutex, PoisonError},

@@ -10,25 +10,32 @@ use std::{
 /// folder, whose files may name each other. Modules of one floor do not know each other.
 const FLOORS: &[(&str, u32)] = &[
     ("name", 0),
-    ("quota", 1),
-    ("decision", 1),
+    ("quota/*", 1),
+    ("decision/*", 1),
     ("algorithm/*", 2),
     ("key/*", 2),
     ("store", 3),
+    ("store/answer", 2),
     ("store/boxed", 3),
     ("store/local/*", 4),
     ("store/governor", 4),
     ("store/wrap/*", 4),
-    ("rule", 5),
+    ("deadline", 4),
+    ("load", 4),
+    ("rule/*", 5),
+    ("access", 6),
+    ("settle", 6),
     ("headers", 6),
     ("reject/*", 7),
     ("limiter", 7),
     ("identify", 7),
-    ("gate", 8),
-    ("future", 9),
-    ("service", 10),
-    ("layer", 11),
-    ("testing", 11),
+    ("settings", 8),
+    ("pass", 9),
+    ("gate", 10),
+    ("future", 11),
+    ("service", 12),
+    ("layer", 13),
+    ("testing/*", 13),
 ];
 
 /// A source file: its module (`store/local/clock`; `""` for the crate's root) and its code.
@@ -195,7 +202,7 @@ mod checker {
         let lib = ("lib.rs", "pub use crate::{layer::RateLimitLayer, store::Store};");
         let store = ("store/mod.rs", "pub use self::{\n    local::LocalStore,\n};");
         for (path, text, wanted) in [
-            ("quota.rs", "use crate::layer::A;", "quota (floor 1) imports layer/A (floor 11)"),
+            ("quota.rs", "use crate::layer::A;", "quota (floor 1) imports layer/A (floor 13)"),
             ("quota.rs", "use crate::decision::*;", "imports decision/ (floor 1)"),
             ("quota.rs", "fn f() { crate::key::check() }", "imports key/check"),
             ("quota.rs", "use crate::RateLimitLayer;", "imports layer/RateLimitLayer"),

@@ -21,8 +21,8 @@ use http::StatusCode;
 use proptest::{collection::vec, prelude::*};
 use support::{answer, get, header, lines, quota};
 use tower_sluice::{
-    Answer, Charge, Cost, Decision, Key, Quota, RateLimitLayer, Rule, RuleError, RuleName, Source,
-    Store,
+    Answer, Charge, Decision, Key, Quota, RateLimitLayer, Rule, RuleError, RuleName, Source, Store,
+    Units,
     key::Everyone,
     store::{GovernorStore, Never, Unsupported},
     testing::FakeClock,
@@ -84,10 +84,10 @@ proptest! {
             prop_assert_eq!(left.is_allowed(), right.is_allowed());
             prop_assert_eq!(left.retry_after(), right.retry_after());
             let (left, right) = (left.outcomes()[0], right.outcomes()[0]);
-            prop_assert_eq!(left.limit(), right.limit());
             if left.retry_after().is_none() {
-                continue;
+                continue; // governor does not say what is left
             }
+            prop_assert_eq!(left.limit(), right.limit());
             prop_assert_eq!(left.remaining(), right.remaining());
             if left.is_denied() {
                 prop_assert_eq!(left.next_after(), right.next_after());
@@ -145,7 +145,7 @@ async fn a_cost_above_the_limiters_burst_is_never_admitted() {
     let charge = Charge::new(RuleName::default(), &key, &quotas).cost(6);
     let decision = take(&plain(five), charge).expect("one charge");
     assert_eq!((decision.is_allowed(), decision.retry_after()), (false, None));
-    let rule = Rule::new("api", Everyone, five).cost(Cost::from_fn(|_| 6));
+    let rule = Rule::new("api", Everyone, five).cost(Units::from_fn(|_| 6));
     let layer = RateLimitLayer::rules(rule, plain(five).fail_closed());
     let refused = answer(&layer, get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -205,7 +205,7 @@ fn what_governor_cannot_do_is_an_error_that_names_it() {
 
 #[tokio::test]
 async fn what_shows_at_run_time_only_is_for_the_wrapper_to_answer() {
-    let (five, free) = (quota("5/s"), || Cost::from_fn(|_| 0));
+    let (five, free) = (quota("5/s"), || Units::from_fn(|_| 0));
     let rule = || Rule::new("api", Everyone, five).cost(free());
     let closed = RateLimitLayer::rules(rule(), plain(five).fail_closed());
     assert_eq!(answer(&closed, get("/")).await.status(), StatusCode::SERVICE_UNAVAILABLE);

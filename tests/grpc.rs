@@ -21,8 +21,8 @@ use tonic::{Code, Status, body::Body, transport::Server};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 use tower_sluice::{
-    Cost, KeyError, KeyExtractor, LocalStore, Missing, PeerIp, Quota, RateLimit, RateLimitLayer,
-    Rule, Store,
+    KeyError, KeyExtractor, LocalStore, Missing, PeerIp, Quota, RateLimit, RateLimitLayer, Rule,
+    Store, Units,
     key::{Everyone, Header},
 };
 
@@ -54,7 +54,7 @@ async fn a_tonic_client_is_told_when_to_come_back() {
 #[tokio::test]
 async fn a_tonic_client_is_told_not_to_come_back_with_a_cost_above_the_quota() {
     let (incoming, address) = incoming();
-    let rule = Rule::new("api", PeerIp::new(), Quota::per_hour(2)).cost(Cost::from_fn(|_| 3));
+    let rule = Rule::new("api", PeerIp::new(), Quota::per_hour(2)).cost(Units::from_fn(|_| 3));
     let server = Server::builder()
         .layer(RateLimitLayer::rules(rule, LocalStore::with_capacity(16)))
         .serve_with_incoming(Echo, incoming);

@@ -12,7 +12,7 @@ use proptest::{prelude::*, string::string_regex};
 use support::{Owing, Strict, answer, ask, get, header, owing, periods, quota};
 use tower::{Layer, service_fn};
 use tower_sluice::{
-    Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, RuleName,
+    Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, RuleName, Units,
     key::Everyone, testing::FakeClock,
 };
 
@@ -167,7 +167,7 @@ fn told(name: &str, quota: Quota, owed: i64, cost: u32) -> Response<String> {
     let (store, key) = (FakeClock::new().store(64), Key::everyone());
     let name = RuleName::new(name).expect("a name");
     Limiter::named(name, store.clone()).settle(key, &quota, -owed).now();
-    let rule = Rule::named(name, Everyone, quota).cost(Cost::from_fn(move |_| cost));
+    let rule = Rule::named(name, Everyone, quota).cost(Units::from_fn(move |_| cost));
     let layer = RateLimitLayer::rules(rule, store).expose_decision();
     futures::executor::block_on(ask(&mut layer.layer(Strict::default()), get("/")))
 }

@@ -32,11 +32,11 @@ fn name(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
 }
 
-/// An inner service that answers at once.
+/// An inner service that answers at once, with a text.
 #[derive(Clone)]
 struct Hello;
 
-impl<B: Default> Service<Request<B>> for Hello {
+impl<B: From<&'static str>> Service<Request<B>> for Hello {
     type Response = Response<B>;
     type Error = Infallible;
     type Future = Inner<B>;
@@ -46,7 +46,7 @@ impl<B: Default> Service<Request<B>> for Hello {
     }
 
     fn call(&mut self, _: Request<B>) -> Inner<B> {
-        ready(Ok(Response::default()))
+        ready(Ok(Response::new("hello".into())))
     }
 }
 
@@ -54,7 +54,7 @@ impl<B: Default> Service<Request<B>> for Hello {
 fn serve<S, B>(service: &mut S, address: u32) -> (u64, Response<B>)
 where
     S: Service<Request<B>, Response = Response<B>, Error = Infallible>,
-    B: Default,
+    B: Default + From<&'static str>,
 {
     let mut request = Request::new(B::default());
     let peer = IpAddr::from(Ipv4Addr::from_bits(address));
@@ -69,9 +69,8 @@ where
     })
 }
 
-/// The bounds of the issue, for one body type.
-fn layer_adds_only_header_fields<B: Default + 'static>() {
-    let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_hour(3), LocalStore::new());
+fn layer_adds_only_header_fields<B: Default + From<&'static str> + 'static>(quota: Quota) {
+    let layer = RateLimitLayer::new(PeerIp::new(), quota, LocalStore::new());
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
     let mut told = layer.layer(Hello);
     // what is made once, such as the text of a short refusal
@@ -95,13 +94,15 @@ fn layer_adds_only_header_fields<B: Default + 'static>() {
 
 #[test]
 fn layer_adds_only_header_fields_to_a_plain_body() {
-    layer_adds_only_header_fields::<Full<Bytes>>();
+    layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_minute(3));
+    layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_hour(3));
 }
 
 #[cfg(feature = "axum")]
 #[test]
 fn layer_adds_only_header_fields_to_an_axum_body() {
-    layer_adds_only_header_fields::<axum::body::Body>();
+    layer_adds_only_header_fields::<axum::body::Body>(Quota::per_minute(3));
+    layer_adds_only_header_fields::<axum::body::Body>(Quota::per_hour(3));
 }
 
 #[test]

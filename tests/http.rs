@@ -12,8 +12,8 @@ use support::{answer, ask, get, header, lines, with};
 use tower::{Layer, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 use tower_sluice::{
-    Cost, Decision, EXPOSED_HEADERS, Headers, Key, KeyError, Limiter, LocalStore, Quota,
-    RateLimitLayer, Rule, RuleError, TooManyRequests,
+    Decision, EXPOSED_HEADERS, Headers, Key, KeyError, Limiter, LocalStore, Quota, RateLimitLayer,
+    Rule, RuleError, TooManyRequests, Units,
     key::{Everyone, Header},
     reject::Reason,
     reject_fn,
@@ -143,7 +143,7 @@ async fn a_blocked_quota_is_403_and_no_wait_helps() {
 
 #[tokio::test]
 async fn a_cost_above_the_burst_has_no_retry_after() {
-    let by_path = Cost::from_fn(|parts| if parts.uri.path() == "/export" { 11 } else { 5 });
+    let by_path = Units::from_fn(|parts| if parts.uri.path() == "/export" { 11 } else { 5 });
     let rule = Rule::new("api", Everyone, Quota::per_second(10)).cost(by_path);
     let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
     let response = answer(&layer, get("/export")).await;

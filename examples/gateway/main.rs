@@ -22,14 +22,21 @@ const EXAMPLES: &str = r#"Examples:
     gateway --rule 'name=ip key=peer quota="5/s burst 10"'
   and each API key, where one is sent, by the second and by the day:
     gateway --rule 'name=ip key=peer quota=20/s' \
-            --rule 'name=user key=header:x-api-key quota=5/s quota=10000/day missing=skip'
+            --rule 'name=user key=header:x-api-key quota=5/s,10000/day missing=skip'
 
 A rule is one argument of field=value pairs:
   name=NAME    what header fields call it; no two rules share a name
   key=KEY      who pays: peer (the address), header:NAME, everyone, route (its template)
-  quota=QUOTA  units/period [burst n], as 5/s, 200/10s or "100/min burst 20"; may be repeated
+  quota=QUOTA  units/period [burst n], as 5/s, 200/10s or "100/min burst 20"; several, with
+               commas between, are charged together
+  algorithm=A  gcra, token_bucket, fixed_window, paced_window, anchored_window,
+               sliding_window:BUCKETS or sliding_log [default: gcra]
+  soft=N       units admitted beyond the quota, marked as overage [default: 0]
   cost=N       units a request costs [default: 1]
+  headroom=N   units a request must leave over [default: 0]
+  max_wait=MS  wait so long for a place instead of being refused, as 500ms [default: 0ms]
   missing=HOW  a request without the key: reject (with 400), skip or share [default: reject]
+  report_only  count, and refuse nobody
 
 All rules are charged for a request, or none. Routes are /, /users/{id} and /orders/{id}; all
 other paths together are one more."#;
@@ -69,14 +76,7 @@ async fn main() -> ExitCode {
     let flags = Flags::parse();
     let address = flags.addr;
     let app = router(flags).unwrap_or_else(|error| {
-        let text = match error {
-            // the crate's own advice is a method, which a flag cannot call
-            RuleError::SameQuotaName(name) => format!(
-                "two quotas are called {name:?} in header fields; give them different periods, as \
-                 quota=10/s quota=300/min"
-            ),
-            error => error.to_string(),
-        };
+        let text = error.to_string();
         Flags::command().error(ErrorKind::ValueValidation, text).exit();
     });
     let Err(error) = serve(address, app).await else { return ExitCode::SUCCESS };
@@ -119,6 +119,9 @@ async fn show(decision: Option<Extension<Decision>>) -> Json<Shown> {
 #[derive(Serialize)]
 struct Shown {
     allowed: bool,
+    overage: bool,
+    would_deny: bool,
+    waited_ms: u64,
     source: &'static str,
     outcomes: Vec<ShownOutcome>,
 }
@@ -138,12 +141,10 @@ impl From<&Decision> for Shown {
     fn from(decision: &Decision) -> Self {
         Self {
             allowed: decision.is_allowed(),
-            source: match decision.source() {
-                Source::Local => "local",
-                Source::FailedOpen => "failed open",
-                Source::Other(name) => name,
-                _ => "another store",
-            },
+            overage: decision.is_overage(),
+            would_deny: decision.would_deny(),
+            waited_ms: millis(decision.wait()),
+            source: decision.source().as_str(),
             outcomes: decision.outcomes().iter().map(ShownOutcome::from).collect(),
         }
     }

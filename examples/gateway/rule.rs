@@ -1,14 +1,17 @@
 //! A rule as a flag: `name=ip key=peer quota="5/s burst 10" cost=2 missing=skip`.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
 use axum::http::HeaderName;
 use tower_sluice::{
-    KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
+    Algorithm, KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
     key::{Everyone, Header, Route},
 };
 
-const FIELDS: &str = "give name, key, quota, cost or missing";
+const FIELDS: &str = "give name, key, quota, algorithm, soft, cost, headroom, max_wait, missing or \
+                      report_only";
+const ALGORITHMS: &str = "give gcra, token_bucket, fixed_window, paced_window, anchored_window, \
+                          sliding_window:BUCKETS or sliding_log";
 const QUOTA: &str = "quota=\"5/s burst 10\"";
 const KEYS: &str = "give peer, header:NAME, everyone or route";
 
@@ -21,7 +24,10 @@ pub(super) struct RuleFlag {
     key: KeyFlag,
     quotas: Vec<Quota>,
     cost: u32,
+    headroom: u32,
+    max_wait: Duration,
     missing: Missing,
+    report_only: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -40,7 +46,12 @@ impl RuleFlag {
             KeyFlag::Everyone => Box::new(Everyone),
             KeyFlag::Route => Box::new(Route),
         };
-        Rule::named(self.name, key, self.quotas).cost(self.cost).missing(self.missing)
+        let rule = Rule::named(self.name, key, self.quotas)
+            .cost(self.cost)
+            .headroom(self.headroom)
+            .max_wait(self.max_wait)
+            .missing(self.missing);
+        if self.report_only { rule.report_only() } else { rule }
     }
 }
 
@@ -50,31 +61,54 @@ impl FromStr for RuleFlag {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let words = shlex::split(text).ok_or("a quote is not closed; close it")?;
-        let (mut name, mut key, mut cost, mut missing) = (None, None, None, None);
-        let mut quotas = Vec::new();
+        let (mut name, mut key, mut missing, mut algorithm) = (None, None, None, None);
+        let (mut cost, mut headroom, mut max_wait, mut soft) = (None, None, None, None);
+        let (mut quotas, mut report_only) = (Vec::<Quota>::new(), false);
         for word in &words {
+            if word == "report_only" {
+                report_only = true;
+                continue;
+            }
             let (field, value) = word.split_once('=').ok_or_else(|| {
                 format!("{word:?} is not field=value; quote a value with spaces, as {QUOTA}")
             })?;
             match field {
                 "name" => once(field, &mut name, checked(value)?)?,
                 "key" => once(field, &mut key, checked(value)?)?,
-                "quota" => quotas.push(checked(value)?),
-                "cost" => once(field, &mut cost, units(value)?)?,
+                "quota" => {
+                    for quota in value.split(',') {
+                        quotas.push(checked(quota)?);
+                    }
+                }
+                "algorithm" => once(field, &mut algorithm, counted_by(value)?)?,
+                "soft" => once(field, &mut soft, units(field, value)?)?,
+                "cost" => once(field, &mut cost, units(field, value)?)?,
+                "headroom" => once(field, &mut headroom, units(field, value)?)?,
+                "max_wait" => once(field, &mut max_wait, time(value)?)?,
                 "missing" => once(field, &mut missing, policy(value)?)?,
                 _ => return Err(format!("{field:?} (set to {value:?}) is no field; {FIELDS}")),
             }
         }
         let name = name.ok_or("name is missing; add one, as name=ip")?;
         let key = key.ok_or_else(|| format!("key is missing; {KEYS}, as key=peer"))?;
-        match quotas.len() {
-            0 => Err(format!("quota is missing; add one, as {QUOTA}")),
-            n @ 256.. => Err(format!("quota is given {n} times; give at most 255")),
-            _ => {
-                let (cost, missing) = (cost.unwrap_or(1), missing.unwrap_or_default());
-                Ok(Self { name, key, quotas, cost, missing })
-            }
+        if quotas.is_empty() {
+            return Err(format!("quota is missing; add one, as {QUOTA}"));
         }
+        for quota in &mut quotas {
+            let counted = quota.try_algorithm(algorithm.unwrap_or_default());
+            let softened = counted.and_then(|quota| quota.try_soft(soft.unwrap_or(0)));
+            *quota = softened.map_err(|error| error.to_string())?;
+        }
+        Ok(Self {
+            name,
+            key,
+            quotas,
+            cost: cost.unwrap_or(1),
+            headroom: headroom.unwrap_or(0),
+            max_wait: max_wait.unwrap_or_default(),
+            missing: missing.unwrap_or_default(),
+            report_only,
+        })
     }
 }
 
@@ -94,9 +128,30 @@ impl FromStr for KeyFlag {
     }
 }
 
-fn units(value: &str) -> Result<u32, String> {
-    let wrong = |_| format!("cost is {value:?}; give a whole number from 0 to {}", u32::MAX);
+fn units(field: &str, value: &str) -> Result<u32, String> {
+    let wrong = |_| format!("{field} is {value:?}; give a whole number from 0 to {}", u32::MAX);
     value.parse().map_err(wrong)
+}
+
+fn time(value: &str) -> Result<Duration, String> {
+    let wrong = || format!("max_wait is {value:?}; give whole milliseconds, as max_wait=500ms");
+    let millis = value.strip_suffix("ms").ok_or_else(wrong)?;
+    millis.parse().map(Duration::from_millis).map_err(|_| wrong())
+}
+
+fn counted_by(value: &str) -> Result<Algorithm, String> {
+    match value.split_once(':') {
+        None if value == "gcra" => Ok(Algorithm::Gcra),
+        None if value == "token_bucket" => Ok(Algorithm::TokenBucket),
+        None if value == "fixed_window" => Ok(Algorithm::fixed_window()),
+        None if value == "paced_window" => Ok(Algorithm::fixed_window().paced()),
+        None if value == "anchored_window" => Ok(Algorithm::AnchoredWindow),
+        None if value == "sliding_log" => Ok(Algorithm::SlidingLog),
+        Some(("sliding_window", n)) => {
+            units("buckets", n).map(|buckets| Algorithm::SlidingWindow { buckets })
+        }
+        _ => Err(format!("algorithm is {value:?}; {ALGORITHMS}")),
+    }
 }
 
 fn policy(value: &str) -> Result<Missing, String> {

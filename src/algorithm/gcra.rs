@@ -1,95 +1,164 @@
 //! GCRA, the generic cell rate algorithm (ITU-T I.371, annex A), as virtual scheduling.
 //!
 //! The whole account is one instant, the *theoretical arrival time* (TAT): when it is full again.
-//! A unit costs the interval `T`; `burst` units may be owed. Because a full account equals no
-//! account, an account may be forgotten from its TAT on.
+//! A unit costs the interval `T`; `burst` units may be owed.
+//!
+//! What is stored is the instant from which the account may be forgotten, 0 where there is none.
+//! A full account equals no account, so that is the TAT itself. Only an account that starts at
+//! `initial` units differs from one that was used and is full: it is remembered, full, for
+//! `burst·T` longer, and the stored instant is the TAT plus that.
+//!
+//! It spaces what comes after the burst and knows no windows: over any span it admits at most the
+//! burst and what flows back in the span, which over one period can be nearly twice the quota.
 
-use crate::quota::Quota;
+use super::{Ask, Step};
+use crate::{
+    decision::{NEVER, Numbers},
+    quota::{Algorithm, Quota},
+};
 
-/// What one charge asks of an account.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
-    /// Units charged when it fits; 0 looks.
-    pub(crate) cost: u32,
-    /// Units that must be left over, never charged.
-    pub(crate) headroom: u32,
-    /// How long the caller is ready to queue, in nanoseconds.
-    pub(crate) max_wait: u64,
-}
-
-impl Ask {
-    pub(crate) fn units(cost: u32) -> Self {
-        Self { cost, headroom: 0, max_wait: 0 }
-    }
-
-    /// Units that must fit; more than any limit when it cannot be said.
-    pub(crate) fn need(self) -> u32 {
-        if self.cost == 0 { 0 } else { self.cost.saturating_add(self.headroom) }
-    }
-}
-
-/// A quota as this algorithm sees it. `limit × interval` is at most ten years, so that sums of a
-/// few of them and an instant stay far below 2^64 ns.
+/// A quota as this algorithm sees it. `(limit + soft) × interval` and a wait are at most ten years
+/// each, so that sums of a few of them and an instant stay far below 2^64 ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
     limit: u32,
+    soft: u32,
     interval: u64,
+    /// For how long a full account is remembered: `burst·T` with `initial`, otherwise 0.
+    kept: u64,
+    /// How far ahead the TAT of a cold account is: `(burst − initial)·T`.
+    cold: u64,
 }
 
 impl Gcra {
+    /// The quota, if this algorithm counts it.
+    #[inline]
+    pub(crate) fn counting(quota: &Quota) -> Option<Self> {
+        (quota.counted_by() == Algorithm::Gcra).then(|| Self::new(quota))
+    }
+
+    #[inline]
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self { limit: quota.limit(), interval: quota.interval_nanos() }
+        let (limit, interval) = (quota.limit(), quota.interval_nanos());
+        let worth = |units: u32| u64::from(units) * interval;
+        let (kept, cold) = match quota.initial_units() {
+            None => (0, 0),
+            Some(initial) => (worth(limit), worth(limit.saturating_sub(initial))),
+        };
+        Self { limit, soft: quota.soft_units(), interval, kept, cold }
     }
 
-    /// The limit, and the interval in nanoseconds.
-    pub(crate) fn quota(self) -> (u32, u64) {
-        (self.limit, self.interval)
-    }
-
-    /// The account after `ask`, or `None` when it does not fit.
-    pub(crate) fn take(self, tat: u64, now: u64, ask: Ask) -> Option<u64> {
+    /// What to store of the account after `ask` (`None`: leave it as it is), and what to say.
+    #[inline]
+    pub(crate) fn take(self, stored: u64, now: u64, ask: Ask) -> (Option<u64>, Step) {
+        let step = self.look(stored, now, ask);
+        if !step.allowed {
+            return (self.open(stored, now, ask), step);
+        }
         if ask.cost == 0 {
-            return Some(tat);
+            return (None, step);
         }
+        let tat = self.tat(stored, now) + self.worth(ask.cost.into());
+        (Some(self.stored(tat)), Step { numbers: self.numbers(tat, now, 0), ..step })
+    }
+
+    /// What [`take`](Gcra::take) would say, with nothing charged.
+    #[inline]
+    pub(crate) fn look(self, stored: u64, now: u64, ask: Ask) -> Step {
+        let tat = self.tat(stored, now);
+        let say = |allowed, overage, wait, retry| Step {
+            allowed,
+            overage,
+            wait,
+            numbers: self.numbers(tat, now, retry),
+        };
         let need = ask.need();
-        if need > self.limit {
-            return None;
+        if need == 0 {
+            return say(true, false, 0, 0);
         }
-        let from = tat.max(now);
-        let fits = from + self.worth(need) <= now + self.worth(self.limit) + ask.max_wait;
-        fits.then(|| from + self.worth(ask.cost))
-    }
-
-    /// How long a caller who took `ask` and left the account at `tat` has to wait.
-    pub(crate) fn wait(self, tat: u64, now: u64, ask: Ask) -> u64 {
-        if ask.cost == 0 || ask.max_wait == 0 {
-            return 0;
+        if !self.possible(need) {
+            return say(false, false, 0, NEVER);
         }
-        (tat + self.worth(ask.headroom)).saturating_sub(now + self.worth(self.limit))
-    }
-
-    /// The account after `units` are given back (above 0) or charged late (below 0).
-    ///
-    /// A refund stops at full. A late charge never fails but stops where twice the limit is owed;
-    /// an account already beyond that stays.
-    pub(crate) fn settle(self, tat: u64, now: u64, units: i64) -> u64 {
-        let (from, most) = (tat.max(now), now + 2 * self.worth(self.limit));
-        let worth = self.interval.saturating_mul(units.unsigned_abs());
-        if units >= 0 {
-            from.saturating_sub(worth).max(now)
+        let over = (tat + self.worth(need)).saturating_sub(now + self.worth(self.limit.into()));
+        // What does not fit passes as overage or queues, never both.
+        let soft = self.worth(self.soft.into());
+        let slack = if self.soft > 0 { soft } else { ask.max_wait };
+        if over > slack {
+            say(false, false, 0, over - soft)
+        } else if self.soft > 0 {
+            say(true, over > 0, 0, 0)
         } else {
-            from.saturating_add(worth).min(most).max(from)
+            say(true, false, over, 0)
         }
     }
 
-    /// The account after a charge of `cost` that left it at `receipt` is undone. What others were
-    /// charged since stays charged, and what has flowed back since is not given twice.
-    pub(crate) fn give_back(self, tat: u64, now: u64, receipt: u64, cost: u32) -> u64 {
-        tat - receipt.saturating_sub(now).min(self.worth(cost)).min(tat)
+    /// What to store after a refusal of `ask`: the first contact opens an account with `initial`.
+    ///
+    /// [`take`](Gcra::take) does so itself; this is for an account that a decision over several
+    /// refused because of another.
+    #[inline]
+    pub(crate) fn open(self, stored: u64, now: u64, ask: Ask) -> Option<u64> {
+        let opens = self.kept > 0 && stored <= now && ask.cost > 0 && self.possible(ask.need());
+        opens.then(|| self.stored(now + self.cold))
     }
 
-    fn worth(self, units: u32) -> u64 {
-        u64::from(units) * self.interval
+    /// What to store after `units` are given back (above 0) or charged late (below 0), and the
+    /// account then.
+    ///
+    /// A refund stops at full, and changes nothing where there is no account. A late charge never
+    /// fails but stops where twice the limit is owed; an account already beyond that stays.
+    pub(crate) fn settle(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Numbers) {
+        let before = self.tat(stored, now);
+        let worth = self.interval.saturating_mul(units.unsigned_abs());
+        let after = if units < 0 {
+            let most = now + 2 * self.worth(self.limit.into());
+            before.saturating_add(worth).min(most).max(before)
+        } else if stored <= now {
+            before
+        } else {
+            before.saturating_sub(worth).max(now)
+        };
+        ((after != before).then(|| self.stored(after)), self.numbers(after, now, 0))
+    }
+
+    /// What to store after a charge of `cost` that left the account at `receipt` (as it was
+    /// stored) is undone. What others were charged since stays charged, and what has flowed back
+    /// since is not given twice.
+    pub(crate) fn give_back(self, stored: u64, now: u64, receipt: u64, cost: u32) -> Option<u64> {
+        let tat = self.tat(stored, now);
+        let mine = receipt.saturating_sub(self.kept).saturating_sub(now);
+        // the quota may have changed since the charge
+        let worth = self.interval.saturating_mul(cost.into());
+        let after = tat.saturating_sub(mine.min(worth)).max(now);
+        (stored > now && after != tat).then(|| self.stored(after))
+    }
+
+    /// How an account of this TAT is stored.
+    #[inline]
+    pub(crate) fn stored(self, tat: u64) -> u64 {
+        tat + self.kept
+    }
+
+    /// The TAT of an account, at least `now`.
+    #[inline]
+    fn tat(self, stored: u64, now: u64) -> u64 {
+        if stored <= now { now + self.cold } else { stored.saturating_sub(self.kept).max(now) }
+    }
+
+    #[inline]
+    fn numbers(self, tat: u64, now: u64, retry: u64) -> Numbers {
+        Numbers::Refilling { ahead: tat - now, interval: self.interval, limit: self.limit, retry }
+    }
+
+    /// Whether a full account could ever pay.
+    #[inline]
+    fn possible(self, need: u64) -> bool {
+        need <= u64::from(self.limit) + u64::from(self.soft)
+    }
+
+    #[inline]
+    fn worth(self, units: u64) -> u64 {
+        units * self.interval
     }
 }
 
@@ -107,19 +176,50 @@ mod tests {
     fn giving_back_spares_what_others_were_charged() {
         let (mine, now) = (1_000 + 2 * T, 1_000);
         let others = mine + T;
-        assert_eq!(five().give_back(others, now, mine, 2), others - 2 * T);
-        assert_eq!(five().give_back(others, mine - T, mine, 2), others - T, "half has flowed back");
-        assert_eq!(five().give_back(others, mine, mine, 2), others, "all has flowed back");
+        assert_eq!(five().give_back(others, now, mine, 2), Some(others - 2 * T));
+        let half = five().give_back(others, mine - T, mine, 2);
+        assert_eq!(half, Some(others - T), "half has flowed back");
+        assert_eq!(five().give_back(others, mine, mine, 2), None, "all has flowed back");
+    }
+
+    #[test]
+    fn giving_back_to_a_forgotten_account_changes_nothing() {
+        assert_eq!(five().give_back(0, 1_000, 1_000 + T, 1), None);
+        assert_eq!(five().give_back(1_000, 1_000, 1_000 + T, 1), None);
+        // nor to one that would be opened at its initial level
+        let quota = Gcra::new(&Quota::per_second(5).initial(0));
+        assert_eq!(quota.give_back(1_000, 1_000, quota.stored(1_000 + T), 1), None);
     }
 
     #[test]
     fn extreme_numbers_do_not_overflow() {
+        const TEN_YEARS: u64 = 315_360_000_000_000_000;
         let slow = Gcra::new(&Quota::per_day(1).burst(3650));
         let now = 1 << 62;
-        let ask = Ask { cost: 3650, headroom: u32::MAX, max_wait: 315_360_000_000_000_000 };
-        assert_eq!(slow.take(now, now, ask), None);
-        let full = slow.take(now, now, Ask { headroom: 0, ..ask }).expect("fits");
-        assert_eq!(slow.settle(full, now, i64::MIN), now + 2 * 315_360_000_000_000_000);
-        assert_eq!(slow.settle(full, now, i64::MAX), now);
+        let ask = Ask { cost: 3650, headroom: u32::MAX, max_wait: TEN_YEARS };
+        assert_eq!(slow.take(now, now, ask).0, None);
+        let (full, _) = slow.take(now, now, Ask { headroom: 0, ..ask });
+        let full = full.expect("fits");
+        let (queued, step) = slow.take(full, now, Ask { headroom: 0, ..ask });
+        assert_eq!((queued, step.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
+        assert_eq!(slow.settle(full, now, i64::MIN).0, Some(now + 2 * TEN_YEARS));
+        assert_eq!(slow.settle(full, now, i64::MAX).0, Some(now));
+    }
+
+    #[test]
+    fn a_refund_reaches_the_whole_queue() {
+        let one = Gcra::new(&Quota::per_second(5).burst(1));
+        let (now, queued) = (1_000, 1_000 + 20 * T);
+        assert_eq!(one.settle(queued, now, 15).0, Some(now + 5 * T));
+        assert_eq!(one.settle(queued, now, -1).0, None, "already beyond twice the limit");
+    }
+
+    #[test]
+    fn a_refund_to_a_full_account_does_not_keep_it_longer() {
+        let quota = Gcra::new(&Quota::per_second(5).initial(0));
+        let full_since = 1_000;
+        let stored = quota.stored(full_since);
+        assert_eq!(quota.settle(stored, full_since + T, 3).0, None);
+        assert_eq!(quota.give_back(stored, full_since + T, stored + 3 * T, 3), None);
     }
 }

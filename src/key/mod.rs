@@ -42,6 +42,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::{StatusCode, request::Parts};
 
+pub(crate) use self::peer_ip::peer_address;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{

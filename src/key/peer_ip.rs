@@ -86,14 +86,21 @@ impl KeyExtractor for PeerIp {
     }
 }
 
+/// The peer's address, an IPv4-mapped one unfolded.
+pub(crate) fn peer_address(parts: &Parts) -> Option<IpAddr> {
+    peer(parts).map(|peer| peer.ip().to_canonical())
+}
+
 fn peer(parts: &Parts) -> Option<SocketAddr> {
     #[cfg(feature = "axum")]
     if let Some(info) = parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
         return Some(info.0);
     }
     #[cfg(feature = "tonic")]
-    if let Some(info) = parts.extensions.get::<tonic::transport::server::TcpConnectInfo>() {
-        return info.remote_addr();
+    if let Some(info) = parts.extensions.get::<tonic::transport::server::TcpConnectInfo>()
+        && let Some(address) = info.remote_addr()
+    {
+        return Some(address);
     }
     parts.extensions.get::<SocketAddr>().copied()
 }

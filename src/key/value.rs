@@ -139,16 +139,31 @@ impl Key {
     }
 }
 
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.head);
+impl Key {
+    /// Hashes the key together with `salt`, in as few words as there are: an IPv4 address is two.
+    #[inline]
+    pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
+        // an odd constant (that of the golden ratio) spreads the few bits of the head
+        state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         match &self.body {
-            Body::Inline(words) => {
-                let used = self.len().div_ceil(8).min(WORDS);
-                words[..used].iter().for_each(|word| state.write_u64(*word));
+            Body::Inline([first, second, rest @ ..]) => {
+                state.write_u64(*first);
+                if self.head >= 9 << 8 {
+                    state.write_u64(*second);
+                }
+                if self.head >= 17 << 8 {
+                    rest.iter().for_each(|word| state.write_u64(*word));
+                }
             }
             Body::Shared(bytes) => state.write(bytes),
         }
+    }
+}
+
+impl Hash for Key {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.hash_with(0, state);
     }
 }
 
@@ -159,6 +174,7 @@ impl fmt::Debug for Key {
 }
 
 impl From<Ipv4Addr> for Key {
+    #[inline]
     fn from(address: Ipv4Addr) -> Self {
         let mut words = [0; WORDS];
         words[0] = u32::from_le_bytes(address.octets()).into();
@@ -174,6 +190,7 @@ impl From<Ipv6Addr> for Key {
 
 /// An IPv4-mapped IPv6 address is the IPv4 address.
 impl From<IpAddr> for Key {
+    #[inline]
     fn from(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => address.into(),

@@ -31,7 +31,7 @@ use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use crate::{
     decision::{Decision, Source},
-    headers::Plan,
+    headers::Template,
     key::KeyError,
 };
 
@@ -75,7 +75,7 @@ impl<F> fmt::Debug for RejectFn<F> {
 pub struct Rejection<'a> {
     why: Why<'a>,
     retry_after: Option<Duration>,
-    plan: &'a Plan,
+    template: &'a Template,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,22 +104,22 @@ impl<'a> Rejection<'a> {
     pub(crate) fn denied(
         decision: &'a Decision,
         retry_after: Option<Duration>,
-        plan: &'a Plan,
+        template: &'a Template,
     ) -> Self {
-        Self { why: Why::Decision(decision), retry_after, plan }
+        Self { why: Why::Decision(decision), retry_after, template }
     }
 
-    pub(crate) fn unkeyed(error: &'a KeyError, plan: &'a Plan) -> Self {
-        Self { why: Why::Key(error), retry_after: None, plan }
+    pub(crate) fn unkeyed(error: &'a KeyError, template: &'a Template) -> Self {
+        Self { why: Why::Key(error), retry_after: None, template }
     }
 
     /// What kind of refusal this is.
     #[must_use]
     pub fn reason(&self) -> Reason {
         let Why::Decision(decision) = self.why else { return Reason::Unkeyed };
-        match decision.binding().filter(|outcome| outcome.is_known()) {
+        match decision.binding() {
             _ if decision.source() == Source::FailedClosed => Reason::Unavailable,
-            Some(outcome) if outcome.limit() == 0 => Reason::Blocked,
+            Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Reason::Blocked,
             Some(_) if decision.retry_after().is_none() => Reason::TooCostly,
             _ => Reason::Limited,
         }
@@ -151,9 +151,9 @@ impl<'a> Rejection<'a> {
 
     /// The names of the quotas that refused, as in the header fields.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
-        let plan = self.plan;
+        let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
-        outcomes.iter().filter(|outcome| outcome.is_denied()).map(|outcome| plan.name(outcome))
+        outcomes.iter().filter(|outcome| outcome.is_denied()).map(|outcome| template.name(outcome))
     }
 }
 

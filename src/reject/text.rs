@@ -1,12 +1,12 @@
 //! What a person reads: plain text, or problem+json (RFC 9457).
 
-use std::{fmt::Write as _, sync::LazyLock};
+use std::{fmt::Write as _, sync::OnceLock};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::ACCEPT};
 
 use super::{Reason, Rejection};
-use crate::headers::{push_json_string, retry_seconds};
+use crate::headers::{COMMON_WAITS, push_json_string, retry_seconds};
 
 /// The problem types of the `RateLimit` draft.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -24,15 +24,14 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     })
 }
 
-/// One line; that of a short wait is made once.
+/// One line; that of a common wait is made once.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
-    static SHORT: LazyLock<[Bytes; 64]> =
-        LazyLock::new(|| std::array::from_fn(|n| Bytes::from(limited(n as u64))));
+    static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after().map(retry_seconds);
     if let (Reason::Limited, Some(n)) = (why.reason(), seconds)
-        && let Some(text) = usize::try_from(n).ok().and_then(|n| SHORT.get(n))
+        && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
-        return text.clone();
+        return text.get_or_init(|| limited(n).into()).clone();
     }
     Bytes::from(detail(why))
 }

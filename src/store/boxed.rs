@@ -1,6 +1,6 @@
 //! A store chosen at run time.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use super::{Answer, Charge, Store, Unsupported};
 use crate::decision::Decision;
@@ -48,6 +48,14 @@ where
 
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         boxed(self.0.reset(charge))
+    }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        boxed(self.0.block(charge, time))
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        boxed(self.0.unblock(charge))
     }
 
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {

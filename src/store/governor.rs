@@ -25,7 +25,7 @@ const LOOK: Unsupported =
 const QUEUE: Unsupported =
     Unsupported::new("a governor limiter knows no headroom and no queue; use LocalStore");
 const SETTLE: Unsupported =
-    Unsupported::new("a governor limiter cannot settle or reset an account; use LocalStore");
+    Unsupported::new("a governor limiter cannot settle, reset or block an account; use LocalStore");
 
 /// A governor limiter as a store, for those who share one with other code.
 ///
@@ -107,7 +107,7 @@ where
     W::PositiveOutcome: Admission,
 {
     fn decide(&self, charge: &Charge<'_>, cost: NonZeroU32) -> Decision {
-        let (rule, quota) = (charge.rule(), charge.quotas().first());
+        let rule = charge.rule();
         let decision = match self.0.check_key_n(charge.key(), cost) {
             Ok(Ok(admission)) => Decision::allow().outcome(match admission.left() {
                 None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
@@ -138,11 +138,8 @@ where
                     Some(wait),
                 ))
             }
-            Err(_) => {
-                let limit = quota.map_or(1, crate::Quota::limit).max(1);
-                let none = Duration::ZERO;
-                Decision::deny().outcome(Outcome::new(rule, 0, limit, 0, none, none, None))
-            }
+            // governor does not say what is left, only that this never fits
+            Err(_) => Decision::deny().outcome(Outcome::unknown(rule, 0, None)),
         };
         decision.from_source(Source::Governor)
     }
@@ -187,6 +184,14 @@ where
     }
 
     fn reset(&self, _: &Charge<'_>) -> Answer<Self::Future> {
+        Answer::Now(Err(SETTLE))
+    }
+
+    fn block(&self, _: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
+        Answer::Now(Err(SETTLE))
+    }
+
+    fn unblock(&self, _: &Charge<'_>) -> Answer<Self::Future> {
         Answer::Now(Err(SETTLE))
     }
 

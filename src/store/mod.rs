@@ -24,22 +24,14 @@
 //! is wrapped, and the wrapper says what becomes of a request meanwhile:
 //! [`fail_open`](Store::fail_open) or [`fail_closed`](Store::fail_closed).
 
+mod answer;
 mod boxed;
 #[cfg(feature = "governor")]
 mod governor;
 mod local;
 mod wrap;
 
-use std::{
-    convert::Infallible,
-    error::Error,
-    fmt,
-    marker::PhantomData,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -48,6 +40,7 @@ pub use self::governor::{Admission, GovernorStore};
 #[cfg(feature = "testing")]
 pub(crate) use self::local::Clock;
 pub use self::{
+    answer::{Answer, Never, Resolve},
     boxed::{BoxFuture, Boxed, DynStore},
     local::{LocalStore, Stats},
     wrap::{
@@ -55,7 +48,7 @@ pub use self::{
         fail_open::{FailOpen, FailOpenFuture},
     },
 };
-use crate::{algorithm::gcra::Ask, decision::Decision, key::Key, name::RuleName, quota::Quota};
+use crate::{algorithm::Ask, decision::Decision, key::Key, name::RuleName, quota::Quota};
 
 /// Any error, boxed, as tower spells it.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -70,13 +63,14 @@ pub struct Charge<'a> {
     key: &'a Key,
     quotas: &'a [Quota],
     ask: Ask,
+    report_only: bool,
 }
 
 impl<'a> Charge<'a> {
     /// A charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        Self { rule, key, quotas, ask: Ask::units(1) }
+        Self { rule, key, quotas, ask: Ask::units(1), report_only: false }
     }
 
     /// Units to take; 0 looks without taking.
@@ -98,6 +92,13 @@ impl<'a> Charge<'a> {
     pub fn max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
         self.ask.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
+        self
+    }
+
+    /// Charges where it fits, and refuses nobody where it does not.
+    #[must_use]
+    pub fn report_only(mut self) -> Self {
+        self.report_only = true;
         self
     }
 
@@ -136,6 +137,12 @@ impl<'a> Charge<'a> {
         Duration::from_nanos(self.ask.max_wait)
     }
 
+    /// Whether it refuses nobody.
+    #[must_use]
+    pub fn is_report_only(&self) -> bool {
+        self.report_only
+    }
+
     fn ask(&self) -> Ask {
         self.ask
     }
@@ -151,11 +158,13 @@ struct OwnedCharge {
     key: Key,
     quotas: SmallVec<[Quota; 2]>,
     ask: Ask,
+    report_only: bool,
 }
 
 impl OwnedCharge {
     fn lend(&self) -> Charge<'_> {
-        Charge { rule: self.rule, key: &self.key, quotas: &self.quotas, ask: self.ask }
+        let Self { rule, key, quotas, ask, report_only } = self;
+        Charge { rule: *rule, key, quotas, ask: *ask, report_only: *report_only }
     }
 }
 
@@ -174,6 +183,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             key: charge.key.clone(),
             quotas: charge.quotas.into(),
             ask: charge.ask,
+            report_only: charge.report_only,
         };
         Self(charges.iter().map(own).collect())
     }
@@ -212,6 +222,15 @@ pub trait Store {
 
     /// Ends the accounts of the charge, as if its key had never been seen.
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future>;
+
+    /// Refuses the charge's key under its rule for so long, whatever its account holds; again, it
+    /// replaces the time. A block is a record of its own, no debt, so that it ends when it says.
+    ///
+    /// The decision is refused if the store has no room for the record.
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future>;
+
+    /// Ends a [`block`](Store::block).
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future>;
 
     /// Undoes an allowed decision, without undoing what others were charged since. Does not wait
     /// and cannot fail, so that a `Drop` can call it; a store that cannot do it leaves the charge.
@@ -272,6 +291,14 @@ impl<S: Store + ?Sized> Store for &S {
         (**self).reset(charge)
     }
 
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        (**self).block(charge, time)
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        (**self).unblock(charge)
+    }
+
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
         (**self).give_back(charges, taken);
     }
@@ -297,93 +324,20 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).reset(charge)
     }
 
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        (**self).block(charge, time)
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        (**self).unblock(charge)
+    }
+
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
         (**self).give_back(charges, taken);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         (**self).check(charges)
-    }
-}
-
-/// A store's answer: there at once, or a future.
-///
-/// `.await` resolves either.
-#[derive(Debug)]
-pub enum Answer<F: Future> {
-    /// The answer is there.
-    Now(F::Output),
-    /// The answer is on its way.
-    Later(F),
-}
-
-impl<T> Answer<Never<Result<T, Infallible>>> {
-    /// The answer of a store that is always there at once and cannot fail.
-    pub fn now(self) -> T {
-        match self {
-            Self::Now(Ok(value)) => value,
-            Self::Later(never) => match never.0 {},
-        }
-    }
-}
-
-impl<F: Future> IntoFuture for Answer<F> {
-    type Output = F::Output;
-    type IntoFuture = Resolve<F>;
-
-    fn into_future(self) -> Resolve<F> {
-        match self {
-            Self::Now(output) => Resolve { state: State::Now { output: Some(output) } },
-            Self::Later(future) => Resolve { state: State::Later { future } },
-        }
-    }
-}
-
-pin_project_lite::pin_project! {
-    /// The future of an awaited [`Answer`].
-    pub struct Resolve<F: Future> {
-        #[pin]
-        state: State<F>,
-    }
-}
-
-pin_project_lite::pin_project! {
-    #[project = StateProj]
-    enum State<F: Future> {
-        Now { output: Option<F::Output> },
-        Later { #[pin] future: F },
-    }
-}
-
-impl<F: Future> fmt::Debug for Resolve<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resolve").finish_non_exhaustive()
-    }
-}
-
-impl<F: Future> Future for Resolve<F> {
-    type Output = F::Output;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        match self.project().state.project() {
-            StateProj::Now { output } => match output.take() {
-                Some(output) => Poll::Ready(output),
-                None => panic!("an answer was polled after it had resolved"),
-            },
-            StateProj::Later { future } => future.poll(cx),
-        }
-    }
-}
-
-/// The future of a store that always answers at once: there is none.
-#[derive(Debug)]
-pub struct Never<T>(Infallible, PhantomData<fn() -> T>);
-
-impl<T> Future for Never<T> {
-    type Output = T;
-
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<T> {
-        match self.0 {}
     }
 }
 

@@ -2,6 +2,8 @@
 //! make their callers wait or fail.
 #![allow(dead_code, reason = "each test uses a part")]
 
+#[cfg(feature = "testing")]
+pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
 
@@ -14,6 +16,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{HeaderMap, Request, Response};
@@ -185,6 +188,18 @@ impl Store for Gated {
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         self.later(&[*charge], |store, charges| store.reset(&charges[0]).now())
     }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        self.later(&[*charge], move |store, charges| store.block(&charges[0], time).now())
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.later(&[*charge], |store, charges| store.unblock(&charges[0]).now())
+    }
+
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        self.store.give_back(charges, taken);
+    }
 }
 
 /// A store that fails whatever it is asked, at once or later.
@@ -217,6 +232,14 @@ impl Store for Broken {
     }
 
     fn reset(&self, _: &Charge<'_>) -> Answer<Self::Future> {
+        self.fail()
+    }
+
+    fn block(&self, _: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
+        self.fail()
+    }
+
+    fn unblock(&self, _: &Charge<'_>) -> Answer<Self::Future> {
         self.fail()
     }
 }

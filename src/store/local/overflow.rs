@@ -22,7 +22,7 @@ use std::{
 use crate::name::RuleName;
 
 const SHARDS: usize = 16;
-const GROUPS: usize = 4096;
+const GROUPS: usize = 4_096;
 
 /// Which shared account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,49 +39,43 @@ impl Address {
     }
 }
 
+/// Shared accounts of type `A`; the default one is cold.
 #[derive(Debug, Default)]
-pub(super) struct Overflow {
-    shards: [Shard; SHARDS],
+pub(super) struct Overflow<A> {
+    shards: [Shard<A>; SHARDS],
 }
 
-#[derive(Debug, Default)]
-struct Shard {
+#[derive(Debug)]
+struct Shard<A> {
     /// The latest instant of its accounts: past it there is nothing to look up.
     until: AtomicU64,
     decisions: AtomicU64,
-    accounts: Mutex<HashMap<Address, u64>>,
+    accounts: Mutex<HashMap<Address, A>>,
 }
 
-impl Overflow {
-    /// The instant of the shared account; 0 where there is no debt.
-    pub(super) fn until(&self, address: Address, now: u64) -> u64 {
+impl<A: Clone + Default> Overflow<A> {
+    /// The shared account, cold where there is no debt.
+    pub(super) fn get(&self, address: Address, now: u64) -> A {
         let shard = self.shard(address);
         if shard.until.load(Acquire) <= now {
-            return 0;
+            return A::default();
         }
-        shard.accounts().get(&address).copied().unwrap_or(0)
+        shard.accounts().get(&address).cloned().unwrap_or_default()
     }
 
-    /// Applies `step` to the shared account; as `Slots::update`.
-    pub(super) fn update(
-        &self,
-        address: Address,
-        step: impl Fn(u64) -> Option<u64>,
-    ) -> Result<u64, u64> {
+    /// Changes the shared account; `change` also says until when it is to be kept.
+    pub(super) fn update<R>(&self, address: Address, change: impl FnOnce(&mut A) -> (u64, R)) -> R {
         let shard = self.shard(address);
         shard.decisions.fetch_add(1, Relaxed);
-        let mut accounts = shard.accounts();
-        let old = accounts.get(&address).copied().unwrap_or(0);
-        let new = step(old).ok_or(old)?;
-        accounts.insert(address, new);
-        shard.until.fetch_max(new, Release);
-        Ok(new)
+        let (until, said) = change(shard.accounts().entry(address).or_default());
+        shard.until.fetch_max(until, Release);
+        said
     }
 
-    /// Applies `step` to the shared account, if there is one.
-    pub(super) fn lower(&self, address: Address, step: impl Fn(u64) -> u64) {
-        if let Some(until) = self.shard(address).accounts().get_mut(&address) {
-            *until = step(*until);
+    /// Changes the shared account, if there is one.
+    pub(super) fn lower(&self, address: Address, change: impl FnOnce(&mut A)) {
+        if let Some(account) = self.shard(address).accounts().get_mut(&address) {
+            change(account);
         }
     }
 
@@ -90,13 +84,19 @@ impl Overflow {
         self.shards.iter().map(|shard| shard.decisions.load(Relaxed)).sum()
     }
 
-    fn shard(&self, address: Address) -> &Shard {
+    fn shard(&self, address: Address) -> &Shard<A> {
         &self.shards[address.group % SHARDS]
     }
 }
 
-impl Shard {
-    fn accounts(&self) -> MutexGuard<'_, HashMap<Address, u64>> {
+impl<A> Shard<A> {
+    fn accounts(&self) -> MutexGuard<'_, HashMap<Address, A>> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<A> Default for Shard<A> {
+    fn default() -> Self {
+        Self { until: AtomicU64::new(0), decisions: AtomicU64::new(0), accounts: Mutex::default() }
     }
 }

@@ -51,7 +51,16 @@ impl Set {
         (0..WAYS).map(move |step| &self.0[(first + step) % WAYS])
     }
 
+    /// Most accounts are found where the search begins.
+    #[inline]
     fn find(&self, id: u64) -> Option<&Slot> {
+        #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are wanted")]
+        let first = &self.0[id as usize % WAYS];
+        if first.fingerprint.load(Acquire) == id { Some(first) } else { self.search(id) }
+    }
+
+    #[inline(never)]
+    fn search(&self, id: u64) -> Option<&Slot> {
         for slot in self.probe(id) {
             match slot.fingerprint.load(Acquire) {
                 found if found == id => return Some(slot),
@@ -96,14 +105,12 @@ impl Slots {
         usize::try_from(scaled).unwrap_or(0)
     }
 
-    /// Applies `step` to the instant of an account that has a slot: `Ok` with the new instant, or
-    /// `Err` with the present one where the step gave none. `None` where there is no slot.
+    /// Applies `step` to the instant of an account that has a slot: what it gives is stored (`None`
+    /// stores nothing), and what it says is returned. `None` where there is no slot.
+    ///
+    /// `step` runs again when another thread was quicker.
     #[inline]
-    pub(super) fn update(
-        &self,
-        id: u64,
-        step: impl Fn(u64) -> Option<u64>,
-    ) -> Option<Result<u64, u64>> {
+    pub(super) fn update<R>(&self, id: u64, step: impl Fn(u64) -> (Option<u64>, R)) -> Option<R> {
         let id = id.max(HIDDEN + 1);
         let set = &self.sets[self.set_of(id)];
         'search: loop {
@@ -113,9 +120,10 @@ impl Slots {
                 if slot.fingerprint.load(Acquire) != id {
                     continue 'search;
                 }
-                let Some(new) = step(old) else { return Some(Err(old)) };
+                let (new, said) = step(old);
+                let Some(new) = new else { return Some(said) };
                 match slot.until.compare_exchange_weak(old, new, AcqRel, Acquire) {
-                    Ok(_) => return Some(Ok(new)),
+                    Ok(_) => return Some(said),
                     Err(now) => old = now,
                 }
             }
@@ -125,32 +133,33 @@ impl Slots {
     /// Opens an account for a newcomer, or applies `step` as [`update`](Slots::update) does if
     /// another thread was first.
     ///
-    /// Both closures run under the set's lock and get the instant of the claim. `open` gives the new
-    /// account's, or `Err` to open nothing; `full` decides when every slot is in debt.
+    /// All closures run under the set's lock, `open` and `full` with the instant of the claim: `open`
+    /// is a step from nothing, `full` decides when every slot is in debt.
     #[cold]
     #[inline(never)]
-    pub(super) fn claim(
+    pub(super) fn claim<R>(
         &self,
         id: u64,
         now: u64,
-        step: impl Fn(u64) -> Option<u64>,
-        open: impl Fn(u64) -> Result<u64, u64>,
-        full: impl FnOnce(u64) -> Result<u64, u64>,
-    ) -> Result<u64, u64> {
+        step: impl Fn(u64) -> (Option<u64>, R),
+        open: impl Fn(u64) -> (Option<u64>, R),
+        full: impl FnOnce(u64) -> R,
+    ) -> R {
         let id = id.max(HIDDEN + 1);
         let set = self.set_of(id);
         let mut claimed = self.lock(set);
-        if let Some(done) = self.update(id, step) {
-            return done;
+        if let Some(said) = self.update(id, step) {
+            return said;
         }
         // Another thread's clock may be ahead, and slots were forgotten as of its time.
         let now = now.max(*claimed);
         for slot in self.sets[set].probe(id) {
             let (owner, until) = (slot.fingerprint.load(Acquire), slot.until.load(Acquire));
-            if until >= now {
+            if owner != EMPTY && until >= now {
                 continue;
             }
-            let new = open(now)?;
+            let (new, said) = open(now);
+            let Some(new) = new else { return said };
             slot.fingerprint.store(HIDDEN, Release);
             if slot.until.compare_exchange(until, new, AcqRel, Acquire).is_err() {
                 slot.fingerprint.store(owner, Release);
@@ -158,24 +167,27 @@ impl Slots {
             }
             slot.fingerprint.store(id, Release);
             *claimed = now;
-            return Ok(new);
+            return said;
         }
         full(now)
     }
 
     /// [`update`](Slots::update) for steps that lower the instant, which stops at `now` and at the
     /// set's latest claim; `step` gets that floor. `Err` with the floor where there is no slot.
-    pub(super) fn lower(
+    pub(super) fn lower<R>(
         &self,
         id: u64,
         now: u64,
-        step: impl Fn(u64, u64) -> u64,
-    ) -> Result<u64, u64> {
+        step: impl Fn(u64, u64) -> (Option<u64>, R),
+    ) -> Result<R, u64> {
         let id = id.max(HIDDEN + 1);
         let claimed = self.lock(self.set_of(id));
         let floor = now.max(*claimed);
-        let lowered = |until: u64| Some(step(until, floor).max(until.min(floor)));
-        self.update(id, lowered).and_then(Result::ok).ok_or(floor)
+        let lowered = |until: u64| {
+            let (new, said) = step(until, floor);
+            (new.map(|new| new.max(until.min(floor))), said)
+        };
+        self.update(id, lowered).ok_or(floor)
     }
 
     fn lock(&self, set: usize) -> MutexGuard<'_, u64> {

@@ -80,6 +80,14 @@ impl<S: Store> Store for FailClosed<S> {
         self.mend(&[*charge], self.inner.reset(charge))
     }
 
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        self.mend(&[*charge], self.inner.block(charge, time))
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.mend(&[*charge], self.inner.unblock(charge))
+    }
+
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
         if taken.is_allowed() {
             self.inner.give_back(charges, taken);

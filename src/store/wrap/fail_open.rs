@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use pin_project_lite::pin_project;
@@ -54,6 +55,14 @@ impl<S: Store> Store for FailOpen<S> {
 
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         mend(self.0.reset(charge))
+    }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        mend(self.0.block(charge, time))
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        mend(self.0.unblock(charge))
     }
 
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {

@@ -1,10 +1,21 @@
 //! How much: so many units per period, with a burst.
 
-use std::{fmt, str::FromStr, time::Duration};
+mod algorithm;
+mod error;
+mod text;
+
+use std::time::Duration;
+
+use self::error::{Fault, Wrong};
+pub use self::{algorithm::Algorithm, error::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
 /// The longest time an account may take to refill: ten years of 365 days.
 const LONGEST: u64 = 10 * 365 * 86_400 * SECOND;
+/// The most units of a sliding log, which keeps an entry per charge.
+const LONGEST_LOG: u64 = 10_000;
+/// The most buckets of a sliding window, each of which is a count per account.
+const MOST_BUCKETS: u32 = 1_000;
 /// Period units of the text form, longest first, in nanoseconds.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
@@ -43,6 +54,9 @@ pub struct Quota {
     burst: u32,
     period: u64,
     interval: u64,
+    algorithm: Algorithm,
+    initial: Option<u32>,
+    soft: u32,
     name: Option<&'static str>,
 }
 
@@ -54,7 +68,7 @@ impl Quota {
     /// When `units` is 0 or above 1 000 000 000 (while compiling, for a constant).
     #[track_caller]
     pub const fn per_second(units: u32) -> Self {
-        Self::literal(units, SECOND)
+        Self::of(units, SECOND)
     }
 
     /// `units` per minute, burst `units`.
@@ -64,7 +78,7 @@ impl Quota {
     /// When `units` is 0.
     #[track_caller]
     pub const fn per_minute(units: u32) -> Self {
-        Self::literal(units, 60 * SECOND)
+        Self::of(units, 60 * SECOND)
     }
 
     /// `units` per hour, burst `units`.
@@ -74,7 +88,7 @@ impl Quota {
     /// When `units` is 0.
     #[track_caller]
     pub const fn per_hour(units: u32) -> Self {
-        Self::literal(units, 3_600 * SECOND)
+        Self::of(units, 3_600 * SECOND)
     }
 
     /// `units` per day of 24 hours, burst `units`.
@@ -84,7 +98,7 @@ impl Quota {
     /// When `units` is 0.
     #[track_caller]
     pub const fn per_day(units: u32) -> Self {
-        Self::literal(units, 86_400 * SECOND)
+        Self::of(units, 86_400 * SECOND)
     }
 
     /// `units` per `period`, burst `units`.
@@ -97,19 +111,28 @@ impl Quota {
         let nanos = period.as_nanos();
         #[expect(clippy::cast_possible_truncation, reason = "cut to the bound first")]
         let nanos = if nanos > LONGEST as u128 { LONGEST + 1 } else { nanos as u64 };
-        match check(units, nanos) {
-            Ok(interval) => Ok(Self { units, burst: units, period: nanos, interval, name: None }),
+        match Self::plain(units, nanos) {
+            Ok(quota) => Ok(quota),
             Err(fault) => Err(QuotaError(Fault::Numbers(fault, units, nanos))),
         }
     }
 
-    /// A quota that refuses everything, for good: waiting does not help, so no `Retry-After` is
+    /// A quota that refuses whatever costs anything, for good: waiting does not help, so no `Retry-After` is
     /// sent and the status is 403 (see
     /// [`TooManyRequests::blocked_status`](crate::reject::TooManyRequests::blocked_status)).
     ///
     /// Its opposite is [`Rule::unlimited`](crate::Rule::unlimited).
     pub const fn blocked() -> Self {
-        Self { units: 0, burst: 0, period: SECOND, interval: SECOND, name: None }
+        Self {
+            units: 0,
+            burst: 0,
+            period: SECOND,
+            interval: SECOND,
+            algorithm: Algorithm::Gcra,
+            initial: None,
+            soft: 0,
+            name: None,
+        }
     }
 
     /// How many units may be taken at once from a full account.
@@ -126,10 +149,7 @@ impl Quota {
     /// for a constant). Numbers from outside go through [`Quota::try_burst`].
     #[track_caller]
     pub const fn burst(self, units: u32) -> Self {
-        match self.check_burst(units) {
-            Ok(()) => Self { burst: units, ..self },
-            Err(fault) => panic!("{}", fault.text()),
-        }
+        Self { burst: units, ..self }.literal()
     }
 
     /// [`burst`](Quota::burst) for a number from outside.
@@ -139,10 +159,98 @@ impl Quota {
     /// When `units` is 0, refilling that many would take more than ten years, or the quota is
     /// [blocked](Quota::blocked).
     pub const fn try_burst(self, units: u32) -> Result<Self, QuotaError> {
-        match self.check_burst(units) {
-            Ok(()) => Ok(Self { burst: units, ..self }),
-            Err(fault) => Err(QuotaError(Fault::Numbers(fault, units, self.interval))),
-        }
+        Self { burst: units, ..self }.checked(units)
+    }
+
+    /// Counts by `algorithm`; by GCRA unless set.
+    ///
+    /// ```
+    /// # use tower_sluice::{Algorithm, Quota};
+    /// const EXACT: Quota = Quota::per_minute(10).algorithm(Algorithm::SlidingLog);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When the quota is not one the algorithm can count: a burst other than its units for a
+    /// window, buckets that do not divide the period, more than 1 000 buckets, or more than 10 000
+    /// units in a log. Choices from outside go through [`Quota::try_algorithm`].
+    #[track_caller]
+    pub const fn algorithm(self, algorithm: Algorithm) -> Self {
+        Self { algorithm, ..self }.literal()
+    }
+
+    /// [`algorithm`](Quota::algorithm) for a choice from outside.
+    ///
+    /// # Errors
+    ///
+    /// Where [`algorithm`](Quota::algorithm) panics.
+    pub const fn try_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
+        Self { algorithm, ..self }.checked(self.units)
+    }
+
+    /// Starts a fresh account at `units` instead of full (GCRA and token bucket only).
+    ///
+    /// # Panics
+    ///
+    /// When `units` is above the burst, or the algorithm counts in windows.
+    #[track_caller]
+    pub const fn initial(self, units: u32) -> Self {
+        Self { initial: Some(units), ..self }.literal()
+    }
+
+    /// [`initial`](Quota::initial) for a number from outside.
+    ///
+    /// # Errors
+    ///
+    /// Where [`initial`](Quota::initial) panics.
+    pub const fn try_initial(self, units: u32) -> Result<Self, QuotaError> {
+        Self { initial: Some(units), ..self }.checked(units)
+    }
+
+    /// Starts a fresh account at what comes back in `time`, rounded down.
+    ///
+    /// # Panics
+    ///
+    /// When that is above the burst, or the algorithm counts in windows.
+    #[track_caller]
+    pub const fn initial_worth(self, time: Duration) -> Self {
+        let units = time.as_nanos().saturating_mul(self.units as u128) / self.period as u128;
+        #[expect(clippy::cast_possible_truncation, reason = "cut to the bound first")]
+        let units = if units > u32::MAX as u128 { u32::MAX } else { units as u32 };
+        self.initial(units)
+    }
+
+    /// Admits up to `units` more than the quota has, and marks what passes so as
+    /// [overage](crate::Decision::is_overage).
+    ///
+    /// # Panics
+    ///
+    /// When refilling the raised limit would take more than ten years, or the windows are paced.
+    #[track_caller]
+    pub const fn soft(self, units: u32) -> Self {
+        Self { soft: units, ..self }.literal()
+    }
+
+    /// [`soft`](Quota::soft) as a share of the limit, in percent, rounded down.
+    ///
+    /// # Panics
+    ///
+    /// As [`soft`](Quota::soft).
+    #[track_caller]
+    pub const fn soft_percent(self, percent: u32) -> Self {
+        let units = self.burst as u64 * percent as u64 / 100;
+        #[expect(clippy::cast_possible_truncation, reason = "cut to the bound first")]
+        let units = if units > u32::MAX as u64 { u32::MAX } else { units as u32 };
+        self.soft(units)
+    }
+
+    /// [`soft`](Quota::soft) for a number from outside.
+    ///
+    /// # Errors
+    ///
+    /// Where [`soft`](Quota::soft) panics.
+    pub const fn try_soft(self, units: u32) -> Result<Self, QuotaError> {
+        Self { soft: units, ..self }.checked(units)
     }
 
     /// Names the quota in header fields and problem bodies; without it a quota is called after
@@ -193,9 +301,34 @@ impl Quota {
         self.name
     }
 
-    /// The interval in nanoseconds; `limit × interval` is at most ten years.
+    /// Which algorithm counts.
+    #[must_use]
+    pub const fn counted_by(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The interval in nanoseconds; `(limit + soft) × interval` is at most ten years.
     pub(crate) const fn interval_nanos(&self) -> u64 {
         self.interval
+    }
+
+    pub(crate) const fn period_nanos(&self) -> u64 {
+        self.period
+    }
+
+    /// Units a fresh account starts at, where it does not start full.
+    pub(crate) const fn initial_units(&self) -> Option<u32> {
+        self.initial
+    }
+
+    /// The most units that ever pass at once, overage among them.
+    pub(crate) const fn raised_limit(&self) -> u32 {
+        self.burst.saturating_add(self.soft)
+    }
+
+    /// Units admitted beyond the limit, as overage.
+    pub(crate) const fn soft_units(&self) -> u32 {
+        self.soft
     }
 
     /// The period as in the text form: `10s`, `1h`.
@@ -209,23 +342,94 @@ impl Quota {
         whole.map_or(("ns", self.period), |(unit, nanos)| (*unit, self.period / nanos))
     }
 
-    const fn check_burst(&self, units: u32) -> Result<(), Wrong> {
-        if self.is_blocked() {
-            Err(Wrong::BurstOfBlocked)
-        } else if units == 0 {
-            Err(Wrong::NoBurst)
-        } else if units as u64 > LONGEST / self.interval {
-            Err(Wrong::BurstTooLong)
-        } else {
-            Ok(())
+    /// A quota of the default algorithm whose burst is its units.
+    const fn plain(units: u32, period: u64) -> Result<Self, Wrong> {
+        if units == 0 {
+            return Err(Wrong::NoUnits);
+        } else if period == 0 {
+            return Err(Wrong::NoPeriod);
+        } else if period > LONGEST {
+            return Err(Wrong::PeriodTooLong);
+        } else if units as u64 > period {
+            return Err(Wrong::TooFast);
+        }
+        let interval = period.div_ceil(units as u64);
+        let quota = Self { units, burst: units, period, interval, ..Self::blocked() };
+        match quota.fault() {
+            None => Ok(quota),
+            Some(fault) => Err(fault),
         }
     }
 
     #[track_caller]
-    const fn literal(units: u32, period: u64) -> Self {
-        match check(units, period) {
-            Ok(interval) => Self { units, burst: units, period, interval, name: None },
+    const fn of(units: u32, period: u64) -> Self {
+        match Self::plain(units, period) {
+            Ok(quota) => quota,
             Err(fault) => panic!("{}", fault.text()),
+        }
+    }
+
+    /// The quota if it makes sense as a whole; a mistake in a constant does not compile.
+    #[track_caller]
+    const fn literal(self) -> Self {
+        match self.fault() {
+            None => self,
+            Some(fault) => panic!("{}", fault.text()),
+        }
+    }
+
+    /// The same for numbers from outside, of which `number` was just set.
+    const fn checked(self, number: u32) -> Result<Self, QuotaError> {
+        match self.fault() {
+            None => Ok(self),
+            Some(fault) => Err(QuotaError(Fault::Numbers(fault, number, self.interval))),
+        }
+    }
+
+    /// What is wrong with the quota as a whole.
+    const fn fault(&self) -> Option<Wrong> {
+        if self.units == 0 {
+            let changed = self.burst > 0 || self.soft > 0 || self.initial.is_some();
+            return if changed { Some(Wrong::BurstOfBlocked) } else { None };
+        }
+        if self.burst == 0 {
+            return Some(Wrong::NoBurst);
+        }
+        let raised = self.burst as u64 + self.soft as u64;
+        if raised > LONGEST / self.interval {
+            return Some(Wrong::BurstTooLong);
+        }
+        if let Some(initial) = self.initial
+            && initial > self.burst
+        {
+            return Some(Wrong::InitialAboveBurst);
+        }
+        match self.algorithm {
+            Algorithm::Gcra => return None,
+            Algorithm::TokenBucket => {
+                let periods = raised.div_ceil(self.units as u64);
+                return if periods > LONGEST / self.period {
+                    Some(Wrong::BurstTooLong)
+                } else {
+                    None
+                };
+            }
+            _ if self.initial.is_some() => return Some(Wrong::InitialOfWindow),
+            _ if self.burst != self.units => return Some(Wrong::BurstOfWindow),
+            _ => {}
+        }
+        match self.algorithm {
+            Algorithm::FixedWindow { paced: true, .. } if self.soft > 0 => {
+                Some(Wrong::SoftAndPaced)
+            }
+            Algorithm::SlidingWindow { buckets } if buckets == 0 || buckets > MOST_BUCKETS => {
+                Some(Wrong::Buckets)
+            }
+            Algorithm::SlidingWindow { buckets } if !self.period.is_multiple_of(buckets as u64) => {
+                Some(Wrong::BucketsUneven)
+            }
+            Algorithm::SlidingLog if raised > LONGEST_LOG => Some(Wrong::LogTooLong),
+            _ => None,
         }
     }
 }
@@ -235,156 +439,6 @@ impl AsRef<[Self]> for Quota {
         std::slice::from_ref(self)
     }
 }
-
-/// The interval of a quota whose burst is `units`, or what is wrong with it.
-const fn check(units: u32, period: u64) -> Result<u64, Wrong> {
-    if units == 0 {
-        Err(Wrong::NoUnits)
-    } else if period == 0 {
-        Err(Wrong::NoPeriod)
-    } else if period > LONGEST {
-        Err(Wrong::PeriodTooLong)
-    } else if units as u64 > period {
-        Err(Wrong::TooFast)
-    } else if units as u64 * period.div_ceil(units as u64) > LONGEST {
-        Err(Wrong::BurstTooLong)
-    } else {
-        Ok(period.div_ceil(units as u64))
-    }
-}
-
-/// `units "/" [n] (ms|s|min|h|day) [" burst " n]`, or `blocked`.
-impl fmt::Display for Quota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_blocked() {
-            return f.write_str("blocked");
-        }
-        match self.period_parts() {
-            (unit, 1) => write!(f, "{}/{unit}", self.units)?,
-            (unit, n) => write!(f, "{}/{n}{unit}", self.units)?,
-        }
-        if self.burst != self.units {
-            write!(f, " burst {}", self.burst)?;
-        }
-        Ok(())
-    }
-}
-
-/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`.
-impl FromStr for Quota {
-    type Err = QuotaError;
-
-    fn from_str(text: &str) -> Result<Self, QuotaError> {
-        let wrong = |field, value: &str, fix| {
-            let (text, value) = (text.to_owned(), value.to_owned());
-            QuotaError(Fault::Text { text, field, value, fix })
-        };
-        let whole = text.trim();
-        if whole == "blocked" {
-            return Ok(Self::blocked());
-        }
-        const SHAPE: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
-        let (units, rest) = whole.split_once('/').ok_or_else(|| wrong("quota", whole, SHAPE))?;
-        let (period, burst) = match rest.split_once(" burst ") {
-            Some((period, burst)) => (period.trim(), Some(burst.trim())),
-            None => (rest.trim(), None),
-        };
-        const COUNT: &str = "give a whole number from 1 to 4294967295";
-        let units =
-            whole_number(units.trim()).ok_or_else(|| wrong("units", units.trim(), COUNT))?;
-        let digits = period.len() - period.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let (n, unit) = (&period[..digits], period[digits..].trim_start());
-        let (_, nanos) = *UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(|| {
-            wrong("period", period, "end it with one of ns, us, ms, s, min, h or day")
-        })?;
-        let n: u64 = match n {
-            "" => 1,
-            n => n.parse().map_err(|_| wrong("period", period, "it is at most ten years"))?,
-        };
-        let period = Duration::from_nanos(n.saturating_mul(nanos));
-        let quota = Self::new(units, period)?;
-        match burst {
-            None => Ok(quota),
-            Some(n) => quota.try_burst(whole_number(n).ok_or_else(|| wrong("burst", n, COUNT))?),
-        }
-    }
-}
-
-/// Digits only: `u32::from_str` would also take a sign.
-fn whole_number(text: &str) -> Option<u32> {
-    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
-}
-
-/// Why a [`Quota`] was refused: the field, its value and the fix are in the text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaError(Fault);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Fault {
-    /// The number refused, and the period or interval it met, in nanoseconds.
-    Numbers(Wrong, u32, u64),
-    Text {
-        text: String,
-        field: &'static str,
-        value: String,
-        fix: &'static str,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
-    NoUnits,
-    NoPeriod,
-    PeriodTooLong,
-    TooFast,
-    NoBurst,
-    BurstTooLong,
-    BurstOfBlocked,
-}
-
-impl Wrong {
-    /// What is said where no number can be printed: in a constant.
-    const fn text(self) -> &'static str {
-        match self {
-            Self::NoUnits => "quota: units is 0; to refuse everything use Quota::blocked()",
-            Self::NoPeriod => "quota: period is 0; give at least 1 ns per unit",
-            Self::PeriodTooLong => "quota: period is longer than ten years; shorten it",
-            Self::TooFast => {
-                "quota: units come back faster than one per nanosecond (1000000000/s); \
-                 lower units or lengthen period"
-            }
-            Self::NoBurst => "quota: burst is 0; to refuse everything use Quota::blocked()",
-            Self::BurstTooLong => {
-                "quota: burst × interval is longer than ten years; lower burst or raise the rate"
-            }
-            Self::BurstOfBlocked => "quota: burst is set on a blocked quota, which has none",
-        }
-    }
-}
-
-impl fmt::Display for QuotaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Fault::Text { text, field, value, fix } => {
-                write!(f, "quota {text:?}: {field} is {value:?}; {fix}")
-            }
-            Fault::Numbers(wrong, units, nanos) => {
-                let time = Duration::from_nanos(*nanos);
-                f.write_str(wrong.text())?;
-                match wrong {
-                    Wrong::NoUnits | Wrong::NoPeriod | Wrong::NoBurst => Ok(()),
-                    Wrong::PeriodTooLong => write!(f, " (units {units})"),
-                    Wrong::TooFast => write!(f, " (units {units}, period {time:?})"),
-                    Wrong::BurstTooLong | Wrong::BurstOfBlocked => {
-                        write!(f, " (burst {units}, interval {time:?})")
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl std::error::Error for QuotaError {}
 
 #[cfg(test)]
 mod tests {

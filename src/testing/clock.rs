@@ -1,4 +1,4 @@
-//! For tests of applications: time that is driven, not slept through.
+//! A clock that is driven by hand.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -42,6 +42,12 @@ impl FakeClock {
     /// Moves the clock on.
     pub fn advance(&self, time: Duration) {
         self.hands.increment(time);
+    }
+
+    /// How far the clock has been moved, since the Unix epoch.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.hands.value())
     }
 }
 

@@ -1,0 +1,195 @@
+//! Ratios between subjects that run by turns in short rounds: on a machine with noisy neighbours
+//! only numbers of one moment can be compared.
+//!
+//! `cargo bench --bench ratios [-- ROUNDS]` prints, per group, the median time of a call and the
+//! median of each round's ratio to the group's first subject.
+#![expect(clippy::print_stdout, reason = "prints a table")]
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    hint::black_box,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroU32,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Instant,
+};
+
+use bytes::Bytes;
+use governor::RateLimiter;
+use http::{Request, Response};
+use http_body_util::Full;
+use tower::{Layer, Service};
+use tower_sluice::{
+    Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, RuleName, Store,
+};
+
+type Body = Full<Bytes>;
+
+/// Calls in a row before the next subject's turn.
+const BATCH: usize = 1_000;
+const HOT: u32 = 1;
+const MANY: u32 = 100_000;
+/// Never exhausted: a unit comes back each nanosecond.
+const AMPLE: u32 = 1_000_000_000;
+
+/// Nanoseconds per call of one batch.
+type Subject<'a> = (&'static str, Box<dyn FnMut() -> f64 + 'a>);
+
+fn main() {
+    let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(500);
+    store(rounds, "store, one hot key, allowed", HOT, AMPLE);
+    store(rounds, "store, one hot key, refused", HOT, 1);
+    store(rounds, "store, 100 000 keys, allowed", MANY, AMPLE);
+    store(rounds, "store, 100 000 keys, refused", MANY, 1);
+    layer(rounds, "layer, one hot key", HOT);
+    layer(rounds, "layer, 100 000 keys", MANY);
+}
+
+/// `units` per second, or, when that is 1, one per hour.
+fn quotas(units: u32) -> (Quota, governor::Quota) {
+    let count = NonZeroU32::new(units).expect("above 0");
+    if units == 1 {
+        (Quota::per_hour(1), governor::Quota::per_hour(count))
+    } else {
+        (Quota::per_second(units), governor::Quota::per_second(count))
+    }
+}
+
+fn store(rounds: usize, title: &str, keys: u32, units: u32) {
+    let (quota, theirs) = quotas(units);
+    let by_address = RateLimiter::keyed(theirs);
+    let by_key = RateLimiter::<Key, _, _>::keyed(theirs);
+    let (store, rule) = (LocalStore::new(), RuleName::default());
+    // what a key costs to make belongs to the decision
+    let ours = |address: IpAddr| {
+        let key = Key::from(address);
+        store.take(&[Charge::new(rule, &key, quota.as_ref())]).now().is_allowed()
+    };
+    compare(
+        rounds,
+        title,
+        vec![
+            ("governor, IpAddr", timed(keys, |address| by_address.check_key(&address).is_ok())),
+            ("governor, Key", timed(keys, |address| by_key.check_key(&address.into()).is_ok())),
+            ("LocalStore", timed(keys, ours)),
+        ],
+    );
+}
+
+fn timed<'a>(
+    keys: u32,
+    mut decide: impl FnMut(IpAddr) -> bool + 'a,
+) -> Box<dyn FnMut() -> f64 + 'a> {
+    for key in 0..keys {
+        decide(address(key));
+    }
+    let mut keys = random(keys);
+    Box::new(move || {
+        let batch: Vec<IpAddr> = (0..BATCH).map(|_| address(keys())).collect();
+        let start = Instant::now();
+        for address in batch {
+            black_box(decide(black_box(address)));
+        }
+        start.elapsed().as_nanos() as f64 / BATCH as f64
+    })
+}
+
+fn layer(rounds: usize, title: &str, keys: u32) {
+    // a store each: no subject finds the accounts that another has just brought into the cache
+    let layer = |units, headers| {
+        let layer = RateLimitLayer::new(PeerIp::new(), quotas(units).0, LocalStore::new());
+        served(keys, layer.headers(headers).layer(Hello))
+    };
+    let (told, quiet) = (Headers::default(), Headers::None);
+    compare(
+        rounds,
+        title,
+        vec![
+            ("admitted, with headers", layer(AMPLE, told)),
+            ("admitted, without", layer(AMPLE, quiet)),
+            ("refused, with headers", layer(1, told)),
+            ("refused, Retry-After only", layer(1, quiet)),
+            ("bare service", served(keys, Hello)),
+        ],
+    );
+}
+
+/// An inner service that answers at once.
+#[derive(Clone)]
+struct Hello;
+
+impl Service<Request<Body>> for Hello {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        ready(Ok(Response::new(Body::from("hello"))))
+    }
+}
+
+/// The whole service, requests made beforehand and responses dropped in time.
+fn served<'a, S>(keys: u32, mut service: S) -> Box<dyn FnMut() -> f64 + 'a>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + 'a,
+{
+    let mut serve = move |request| {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(service.poll_ready(&mut cx).is_ready());
+        assert!(pin!(service.call(request)).poll(&mut cx).is_ready());
+    };
+    let request = |key| {
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(SocketAddr::new(address(key), 4000));
+        request
+    };
+    (0..keys).for_each(|key| serve(request(key)));
+    let mut keys = random(keys);
+    Box::new(move || {
+        let batch: Vec<_> = (0..BATCH).map(|_| request(keys())).collect();
+        let start = Instant::now();
+        batch.into_iter().for_each(|request| serve(black_box(request)));
+        start.elapsed().as_nanos() as f64 / BATCH as f64
+    })
+}
+
+fn address(key: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x0a00_0000 + key).into()
+}
+
+/// Numbers below `bound`, evenly spread.
+fn random(bound: u32) -> impl FnMut() -> u32 {
+    let mut state = 1_u64;
+    move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        u32::try_from(((state >> 32) * u64::from(bound)) >> 32).expect("below the bound")
+    }
+}
+
+/// Runs the subjects by turns and prints what came out.
+fn compare(rounds: usize, title: &str, mut subjects: Vec<Subject<'_>>) {
+    let mut times = vec![Vec::new(); subjects.len()];
+    for _ in 0..rounds {
+        for ((_, subject), times) in subjects.iter_mut().zip(&mut times) {
+            times.push(subject());
+        }
+    }
+    println!("{title}");
+    for ((name, _), of) in subjects.iter().zip(&times) {
+        let ratios = of.iter().zip(&times[0]).map(|(time, first)| time / first);
+        let (time, ratio) = (median(of.iter().copied()), median(ratios));
+        println!("  {name:<28} {time:>8.1} ns {ratio:>6.2}");
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

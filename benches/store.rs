@@ -1,0 +1,96 @@
+//! The embedded store alone, against governor's keyed limiter with the same address as key.
+//!
+//! Numbers of one run on one machine; for ratios that hold on a noisy one see `ratios`.
+#![allow(missing_docs, reason = "criterion's macros make public items")]
+
+use std::{
+    hint::black_box,
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU32,
+    thread,
+    time::{Duration, Instant},
+};
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use governor::RateLimiter;
+use tower_sluice::{Algorithm, Charge, Key, LocalStore, Quota, RuleName, Store};
+
+/// Never exhausted: a unit comes back each nanosecond.
+const AMPLE: Quota = Quota::per_second(1_000_000_000);
+
+fn address(key: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x0a00_0000 + key).into()
+}
+
+fn take(store: &LocalStore, quotas: &[Quota], address: IpAddr) -> bool {
+    let key = Key::from(address);
+    store.take(&[Charge::new(RuleName::default(), &key, quotas)]).now().is_allowed()
+}
+
+fn one_thread(c: &mut Criterion) {
+    for keys in [1, 100_000] {
+        let mut group = c.benchmark_group(format!("store, {keys} keys"));
+        let ample = governor::Quota::per_second(NonZeroU32::new(1_000_000_000).expect("above 0"));
+        let limiter = RateLimiter::keyed(ample);
+        let mut key = 0;
+        let mut next = move || {
+            key = (key + 7_919) % keys;
+            address(key)
+        };
+        let mut again = next;
+        group.bench_function("governor", |b| {
+            b.iter(|| limiter.check_key(&black_box(next())).is_ok());
+        });
+        let store = LocalStore::new();
+        group.bench_function("local", |b| {
+            b.iter(|| take(&store, &[AMPLE], black_box(again())));
+        });
+    }
+}
+
+/// What the other algorithms cost, and several quotas at once.
+fn algorithms(c: &mut Criterion) {
+    let mut group = c.benchmark_group("store, one hot key");
+    let ample = Quota::per_second(1_000_000);
+    let counted = [
+        ("token bucket", ample.algorithm(Algorithm::TokenBucket)),
+        ("fixed window", ample.algorithm(Algorithm::fixed_window())),
+        ("sliding window", ample.algorithm(Algorithm::SlidingWindow { buckets: 10 })),
+        ("sliding log", Quota::per_second(1_000).algorithm(Algorithm::SlidingLog)),
+    ];
+    for (name, quota) in counted {
+        let store = LocalStore::new();
+        group.bench_function(name, |b| b.iter(|| take(&store, &[quota], black_box(address(1)))));
+    }
+    for quotas in [2, 3, 5] {
+        let (store, quotas) = (LocalStore::new(), vec![AMPLE; quotas]);
+        group.bench_function(BenchmarkId::new("quotas", quotas.len()), |b| {
+            b.iter(|| take(&store, &quotas, black_box(address(1))));
+        });
+    }
+}
+
+fn two_threads(c: &mut Criterion) {
+    let mut group = c.benchmark_group("store, two threads");
+    for (name, apart) in [("same key", 0), ("a key each", 1)] {
+        let store = LocalStore::new();
+        let run = |rounds: u64, thread: u32| {
+            let start = Instant::now();
+            (0..rounds).for_each(|_| {
+                black_box(take(&store, &[AMPLE], address(1 + thread * apart)));
+            });
+            start.elapsed()
+        };
+        group.bench_function(name, |b| {
+            b.iter_custom(|rounds| -> Duration {
+                thread::scope(|scope| {
+                    let other = scope.spawn(|| run(rounds, 1));
+                    run(rounds, 0).max(other.join().expect("no panic"))
+                })
+            });
+        });
+    }
+}
+
+criterion_group!(benches, one_thread, algorithms, two_threads);
+criterion_main!(benches);

@@ -1,0 +1,55 @@
+//! How do I charge what a request really cost, such as the tokens of a streamed answer?
+//!
+//! `cargo run --example late_cost`
+#![allow(clippy::print_stdout)]
+
+use axum::{
+    Extension, Router,
+    body::{Body, Bytes},
+    http::Request,
+    routing::get,
+};
+use futures::stream;
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+use tower_sluice::{
+    Limiter, LocalStore, Quota, RateLimitLayer, Reservation, Rule, RuleName, Settle, key::Header,
+};
+
+const TOKENS: Quota = Quota::per_hour(1_000);
+
+/// Ten words; the reservation goes with the stream and is settled when the stream ends.
+async fn complete(Extension(reservation): Extension<Reservation>) -> Body {
+    let words = stream::unfold((0, reservation), |(sent, reservation)| async move {
+        if sent == 10 {
+            reservation.settle_rule("tokens", sent);
+            return None;
+        }
+        Some((Ok::<_, std::convert::Infallible>(Bytes::from("word ")), (sent + 1, reservation)))
+    });
+    Body::from_stream(words)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let store = LocalStore::new();
+    // 100 tokens are reserved; a stream that breaks off has cost what was reserved
+    let rule = Rule::new("tokens", Header::new("x-api-key"), TOKENS).cost(100);
+    let layer = RateLimitLayer::rules(rule, store.clone()).reserve(Settle::Keep);
+    let app = Router::new().route("/", get(complete)).layer(layer);
+    let accounts = Limiter::named(RuleName::new("tokens")?, store);
+    let left = |when| {
+        let decision = accounts.peek("alice", &TOKENS).now();
+        println!("{when}: {} tokens left", decision.remaining().unwrap_or_default());
+    };
+
+    let ask = || Request::get("/").header("x-api-key", "alice").body(Body::empty());
+    let response = app.clone().oneshot(ask()?).await?;
+    left("while it streams");
+    response.into_body().collect().await?;
+    left("after ten words");
+    let cut = app.oneshot(ask()?).await?;
+    drop(cut);
+    left("after one that was cut");
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! How do I limit by something of my own?
+//!
+//! `cargo run --example own_key`
+#![allow(clippy::print_stdout)]
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, request::Parts},
+    routing::get,
+};
+use tower::ServiceExt;
+use tower_sluice::{Key, KeyError, KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule, key_fn};
+
+/// The tenant is the first label of the host name.
+#[derive(Clone, Debug)]
+struct Tenant;
+
+impl KeyExtractor for Tenant {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        let host = parts.headers.get("host").ok_or_else(|| KeyError::missing("host"))?;
+        let host = host.to_str().map_err(|_| KeyError::missing("readable host"))?;
+        Ok(host.split('.').next().map(Key::from))
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // a type for what is shared, a closure for what is not
+    let language = key_fn(|parts| parts.headers.get("accept-language").cloned());
+    let rules = (
+        Rule::new("tenant", Tenant, Quota::per_minute(3)),
+        Rule::new("language", language, Quota::per_minute(5)),
+    );
+    let layer = RateLimitLayer::rules(rules, LocalStore::new());
+    let app = Router::new().route("/", get(|| async {})).layer(layer);
+
+    for host in ["red.example", "red.example", "blue.example", "red.example", "red.example"] {
+        let request = Request::get("/").header("host", host).header("accept-language", "en");
+        let response = app.clone().oneshot(request.body(Body::empty())?).await?;
+        println!("{host}: {}", response.status());
+    }
+    let nobody = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    println!("no host: {}", nobody.status());
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! Properties that need no model: others' charges are safe, and no number overflows.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{
+    super::{
+        tests::{Account, Row},
+        *,
+    },
+    SECOND, periods, quota,
+    sequence::{Op, jump, op, short_steps, start},
+    sequences,
+};
+
+/// Any algorithm with numbers that a slow model could not follow.
+fn extreme_quota() -> impl Strategy<Value = Quota> {
+    let number = || prop_oneof![Just(0), Just(1), 2u32..50, any::<u32>(), Just(u32::MAX)];
+    let period = prop_oneof![
+        1u64..1_000,
+        Just(SECOND),
+        Just(10 * SECOND),
+        any::<u64>(),
+        Just(315_360_000 * SECOND)
+    ];
+    let algorithm = prop_oneof![
+        Just(Algorithm::Gcra),
+        Just(Algorithm::TokenBucket),
+        (number(), any::<bool>())
+            .prop_map(|(carry_over, paced)| Algorithm::FixedWindow { carry_over, paced }),
+        Just(Algorithm::AnchoredWindow),
+        number().prop_map(|buckets| Algorithm::SlidingWindow { buckets: buckets % 1_001 }),
+        Just(Algorithm::SlidingLog),
+    ];
+    let numbers = (number(), period, number(), number(), number());
+    (numbers, algorithm).prop_map(|((units, period, burst, initial, soft), algorithm)| {
+        let quota = Quota::new(units, Duration::from_nanos(period)).unwrap_or(Quota::blocked());
+        let quota = quota.try_algorithm(algorithm).unwrap_or(quota);
+        let quota = quota.try_burst(burst).unwrap_or(quota);
+        let quota = quota.try_initial(initial).unwrap_or(quota);
+        quota.try_soft(soft).unwrap_or(quota)
+    })
+}
+
+proptest! {
+    #![proptest_config(sequences())]
+
+    /// With my charge given back, an account has no more left than if I had never charged.
+    #[test]
+    fn giving_back_never_undoes_the_charge_of_another(
+        kind in 0usize..7, units in 1u32..13, period in periods(), start in start(),
+        first in 1u32..4, before in short_steps(), mine in 1u32..6, after in short_steps(),
+    ) {
+        let algorithm = [
+            Algorithm::Gcra,
+            Algorithm::TokenBucket,
+            Algorithm::fixed_window(),
+            Algorithm::fixed_window().carry_over(5).paced(),
+            Algorithm::AnchoredWindow,
+            Algorithm::SlidingWindow { buckets: 4 },
+            Algorithm::SlidingLog,
+        ];
+        let quota = quota(units, 4 * period).algorithm(algorithm[kind]);
+        let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
+        let mut with = Account::cold(&quota);
+        with.take(&quota, now, Ask::units(first));
+        // An account that would have ended without me starts another life, on another grid.
+        let lives = |account: &Account, now| account.forget_at(&quota) > now;
+        for (jump, cost, max_wait) in before {
+            now += jump.nanos(&quota, last);
+            last = with.take(&quota, now, Ask { max_wait, ..Ask::units(cost) }).0.numbers.into();
+        }
+        let mut without = with.clone();
+        let (charged, receipt) = with.take(&quota, now, Ask::units(mine));
+        for (jump, cost, max_wait) in after {
+            if !charged.allowed || !lives(&without, now) {
+                break;
+            }
+            let ask = Ask { max_wait, ..Ask::units(cost) };
+            let step = with.take(&quota, now, ask).0;
+            if step.allowed {
+                let other = without.take(&quota, now, ask).0;
+                prop_assert!(other.allowed, "{:?} passes only after mine", ask);
+            }
+            let mut back = with.clone();
+            back.give_back(&quota, now, receipt, mine);
+            let row = |account: &Account| account.look(&quota, now, Ask::units(0)).numbers.into();
+            let (back, never): (Row, Row) = (row(&back), row(&without));
+            prop_assert!(back.remaining <= never.remaining, "{:?} and never {:?}", back, never);
+            prop_assert!(back.full >= never.full, "{:?} and never {:?}", back, never);
+            now += jump.nanos(&quota, Row::from(step.numbers));
+        }
+    }
+
+    /// Quotas and algorithms change, clocks of threads are a little apart: nothing overflows (the
+    /// debug profile checks), a refusal has a reason, and settling goes one way.
+    #[test]
+    fn nothing_overflows(
+        quotas in prop::collection::vec(extreme_quota(), 1..4),
+        start in prop_oneof![0..10 * SECOND, Just(1u64 << 62)],
+        steps in prop::collection::vec((0usize..4, jump(), 0u64..3, op()), 1..24),
+    ) {
+        let (mut state, mut word) = (None, 0);
+        let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
+        let mut charges = Vec::new();
+        for (which, jump, behind, op) in steps {
+            let quota = &quotas[which % quotas.len()];
+            let year = 31_536_000 * SECOND;
+            last = Row { full: last.full.min(year), next: last.next.min(year), ..last };
+            now += jump.nanos(quota, Row { retry: last.retry.min(year), ..last }).min(10 * year);
+            let now = now.saturating_sub(behind);
+            let gcra = quota.counted_by() == Algorithm::Gcra;
+            let mut account = if gcra { Account::Word(word) } else { Account::State(state.take()) };
+            match op {
+                Op::Take { cost, headroom, max_wait } => {
+                    let ask = Ask { cost, headroom, max_wait };
+                    account.look(quota, now, ask);
+                    account.open(quota, now, Ask { headroom: 1, ..ask });
+                    let (step, receipt) = account.take(quota, now, ask);
+                    last = step.numbers.into();
+                    prop_assert!(step.allowed || (last.retry > 0 && cost > 0));
+                    if step.allowed {
+                        charges.push((receipt, cost));
+                    }
+                }
+                Op::Settle(units) => {
+                    let before = Row::from(account.look(quota, now, Ask::units(0)).numbers);
+                    last = account.settle(quota, now, units).into();
+                    prop_assert!(units >= 0 || last.remaining <= before.remaining);
+                    prop_assert!(units <= 0 || last.remaining >= before.remaining);
+                }
+                Op::GiveBack(at) => {
+                    if let Some((receipt, cost)) = charges.get(at) {
+                        account.give_back(quota, now, *receipt, *cost);
+                    }
+                }
+            }
+            match account {
+                Account::Word(stored) => word = stored,
+                Account::State(kept) => state = kept,
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The windows and the log, slowly.
+
+use std::collections::BTreeMap;
+
+use super::{Charge, Model, ceil};
+use crate::quota::{Algorithm, Quota};
+
+/// The counts of all windows ever.
+#[derive(Clone, Debug)]
+pub(super) struct SlowAligned {
+    units: u64,
+    period: u64,
+    carry_over: u64,
+    paced: bool,
+    counts: BTreeMap<u64, u64>,
+}
+
+impl SlowAligned {
+    fn count(&self, window: u64) -> u64 {
+        self.counts.get(&window).copied().unwrap_or(0)
+    }
+    fn allowance(&self, window: u64) -> u64 {
+        match window.checked_sub(1).map(|before| self.count(before)) {
+            None | Some(0) => self.units,
+            Some(used) => self.units + self.units.saturating_sub(used).min(self.carry_over),
+        }
+    }
+    /// The instants at which the units of a window pass.
+    fn instants(&self, window: u64) -> Vec<u64> {
+        let (start, allowance) = (window * self.period, self.allowance(window));
+        let spaced = |k| ceil(u128::from(k) * u128::from(self.period), allowance.into());
+        let offset = |k| if self.paced { spaced(k) } else { 0 };
+        (0..allowance).map(|k| start + offset(k)).collect()
+    }
+    /// The instants from `now` on at which anything may change, of this window and the next.
+    fn coming(&self, now: u64) -> impl Iterator<Item = u64> {
+        let window = now / self.period;
+        let mut instants = vec![now, (window + 1) * self.period];
+        instants.extend(self.instants(window));
+        instants.extend(self.instants(window + 1));
+        instants.sort_unstable();
+        instants.into_iter().filter(move |t| *t >= now)
+    }
+}
+
+impl Model for SlowAligned {
+    fn of(quota: &Quota) -> Self {
+        let Algorithm::FixedWindow { carry_over, paced } = quota.counted_by() else {
+            panic!("{quota:?}")
+        };
+        Self {
+            units: quota.units().into(),
+            period: quota.period_nanos(),
+            carry_over: carry_over.into(),
+            paced,
+            counts: BTreeMap::new(),
+        }
+    }
+    fn arrive(&mut self, _now: u64) {}
+    fn open(&mut self, _now: u64) {}
+    fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
+        let window = t / self.period;
+        let come = self.instants(window).into_iter().filter(|instant| *instant <= t).count();
+        self.count(window) + need <= come as u64 + soft
+    }
+    fn untouched(&self, t: u64) -> bool {
+        self.count(t / self.period) == 0
+    }
+    fn charge(&mut self, now: u64, units: u64) {
+        *self.counts.entry(now / self.period).or_default() += units;
+    }
+    fn late(&mut self, now: u64, units: u64) {
+        let count = self.counts.entry(now / self.period).or_default();
+        *count = count.saturating_add(units).min(2 * self.units).max(*count);
+    }
+    fn refund(&mut self, now: u64, units: u64) {
+        let count = self.counts.entry(now / self.period).or_default();
+        *count = count.saturating_sub(units);
+    }
+    fn give_back(&mut self, now: u64, charge: Charge) {
+        if charge.at / self.period == now / self.period {
+            self.refund(now, charge.units);
+        }
+    }
+    fn queue(&self, now: u64) -> u64 {
+        if self.paced { (now / self.period + 1) * self.period } else { 0 }
+    }
+    fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
+        self.coming(now).find(|t| pred(*t)).expect("two windows are enough")
+    }
+    fn next(&self, now: u64, _limit: u64) -> u64 {
+        let (left, end) = (self.remaining(now), (now / self.period + 1) * self.period);
+        let mut coming = self.coming(now).take_while(|t| *t <= end);
+        coming.find(|t| self.remaining(*t) > left).map_or(0, |t| t - now)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct SlowAnchored {
+    units: u64,
+    period: u64,
+    charges: Vec<(u64, u64)>,
+}
+
+impl SlowAnchored {
+    fn end(&self) -> u64 {
+        self.charges.first().map_or(0, |(at, _)| at + self.period)
+    }
+    fn count(&self, t: u64) -> u64 {
+        if t < self.end() { self.charges.iter().map(|(_, units)| units).sum() } else { 0 }
+    }
+}
+
+impl Model for SlowAnchored {
+    fn of(quota: &Quota) -> Self {
+        let (units, period) = (quota.units().into(), quota.period_nanos());
+        Self { units, period, charges: Vec::new() }
+    }
+    fn arrive(&mut self, now: u64) {
+        if self.count(now) == 0 {
+            self.charges.clear();
+        }
+    }
+    fn open(&mut self, _now: u64) {}
+    fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
+        self.count(t) + need <= self.units + soft
+    }
+    fn untouched(&self, t: u64) -> bool {
+        self.count(t) == 0
+    }
+    fn charge(&mut self, now: u64, units: u64) {
+        self.charges.push((now, units));
+    }
+    fn late(&mut self, now: u64, units: u64) {
+        let late = units.min((2 * self.units).saturating_sub(self.count(now)));
+        self.charges.push((now, late));
+    }
+    fn refund(&mut self, _now: u64, mut units: u64) {
+        for (_, charged) in self.charges.iter_mut().rev() {
+            let back = units.min(*charged);
+            *charged -= back;
+            units -= back;
+        }
+    }
+    fn give_back(&mut self, now: u64, charge: Charge) {
+        if charge.at < self.end() && charge.at + self.period >= self.end() {
+            self.refund(now, charge.units);
+        }
+    }
+}
+
+/// Every charge ever, in buckets of one width; of no width in a log.
+#[derive(Clone, Debug)]
+pub(super) struct SlowSliding {
+    units: u64,
+    period: u64,
+    width: Option<u64>,
+    charges: BTreeMap<u64, u64>,
+}
+
+impl SlowSliding {
+    fn bucket(&self, t: u64) -> u64 {
+        self.width.map_or(t, |width| t / width)
+    }
+    /// The share of a bucket that is inside at `t`: of `width`, or of 1.
+    fn inside(&self, bucket: u64, t: u64) -> u128 {
+        let t = i128::from(t);
+        let bucket = i128::from(bucket);
+        let inside = match self.width.map(i128::from) {
+            None => i128::from(bucket > t - i128::from(self.period)),
+            // what of [start, end) lies in the period before now, the newest bucket in full
+            Some(width) => {
+                let horizon = t - i128::from(self.period);
+                (bucket * width + width - horizon).clamp(0, width)
+            }
+        };
+        inside.unsigned_abs()
+    }
+    fn used(&self, t: u64) -> u128 {
+        let each = |(bucket, units): (&u64, &u64)| u128::from(*units) * self.inside(*bucket, t);
+        self.charges.iter().map(each).sum()
+    }
+    fn below(&self, t: u64, used: u64) -> bool {
+        self.used(t) <= u128::from(used) * u128::from(self.width.unwrap_or(1))
+    }
+}
+
+impl Model for SlowSliding {
+    fn of(quota: &Quota) -> Self {
+        let (units, period) = (quota.units().into(), quota.period_nanos());
+        let width = match quota.counted_by() {
+            Algorithm::SlidingWindow { buckets } => Some(period / u64::from(buckets)),
+            _ => None,
+        };
+        Self { units, period, width, charges: BTreeMap::new() }
+    }
+    fn arrive(&mut self, _now: u64) {}
+    fn open(&mut self, _now: u64) {}
+    fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
+        (self.units + soft).checked_sub(need).is_some_and(|used| self.below(t, used))
+    }
+    fn untouched(&self, t: u64) -> bool {
+        self.used(t) == 0
+    }
+    fn charge(&mut self, now: u64, units: u64) {
+        *self.charges.entry(self.bucket(now)).or_default() += units;
+    }
+    fn late(&mut self, now: u64, units: u64) {
+        for _ in 0..units.min(100) {
+            if self.below(now, 2 * self.units - 1) {
+                self.charge(now, 1);
+            }
+        }
+    }
+    fn refund(&mut self, now: u64, units: u64) {
+        for _ in 0..units.min(100) {
+            let newest = self.charges.iter().rev().find(|(_, units)| **units > 0);
+            let newest = newest.map(|(bucket, _)| *bucket);
+            if let Some(bucket) = newest.filter(|bucket| self.inside(*bucket, now) > 0) {
+                self.charges.entry(bucket).and_modify(|units| *units -= 1);
+            }
+        }
+    }
+    fn give_back(&mut self, _now: u64, charge: Charge) {
+        let bucket = self.bucket(charge.at);
+        self.charges.entry(bucket).and_modify(|units| *units -= charge.units.min(*units));
+    }
+}

@@ -1,0 +1,193 @@
+//! What became of one quota.
+
+use std::time::Duration;
+
+use crate::name::RuleName;
+
+/// "Waiting does not help", in nanoseconds.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// What became of one quota in a [`Decision`].
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    rule: RuleName,
+    place: u8,
+    report_only: bool,
+    numbers: Numbers,
+}
+
+/// The state of one quota after a decision, times in nanoseconds; read through [`Outcome`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Numbers {
+    /// One unit comes back every `interval`; the account is full in `ahead`.
+    Refilling {
+        ahead: u64,
+        interval: u64,
+        limit: u32,
+        retry: u64,
+    },
+    Known {
+        limit: u32,
+        remaining: u32,
+        full: u64,
+        next: u64,
+        retry: u64,
+    },
+    /// The store does not tell.
+    Unknown {
+        retry: u64,
+    },
+}
+
+impl Outcome {
+    /// The outcome of the quota at `place` of the charge of `rule`, in numbers.
+    ///
+    /// `reset_after` is the time until the account is full, `next_after` until more is left than
+    /// now, and `retry_after` until this cost passes: zero when it passed, `None` when waiting
+    /// does not help.
+    #[must_use]
+    pub fn new(
+        rule: RuleName,
+        place: usize,
+        limit: u32,
+        remaining: u32,
+        reset_after: Duration,
+        next_after: Duration,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        let (full, next) = (nanos(reset_after), nanos(next_after));
+        let retry = retry_after.map_or(NEVER, nanos);
+        Self::with(rule, place, Numbers::Known { limit, remaining, full, next, retry })
+    }
+
+    /// For a store that cannot tell what is left: header fields leave the quota out.
+    #[must_use]
+    pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
+        Self::with(rule, place, Numbers::Unknown { retry: retry_after.map_or(NEVER, nanos) })
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
+    pub(crate) fn with(rule: RuleName, place: usize, numbers: Numbers) -> Self {
+        Self { rule, place: place as u8, report_only: false, numbers }
+    }
+
+    /// The rule that charged.
+    #[must_use]
+    pub fn rule(&self) -> RuleName {
+        self.rule
+    }
+
+    /// Which of the rule's quotas this is, counted from 0.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        self.place.into()
+    }
+
+    /// Marks the outcome of a rule that only reports.
+    #[must_use]
+    pub fn report_only(mut self, report_only: bool) -> Self {
+        self.report_only = report_only;
+        self
+    }
+
+    /// Whether the rule only reports.
+    #[must_use]
+    pub fn is_report_only(&self) -> bool {
+        self.report_only
+    }
+
+    /// Whether this quota refused, or, of a rule that only reports, would have.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.retry() > 0
+    }
+
+    /// The most units ever available at once.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        match self.numbers {
+            Numbers::Refilling { limit, .. } | Numbers::Known { limit, .. } => limit,
+            Numbers::Unknown { .. } => 0,
+        }
+    }
+
+    /// Whole units that would pass now.
+    #[must_use]
+    pub fn remaining(&self) -> u32 {
+        match self.numbers {
+            Numbers::Refilling { ahead, interval, limit, .. } => {
+                // at most `limit`: what is owed rounded up to whole units
+                let owed = ahead.div_ceil(interval).min(limit.into());
+                limit - u32::try_from(owed).unwrap_or(limit)
+            }
+            Numbers::Known { remaining, .. } => remaining,
+            Numbers::Unknown { .. } => 0,
+        }
+    }
+
+    /// The time until the account is full again, as if it had never been used.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_nanos(match self.numbers {
+            Numbers::Refilling { ahead, .. } => ahead,
+            Numbers::Known { full, .. } => full,
+            Numbers::Unknown { .. } => 0,
+        })
+    }
+
+    /// The shortest wait until more is [remaining](Outcome::remaining) than now; zero when
+    /// nothing is to come.
+    #[must_use]
+    pub fn next_after(&self) -> Duration {
+        Duration::from_nanos(match self.numbers {
+            Numbers::Refilling { ahead, interval, limit, .. } => {
+                let more = u64::from(limit - self.remaining()).saturating_sub(1);
+                ahead.saturating_sub(more * interval)
+            }
+            Numbers::Known { next, .. } => next,
+            Numbers::Unknown { .. } => 0,
+        })
+    }
+
+    /// The shortest wait after which this cost passes: zero when nothing stood in its way, `None`
+    /// when waiting does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let retry = self.retry();
+        (retry != NEVER).then(|| Duration::from_nanos(retry))
+    }
+
+    /// The time until the account is full, in nanoseconds: with the decision's instant it is the
+    /// receipt of a charge.
+    pub(crate) fn ahead(&self) -> u64 {
+        match self.numbers {
+            Numbers::Refilling { ahead, .. } => ahead,
+            Numbers::Known { full, .. } => full,
+            Numbers::Unknown { .. } => 0,
+        }
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        !matches!(self.numbers, Numbers::Unknown { .. })
+    }
+
+    pub(super) fn set_retry(&mut self, nanos: u64) {
+        match &mut self.numbers {
+            Numbers::Refilling { retry, .. }
+            | Numbers::Known { retry, .. }
+            | Numbers::Unknown { retry } => *retry = nanos,
+        }
+    }
+
+    pub(super) fn retry(&self) -> u64 {
+        match self.numbers {
+            Numbers::Refilling { retry, .. }
+            | Numbers::Known { retry, .. }
+            | Numbers::Unknown { retry } => retry,
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(NEVER - 1)
+}

@@ -1,0 +1,94 @@
+//! What a request carries past the gate: to its response, or while it waits for its place.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::Response;
+
+use crate::{
+    decision::Decision,
+    headers::{Lines, Template},
+    load::Counted,
+    settings::Classify,
+    settle::Reservation,
+    store::{OwnedCharges, Store},
+};
+
+/// What is kept of the charges; nothing in the plain case.
+#[derive(Debug, Default)]
+pub(crate) struct Ticket {
+    pub(crate) charges: Option<Box<OwnedCharges>>,
+    /// Where quotas were chosen for this request.
+    pub(crate) template: Option<Arc<Template>>,
+    /// Whether it passes without a charge.
+    pub(crate) spared: bool,
+}
+
+/// What an admitted request carries to its response.
+#[derive(Debug, Default)]
+pub(crate) struct Pass {
+    pub(crate) lines: Option<Lines>,
+    pub(crate) rest: Option<Box<Rest>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Rest {
+    pub(crate) exposed: Option<Decision>,
+    pub(crate) reserved: Option<(Reservation, Option<Classify>)>,
+    pub(crate) in_flight: Option<Counted>,
+}
+
+impl fmt::Debug for Rest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rest").finish_non_exhaustive()
+    }
+}
+
+impl Pass {
+    pub(crate) fn stamp<B>(self, mut response: Response<B>) -> Response<B> {
+        if let Some(lines) = self.lines {
+            lines.write(response.headers_mut());
+        }
+        let Some(rest) = self.rest else { return response };
+        if let Some(decision) = rest.exposed {
+            response.extensions_mut().insert(decision);
+        }
+        if let Some((reservation, Some(classify))) = rest.reserved {
+            let (parts, body) = response.into_parts();
+            reservation.apply(classify(&parts));
+            response = Response::from_parts(parts, body);
+        }
+        response
+    }
+}
+
+/// A place in the queue. Dropped, it is given back.
+pub(crate) struct Place<S: Store> {
+    store: Arc<S>,
+    held: Option<Box<(Decision, Ticket)>>,
+    _waiter: Counted,
+}
+
+impl<S: Store> Place<S> {
+    pub(crate) fn new(store: Arc<S>, decision: Decision, ticket: Ticket, waiter: Counted) -> Self {
+        Self { store, held: Some(Box::new((decision, ticket))), _waiter: waiter }
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        self.held.as_ref().map_or(Duration::ZERO, |held| held.0.wait())
+    }
+
+    /// The place has come up.
+    pub(crate) fn reached(mut self) -> Option<(Decision, Ticket)> {
+        self.held.take().map(|held| *held)
+    }
+}
+
+impl<S: Store> Drop for Place<S> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take()
+            && let (decision, Ticket { charges: Some(charges), .. }) = *held
+        {
+            charges.with(|charges| self.store.give_back(charges, &decision));
+        }
+    }
+}

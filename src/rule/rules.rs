@@ -1,0 +1,198 @@
+//! One rule or several, as one decision.
+
+use http::request::Parts;
+use smallvec::SmallVec;
+
+use crate::{key::KeyError, name::RuleName, quota::Quota, store::Charge};
+
+/// What a layer charges for a request: a [`Rule`](crate::Rule), a tuple of up to four (tuples
+/// nest), or a `Vec`.
+///
+/// All charges of a request are one decision: everything is charged, or nothing.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a rule or a tuple of rules",
+    note = "`RateLimitLayer::new(extractor, quota, store)` makes a rule of an extractor"
+)]
+pub trait Rules {
+    /// Adds the charges of the request with this head to `before`, and hands all to `then`, once.
+    ///
+    /// # Errors
+    ///
+    /// When the request is set aside before any store is asked; `then` is not called.
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside>;
+
+    /// Adds the shape of every rule to `shapes`.
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>);
+}
+
+const _: Option<&dyn Rules> = None;
+
+/// What is known of a rule before any request.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Shape<'a> {
+    /// Its name.
+    pub name: RuleName,
+    /// Its quotas; `None` where they are chosen per request or may change.
+    pub quotas: Option<&'a [Quota]>,
+    /// What a request costs, where that is fixed.
+    pub cost: Option<u32>,
+    /// Whether requests may wait for their place.
+    pub queues: bool,
+    /// Whether it refuses nobody.
+    pub report_only: bool,
+}
+
+impl<'a> Shape<'a> {
+    /// The shape of the rule that makes such a charge.
+    pub(crate) fn of(charge: &Charge<'a>) -> Self {
+        Self {
+            name: charge.rule(),
+            quotas: Some(charge.quotas()),
+            cost: Some(charge.units()),
+            queues: !charge.patience().is_zero(),
+            report_only: charge.is_report_only(),
+        }
+    }
+}
+
+/// A request on which no store is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Aside {
+    /// No rule applies to it: it passes.
+    Exempt,
+    /// It has no usable key, or is not let in.
+    Refused(KeyError),
+}
+
+impl From<KeyError> for Aside {
+    fn from(error: KeyError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Hands on `before` and one charge more.
+#[inline]
+pub(super) fn extend(
+    before: &[Charge<'_>],
+    charge: Charge<'_>,
+    then: &mut dyn FnMut(&[Charge<'_>]),
+) {
+    if before.is_empty() {
+        return then(&[charge]);
+    }
+    let mut charges: SmallVec<[Charge<'_>; 4]> = before.into();
+    charges.push(charge);
+    then(&charges);
+}
+
+/// Chains rules: the first adds to `before`, the rest to what the first handed on.
+fn chain(
+    rules: &[&dyn Rules],
+    parts: &Parts,
+    before: &[Charge<'_>],
+    then: &mut dyn FnMut(&[Charge<'_>]),
+) -> Result<(), Aside> {
+    let Some((first, rest)) = rules.split_first() else {
+        then(before);
+        return Ok(());
+    };
+    let mut later = Ok(());
+    match first.charge(parts, before, &mut |all| later = chain(rest, parts, all, then)) {
+        Ok(()) => later,
+        Err(Aside::Exempt) => Err(Aside::Exempt),
+        // unless a later rule exempts it from this one too
+        Err(Aside::Refused(error)) => match chain(rest, parts, before, &mut |_| ()) {
+            Err(Aside::Exempt) => Err(Aside::Exempt),
+            _ => Err(Aside::Refused(error)),
+        },
+    }
+}
+
+impl<A: Rules, B: Rules> Rules for (A, B) {
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside> {
+        chain(&[&self.0, &self.1], parts, before, then)
+    }
+
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        self.1.describe(shapes);
+    }
+}
+
+impl<A: Rules, B: Rules, C: Rules> Rules for (A, B, C) {
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside> {
+        chain(&[&self.0, &self.1, &self.2], parts, before, then)
+    }
+
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        self.1.describe(shapes);
+        self.2.describe(shapes);
+    }
+}
+
+impl<A: Rules, B: Rules, C: Rules, D: Rules> Rules for (A, B, C, D) {
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside> {
+        chain(&[&self.0, &self.1, &self.2, &self.3], parts, before, then)
+    }
+
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        self.1.describe(shapes);
+        self.2.describe(shapes);
+        self.3.describe(shapes);
+    }
+}
+
+impl<R: Rules> Rules for Vec<R> {
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside> {
+        let rules: SmallVec<[&dyn Rules; 4]> = self.iter().map(|rules| rules as _).collect();
+        chain(&rules, parts, before, then)
+    }
+
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.iter().for_each(|rules| rules.describe(shapes));
+    }
+}
+
+impl<R: Rules + ?Sized> Rules for Box<R> {
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside> {
+        (**self).charge(parts, before, then)
+    }
+
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        (**self).describe(shapes);
+    }
+}

@@ -1,0 +1,135 @@
+//! A layer's knobs.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Acquire},
+    },
+    time::Duration,
+};
+
+use http::response;
+
+use crate::{
+    access::AccessList,
+    decision::Decision,
+    load::{Counters, Elastic, Event, Switch},
+    settle::{Reservation, Settle, Settler},
+    store::OwnedCharges,
+};
+
+/// The layer's knobs that are plain values.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) only_denied: bool,
+    pub(crate) expose: bool,
+    pub(crate) preflights: bool,
+    pub(crate) report_only: bool,
+    /// Percent of the wait that may be added to it.
+    pub(crate) jitter: u8,
+    pub(crate) max_waiters: usize,
+    pub(crate) waiters: Arc<AtomicUsize>,
+    pub(crate) switch: Option<Switch>,
+    pub(crate) allow: Vec<AccessList>,
+    pub(crate) deny: Vec<AccessList>,
+    pub(crate) elastic: Option<Elastic>,
+    pub(crate) counters: Option<Counters>,
+    pub(crate) after: Option<After>,
+}
+
+/// How charges are settled after the response.
+#[derive(Clone)]
+pub(crate) struct After {
+    pub(crate) accounts: Arc<dyn Settler>,
+    pub(crate) default: Settle,
+    pub(crate) classify: Option<Classify>,
+}
+
+impl After {
+    /// Uncharged there is nothing to settle, but a handler finds what it asks for, and may block.
+    pub(crate) fn reserve(
+        &self,
+        charges: Option<Box<OwnedCharges>>,
+        decision: Decision,
+        charged: bool,
+    ) -> Reservation {
+        let charges = charges.map_or_else(|| OwnedCharges::from(&[][..]), |charges| *charges);
+        Reservation::new(self.accounts.clone(), charges, decision, self.default, charged)
+    }
+}
+
+pub(crate) type Classify = Arc<dyn Fn(&response::Parts) -> Settle + Send + Sync>;
+
+impl fmt::Debug for After {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("After").field("default", &self.default).finish_non_exhaustive()
+    }
+}
+
+impl Settings {
+    pub(crate) fn count(&self, event: Event) {
+        if let Some(counters) = &self.counters {
+            counters.add(event);
+        }
+    }
+
+    /// Whether an admitted request carries nothing but header fields to its response.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        let Self { expose, after, elastic, counters, .. } = self;
+        !expose && after.is_none() && elastic.is_none() && counters.is_none()
+    }
+
+    /// Counts a request that passes.
+    pub(crate) fn count_passed(&self, decision: &Decision) {
+        if self.counters.is_none() {
+            return;
+        }
+        self.count(if decision.is_allowed() { Event::Allowed } else { Event::WouldDeny });
+        if decision.is_allowed() && decision.would_deny() {
+            self.count(Event::WouldDeny);
+        }
+        if decision.is_overage() {
+            self.count(Event::Overage);
+        }
+        if !decision.wait().is_zero() {
+            self.count(Event::Delayed);
+        }
+    }
+
+    /// Whether as many wait as may.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.waiters.load(Acquire) >= self.max_waiters
+    }
+
+    /// The refused of one moment would all come back in one moment; later is never too early.
+    pub(crate) fn jittered(&self, wait: Duration) -> Duration {
+        if self.jitter == 0 {
+            return wait;
+        }
+        let share = RandomState::new().hash_one(0) % (u64::from(self.jitter) + 1);
+        wait.saturating_add(wait.mul_f64(share as f64 / 100.0))
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            only_denied: false,
+            expose: false,
+            preflights: false,
+            report_only: false,
+            jitter: 0,
+            max_waiters: 1_024,
+            waiters: Arc::default(),
+            switch: None,
+            allow: Vec::new(),
+            deny: Vec::new(),
+            elastic: None,
+            counters: None,
+            after: None,
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Answers that are there at once, and answers that come later.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+/// A store's answer: there at once, or a future.
+///
+/// `.await` resolves either.
+#[derive(Debug)]
+pub enum Answer<F: Future> {
+    /// The answer is there.
+    Now(F::Output),
+    /// The answer is on its way.
+    Later(F),
+}
+
+impl<T> Answer<Never<Result<T, Infallible>>> {
+    /// The answer of a store that is always there at once and cannot fail.
+    #[inline]
+    pub fn now(self) -> T {
+        match self {
+            Self::Now(Ok(value)) => value,
+            Self::Later(never) => match never.0 {},
+        }
+    }
+}
+
+impl<F: Future> IntoFuture for Answer<F> {
+    type Output = F::Output;
+    type IntoFuture = Resolve<F>;
+
+    fn into_future(self) -> Resolve<F> {
+        match self {
+            Self::Now(output) => Resolve { state: State::Now { output: Some(output) } },
+            Self::Later(future) => Resolve { state: State::Later { future } },
+        }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// The future of an awaited [`Answer`].
+    pub struct Resolve<F: Future> {
+        #[pin]
+        state: State<F>,
+    }
+}
+
+pin_project_lite::pin_project! {
+    #[project = StateProj]
+    enum State<F: Future> {
+        Now { output: Option<F::Output> },
+        Later { #[pin] future: F },
+    }
+}
+
+impl<F: Future> fmt::Debug for Resolve<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolve").finish_non_exhaustive()
+    }
+}
+
+impl<F: Future> Future for Resolve<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        match self.project().state.project() {
+            StateProj::Now { output } => match output.take() {
+                Some(output) => Poll::Ready(output),
+                None => panic!("an answer was polled after it had resolved"),
+            },
+            StateProj::Later { future } => future.poll(cx),
+        }
+    }
+}
+
+/// The future of a store that always answers at once: there is none.
+#[derive(Debug)]
+pub struct Never<T>(Infallible, PhantomData<fn() -> T>);
+
+impl<T> Future for Never<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<T> {
+        match self.0 {}
+    }
+}

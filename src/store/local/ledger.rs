@@ -1,0 +1,348 @@
+//! Charging several accounts: look at all, then charge all.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{
+    accounts::{Account, Accounts, Addresses},
+    blocks::Blocks,
+    clock::Clock,
+    overflow::{Address, Overflow},
+    slots::Slots,
+    windows::Windows,
+};
+use crate::{
+    algorithm::{self, Step, gcra::Gcra},
+    decision::{Decision, NEVER, Numbers, Outcome},
+    quota::Quota,
+    store::Charge,
+};
+
+/// Two slots a key: at the configured capacity a set of 16 then overflows for less than one key in
+/// a thousand.
+const SLOTS_PER_KEY: usize = 2;
+/// How often a decision over several accounts looks again because another thread charged in
+/// between. It ends, since two newcomers who share an account may each fit and both never.
+const RACES: usize = 16;
+/// Slots per record of a blocked key.
+const SLOTS_PER_BLOCK: usize = 8;
+
+type Steps = SmallVec<[Step; 4]>;
+
+/// All accounts of a store.
+pub(super) struct Ledger {
+    clock: Clock,
+    addresses: Addresses,
+    slots: Slots,
+    overflow: Overflow<u64>,
+    windows: Windows,
+    blocks: Blocks,
+}
+
+impl Ledger {
+    pub(super) fn new(clock: Clock, keys: usize) -> Self {
+        let slots = keys.saturating_mul(SLOTS_PER_KEY);
+        Self {
+            clock,
+            addresses: Addresses::new(),
+            slots: Slots::new(slots),
+            overflow: Overflow::default(),
+            windows: Windows::new(slots),
+            blocks: Blocks::default(),
+        }
+    }
+
+    /// Slots, those in debt, and decisions over shared accounts.
+    pub(super) fn stats(&self) -> (usize, usize, u64) {
+        let now = self.clock.now();
+        let in_debt = self.slots.in_debt(now) + self.windows.in_debt(now);
+        (self.slots.len(), in_debt, self.overflow.decisions() + self.windows.overflowed())
+    }
+
+    #[inline]
+    pub(super) fn take(&self, charges: &[Charge<'_>]) -> Decision {
+        let now = self.clock.now();
+        if let [charge] = charges
+            && let [quota] = charge.quotas()
+            && !self.blocks.any(now)
+        {
+            return self.take_one(charge, quota, now);
+        }
+        self.take_several(charges, now)
+    }
+
+    /// The common case, without lists. What only the rest needs stays out of it: an [`Account`] in
+    /// memory costs as much as the decision.
+    #[inline]
+    fn take_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Decision {
+        let ask = charge.ask();
+        let found = Gcra::counting(quota).and_then(|gcra| {
+            let id = self.addresses.id(charge, 0);
+            self.slots.update(id, |stored| gcra.take(stored, now, ask))
+        });
+        let step = match found {
+            Some(step) => step,
+            None => self.charge_one(charge, quota, now),
+        };
+        let mut decision = Decision::new(step.allowed || charge.is_report_only(), now);
+        decision.passes(step.overage, step.wait);
+        let outcome = Outcome::with(charge.rule(), 0, step.numbers);
+        decision.push(outcome.report_only(charge.is_report_only()));
+        decision
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn charge_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Step {
+        self.charge(&self.addresses.account(charge, 0, quota), now)
+    }
+
+    #[inline(never)]
+    fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        if self.blocks.any(now)
+            && let Some(refusal) = self.refuse_blocked(charges, now)
+        {
+            return refusal;
+        }
+        let accounts = self.addresses.accounts(charges);
+        let race = |n| self.take_all(&accounts, now, n == RACES);
+        (1..=RACES).find_map(race).unwrap_or_else(Decision::deny)
+    }
+
+    /// Looks at all, then charges all. `None` when another thread charged in between: what was
+    /// charged is given back, and it is time to look again, or, the `last` time, to refuse.
+    fn take_all(&self, accounts: &Accounts<'_>, now: u64, last: bool) -> Option<Decision> {
+        let all = &accounts.distinct;
+        let look = |account: &Account<'_>| self.look(account, now);
+        let mut steps: Steps = all.iter().map(look).collect();
+        let fits = all.iter().zip(&steps).all(|(account, step)| account.permits(step));
+        if !fits {
+            // a refusal tells the waits of those who do not queue
+            steps = all.iter().map(|account| look(&account.hurried())).collect();
+        }
+        let never = all.iter().zip(&steps).any(|(a, step)| !a.report_only && step.is_never());
+        for (at, account) in all.iter().enumerate() {
+            if !fits {
+                if !never {
+                    self.open(account, now);
+                }
+            } else if accounts.charges(account, &steps) {
+                let step = self.charge(account, now);
+                if !step.allowed {
+                    for (account, step) in all.iter().zip(&steps).take(at) {
+                        if accounts.charges(account, &steps) {
+                            self.undo(account, now, now, account.outcome(step).ahead());
+                        }
+                    }
+                    steps = all.iter().map(|account| look(&account.hurried())).collect();
+                    steps[at] = step;
+                    return last.then(|| accounts.decision(&steps, now, false));
+                }
+                steps[at] = step;
+            }
+        }
+        Some(accounts.decision(&steps, now, fits))
+    }
+
+    pub(super) fn settle(&self, charge: &Charge<'_>, units: i64) -> Decision {
+        self.each(charge, |account, now| self.settle_one(account, now, units))
+    }
+
+    pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
+        self.each(charge, |account, now| {
+            match Gcra::counting(account.quota) {
+                Some(_) => {
+                    let _ = self.slots.lower(account.id, now, |_, floor| (Some(floor), ()));
+                }
+                None => {
+                    self.windows.lower(account.at(), |state| *state = None);
+                }
+            }
+            self.look(account, now).numbers
+        })
+    }
+
+    pub(super) fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        let now = self.clock.now();
+        let accounts = self.addresses.accounts(charges);
+        for (at, account) in accounts.distinct.iter().enumerate() {
+            let named = accounts.first_named(at).and_then(|named| taken.outcomes().get(named));
+            if let Some(outcome) = named.filter(|outcome| taken.charged(outcome.rule())) {
+                self.undo(account, now, taken.instant(), outcome.ahead());
+            }
+        }
+    }
+
+    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
+        let now = self.clock.now();
+        let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
+        let room = self.slots.len() / SLOTS_PER_BLOCK;
+        match self.blocks.set(self.addresses.block(charge), now, until, room) {
+            true => Decision::allow(),
+            false => Decision::deny(),
+        }
+    }
+
+    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
+        self.blocks.end(self.addresses.block(charge), self.clock.now());
+        Decision::allow()
+    }
+
+    /// The refusal of a blocked key; none of the charges is made.
+    #[cold]
+    fn refuse_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+        let refusing = charges.iter().filter(|c| c.units() > 0 && !c.is_report_only());
+        let left = |charge| (charge, self.blocks.left(self.addresses.block(charge), now));
+        let (charge, left) = refusing.map(left).max_by_key(|(_, left)| *left)?;
+        let limit = charge.quotas().first().map_or(1, Quota::limit);
+        let left = Duration::from_nanos(left);
+        let outcome = Outcome::new(charge.rule(), 0, limit, 0, left, left, Some(left));
+        (!left.is_zero()).then(|| Decision::new(false, now).blocked().outcome(outcome))
+    }
+
+    fn look(&self, account: &Account<'_>, now: u64) -> Step {
+        let Account { id, quota, ask, .. } = *account;
+        match Gcra::counting(quota) {
+            Some(gcra) => {
+                let looked = self.slots.update(id, |stored| (None, gcra.look(stored, now, ask)));
+                looked.unwrap_or_else(|| gcra.look(self.shared(account, now), now, ask))
+            }
+            None => self
+                .windows
+                .look(account.at(), now, |state| algorithm::look(state, quota, now, ask)),
+        }
+    }
+
+    /// Charges the account if the ask fits.
+    #[inline]
+    fn charge(&self, account: &Account<'_>, now: u64) -> Step {
+        let Account { quota, ask, .. } = *account;
+        match Gcra::counting(quota) {
+            Some(gcra) => self.change(account, now, |stored, now| gcra.take(stored, now, ask)),
+            None => {
+                let take = |state: &mut _| algorithm::take(state, quota, now, ask);
+                self.windows.update(account.at(), now, take, |step| {
+                    step.allowed || quota.initial_units().is_some()
+                })
+            }
+        }
+    }
+
+    /// Opens a cold account that starts at `initial` units, though the decision refuses.
+    fn open(&self, account: &Account<'_>, now: u64) {
+        let Account { quota, ask, .. } = *account;
+        if quota.initial_units().is_none() {
+            return;
+        }
+        match Gcra::counting(quota) {
+            Some(gcra) => {
+                self.change(account, now, |stored, now| (gcra.open(stored, now, ask), ()));
+            }
+            None => {
+                let open = |state: &mut _| algorithm::open(state, quota, now, ask);
+                self.windows.update(account.at(), now, open, |()| true);
+            }
+        }
+    }
+
+    fn settle_one(&self, account: &Account<'_>, now: u64, units: i64) -> Numbers {
+        let quota = account.quota;
+        match Gcra::counting(quota) {
+            Some(gcra) if units < 0 => {
+                self.change(account, now, |stored, now| gcra.settle(stored, now, units))
+            }
+            Some(gcra) => {
+                let back = |stored, floor| gcra.settle(stored, floor, units);
+                let settled = self.slots.lower(account.id, now, back);
+                settled.unwrap_or_else(|_| self.look(account, now).numbers)
+            }
+            None => {
+                let settle = |state: &mut _| algorithm::settle(state, quota, now, units);
+                if units < 0 {
+                    return self.windows.update(account.at(), now, settle, |_| true);
+                }
+                let settled = self.windows.lower(account.at(), settle);
+                settled.unwrap_or_else(|| self.look(account, now).numbers)
+            }
+        }
+    }
+
+    /// Undoes a charge made at `taken` that left the account full in `ahead` from then.
+    fn undo(&self, account: &Account<'_>, now: u64, taken: u64, ahead: u64) {
+        let Account { id, quota, ask, .. } = *account;
+        match Gcra::counting(quota) {
+            Some(gcra) => {
+                let receipt = gcra.stored(taken + ahead);
+                let back = |stored, now| gcra.give_back(stored, now, receipt, ask.cost);
+                let lowered = |stored, floor| (back(stored, floor), ());
+                if let Err(now) = self.slots.lower(id, now, lowered) {
+                    self.overflow.lower(self.address(account), |stored| {
+                        *stored = back(*stored, now).unwrap_or(*stored);
+                    });
+                }
+            }
+            None => {
+                let back = |state: &mut _| algorithm::give_back(state, quota, now, taken, ask.cost);
+                self.windows.lower(account.at(), back);
+            }
+        }
+    }
+
+    /// Applies `step` to an account of GCRA, which is opened if need be.
+    #[inline]
+    fn change<R>(
+        &self,
+        account: &Account<'_>,
+        now: u64,
+        step: impl Fn(u64, u64) -> (Option<u64>, R),
+    ) -> R {
+        match self.slots.update(account.id, |stored| step(stored, now)) {
+            Some(said) => said,
+            None => self.enter(account, now, step),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter<R>(
+        &self,
+        account: &Account<'_>,
+        now: u64,
+        step: impl Fn(u64, u64) -> (Option<u64>, R),
+    ) -> R {
+        // A newcomer inherits the debt it may have had part in.
+        let open = |now| step(self.shared(account, now), now);
+        let share = |now| {
+            self.overflow.update(self.address(account), |stored| {
+                let (new, said) = step(*stored, now);
+                *stored = new.unwrap_or(*stored);
+                (*stored, said)
+            })
+        };
+        self.slots.claim(account.id, now, |stored| step(stored, now), open, share)
+    }
+
+    /// What is stored for an account without a slot: nothing, or the debt that newcomers share.
+    fn shared(&self, account: &Account<'_>, now: u64) -> u64 {
+        self.overflow.get(self.address(account), now)
+    }
+
+    fn address(&self, account: &Account<'_>) -> Address {
+        Address::new(self.slots.set_of(account.id), account.rule, account.place)
+    }
+
+    /// Applies `step` to every account of `charge` and says what is left.
+    fn each(&self, charge: &Charge<'_>, step: impl Fn(&Account<'_>, u64) -> Numbers) -> Decision {
+        let now = self.clock.now();
+        let accounts = self.addresses.accounts(&[charge.cost(0)]);
+        let settled = |account: &Account<'_>| Step {
+            allowed: true,
+            overage: false,
+            wait: 0,
+            numbers: step(account, now),
+        };
+        let steps: SmallVec<[Step; 4]> = accounts.distinct.iter().map(settled).collect();
+        accounts.decision(&steps, now, true)
+    }
+}

@@ -1,0 +1,141 @@
+//! Accounts that hold more than one instant: the windowed algorithms and the token bucket.
+//!
+//! The same bound and the same rule as the [slot table](super::slots): sets of eight entries, an
+//! entry whose account may be forgotten is free to claim, and when a set holds only debt newcomers
+//! share an account. A set is small and locked as a whole, so that a step is plain code. The table
+//! is made with the first such account.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::overflow::{Address, Overflow};
+use crate::{algorithm::State, name::RuleName, quota::Quota};
+
+const WAYS: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct Windows {
+    sets: OnceLock<Box<[Mutex<Vec<Entry>>]>>,
+    entries: usize,
+    overflow: Overflow<Option<State>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    /// When the account may be forgotten.
+    until: u64,
+    state: State,
+}
+
+/// Where an account lives.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) id: u64,
+    pub(super) rule: RuleName,
+    pub(super) place: usize,
+    pub(super) quota: &'a Quota,
+}
+
+impl Windows {
+    /// A table of at least so many entries.
+    pub(super) fn new(entries: usize) -> Self {
+        Self { sets: OnceLock::new(), entries, overflow: Overflow::default() }
+    }
+
+    /// Entries that cannot be forgotten now.
+    pub(super) fn in_debt(&self, now: u64) -> usize {
+        let sets = self.sets.get().into_iter().flatten();
+        sets.map(|set| lock(set).iter().filter(|entry| entry.until > now).count()).sum()
+    }
+
+    pub(super) fn overflowed(&self) -> u64 {
+        self.overflow.decisions()
+    }
+
+    /// Shows the account to `read`.
+    pub(super) fn look<R>(
+        &self,
+        at: Place<'_>,
+        now: u64,
+        read: impl FnOnce(Option<&State>) -> R,
+    ) -> R {
+        let (number, set) = self.set(at.id);
+        let set = lock(set);
+        match set.iter().find(|entry| entry.id == at.id) {
+            Some(entry) => read(Some(&entry.state)),
+            None => read(self.overflow.get(at.address(number), now).as_ref()),
+        }
+    }
+
+    /// Runs `step` on an account that has an entry: for steps that give something back, which those
+    /// who share an account have no claim to.
+    pub(super) fn lower<R>(
+        &self,
+        at: Place<'_>,
+        step: impl FnOnce(&mut Option<State>) -> R,
+    ) -> Option<R> {
+        let mut set = lock(self.set(at.id).1);
+        let found = set.iter().position(|entry| entry.id == at.id)?;
+        let mut account = Some(set.swap_remove(found).state);
+        let said = step(&mut account);
+        set.extend(account.map(|state| at.entry(state)));
+        Some(said)
+    }
+
+    /// Runs `step` on the account, which is opened where the step leaves one; `opens` says of a
+    /// newcomer whether that is worth an entry.
+    pub(super) fn update<R>(
+        &self,
+        at: Place<'_>,
+        now: u64,
+        step: impl FnOnce(&mut Option<State>) -> R,
+        opens: impl FnOnce(&R) -> bool,
+    ) -> R {
+        let (number, set) = self.set(at.id);
+        let mut set = lock(set);
+        if let Some(found) = set.iter().position(|entry| entry.id == at.id) {
+            let mut account = Some(set.swap_remove(found).state);
+            let said = step(&mut account);
+            set.extend(account.map(|state| at.entry(state)));
+            return said;
+        }
+        set.retain(|entry| entry.until > now);
+        let address = at.address(number);
+        if set.len() >= WAYS {
+            return self.overflow.update(address, |account| {
+                let said = step(account);
+                (account.as_ref().map_or(0, |state| state.forget_at(at.quota)), said)
+            });
+        }
+        // A newcomer inherits the debt it may have had part in.
+        let mut account = self.overflow.get(address, now);
+        let said = step(&mut account);
+        if opens(&said) {
+            set.extend(account.map(|state| at.entry(state)));
+        }
+        said
+    }
+
+    fn set(&self, id: u64) -> (usize, &Mutex<Vec<Entry>>) {
+        let sets = self.sets.get_or_init(|| {
+            (0..self.entries.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect()
+        });
+        let scaled = (u128::from(id) * sets.len() as u128) >> 64;
+        let number = usize::try_from(scaled).unwrap_or(0);
+        (number, &sets[number])
+    }
+}
+
+impl Place<'_> {
+    fn entry(&self, state: State) -> Entry {
+        Entry { id: self.id, until: state.forget_at(self.quota), state }
+    }
+
+    fn address(&self, set: usize) -> Address {
+        Address::new(set, self.rule, self.place)
+    }
+}
+
+fn lock(set: &Mutex<Vec<Entry>>) -> MutexGuard<'_, Vec<Entry>> {
+    set.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,163 @@
+//! Who passes and who does not is settled before any store is asked: allow, then deny, then limits.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::{Request, StatusCode};
+use support::{Strict, answer, ask, driven::Counting, get, with};
+use tower::Layer;
+use tower_sluice::{
+    AccessList, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Rules,
+    key::{Everyone, Header},
+    testing::FakeClock,
+};
+
+const ONE: Quota = Quota::per_hour(1);
+
+fn store() -> Counting<LocalStore> {
+    Counting::new(FakeClock::new().store(64))
+}
+
+/// A layer of these rules, and how often its store was asked.
+fn layer<K: Rules>(rules: K) -> (RateLimitLayer<K, Counting<LocalStore>>, impl Fn() -> usize) {
+    let store = store();
+    (RateLimitLayer::rules(rules, store.clone()), move || store.takes())
+}
+
+fn from(peer: &str) -> Request<()> {
+    let address: IpAddr = peer.parse().expect("an address");
+    let mut request = get("/");
+    request.extensions_mut().insert(SocketAddr::new(address, 4_711));
+    request
+}
+
+async fn status<K: Rules>(
+    layer: &RateLimitLayer<K, Counting<LocalStore>>,
+    request: Request<()>,
+) -> u16 {
+    answer(layer, request).await.status().as_u16()
+}
+
+#[tokio::test]
+async fn allowed_before_denied_before_limited_and_only_the_limit_asks_the_store() {
+    let has =
+        |name: &'static str| AccessList::from_fn(move |parts| parts.headers.contains_key(name));
+    let (layer, takes) = layer(Rule::new("api", Everyone, ONE));
+    let layer = layer.deny(has("x-bad")).allow(has("x-good")).deny(has("x-worse"));
+    let (good, bad) = ([("x-good", "1")], [("x-bad", "1")]);
+    for _ in 0..3 {
+        assert_eq!(status(&layer, with(&good)).await, 200);
+        assert_eq!(status(&layer, with(&bad)).await, 403);
+        assert_eq!(status(&layer, with(&[("x-worse", "1")])).await, 403);
+        assert_eq!(status(&layer, with(&[good[0], bad[0]])).await, 200);
+    }
+    assert_eq!(takes(), 0);
+    assert_eq!(status(&layer, get("/")).await, 200);
+    assert_eq!(status(&layer, get("/")).await, 429);
+    assert_eq!(status(&layer, with(&good)).await, 200);
+    assert_eq!(takes(), 2);
+}
+
+#[tokio::test]
+async fn a_denied_request_reaches_no_service_and_says_nothing_of_limits() {
+    let (layer, _) = layer(Rule::new("api", Everyone, ONE));
+    let layer = layer.deny(AccessList::from_fn(|_| true)).expose_decision();
+    let inner = Strict::default();
+    let calls = inner.calls();
+    let mut service = layer.layer(inner);
+    let refused = ask(&mut service, get("/")).await;
+    assert_eq!((refused.status(), calls()), (StatusCode::FORBIDDEN, 0));
+    for name in ["ratelimit", "ratelimit-policy", "retry-after"] {
+        assert!(!refused.headers().contains_key(name), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn networks_hold_whole_addresses_mapped_or_not() {
+    let networks = ["10.0.0.0/8", "2001:db8:1::/48", "203.0.113.9", "2001:db8:2::7", "::1"];
+    let (layer, _) = layer(Rule::new("api", Everyone, Quota::per_hour(1_000)));
+    let layer = layer.deny(AccessList::networks(networks).expect("networks"));
+    let held = [
+        "10.0.0.0",
+        "10.255.255.255",
+        "::ffff:10.1.2.3",
+        "203.0.113.9",
+        "::ffff:203.0.113.9",
+        "2001:db8:1::",
+        "2001:db8:1:ffff:ffff:ffff:ffff:ffff",
+        "2001:db8:2::7",
+        "::1",
+    ];
+    for peer in held {
+        assert_eq!(status(&layer, from(peer)).await, 403, "{peer}");
+    }
+    let others = ["9.255.255.255", "11.0.0.0", "203.0.113.8", "::ffff:11.0.0.1"];
+    for peer in others.into_iter().chain(["2001:db8:2::", "2001:db8:2::6", "2001:db8::1", "::2"]) {
+        assert_eq!(status(&layer, from(peer)).await, 200, "{peer}");
+    }
+    assert_eq!(status(&layer, get("/")).await, 200, "without a peer no network holds");
+}
+
+#[tokio::test]
+async fn a_network_written_as_a_mapped_one_holds_the_same_peers() {
+    let mapped = AccessList::networks(["::ffff:10.0.0.0/104", "::ffff:203.0.113.9"]);
+    let (layer, _) = layer(Rule::new("api", Everyone, Quota::per_hour(1_000)));
+    let layer = layer.deny(mapped.expect("networks"));
+    for peer in ["10.1.2.3", "::ffff:10.1.2.3", "203.0.113.9"] {
+        assert_eq!(status(&layer, from(peer)).await, 403, "{peer}");
+    }
+    assert_eq!(status(&layer, from("11.1.2.3")).await, 200);
+}
+
+#[tokio::test]
+async fn every_network_and_none_are_networks_too() {
+    let (all, _) = layer(Rule::new("api", Everyone, Quota::per_hour(1_000)));
+    let all = all.deny(AccessList::networks(["0.0.0.0/0", "::/0"]).expect("networks"));
+    for peer in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8::1"] {
+        assert_eq!(status(&all, from(peer)).await, 403, "{peer}");
+    }
+    let (none, _) = layer(Rule::new("api", Everyone, Quota::per_hour(1_000)));
+    let none = none.deny(AccessList::networks([""; 0]).expect("no networks"));
+    assert_eq!(status(&none, from("10.1.2.3")).await, 200);
+}
+
+#[test]
+fn a_network_that_is_none_is_named_in_the_error() {
+    let bad = ["10.0.0.1/8", "10.0.0.0/33", "2001:db8::/129", "10.0.0/8", "host", "", "10.0.0.0/"];
+    for text in bad {
+        let error = AccessList::networks(["192.0.2.0/24", text]).expect_err(text).to_string();
+        assert!(error.starts_with(&format!("network {text:?} ")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_those_of_the_extractor() {
+    let (layer, takes) = layer(Rule::new("api", Header::new("x-api-key"), ONE));
+    let layer = layer
+        .allow(AccessList::keys(Header::new("x-api-key"), ["partner", "monitor"]))
+        .deny(AccessList::keys(Header::new("x-api-key"), ["leaked"]));
+    let key = |key| with(&[("x-api-key", key)]);
+    for _ in 0..2 {
+        assert_eq!(status(&layer, key("partner")).await, 200);
+        assert_eq!(status(&layer, key("monitor")).await, 200);
+        assert_eq!(status(&layer, key("leaked")).await, 403);
+    }
+    // without a key, or with two, a request is on no list
+    assert_eq!(status(&layer, get("/")).await, 400);
+    assert_eq!(status(&layer, with(&[("x-api-key", "partner"), ("x-api-key", "x")])).await, 400);
+    assert_eq!(takes(), 0);
+    assert_eq!(status(&layer, key("other")).await, 200);
+    assert_eq!(status(&layer, key("other")).await, 429);
+}
+
+#[tokio::test]
+async fn a_health_check_passes_without_a_key_or_a_peer() {
+    let (layer, takes) = layer(Rule::new("ip", PeerIp::new(), ONE));
+    let layer = layer.allow(AccessList::from_fn(|parts| parts.uri.path() == "/health"));
+    for _ in 0..3 {
+        assert_eq!(status(&layer, get("/health")).await, 200);
+    }
+    assert_eq!(status(&layer, get("/")).await, 500);
+    assert_eq!(takes(), 0);
+}

@@ -1,0 +1,140 @@
+//! Three rules are one decision, with any number of threads: a request is charged to its address,
+//! its user and the site, or to none of them.
+
+mod support;
+
+use std::{sync::Barrier, thread};
+
+use futures::FutureExt;
+use http::{Request, StatusCode};
+use support::{Strict, driven::limiter};
+use tower::{Layer, Service, ServiceExt};
+use tower_sluice::{
+    Key, LocalStore, Quota, RateLimitLayer, Rule, Units,
+    key::{Everyone, Extension},
+    testing::FakeClock,
+};
+
+const THREADS: u32 = 8;
+/// Of all threads together.
+const DECISIONS: u32 = if cfg!(debug_assertions) { 40_000 } else { 1_000_000 };
+const ADDRESSES: u32 = 64;
+const USERS: u32 = 96;
+
+/// Who asks, and for how much.
+#[derive(Clone, Copy)]
+struct Call {
+    address: u32,
+    user: u32,
+    cost: u32,
+}
+
+/// What each account was charged.
+#[derive(Clone)]
+struct Charged {
+    addresses: Vec<u32>,
+    users: Vec<u32>,
+    site: u32,
+}
+
+impl Charged {
+    fn none() -> Self {
+        let (addresses, users) = (vec![0; ADDRESSES as usize], vec![0; USERS as usize]);
+        Self { addresses, users, site: 0 }
+    }
+
+    fn add(&mut self, call: Call) {
+        self.addresses[call.address as usize] += call.cost;
+        self.users[call.user as usize] += call.cost;
+        self.site += call.cost;
+    }
+
+    fn and(mut self, other: &Self) -> Self {
+        self.addresses.iter_mut().zip(&other.addresses).for_each(|(sum, more)| *sum += more);
+        self.users.iter_mut().zip(&other.users).for_each(|(sum, more)| *sum += more);
+        self.site += other.site;
+        self
+    }
+}
+
+/// Calls that meet: a few addresses and users ask far more often than the others.
+fn calls(thread: u32) -> impl Iterator<Item = Call> {
+    let mut random = u64::from(thread) + 1;
+    let mut next = move |below: u32| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        u32::try_from(random >> 33).expect("31 bits") % below
+    };
+    (0..DECISIONS / THREADS).map(move |_| {
+        let (few, some) = (1 + next(ADDRESSES), 1 + next(USERS));
+        Call { address: next(few), user: next(some), cost: 1 + next(3) }
+    })
+}
+
+/// Units owed by the account.
+fn owed(store: &LocalStore, rule: &str, key: impl Into<Key>, quotas: &[Quota]) -> Vec<u128> {
+    let look = limiter(rule, store.clone()).peek(key, quotas).now();
+    let outcomes = look.outcomes().iter().zip(quotas);
+    outcomes.map(|(o, q)| o.reset_after().as_nanos() / q.interval().as_nanos()).collect()
+}
+
+#[test]
+fn threads_charge_three_rules_all_or_none_and_not_a_unit_too_many() {
+    // by and by each of the three refuses
+    let address = [Quota::per_hour(DECISIONS / 40)];
+    let user = [Quota::per_hour(DECISIONS / 50), Quota::per_day(DECISIONS / 60)];
+    let site = [Quota::per_hour(DECISIONS / 2)];
+    let cost = Units::from_fn(|parts| parts.extensions.get::<Call>().expect("a call").cost);
+    let rules = (
+        Rule::new("address", Extension::by(|call: &Call| call.address), address).cost(cost.clone()),
+        Rule::new("user", Extension::by(|call: &Call| call.user), user).cost(cost.clone()),
+        Rule::new("site", Everyone, site).cost(cost),
+    );
+    let store = FakeClock::new().store(4_096);
+    let layer = RateLimitLayer::rules(rules, store.clone());
+
+    let start = Barrier::new(THREADS as usize);
+    let run = |thread| {
+        let mut service = layer.layer(Strict::default());
+        let (mut charged, mut refused) = (Charged::none(), 0);
+        start.wait();
+        for call in calls(thread) {
+            let request = Request::builder().extension(call).body(()).expect("a request");
+            let ready = ServiceExt::<Request<()>>::ready(&mut service);
+            let ready = ready.now_or_never().expect("ready").expect("infallible");
+            let answer = ready.call(request).now_or_never().expect("at once").expect("infallible");
+            match answer.status() {
+                StatusCode::OK => charged.add(call),
+                _ => refused += 1,
+            }
+        }
+        (charged, refused)
+    };
+    let done: Vec<(Charged, u32)> = thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..THREADS).map(|n| scope.spawn(move || run(n))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let refused: u32 = done.iter().map(|(_, refused)| refused).sum();
+    let sum = done.iter().fold(Charged::none(), |sum, (charged, _)| sum.and(charged));
+
+    // each account owes exactly what was admitted to it, and never more than it had
+    for (at, admitted) in (0_u32..).zip(&sum.addresses) {
+        assert_eq!(owed(&store, "address", at, &address), [u128::from(*admitted)], "address {at}");
+        assert!(*admitted <= address[0].limit());
+    }
+    for (at, admitted) in (0_u32..).zip(&sum.users) {
+        assert_eq!(owed(&store, "user", at, &user), [u128::from(*admitted); 2], "user {at}");
+        assert!(*admitted <= user[1].limit());
+    }
+    assert_eq!(owed(&store, "site", Key::everyone(), &site), [u128::from(sum.site)]);
+    assert_eq!(sum.addresses.iter().sum::<u32>(), sum.site);
+    assert_eq!(sum.users.iter().sum::<u32>(), sum.site);
+    assert!(sum.site <= site[0].limit());
+
+    // and all three had something to refuse
+    let spent = |accounts: &[u32], limit: u32| accounts.iter().filter(|n| **n + 3 > limit).count();
+    assert!(spent(&sum.addresses, address[0].limit()) > 0);
+    assert!(spent(&sum.users, user[1].limit()) > 0);
+    assert!(sum.site + 3 > site[0].limit() && refused > 0, "{} of {DECISIONS}", sum.site);
+    assert_eq!(store.stats().overflowed, 0, "there was room");
+}

@@ -1,0 +1,227 @@
+//! What an operator, or a handler, does to one key: look, reset, block for a while, unblock. A
+//! block is a record of its own, so that it ends when it says and leaves no debt.
+
+mod support;
+
+use std::{convert::Infallible, time::Duration};
+
+use http::StatusCode;
+use support::{
+    Broken, Gated, Strict, ask,
+    driven::{handler, left, limiter, millis, secs},
+    header, with,
+};
+use tower::Layer;
+use tower_sluice::{
+    Charge, Decision, Elastic, Key, Limiter, LivePlan, LocalStore, Outcome, Quota, RateLimitLayer,
+    Reservation, Rule, RuleName, Settle, Source, Store, key::Header, store::CannotFail,
+    testing::FakeClock,
+};
+
+const FIVE: Quota = Quota::per_hour(5);
+const NANOSECOND: Duration = Duration::from_nanos(1);
+
+fn store() -> LocalStore {
+    FakeClock::new().store(64)
+}
+
+fn layer<S: Store<Error: CannotFail>>(store: S) -> RateLimitLayer<Rule<Header>, S> {
+    RateLimitLayer::rules(Rule::new("user", Header::new("x-user"), FIVE), store)
+}
+
+async fn take<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> Decision {
+    limiter.take(key, &FIVE, 1).await.expect("infallible")
+}
+
+/// All numbers of an account.
+async fn look<S: Store<Error = Infallible>>(limiter: &Limiter<S>, key: &str) -> String {
+    let decision = limiter.peek(key, &FIVE).await.expect("infallible");
+    let outcome = &decision.outcomes()[0];
+    assert!(decision.is_allowed() && decision.wait().is_zero());
+    format!("{} {:?} {:?}", outcome.remaining(), outcome.reset_after(), outcome.next_after())
+}
+
+async fn blocks_exactly<S: Store<Error = Infallible>>(clock: &FakeClock, store: S) {
+    let limiter = Limiter::new(store);
+    take(&limiter, "alice").await;
+    take(&limiter, "alice").await;
+    let before = look(&limiter, "alice").await;
+    assert!(limiter.block("alice", secs(30)).await.expect("infallible").is_allowed());
+    for _ in 0..5 {
+        let refused = take(&limiter, "alice").await;
+        assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(30))));
+        assert!(take(&limiter, "bob").await.is_allowed());
+    }
+    assert_eq!(look(&limiter, "alice").await, before, "a look is allowed, and it is no debt");
+    clock.advance(secs(30) - NANOSECOND);
+    assert_eq!(take(&limiter, "alice").await.retry_after(), Some(NANOSECOND));
+    clock.advance(NANOSECOND);
+    let after = take(&limiter, "alice").await;
+    assert_eq!((after.is_allowed(), after.remaining()), (true, Some(2)));
+    // again, it replaces the time, be it longer or shorter
+    for seconds in [10, 60, 5] {
+        limiter.block("alice", secs(seconds)).await.expect("infallible");
+        assert_eq!(take(&limiter, "alice").await.retry_after(), Some(secs(seconds)));
+    }
+    clock.advance(secs(5));
+    assert!(take(&limiter, "alice").await.is_allowed());
+    // and it may be ended
+    limiter.block("alice", secs(60)).await.expect("infallible");
+    limiter.unblock("alice").await.expect("infallible");
+    limiter.unblock("nobody").await.expect("infallible");
+    assert_eq!(take(&limiter, "alice").await.remaining(), Some(0));
+    limiter.block("alice", Duration::ZERO).await.expect("infallible");
+    limiter.reset("alice", &FIVE).await.expect("infallible");
+    assert_eq!(take(&limiter, "alice").await.remaining(), Some(4));
+}
+
+#[tokio::test]
+async fn a_block_ends_when_it_says_and_is_no_debt_on_every_store() {
+    let clock = FakeClock::new();
+    let store = || clock.store(64);
+    blocks_exactly(&clock, store()).await;
+    blocks_exactly(&clock, std::sync::Arc::new(store())).await;
+    blocks_exactly(&clock, store().boxed()).await;
+    blocks_exactly(&clock, store().fail_open()).await;
+    blocks_exactly(&clock, store().fail_closed()).await;
+    blocks_exactly(&clock, Gated::open(store()).fail_open().boxed()).await;
+    blocks_exactly(&clock, Gated::open(store()).boxed().fail_closed()).await;
+}
+
+#[tokio::test]
+async fn a_store_that_fails_says_whether_the_block_holds() {
+    for broken in [Broken::Now, Broken::Later] {
+        assert!(Limiter::new(broken).block("alice", secs(1)).await.is_err());
+        let open = Limiter::new(broken.fail_open()).block("alice", secs(1)).await;
+        assert_eq!(open.expect("infallible").source(), Source::FailedOpen);
+        let closed = Limiter::new(broken.fail_closed()).block("alice", secs(1)).await;
+        assert_eq!(closed.expect("infallible").source(), Source::FailedClosed);
+    }
+}
+
+#[test]
+fn a_block_is_of_one_key_of_one_rule_and_refuses_all_charges_of_its_requests() {
+    let store = store();
+    let (user, site) = (limiter("user", store.clone()), limiter("site", store.clone()));
+    user.block("alice", secs(30)).now();
+    assert!(site.take("alice", &FIVE, 1).now().is_allowed());
+    let [name, other] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
+    let (alice, quotas) = (Key::from("alice"), [FIVE, Quota::per_day(20)]);
+    let charges = [Charge::new(other, &alice, &quotas[..1]), Charge::new(name, &alice, &quotas)];
+    let refused = store.take(&charges).now();
+    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(30))));
+    assert_eq!(refused.binding().map(Outcome::rule), Some(name));
+    assert_eq!(left(&store, "site", "alice", &FIVE), 4, "nothing was charged");
+    site.block("alice", secs(40)).now();
+    assert_eq!(store.take(&charges).now().retry_after(), Some(secs(40)), "the longest of both");
+}
+
+#[test]
+fn a_block_for_ever_ends_with_its_unblock() {
+    let (clock, forever) = (FakeClock::new(), Duration::MAX);
+    let limiter = Limiter::new(clock.store(64));
+    limiter.block("alice", forever).now();
+    clock.advance(100 * 365 * secs(86_400));
+    assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
+    limiter.unblock("alice").now();
+    assert!(limiter.take("alice", &FIVE, 1).now().is_allowed());
+}
+
+#[tokio::test]
+async fn a_blocked_request_is_answered_429_with_an_honest_wait() {
+    async fn refuses<S: Store<Error = Infallible> + Clone>(clock: &FakeClock, store: S) {
+        let inner = Strict::default();
+        let calls = inner.calls();
+        let mut service = layer(store.clone()).layer(inner);
+        let mut as_user = async |name| ask(&mut service, with(&[("x-user", name)])).await;
+        limiter("user", store).block("alice", secs(2) - millis(500)).await.expect("infallible");
+        let refused = as_user("alice").await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(header(refused.headers(), "retry-after"), "2");
+        assert_eq!(header(refused.headers(), "ratelimit"), r#""user";r=0;t=2"#);
+        assert_eq!(refused.body(), "Quota exhausted; retry in 2 s.");
+        assert_eq!(as_user("bob").await.status(), StatusCode::OK);
+        clock.advance(millis(1_500));
+        let after = as_user("alice").await;
+        assert_eq!(header(after.headers(), "ratelimit"), r#""user";r=4;t=720"#);
+        assert_eq!(calls(), 2);
+    }
+    let clock = FakeClock::new();
+    refuses(&clock, clock.store(64)).await;
+    refuses(&clock, Gated::open(clock.store(64))).await;
+    refuses(&clock, clock.store(64).fail_closed()).await;
+}
+
+#[tokio::test]
+async fn a_handler_blocks_the_key_of_its_request_whether_it_was_charged_or_not() {
+    let store = store();
+    let inner = handler(|request| {
+        let attack = request.headers().contains_key("x-attack");
+        let reserved: &Reservation = request.extensions().get().expect("a reservation");
+        if attack {
+            reserved.block(secs(30));
+        }
+        200
+    });
+    let layer = layer(store.clone()).reserve(Settle::Keep).elastic(Elastic::when(|| true));
+    let mut service = layer.layer(inner);
+    limiter("user", store.clone()).take("mallory", &FIVE, 5).now();
+    for name in ["eve", "mallory"] {
+        let mut status = async |more| {
+            let request = with(&[("x-user", name), more]);
+            ask(&mut service, request).await.status()
+        };
+        assert_eq!(status(("x-polite", "1")).await, StatusCode::OK);
+        assert_eq!(status(("x-attack", "1")).await, StatusCode::OK);
+        assert_eq!(status(("x-polite", "1")).await, StatusCode::TOO_MANY_REQUESTS, "{name}");
+    }
+    let other = ask(&mut service, with(&[("x-user", "bob")])).await;
+    assert_eq!(other.status(), StatusCode::OK);
+    assert_eq!(left(&store, "user", "eve", &FIVE), 3);
+}
+
+#[tokio::test]
+async fn a_blocked_key_is_refused_under_a_plan_without_quotas_too() {
+    let (store, live) = (store(), LivePlan::new([]));
+    let rule = Rule::new("user", Header::new("x-user"), &live);
+    let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
+    limiter("user", store).block("alice", secs(30)).now();
+    let refused = ask(&mut service, with(&[("x-user", "alice")])).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(refused.headers(), "retry-after"), "30");
+    assert_eq!(ask(&mut service, with(&[("x-user", "bob")])).await.status(), StatusCode::OK);
+}
+
+#[test]
+fn a_flood_of_blocks_stays_bounded_and_says_which_hold() {
+    let clock = FakeClock::new();
+    let store = clock.store(4_000);
+    let limiter = Limiter::new(store.clone());
+    let flood = |from: u64| {
+        let block = |key: &u64| limiter.block(*key, secs(60)).now().is_allowed();
+        (from..from + 20_000).filter(block).collect::<Vec<_>>()
+    };
+    let held = flood(0);
+    assert!(!held.is_empty() && held.len() <= store.stats().slots, "{} blocks", held.len());
+    assert_eq!(flood(20_000).len(), 0, "there is no room left");
+    assert_eq!(store.stats().in_debt, 0, "a block takes no account's place");
+    let blocked = |key: &u64| !limiter.take(*key, &FIVE, 1).now().is_allowed();
+    assert!(held.iter().all(blocked));
+    let others = (100_000..100_100).filter(|key| blocked(key)).count();
+    assert_eq!(others, 0);
+    clock.advance(secs(60));
+    assert_eq!(held.iter().filter(|key| blocked(key)).count(), 0);
+    clock.advance(NANOSECOND);
+    assert_eq!(flood(200_000).len(), held.len(), "and all the room is there again");
+}
+
+#[test]
+fn reset_ends_an_account_and_not_its_block() {
+    let limiter = Limiter::new(store());
+    limiter.take("alice", &FIVE, 5).now();
+    limiter.block("alice", secs(30)).now();
+    assert_eq!(limiter.reset("alice", &FIVE).now().remaining(), Some(5));
+    assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
+    limiter.unblock("alice").now();
+    assert_eq!(limiter.take("alice", &FIVE, 1).now().remaining(), Some(4));
+}

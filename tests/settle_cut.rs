@@ -1,0 +1,178 @@
+//! However a response ends, its charge is settled: a body cut at its first byte, a handler that
+//! panics, a client that is gone.
+
+mod support;
+
+use std::{
+    convert::Infallible,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use axum::{Extension, Router, body::Body, routing::get};
+use bytes::Bytes;
+use futures::{FutureExt, Stream, StreamExt};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use support::driven::{left, secs};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    time::timeout,
+};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_sluice::{
+    Key, LocalStore, Quota, RateLimitLayer, Reservation, Rule, Settle, key::Everyone,
+    testing::FakeClock,
+};
+
+/// A request reserves 100 units and uses one for each byte of its body.
+const TOKENS: Quota = Quota::per_hour(1_000);
+
+type Layered = RateLimitLayer<Rule<Everyone>, LocalStore>;
+
+fn layer(default: Settle) -> (Layered, impl Fn() -> u32) {
+    let store = FakeClock::new().store(64);
+    let rule = Rule::new("tokens", Everyone, TOKENS).cost(100);
+    let layer = RateLimitLayer::rules(rule, store.clone()).reserve(default);
+    (layer, move || left(&store, "tokens", Key::everyone(), &TOKENS))
+}
+
+/// A body that keeps its reservation and settles it at its end, if it comes to that. Fields drop
+/// in this order, so whoever hears that it is gone finds it settled.
+struct Text {
+    bytes: usize,
+    sent: usize,
+    stuck_after: usize,
+    reserved: Reservation,
+    _gone: Option<oneshot::Sender<()>>,
+}
+
+impl Stream for Text {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.sent == self.stuck_after {
+            return Poll::Pending;
+        }
+        if self.sent == self.bytes {
+            self.reserved.settle(u32::try_from(self.sent).expect("few"));
+            return Poll::Ready(None);
+        }
+        self.sent += 1;
+        Poll::Ready(Some(Ok(Bytes::from_static(b"x"))))
+    }
+}
+
+fn text(bytes: usize, reserved: Reservation) -> Text {
+    Text { bytes, sent: 0, stuck_after: usize::MAX, reserved, _gone: None }
+}
+
+fn app(layer: Layered) -> Router {
+    let stream =
+        async |Extension(reserved): Extension<Reservation>| Body::from_stream(text(30, reserved));
+    Router::new().route("/", get(stream)).layer(layer)
+}
+
+fn request() -> Request<Body> {
+    Request::new(Body::empty())
+}
+
+#[tokio::test]
+async fn a_body_that_is_read_to_its_end_settles_to_what_it_was() {
+    let (layer, left) = layer(Settle::Keep);
+    let response = app(layer).oneshot(request()).await.expect("infallible");
+    assert_eq!(left(), 900, "open while it streams");
+    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    assert_eq!((body.len(), left()), (30, 970));
+}
+
+#[tokio::test]
+async fn a_body_that_is_cut_at_its_first_byte_becomes_the_default() {
+    for (default, expected) in
+        [(Settle::Keep, 900), (Settle::Refund, 1_000), (Settle::Charge(150), 850)]
+    {
+        let (layer, left) = layer(default);
+        let response = app(layer).oneshot(request()).await.expect("infallible");
+        let mut body = response.into_body().into_data_stream();
+        assert_eq!(body.next().await.expect("a byte").expect("infallible").len(), 1);
+        assert_eq!(left(), 900);
+        drop(body);
+        assert_eq!(left(), expected, "{default:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_never_read_becomes_the_default() {
+    let (layer, left) = layer(Settle::Refund);
+    drop(app(layer).oneshot(request()).await);
+    assert_eq!(left(), 1_000);
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_while_it_runs_becomes_the_default() {
+    let (layer, left) = layer(Settle::Refund);
+    let stuck = service_fn(|request: Request<Body>| async {
+        let _request = request;
+        std::future::pending::<Result<http::Response<Body>, Infallible>>().await
+    });
+    let mut running = tokio_test::task::spawn(layer.layer(stuck).oneshot(request()));
+    assert!(running.poll().is_pending());
+    assert_eq!(left(), 900);
+    drop(running);
+    assert_eq!(left(), 1_000);
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_settles_to_the_default() {
+    let (layer, left) = layer(Settle::Refund);
+    let panics = async |Extension(reserved): Extension<Reservation>| -> StatusCode {
+        let _reserved = reserved;
+        tokio::task::yield_now().await;
+        panic!("as the test wants");
+    };
+    let app = Router::new().route("/", get(panics)).layer(layer.clone());
+    let caught = AssertUnwindSafe(app.oneshot(request())).catch_unwind().await;
+    assert!(caught.is_err());
+    assert_eq!(left(), 1_000);
+    // and one that panics before it has made a future
+    let panics = service_fn(|_: Request<Body>| -> std::future::Ready<Result<_, Infallible>> {
+        panic!("as the test wants");
+    });
+    let mut service = layer.settle(|_| Settle::Charge(1)).layer(panics);
+    let caught = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        let _: http::Response<Body> =
+            service.call(request()).now_or_never().expect("ready").expect("ok");
+    }));
+    assert!(caught.is_err());
+    assert_eq!(left(), 1_000);
+}
+
+#[tokio::test]
+async fn a_client_that_is_gone_in_the_middle_of_a_body_leaves_the_default() {
+    let (layer, left) = layer(Settle::Charge(7));
+    let (gone, is_gone) = oneshot::channel();
+    let gone = std::sync::Arc::new(std::sync::Mutex::new(Some(gone)));
+    let stream = async move |Extension(reserved): Extension<Reservation>| {
+        let gone = gone.lock().expect("no panic").take();
+        Body::from_stream(Text { stuck_after: 1, _gone: gone, ..text(30, reserved) })
+    };
+    let app = Router::new().route("/", get(stream)).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+
+    let mut client = TcpStream::connect(address).await.expect("a connection");
+    client.write_all(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n").await.expect("sent");
+    let mut said = Vec::new();
+    while !said.ends_with(b"1\r\nx\r\n") {
+        assert!(client.read_buf(&mut said).await.expect("read") > 0, "the body has begun");
+    }
+    assert_eq!(left(), 900);
+    drop(client);
+    assert!(timeout(secs(30), is_gone).await.expect("the server has noticed").is_err());
+    assert_eq!(left(), 993);
+    server.abort();
+}

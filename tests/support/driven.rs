@@ -1,0 +1,168 @@
+//! Time that is driven, and what tests watch while it goes: calls of a store, and requests that
+//! are held open.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::{Ready, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode};
+use tokio::sync::Semaphore;
+use tokio_test::{task, task::Spawn};
+use tower::{Service, ServiceExt, service_fn};
+use tower_sluice::{
+    Answer, Charge, Decision, Key, Limiter, LocalStore, Quota, RuleName, Store,
+    store::{BoxFuture, Unsupported},
+    testing::FakeClock,
+};
+
+/// The store's clock and the runtime's, which is paused: moved together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Time(pub(crate) FakeClock);
+
+impl Time {
+    pub(crate) fn store(&self) -> LocalStore {
+        self.0.store(64)
+    }
+
+    pub(crate) async fn pass(&self, time: Duration) {
+        self.0.advance(time);
+        tokio::time::advance(time).await;
+    }
+}
+
+pub(crate) fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+pub(crate) fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// A limiter over the accounts of the rule `name`.
+pub(crate) fn limiter<S: Store>(name: &str, store: S) -> Limiter<S> {
+    Limiter::named(RuleName::new(name).expect("a name"), store)
+}
+
+/// Units left to `key` under rule `name`.
+pub(crate) fn left(store: &LocalStore, name: &str, key: impl Into<Key>, quota: &Quota) -> u32 {
+    let look = limiter(name, store.clone()).peek(key, quota).now();
+    look.remaining().expect("one quota")
+}
+
+/// A call that is under way: nothing of it has been polled.
+pub(crate) async fn begin<S>(service: &mut S, request: Request<()>) -> Spawn<S::Future>
+where
+    S: Service<Request<()>, Error: fmt::Debug>,
+{
+    task::spawn(service.ready().await.expect("ready").call(request))
+}
+
+/// A store that counts how it is called; clones count together.
+#[derive(Clone, Debug)]
+pub(crate) struct Counting<S> {
+    store: S,
+    counts: Arc<[AtomicUsize; 3]>,
+}
+
+impl<S> Counting<S> {
+    pub(crate) fn new(store: S) -> Self {
+        Self { store, counts: Arc::default() }
+    }
+
+    pub(crate) fn takes(&self) -> usize {
+        self.counts[0].load(SeqCst)
+    }
+
+    pub(crate) fn settles(&self) -> usize {
+        self.counts[1].load(SeqCst)
+    }
+
+    pub(crate) fn given_back(&self) -> usize {
+        self.counts[2].load(SeqCst)
+    }
+
+    fn count(&self, what: usize) -> &S {
+        self.counts[what].fetch_add(1, SeqCst);
+        &self.store
+    }
+}
+
+impl<S: Store> Store for Counting<S> {
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<S::Future> {
+        self.count(0).take(charges)
+    }
+
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<S::Future> {
+        self.count(1).settle(charge, units)
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<S::Future> {
+        self.store.reset(charge)
+    }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<S::Future> {
+        self.store.block(charge, time)
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<S::Future> {
+        self.store.unblock(charge)
+    }
+
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        self.count(2).give_back(charges, taken);
+    }
+
+    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.check(charges)
+    }
+}
+
+/// Answers with the status that `handle` makes of a request.
+pub(crate) fn handler<F>(
+    handle: F,
+) -> impl Service<
+    Request<()>,
+    Response = Response<String>,
+    Error = Infallible,
+    Future = Ready<Result<Response<String>, Infallible>>,
+> + Clone
+where
+    F: Fn(Request<()>) -> u16 + Clone,
+{
+    service_fn(move |request| {
+        let mut response = Response::new(String::new());
+        *response.status_mut() = StatusCode::from_u16(handle(request)).expect("a status");
+        ready(Ok(response))
+    })
+}
+
+/// Answers each request once the test lets it go.
+pub(crate) fn held(
+    door: &Arc<Semaphore>,
+) -> impl Service<
+    Request<()>,
+    Response = Response<String>,
+    Error = Infallible,
+    Future = BoxFuture<Result<Response<String>, Infallible>>,
+> + Clone
++ use<> {
+    let door = door.clone();
+    service_fn(move |_| {
+        let door = door.clone();
+        let answer = async move {
+            door.acquire().await.expect("never closed").forget();
+            Ok(Response::new(String::new()))
+        };
+        Box::pin(answer) as BoxFuture<_>
+    })
+}
