@@ -59,6 +59,19 @@
 //!
 //! Outside HTTP the same decisions are made by a [`Limiter`].
 //!
+//! # Beyond refusing
+//!
+//! | to | see |
+//! |---|---|
+//! | count by windows, logs or a token bucket | [`Algorithm`] |
+//! | choose or change quotas while the server runs | [`Plan`], [`LivePlan`], [`by_route`] |
+//! | charge what a request really cost | [`RateLimitLayer::settle`], [`Reservation`] |
+//! | let requests wait for their place | [`Rule::max_wait`], [`Limiter::until_ready`] |
+//! | admit more, marked or while there is room | [`Quota::soft`], [`Elastic`] |
+//! | leave units for what matters more | [`Rule::headroom`] |
+//! | try a limit out, or turn it off | [`Rule::report_only`], [`Switch`] |
+//! | let in or shut out | [`AccessList`], [`Rule::mode`], [`Limiter::block`] |
+//!
 //! # What it does not protect against
 //!
 //! - Each process counts for itself: behind a balancer with *n* processes, *n* limits.
@@ -76,7 +89,7 @@
 //! | `governor` | yes | [`GovernorStore`](store): any keyed governor limiter as a store |
 //! | `tracing` | yes | log lines |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
-//! | `testing` | no | a clock that is driven by hand |
+//! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -30,6 +30,11 @@ const DEFAULT_KEYS: usize = 131_072;
 /// An account takes one slot per quota of its rule, and a full account takes none. So the capacity
 /// has to hold the keys that are *in debt* at a time, times the quotas of a rule.
 ///
+/// That is said of GCRA, the default algorithm, whose account is one instant. Accounts of the
+/// [others](crate::Algorithm) hold more (a sliding log 16 bytes a charge). They have a table of
+/// their own with the same number of entries and the same rules, made with the first of them; it
+/// takes memory as accounts come, up to that bound.
+///
 /// A clone is the same store. What a process admits is exact whatever the number of threads; other
 /// processes do not share it.
 ///
