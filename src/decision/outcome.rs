@@ -7,7 +7,7 @@ use crate::name::RuleName;
 /// "Waiting does not help", in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// What became of one quota in a [`Decision`].
+/// What became of one quota in a [`Decision`](crate::Decision).
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     rule: RuleName,

@@ -16,7 +16,7 @@
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 //! ```
 //!
-//! The author of a [`Store`](crate::Store) makes it a [`Subject`] and runs the kit: the published
+//! The author of a [`Store`] makes it a [`Subject`] and runs the kit: the published
 //! scenarios with [`play`], and the promises that no table can show with [`properties`].
 
 mod clock;

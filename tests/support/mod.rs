@@ -6,6 +6,7 @@
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
+pub(crate) mod random;
 
 use std::{
     convert::Infallible,

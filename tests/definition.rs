@@ -1,0 +1,227 @@
+//! The embedded store beside the definition, taken literally: every number is the same.
+
+mod support;
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*, sample::subsequence};
+use tower_sluice::{Charge, Decision, Key, LocalStore, Quota, RuleName, Store, testing::FakeClock};
+
+use self::support::random::{Row, nanos, quota, rows, time};
+
+proptest! {
+    #[test]
+    fn every_number_is_that_of_the_definition(
+        quotas in vec(prop_oneof![20 => quota(), 1 => Just(Quota::blocked())], 1..4),
+        steps in vec(step(), 1..80),
+    ) {
+        Trial::new(quotas).run(&steps)?;
+    }
+}
+
+/// What is done next, to some of two keys.
+#[derive(Clone, Debug)]
+enum Step {
+    Pass((u64, u64)),
+    /// Keys (one may be named twice), cost, headroom and patience.
+    Take(Vec<usize>, u32, u32, (u64, u64)),
+    Settle(usize, i64),
+    Reset(usize),
+    /// An earlier charge, counted from the latest.
+    GiveBack(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = prop_oneof![4 => subsequence(vec![0, 1], 1..3), 1 => Just(vec![1, 1])];
+    let headroom = prop_oneof![6 => Just(0), 2 => 0..9_u32, 1 => Just(u32::MAX)];
+    let patience = prop_oneof![2 => Just((0, 0)), 1 => time()];
+    let units = prop_oneof![8 => -70..70_i64, 1 => Just(i64::MIN), 1 => Just(i64::MAX)];
+    prop_oneof![
+        4 => time().prop_map(Step::Pass),
+        8 => (who, 0..12_u32, headroom, patience).prop_map(|(k, c, h, w)| Step::Take(k, c, h, w)),
+        2 => (0..2_usize, units).prop_map(|(key, units)| Step::Settle(key, units)),
+        1 => (0..2_usize).prop_map(Step::Reset),
+        2 => (0..4_usize).prop_map(Step::GiveBack),
+    ]
+}
+
+/// An account as the definition has it: so many nanoseconds are owed, one flows back in each, and
+/// every other number is searched for.
+#[derive(Clone, Copy, Default)]
+struct Debt(u128);
+
+impl Debt {
+    fn fits(self, quota: &Quota, need: u128, waited: u128, patience: u128) -> bool {
+        let (limit, interval) = (u128::from(quota.limit()), quota.interval().as_nanos());
+        let owed = self.0.saturating_sub(waited) + need * interval;
+        need <= limit && owed <= limit * interval + patience
+    }
+
+    fn remaining(self, quota: &Quota, waited: u128) -> u32 {
+        let fits = |units: &u32| self.fits(quota, (*units).into(), waited, 0);
+        (1..=quota.limit()).rev().find(fits).unwrap_or(0)
+    }
+
+    fn row(self, quota: &Quota, need: u128) -> Row {
+        let left = self.remaining(quota, 0);
+        let next = self.least_wait(|waited| self.remaining(quota, waited) > left);
+        let retry = self.least_wait(|waited| need == 0 || self.fits(quota, need, waited, 0));
+        (left, time_of(self.0), time_of(next.unwrap_or(0)), retry.map(time_of))
+    }
+
+    /// By bisection: what holds after some wait holds after a longer one.
+    fn least_wait(self, holds: impl Fn(u128) -> bool) -> Option<u128> {
+        let (mut low, mut high) = (0, self.0);
+        while low < high {
+            let middle = low.midpoint(high);
+            if holds(middle) { high = middle } else { low = middle + 1 }
+        }
+        holds(low).then_some(low)
+    }
+}
+
+fn time_of(nanos: u128) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).expect("fits"))
+}
+
+/// A store and the definition, side by side.
+struct Trial {
+    clock: FakeClock,
+    store: LocalStore,
+    keys: [Key; 2],
+    quotas: Vec<Quota>,
+    now: u128,
+    /// Per key and quota.
+    debts: [Vec<Debt>; 2],
+    taken: Vec<Taken>,
+}
+
+/// A charge that may be given back: whose, how much, and per account the instant it ends at.
+struct Taken {
+    who: Vec<usize>,
+    cost: u32,
+    decision: Decision,
+    ends: Vec<(usize, usize, u128)>,
+}
+
+impl Trial {
+    fn new(quotas: Vec<Quota>) -> Self {
+        let clock = FakeClock::new();
+        let debts = [vec![Debt(0); quotas.len()], vec![Debt(0); quotas.len()]];
+        let (store, keys) = (clock.store(64), [Key::from("alice"), Key::from("bob")]);
+        Self { clock, store, keys, quotas, now: 0, debts, taken: Vec::new() }
+    }
+
+    fn charge(&self, who: usize) -> Charge<'_> {
+        Charge::new(RuleName::default(), &self.keys[who], &self.quotas)
+    }
+
+    fn run(mut self, steps: &[Step]) -> Result<(), TestCaseError> {
+        for step in steps {
+            match step {
+                Step::Pass(time) => {
+                    let time = nanos(*time, &self.quotas[0]);
+                    self.clock.advance(time);
+                    self.now += time.as_nanos();
+                    for debt in self.debts.iter_mut().flatten() {
+                        debt.0 = debt.0.saturating_sub(time.as_nanos());
+                    }
+                }
+                Step::Take(who, cost, headroom, patience) => {
+                    let patience = nanos(*patience, &self.quotas[0]);
+                    self.take(who, *cost, *headroom, patience)?;
+                }
+                Step::Settle(who, units) => {
+                    let decision = self.store.settle(&self.charge(*who), *units).now();
+                    let amount = u128::from(units.unsigned_abs());
+                    for (debt, quota) in self.debts[*who].iter_mut().zip(&self.quotas) {
+                        let amount = amount * quota.interval().as_nanos();
+                        let most = 2 * u128::from(quota.limit()) * quota.interval().as_nanos();
+                        debt.0 = match units {
+                            0.. => debt.0.saturating_sub(amount),
+                            _ => (debt.0 + amount).min(most).max(debt.0),
+                        };
+                    }
+                    prop_assert_eq!(rows(&decision), self.rows(&[*who], 0));
+                }
+                Step::Reset(who) => {
+                    let decision = self.store.reset(&self.charge(*who)).now();
+                    self.debts[*who].fill(Debt(0));
+                    prop_assert_eq!(rows(&decision), self.rows(&[*who], 0));
+                }
+                Step::GiveBack(back) => {
+                    if let Some(at) = self.taken.len().checked_sub(back + 1) {
+                        self.give_back(at);
+                    }
+                }
+            }
+            let looks = [self.charge(0).cost(0), self.charge(1).cost(0)];
+            prop_assert_eq!(rows(&self.store.take(&looks).now()), self.rows(&[0, 1], 0));
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        who: &[usize],
+        cost: u32,
+        headroom: u32,
+        patience: Duration,
+    ) -> Result<(), TestCaseError> {
+        let asks = |at: &usize| self.charge(*at).cost(cost).headroom(headroom).max_wait(patience);
+        let decision = self.store.take(&who.iter().map(asks).collect::<Vec<_>>()).now();
+
+        let mut once = who.to_vec();
+        once.dedup();
+        let total = u128::from(cost) * (who.len() / once.len()) as u128;
+        let need = if cost == 0 { 0 } else { total + u128::from(headroom) };
+        let patience = if cost == 0 { 0 } else { patience.as_nanos() };
+        let accounts = || once.iter().flat_map(|who| (0..self.quotas.len()).map(|at| (*who, at)));
+        let quotas = &self.quotas;
+        let debts = &self.debts;
+        let fits = |(who, at): (usize, usize)| {
+            cost == 0 || debts[who][at].fits(&quotas[at], need, 0, patience)
+        };
+        let allowed = accounts().all(fits);
+        prop_assert_eq!(decision.is_allowed(), allowed);
+        if !allowed {
+            prop_assert_eq!(rows(&decision), self.rows(who, need));
+            return Ok(());
+        }
+        let (mut wait, mut ends) = (0, Vec::new());
+        for (who, at) in accounts().collect::<Vec<_>>() {
+            let interval = quotas[at].interval().as_nanos();
+            let debt = &mut self.debts[who][at].0;
+            *debt += total * interval;
+            ends.push((who, at, self.now + *debt));
+            let room = u128::from(quotas[at].limit()) * interval;
+            if patience > 0 {
+                wait = (*debt + u128::from(headroom) * interval).saturating_sub(room).max(wait);
+            }
+        }
+        prop_assert_eq!(decision.wait(), time_of(wait));
+        prop_assert_eq!(rows(&decision), self.rows(who, 0));
+        self.taken.push(Taken { who: who.to_vec(), cost, decision, ends });
+        Ok(())
+    }
+
+    fn give_back(&mut self, at: usize) {
+        let Taken { who, cost, decision, ends } = self.taken.remove(at);
+        let charges: Vec<_> = who.iter().map(|who| self.charge(*who).cost(cost)).collect();
+        self.store.give_back(&charges, &decision);
+        let total = u128::from(cost) * (who.len() * self.quotas.len() / ends.len()) as u128;
+        for (who, at, end) in ends {
+            let mine = total * self.quotas[at].interval().as_nanos();
+            let debt = &mut self.debts[who][at].0;
+            *debt = debt.saturating_sub(end.saturating_sub(self.now).min(mine));
+        }
+    }
+
+    fn rows(&self, who: &[usize], need: u128) -> Vec<Row> {
+        let one = |who: &usize| {
+            let accounts = self.debts[*who].iter().zip(&self.quotas);
+            accounts.map(|(debt, quota)| debt.row(quota, need)).collect::<Vec<_>>()
+        };
+        who.iter().flat_map(one).collect()
+    }
+}

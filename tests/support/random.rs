@@ -1,0 +1,41 @@
+//! Random quotas, times that matter to them, and the numbers of a decision.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_sluice::{Decision, Outcome, Quota};
+
+/// Remaining, full, next, retry.
+pub(crate) type Row = (u32, Duration, Duration, Option<Duration>);
+
+fn row(outcome: &Outcome) -> Row {
+    (outcome.remaining(), outcome.reset_after(), outcome.next_after(), outcome.retry_after())
+}
+
+pub(crate) fn rows(decision: &Decision) -> Vec<Row> {
+    decision.outcomes().iter().map(row).collect()
+}
+
+fn quota_of(units: u32, period: u64, burst: u32) -> Option<Quota> {
+    Quota::new(units, Duration::from_nanos(period)).ok()?.try_burst(burst).ok()
+}
+
+/// Quotas whose interval is often rounded, from nanoseconds to days.
+pub(crate) fn quota() -> impl Strategy<Value = Quota> {
+    let period =
+        prop_oneof![1..200_u64, 1_000_000_000..2_000_000_000_u64, 1..400_000_000_000_000_u64];
+    (1..30_u32, period, 1..30_u32).prop_filter_map("too fast", |(n, p, b)| quota_of(n, p, b))
+}
+
+/// A time near a third of an interval: `quota` decides how long that is.
+pub(crate) fn time() -> impl Strategy<Value = (u64, u64)> {
+    (prop_oneof![Just(0), 0..8_u64, 0..200_u64], 0..3_u64)
+}
+
+pub(crate) fn nanos((thirds, more): (u64, u64), quota: &Quota) -> Duration {
+    Duration::from_nanos(nanos_of(quota.interval()) * thirds / 3 + more)
+}
+
+fn nanos_of(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("fits")
+}
