@@ -22,7 +22,7 @@ use super::{
 
 const SECOND: u64 = 1_000_000_000;
 /// Sequences for each property: seven kinds of quota, and two for all.
-const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 20_000 };
+const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 
 /// A charge that may be given back.
 #[derive(Clone, Copy, Debug)]
