@@ -43,7 +43,8 @@ impl Blocks {
 
     /// For how long `id` is blocked yet.
     pub(super) fn left(&self, id: u64, now: u64) -> u64 {
-        let until = self.records.get().and_then(|records| records.update(id, |at| (None, at)));
+        let until =
+            self.records.get().and_then(|records| records.update(id, |until| (None, until)));
         until.map_or(0, |until| until.saturating_sub(now))
     }
 }

@@ -205,7 +205,7 @@ impl Ledger {
         let Account { id, quota, ask, .. } = *account;
         match Gcra::counting(quota) {
             Some(gcra) => {
-                let looked = self.slots.update(id, |stored| (None, gcra.look(stored, now, ask)));
+                let looked = self.slots.look(id, |stored| gcra.look(stored, now, ask));
                 looked.unwrap_or_else(|| gcra.look(self.shared(account, now), now, ask))
             }
             None => self

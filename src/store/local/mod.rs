@@ -23,7 +23,8 @@ const DEFAULT_KEYS: usize = 131_072;
 /// The embedded store: accounts in this process's memory.
 ///
 /// Its memory is fixed at construction (34 bytes for each key of the capacity) and a flood of
-/// fresh keys cannot grow it. An account in debt is never forgotten; when there is no room for a
+/// fresh keys cannot grow it, but for at most 270 kB for each rule and quota that shares accounts.
+/// An account in debt is never forgotten; when there is no room for a
 /// newcomer, newcomers share an account per rule and quota until there is (see
 /// [`Stats::overflowed`]), so they may be refused early, and no exhausted key is freed.
 ///

@@ -130,6 +130,16 @@ impl Slots {
         }
     }
 
+    /// [`update`](Slots::update) for looks: where nothing is found it searches once more while nobody
+    /// claims, because a claimer may have hidden an account that it will put back.
+    pub(super) fn look<R>(&self, id: u64, read: impl Fn(u64) -> R) -> Option<R> {
+        let look = |stored| (None, read(stored));
+        self.update(id, look).or_else(|| {
+            let _no_claim = self.lock(self.set_of(id.max(HIDDEN + 1)));
+            self.update(id, look)
+        })
+    }
+
     /// Opens an account for a newcomer, or applies `step` as [`update`](Slots::update) does if
     /// another thread was first.
     ///
