@@ -6,7 +6,7 @@ use std::{
 };
 
 const MOST_LINES: usize = 300;
-const SHORTCUTS: [&str; 5] = ["unsafe", "todo!", "unimplemented!", "dbg!", "#[ignore"];
+const SHORTCUTS: [&str; 5] = ["unsafe", "todo!", "unimplemented!", "dbg!", concat!("#[", "ignore")];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,0 +1,77 @@
+//! Accounts of the windowed algorithms keep the store's promises: bounded, no debt forgotten, exact
+//! under threads.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
+
+use tower_sluice::{Algorithm, Key, Limiter, LocalStore, Quota, testing::FakeClock};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn quotas(units: u32) -> Vec<Quota> {
+    let counted = [
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 6 },
+        Algorithm::SlidingLog,
+    ];
+    counted.map(|algorithm| Quota::per_hour(units).algorithm(algorithm)).into()
+}
+
+#[test]
+fn a_flood_of_fresh_keys_neither_frees_an_exhausted_one_nor_grows_the_store() {
+    for quota in quotas(2) {
+        let clock = FakeClock::new();
+        let store: LocalStore = clock.store(64);
+        let limiter = Limiter::new(store.clone());
+        let take = |key: Key| limiter.take(key, &quota, 1).now().is_allowed();
+        assert!(take("victim".into()) && take("victim".into()) && !take("victim".into()));
+
+        let admitted = (0..20_000_u32).filter(|key| take(Key::from(*key))).count();
+        let stats = store.stats();
+        assert!(stats.in_debt <= 128, "{quota:?}: {stats:?}");
+        assert!(stats.overflowed > 0, "{quota:?}: {stats:?}");
+        assert!(admitted < 400, "{quota:?}: newcomers share what there is, {admitted} passed");
+        assert!(!take("victim".into()), "{quota:?}: the flood freed an exhausted key");
+
+        clock.advance(2 * HOUR);
+        assert_eq!(store.stats().in_debt, 0, "{quota:?}");
+        assert!(take("victim".into()), "{quota:?}: a full account equals no account");
+    }
+}
+
+#[test]
+fn threads_are_admitted_exactly_what_there_is() {
+    for quota in quotas(500) {
+        let limiter = Limiter::new(FakeClock::new().store(64));
+        let admitted = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let decision = limiter.take("hot", &quota, 1).now();
+                        admitted.fetch_add(decision.is_allowed().into(), Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(admitted.into_inner(), 500, "{quota:?}");
+    }
+}
+
+#[test]
+fn a_mixed_decision_charges_words_and_windows_all_or_none() {
+    let limiter = Limiter::new(FakeClock::new().store(64));
+    let mixed: Vec<Quota> = [Quota::per_hour(9)].into_iter().chain(quotas(5)).collect();
+    for _ in 0..5 {
+        assert!(limiter.take("a", &mixed, 1).now().is_allowed());
+    }
+    assert!(!limiter.take("a", &mixed, 1).now().is_allowed());
+    let left = limiter.peek("a", &mixed).now();
+    let left: Vec<u32> = left.outcomes().iter().map(|outcome| outcome.remaining()).collect();
+    assert_eq!(left, [4, 0, 0, 0, 0, 0], "the refusal charged nothing");
+}
