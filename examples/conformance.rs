@@ -5,62 +5,67 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use tower_sluice::testing::{Case, CaseError, Local, Played, Subject, play};
 
 /// Plays scenario files on a store; every number is compared to the nanosecond.
 #[derive(Parser)]
 struct Flags {
-    /// Where accounts live
+    /// Where accounts live: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with
+    /// the feature `redis`); both on a clock that is driven
     #[arg(long, default_value = "local")]
-    store: StoreFlag,
+    store: String,
     /// Scenario files, JSON
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }
 
-/// The stores there are.
-#[derive(Clone, Copy, ValueEnum)]
-enum StoreFlag {
-    /// The embedded store, on a clock that is driven
-    Local,
-}
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    let flags = Flags::parse();
-    let StoreFlag::Local = flags.store;
-    let mut subject = Local::default();
+    let Flags { store, files } = Flags::parse();
+    let played = match store.as_str() {
+        "local" => all(&mut Local::default(), &files).await,
+        #[cfg(feature = "redis")]
+        url if url.contains("://") => match tower_sluice::testing::Redis::connect(url).await {
+            Ok(mut redis) => all(&mut redis, &files).await,
+            Err(error) => Err(error.to_string()),
+        },
+        other => Err(format!("--store {other}: give local, or with the feature redis an address")),
+    };
+    match played {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all cases of all files passed.
+async fn all(subject: &mut impl Subject, files: &[PathBuf]) -> Result<bool, String> {
     let [mut passed, mut failed, mut skipped] = [0; 3];
-    for file in &flags.files {
-        let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
-        let cases = text.and_then(|text| Case::read(&text).map_err(|error| error.to_string()));
-        match cases {
-            Err(error) => {
-                eprintln!("{}: {error}", file.display());
-                return ExitCode::from(2);
-            }
-            Ok(cases) => {
-                for case in &cases {
-                    match run(&mut subject, case).await {
-                        Ok(Played::Passed) => passed += 1,
-                        Ok(Played::Skipped) => skipped += 1,
-                        Err(error) => {
-                            failed += 1;
-                            println!("{}: {error}", file.display());
-                        }
-                    }
+    for file in files {
+        let named = |error: String| format!("{}: {error}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
+        for case in &Case::read(&text).map_err(|error| named(error.to_string()))? {
+            match play(subject, case).await {
+                Ok(Played::Passed) => passed += 1,
+                Ok(Played::Skipped) => skipped += 1,
+                Err(error) => {
+                    failed += 1;
+                    println!("{}", named(told(case, &error)));
                 }
             }
         }
     }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(failed == 0)
 }
 
-async fn run(subject: &mut impl Subject, case: &Case) -> Result<Played, String> {
-    play(subject, case).await.map_err(|error| match error {
+fn told(case: &Case, error: &CaseError) -> String {
+    match error {
         CaseError::Mismatch(mismatch) => mismatch.to_string(),
         other => format!("{}: {other}", case.name()),
-    })
+    }
 }

@@ -150,6 +150,8 @@ pub use crate::{
 
 #[cfg(feature = "axum")]
 pub use crate::rule::{ByRoute, by_route};
+#[cfg(feature = "redis")]
+pub use crate::store::RedisStore;
 
 /// The README's examples run with the documentation tests.
 #[cfg(all(doctest, feature = "axum", feature = "governor"))]

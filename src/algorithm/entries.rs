@@ -16,6 +16,13 @@ pub(super) struct Entry {
 }
 
 impl Entries {
+    /// Instants and units, oldest first.
+    #[cfg(feature = "redis")]
+    pub(super) fn kept(entries: Vec<(u64, u64)>) -> Self {
+        let total = entries.iter().map(|(_, units)| units).sum();
+        Self { list: entries.into_iter().map(|(at, units)| Entry { at, units }).collect(), total }
+    }
+
     pub(super) fn total(&self) -> u64 {
         self.total
     }

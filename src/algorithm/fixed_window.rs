@@ -25,6 +25,11 @@ impl FixedWindow {
         Self { start: start(quota, now), count: 0, bonus: 0 }
     }
 
+    #[cfg(feature = "redis")]
+    pub(super) fn kept(start: u64, count: u64, bonus: u64) -> Self {
+        Self { start, count, bonus }
+    }
+
     /// The window of `now`.
     fn at(self, quota: &Quota, now: u64) -> Self {
         let carry_over = carry_over(quota);

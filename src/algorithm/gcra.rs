@@ -133,6 +133,31 @@ impl Gcra {
         (stored > now && after != tat).then(|| self.stored(after))
     }
 
+    /// What a store that decided elsewhere is to say of `ask`, the account being `stored` since.
+    #[cfg(feature = "redis")]
+    pub(crate) fn told(self, stored: u64, now: u64, ask: Ask, charged: bool) -> Step {
+        if !charged {
+            return self.look(stored, now, Ask { max_wait: 0, ..ask });
+        }
+        let tat = self.tat(stored, now);
+        let over = tat + self.worth(ask.headroom.into());
+        let over = over.saturating_sub(now + self.worth(self.limit.into()));
+        let (overage, wait) = if self.soft > 0 { (over > 0, 0) } else { (false, over) };
+        Step { allowed: true, overage, wait, numbers: self.numbers(tat, now, 0) }
+    }
+
+    /// For how long a full account is remembered.
+    #[cfg(feature = "redis")]
+    pub(crate) fn kept(self) -> u64 {
+        self.kept
+    }
+
+    /// How far ahead the TAT of a cold account is.
+    #[cfg(feature = "redis")]
+    pub(crate) fn cold(self) -> u64 {
+        self.cold
+    }
+
     /// How an account of this TAT is stored.
     #[inline]
     pub(crate) fn stored(self, tat: u64) -> u64 {

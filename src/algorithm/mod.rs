@@ -149,6 +149,23 @@ pub(crate) fn look(account: Option<&State>, quota: &Quota, now: u64, ask: Ask) -
     }
 }
 
+/// What a store that decided elsewhere is to say of `ask`, the account being as it is since.
+#[cfg(feature = "redis")]
+pub(crate) fn told(
+    account: Option<&State>,
+    quota: &Quota,
+    now: u64,
+    ask: Ask,
+    charged: bool,
+) -> Step {
+    let Some(state) = account.filter(|state| charged && state.lives(quota, now)) else {
+        return look(account, quota, now, Ask { max_wait: 0, ..ask });
+    };
+    let over = state.counter().wait(quota, now, ask.headroom.into(), 0);
+    let (overage, wait) = if quota.soft_units() > 0 { (over > 0, 0) } else { (false, over) };
+    Verdict { allowed: true, overage, wait, retry: 0 }.step(state, quota, now)
+}
+
 /// Charges an account, opening it if need be and ending it (`None`) where it is full.
 pub(crate) fn take(account: &mut Option<State>, quota: &Quota, now: u64, ask: Ask) -> Step {
     if ask.cost == 0 {
@@ -222,6 +239,26 @@ fn enter<'a>(account: &'a mut Option<State>, quota: &Quota, now: u64) -> &'a mut
 /// Drops what is as if it had never been.
 fn end(account: &mut Option<State>, quota: &Quota, now: u64) {
     account.take_if(|state| !state.lives(quota, now));
+}
+
+/// States that a store kept elsewhere.
+#[cfg(feature = "redis")]
+impl State {
+    pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
+        Self::TokenBucket(TokenBucket::kept(tokens, anchor, opened))
+    }
+
+    pub(crate) fn fixed_window(start: u64, count: u64, bonus: u64) -> Self {
+        Self::FixedWindow(FixedWindow::kept(start, count, bonus))
+    }
+
+    pub(crate) fn sliding_window(entries: Vec<(u64, u64)>) -> Self {
+        Self::SlidingWindow(SlidingWindow::kept(entries))
+    }
+
+    pub(crate) fn sliding_log(entries: Vec<(u64, u64)>) -> Self {
+        Self::SlidingLog(SlidingLog::kept(entries))
+    }
 }
 
 impl State {

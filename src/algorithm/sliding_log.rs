@@ -11,6 +11,11 @@ use crate::quota::Quota;
 pub(crate) struct SlidingLog(Entries);
 
 impl SlidingLog {
+    #[cfg(feature = "redis")]
+    pub(super) fn kept(entries: Vec<(u64, u64)>) -> Self {
+        Self(Entries::kept(entries))
+    }
+
     /// Units charged in `(now − period, now]`.
     fn used(&self, quota: &Quota, now: u64) -> u64 {
         let gone = self.0.iter().take_while(|entry| entry.at + quota.period_nanos() <= now);

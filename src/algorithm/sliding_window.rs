@@ -42,6 +42,11 @@ impl Buckets {
 }
 
 impl SlidingWindow {
+    #[cfg(feature = "redis")]
+    pub(super) fn kept(entries: Vec<(u64, u64)>) -> Self {
+        Self(Entries::kept(entries))
+    }
+
     /// What counts now, in units times the width.
     fn used(&self, buckets: Buckets, now: u64) -> u128 {
         let width = u128::from(buckets.width);

@@ -27,6 +27,11 @@ impl TokenBucket {
         Self { tokens: tokens.into(), anchor: now, opened: now }
     }
 
+    #[cfg(feature = "redis")]
+    pub(super) fn kept(tokens: i64, anchor: u64, opened: u64) -> Self {
+        Self { tokens, anchor, opened }
+    }
+
     /// The instant from which on there are `tokens`, which are at most the burst.
     fn reaches(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();

@@ -215,6 +215,8 @@ pub enum Source {
     Local,
     /// A governor limiter.
     Governor,
+    /// Redis or Valkey.
+    Redis,
     /// The store failed and [`FailOpen`](crate::store::FailOpen) let the request pass, uncharged.
     FailedOpen,
     /// The store failed and [`FailClosed`](crate::store::FailClosed) refused the request.
@@ -224,12 +226,13 @@ pub enum Source {
 }
 
 impl Source {
-    /// One word: `local`, `governor`, `failed_open`, `failed_closed`, or the store's own name.
+    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, or the store's own name.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Local => "local",
             Self::Governor => "governor",
+            Self::Redis => "redis",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",
             Self::Other(name) => name,

@@ -13,6 +13,10 @@ pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
+    /// Microseconds by which the clock that decided on it is ahead of the decision's own: a
+    /// cluster has many.
+    #[cfg(feature = "redis")]
+    skew: i32,
     numbers: Numbers,
 }
 
@@ -68,7 +72,14 @@ impl Outcome {
 
     #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
     pub(crate) fn with(rule: RuleName, place: usize, numbers: Numbers) -> Self {
-        Self { rule, place: place as u8, report_only: false, numbers }
+        Self {
+            rule,
+            place: place as u8,
+            report_only: false,
+            #[cfg(feature = "redis")]
+            skew: 0,
+            numbers,
+        }
     }
 
     /// The rule that charged.
@@ -165,6 +176,19 @@ impl Outcome {
             Numbers::Known { full, .. } => full,
             Numbers::Unknown { .. } => 0,
         }
+    }
+
+    /// Says by how many nanoseconds another clock decided on it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
+        self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
+        self
+    }
+
+    /// By how many nanoseconds the clock that decided on it is ahead of the decision's.
+    #[cfg(feature = "redis")]
+    pub(crate) fn skew(&self) -> i64 {
+        i64::from(self.skew) * 1_000
     }
 
     pub(crate) fn is_known(&self) -> bool {

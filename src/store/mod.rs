@@ -29,6 +29,8 @@ mod boxed;
 #[cfg(feature = "governor")]
 mod governor;
 mod local;
+#[cfg(feature = "redis")]
+mod redis;
 mod wrap;
 
 use std::{convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
@@ -39,6 +41,8 @@ use smallvec::SmallVec;
 pub use self::governor::{Admission, GovernorStore};
 #[cfg(feature = "testing")]
 pub(crate) use self::local::Clock;
+#[cfg(feature = "redis")]
+pub use self::redis::{Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, Never, Resolve},
     boxed::{BoxFuture, Boxed, DynStore},
@@ -48,7 +52,13 @@ pub use self::{
         fail_open::{FailOpen, FailOpenFuture},
     },
 };
-use crate::{algorithm::Ask, decision::Decision, key::Key, name::RuleName, quota::Quota};
+use crate::{
+    algorithm::Ask,
+    decision::Decision,
+    key::Key,
+    name::RuleName,
+    quota::{Algorithm, Quota},
+};
 
 /// Any error, boxed, as tower spells it.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -339,6 +349,18 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         (**self).check(charges)
     }
+}
+
+/// Whether every quota of those charges that are ready to queue is one that can.
+fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    let queueing = charges.iter().filter(|charge| !charge.patience().is_zero());
+    queueing.flat_map(Charge::quotas).try_for_each(|quota| match quota.counted_by() {
+        _ if quota.soft_units() > 0 => {
+            Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
+        }
+        Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
+        _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
+    })
 }
 
 /// Marks the error of a store that always decides, which a layer demands.

@@ -22,10 +22,14 @@
 mod clock;
 mod no_limit;
 pub mod properties;
+#[cfg(feature = "redis")]
+mod redis;
 mod scenario;
 
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+pub use self::redis::Redis;
 pub use self::{
     clock::FakeClock,
     no_limit::NoLimit,

@@ -12,11 +12,8 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 pub(crate) use self::clock::Clock;
 use self::ledger::Ledger;
-use super::{Answer, Charge, Never, Store, Unsupported};
-use crate::{
-    decision::Decision,
-    quota::{Algorithm, Quota},
-};
+use super::{Answer, Charge, Never, Store, Unsupported, can_queue};
+use crate::decision::Decision;
 
 const DEFAULT_KEYS: usize = 131_072;
 
@@ -120,20 +117,7 @@ impl Store for LocalStore {
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        for charge in charges.iter().filter(|charge| !charge.patience().is_zero()) {
-            charge.quotas().iter().try_for_each(can_queue)?;
-        }
-        Ok(())
-    }
-}
-
-fn can_queue(quota: &Quota) -> Result<(), Unsupported> {
-    match quota.counted_by() {
-        _ if quota.soft_units() > 0 => {
-            Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
-        }
-        Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
-        _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
+        can_queue(charges)
     }
 }
 

@@ -1,0 +1,141 @@
+-- Fixed window: its start, what was charged in it, and the bonus that the window before lent. A
+-- window is one period, aligned to the epoch (`kind` 0), anchored at its first charge (1), or
+-- aligned and paced (2).
+local function begin(place, us, ns)
+  if place.kind == 1 then
+    return us, ns
+  end
+  return us - math.fmod(us, place.period), 0
+end
+
+-- The window of now.
+local function window(place)
+  local state = place.state
+  if state then
+    -- the quota's period may have changed
+    local us, ns = begin(place, state.us, state.ns)
+    local ends, carry = us + place.period, place.carry
+    if before(now, nano, ends, ns) then
+      return { us = us, ns = ns, count = state.count, bonus = math.min(state.bonus, carry) }
+    elseif carry > 0 and state.count > 0 and before(now, nano, ends + place.period, ns) then
+      local left = math.max(0, place.units - state.count)
+      return { us = ends, ns = ns, count = 0, bonus = math.min(left, carry) }
+    end
+  end
+  local us, ns = begin(place, now, nano)
+  return { us = us, ns = ns, count = 0, bonus = 0 }
+end
+
+-- When the account may be forgotten.
+local function expiry(place)
+  local state = place.state
+  local us, ns = begin(place, state.us, state.ns)
+  if state.count == 0 and math.min(state.bonus, place.carry) == 0 then
+    return 0, 0
+  elseif state.count > 0 and place.carry > 0 then
+    -- only a used window lends
+    us = us + place.period
+  end
+  return us + place.period, ns
+end
+
+-- Units of the allowance whose instant has come.
+local function come(place, state)
+  local allowance = place.units + state.bonus
+  if place.kind ~= 2 then
+    return allowance
+  end
+  local us, ns = minus(now, nano, state.us, state.ns)
+  local gone = us * allowance + whole(ns * allowance, 1000)
+  return math.min(allowance, whole(gone, place.period) + 1)
+end
+
+-- How long after the window's start unit `k` of a paced allowance passes.
+local function offset(place, state, k)
+  local allowance = place.units + state.bonus
+  local product = (k - 1) * place.period
+  local us = whole(product, allowance)
+  local ns = math.ceil((product - us * allowance) * 1000 / allowance)
+  return plus(us, 0, whole(ns, 1000), math.fmod(ns, 1000))
+end
+
+local function count(place, units)
+  local state = window(place)
+  state.count = math.max(0, state.count + units)
+  place.state = state
+end
+
+algorithms.f = {
+  plan = function(place, plan, at)
+    place.cost, place.need, place.units, place.soft, place.period, place.carry, place.kind,
+      place.wait, place.wait_nano, at = struct.unpack('<I5I5I5I5I7I5BI7H', plan, at)
+    return at
+  end,
+
+  read = function(_, value, at, length)
+    if length == 19 then
+      local us, ns, units, bonus = struct.unpack('<I7HI5I5', value, at)
+      return { us = us, ns = ns, count = units, bonus = bonus }
+    end
+  end,
+
+  write = function(place)
+    local state = place.state
+    return struct.pack('<I7HI5I5', state.us, state.ns, state.count, state.bonus)
+  end,
+
+  -- An aligned window moves to the window that holds now.
+  follow = function(place, back, last)
+    if place.kind ~= 1 then
+      back = (whole(last, place.period) - whole(now, place.period)) * place.period
+    end
+    place.state.us = place.state.us - back
+  end,
+
+  lives = function(place)
+    return before(now, nano, expiry(place))
+  end,
+
+  ends = function(place)
+    return expiry(place) + 1
+  end,
+
+  fits = function(place)
+    local state = window(place)
+    local last = state.count + place.need
+    if last <= come(place, state) + place.soft then
+      return true
+    elseif place.possible == 0 or place.kind ~= 2 or last > place.units + state.bonus then
+      return false
+    end
+    -- a paced charge queues within its window
+    local us, ns = offset(place, state, last)
+    if us >= place.period then
+      return false
+    end
+    us, ns = plus(us, ns, state.us, state.ns)
+    local most, most_nano = plus(now, nano, place.wait, place.wait_nano)
+    return not before(most, most_nano, us, ns)
+  end,
+
+  charge = function(place)
+    count(place, place.cost)
+  end,
+
+  open = function() end,
+
+  late = function(place)
+    count(place, math.min(place.cost, math.max(0, 2 * place.units - window(place).count)))
+  end,
+
+  refund = function(place)
+    count(place, -place.cost)
+  end,
+
+  give_back = function(place, taken, taken_nano)
+    local state = window(place)
+    if not before(taken, taken_nano, state.us, state.ns) then
+      count(place, -place.cost)
+    end
+  end,
+}

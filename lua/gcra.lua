@@ -1,0 +1,104 @@
+-- GCRA: the account is one instant, from which on it may be forgotten. That is its TAT (when it is
+-- full again), and for as much longer as a full account is kept (`initial`).
+local function tat(place)
+  local state = place.state
+  if not state then
+    return plus(now, nano, place.cold, place.cold_nano)
+  end
+  local us, ns = minus(state.us, state.ns, place.kept, place.kept_nano)
+  if before(us, ns, now, nano) then
+    return now, nano
+  end
+  return us, ns
+end
+
+local function put(place, us, ns)
+  us, ns = plus(us, ns, place.kept, place.kept_nano)
+  place.state = { us = us, ns = ns }
+end
+
+algorithms.g = {
+  -- `cost` is what is moved, in time; `room` how far ahead the TAT may be for it to fit. Of a late
+  -- charge `room` is how far it may get, of a return the TAT it had left (an instant).
+  plan = function(place, plan, at)
+    place.cost, place.cost_nano, place.room, place.room_nano, place.kept, place.kept_nano,
+      place.cold, place.cold_nano, at = struct.unpack('<I7Hi7HI7HI7H', plan, at)
+    return at
+  end,
+
+  read = function(_, value, at, length)
+    if length == 9 then
+      local us, ns = struct.unpack('<I7H', value, at)
+      return { us = us, ns = ns }
+    end
+  end,
+
+  write = function(place)
+    return struct.pack('<I7H', place.state.us, place.state.ns)
+  end,
+
+  follow = function(place, back)
+    place.state.us = place.state.us - back
+  end,
+
+  lives = function(place)
+    return before(now, nano, place.state.us, place.state.ns)
+  end,
+
+  ends = function(place)
+    return place.state.us + 1
+  end,
+
+  fits = function(place)
+    local us, ns = tat(place)
+    local most, most_nano = plus(now, nano, place.room, place.room_nano)
+    return not before(most, most_nano, us, ns)
+  end,
+
+  charge = function(place)
+    local us, ns = tat(place)
+    put(place, plus(us, ns, place.cost, place.cost_nano))
+  end,
+
+  open = function(place)
+    if place.kept + place.kept_nano > 0 then
+      put(place, tat(place))
+    end
+  end,
+
+  late = function(place)
+    local us, ns = tat(place)
+    local after, after_nano = plus(us, ns, place.cost, place.cost_nano)
+    local most, most_nano = plus(now, nano, place.room, place.room_nano)
+    if before(most, most_nano, after, after_nano) then
+      after, after_nano = most, most_nano
+    end
+    if before(us, ns, after, after_nano) then
+      put(place, after, after_nano)
+    end
+  end,
+
+  refund = function(place)
+    local us, ns = tat(place)
+    if not before(now, nano, us, ns) then
+      return
+    end
+    us, ns = minus(us, ns, place.cost, place.cost_nano)
+    if before(us, ns, now, nano) then
+      us, ns = now, nano
+    end
+    put(place, us, ns)
+  end,
+
+  -- What has flowed back since is not given twice, and what others were charged stays.
+  give_back = function(place)
+    local mine, mine_nano = minus(place.room, place.room_nano, now, nano)
+    if mine < 0 then
+      return
+    end
+    if before(mine, mine_nano, place.cost, place.cost_nano) then
+      place.cost, place.cost_nano = mine, mine_nano
+    end
+    algorithms.g.refund(place)
+  end,
+}

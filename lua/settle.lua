@@ -1,0 +1,35 @@
+-- Changes accounts without asking whether it fits.
+--
+-- KEYS: the accounts, then the lists of their logs. ARGV: what to do, an instant (of a charge that
+-- is given back) or a time (of a block), and a plan for each account.
+local what, accounts = ARGV[1], {}
+local us, ns = struct.unpack('<I7H', ARGV[2])
+
+for i = 1, plans - 2 do
+  local account = read(KEYS[i], ARGV[i + 2])
+  accounts[i] = account
+  for _, place in ipairs(account.places) do
+    if not place.algorithm then
+      -- not asked for
+    elseif what == 'late' then
+      place.algorithm.late(place)
+    elseif what == 'reset' then
+      place.state = nil
+      if place.list then
+        redis.call('DEL', place.list)
+      end
+    elseif place.state and what ~= 'block' and what ~= 'unblock' then
+      place.algorithm[what](place, us, ns)
+    end
+    if place.state and place.algorithm and not place.algorithm.lives(place) then
+      place.state = nil
+    end
+  end
+  if what == 'block' then
+    account.block, account.block_nano = plus(now, nano, us, ns)
+  elseif what == 'unblock' then
+    account.block = nil
+  end
+  write(account)
+end
+return answer(true, accounts)

@@ -1,0 +1,173 @@
+-- Sliding log: every charge of the last period with its instant, in a list beside the account,
+-- oldest first, 14 bytes each. The account holds the units of all of them and the newest instant.
+-- Where the list is not what the account says (it was evicted, or is another's), it counts as
+-- empty.
+local function at(place, index)
+  local item = redis.pcall('LINDEX', place.list, index)
+  if type(item) == 'string' and #item == 14 then
+    return struct.unpack('<I7HI5', item)
+  end
+end
+
+local function gone(place, us, ns)
+  return not before(now, nano, us + place.period, ns)
+end
+
+-- Drops what counts no longer.
+local function forget(place)
+  local state = place.state
+  while state and state.total > 0 do
+    local us, ns, units = at(place, 0)
+    if not us then
+      state.total = 0
+    elseif not gone(place, us, ns) then
+      return
+    else
+      redis.call('LPOP', place.list)
+      state.total = math.max(0, state.total - units)
+    end
+  end
+end
+
+local function add(place, units)
+  forget(place)
+  local state = place.state
+  if not state or state.total == 0 then
+    redis.call('DEL', place.list)
+    state = { total = 0, us = 0, ns = 0 }
+    place.state = state
+  end
+  if units == 0 then
+    return
+  end
+  state.total = state.total + units
+  if not before(state.us, state.ns, now, nano) then
+    local _, _, of = at(place, -1)
+    if of then
+      redis.call('LSET', place.list, -1, struct.pack('<I7HI5', state.us, state.ns, of + units))
+      return
+    end
+  end
+  state.us, state.ns = now, nano
+  redis.call('RPUSH', place.list, struct.pack('<I7HI5', now, nano, units))
+end
+
+-- Takes up to `units` back, the newest first; with an instant, only from the entry of that one.
+local function take(place, units, only, only_nano)
+  local state, index = place.state, -1
+  while state and units > 0 do
+    local us, ns, of = at(place, index)
+    if not us or only and before(us, ns, only, only_nano) then
+      break
+    end
+    local taken = 0
+    if not only or us == only and ns == only_nano then
+      taken = math.min(of, units)
+    end
+    units, state.total = units - taken, math.max(0, state.total - taken)
+    if of > taken then
+      if taken > 0 then
+        redis.call('LSET', place.list, index, struct.pack('<I7HI5', us, ns, of - taken))
+      end
+      index = index - 1
+    elseif index == -1 then
+      redis.call('RPOP', place.list)
+    else
+      redis.call('LSET', place.list, index, 'gone')
+      redis.call('LREM', place.list, 1, 'gone')
+    end
+    local newest, newest_nano = at(place, -1)
+    state.us, state.ns = newest or 0, newest_nano or 0
+  end
+end
+
+algorithms.l = {
+  plan = function(place, plan, from)
+    place.cost, place.need, place.units, place.soft, place.period, place.key, from =
+      struct.unpack('<I5I5I5I5I7B', plan, from)
+    place.list = KEYS[place.key]
+    return from
+  end,
+
+  read = function(place, value, from, length)
+    if length == 14 then
+      local total, us, ns = struct.unpack('<I5I7H', value, from)
+      return { total = total, us = us, ns = ns }
+    end
+  end,
+
+  write = function(place)
+    return struct.pack('<I5I7H', place.state.total, place.state.us, place.state.ns)
+  end,
+
+  -- The answer needs no whole log: up to where one unit more and up to where this cost would pass,
+  -- and the rest as one.
+  show = function(place)
+    local state = place.state
+    local parts, left, index, sum = { algorithms.l.write(place) }, state.total, 0, 0
+    local next_room = math.min(state.total, place.units) - 1
+    local cost_room = place.units + place.soft - math.max(1, place.need)
+    local room = math.max(next_room, cost_room)
+    local last = math.max(0, cost_room >= 0 and math.min(next_room, cost_room) or next_room)
+    while left > last do
+      local us, ns, units = at(place, index)
+      if not us then
+        break
+      end
+      left, sum, index = left - units, sum + units, index + 1
+      if left <= room then
+        parts[#parts + 1] = struct.pack('<I7HI5', us, ns, sum)
+        sum, room = 0, last
+      end
+    end
+    if left + sum > 0 then
+      parts[#parts + 1] = struct.pack('<I7HI5', state.us, state.ns, left + sum)
+    end
+    return table.concat(parts)
+  end,
+
+  follow = function(place, back)
+    local state, items = place.state, redis.pcall('LRANGE', place.list, 0, -1)
+    redis.call('DEL', place.list)
+    state.us = state.us - back
+    for _, item in ipairs(items) do
+      local us, ns, units = struct.unpack('<I7HI5', item)
+      redis.call('RPUSH', place.list, struct.pack('<I7HI5', us - back, ns, units))
+    end
+  end,
+
+  lives = function(place)
+    local before_us = place.state.total
+    forget(place)
+    place.shrunk = place.state.total ~= before_us
+    return place.state.total > 0 and not gone(place, place.state.us, place.state.ns)
+  end,
+
+  ends = function(place)
+    return place.state.us + place.period + 1
+  end,
+
+  fits = function(place)
+    local total = place.state and place.state.total or 0
+    return total + place.need <= place.units + place.soft
+  end,
+
+  charge = function(place)
+    add(place, place.cost)
+  end,
+
+  open = function() end,
+
+  late = function(place)
+    local total = place.state and place.state.total or 0
+    add(place, math.min(place.cost, math.max(0, 2 * place.units - total)))
+  end,
+
+  refund = function(place)
+    take(place, place.cost)
+  end,
+
+  give_back = function(place, taken, taken_nano)
+    take(place, place.cost, taken, taken_nano)
+  end,
+}

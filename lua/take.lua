@@ -1,0 +1,41 @@
+-- Charges everything or nothing: looks at all accounts first, then charges them all.
+--
+-- KEYS: the accounts, then the lists of their logs. ARGV: a plan for each account.
+local accounts, allowed, possible, blocked = {}, true, true, false
+
+for i = 1, plans do
+  local account = read(KEYS[i], ARGV[i])
+  accounts[i], account.fits = account, true
+  for _, place in ipairs(account.places) do
+    if place.charges == 1 then
+      account.charging = true
+      if not place.algorithm.fits(place) then
+        account.fits = false
+        possible = possible and (place.possible == 1 or not account.binding)
+      end
+    end
+  end
+  blocked = blocked or account.block and account.binding and account.charging
+  allowed = allowed and (account.fits or not account.binding)
+end
+allowed = allowed and not blocked
+
+for _, account in ipairs(accounts) do
+  account.charged = allowed and account.fits and account.charging
+  for _, place in ipairs(account.places) do
+    if place.charges == 1 then
+      if account.charged then
+        place.algorithm.charge(place)
+      elseif possible and not blocked and not place.state and place.possible == 1 then
+        -- a first contact opens an account that starts at `initial`
+        place.algorithm.open(place)
+        account.changed = account.changed or place.state
+      end
+    end
+    account.changed = account.changed or place.shrunk
+  end
+  if account.charged or account.changed then
+    write(account)
+  end
+end
+return answer(allowed, accounts)

@@ -1,0 +1,116 @@
+-- Token bucket: tokens (below 0 in debt), the anchor (the last refill that is among them) and when
+-- the bucket was opened. `units` come back each whole `period`, up to `burst`.
+local function refills(tokens, place)
+  return math.ceil(math.max(0, place.burst - tokens) / place.units)
+end
+
+-- The bucket with what has been refilled until now.
+local function bucket(place)
+  local state = place.state
+  if not state then
+    return { tokens = place.initial, us = now, ns = nano, opened = now, opened_nano = nano }
+  end
+  local full = state.us + refills(state.tokens, place) * place.period
+  if state.tokens >= place.burst or not before(now, nano, full, state.ns) then
+    state.tokens, state.us = place.burst, full
+  else
+    local gone = whole(minus(now, nano, state.us, state.ns), place.period)
+    state.tokens, state.us = state.tokens + gone * place.units, state.us + gone * place.period
+  end
+  return state
+end
+
+local function spend(place, units)
+  local state = bucket(place)
+  if state.tokens == place.burst then
+    state.us, state.ns, state.opened, state.opened_nano = now, nano, now, nano
+  end
+  state.tokens = state.tokens - units
+  place.state = state
+end
+
+local function refund(place, units)
+  local state = bucket(place)
+  local missing = place.burst - state.tokens
+  state.tokens = state.tokens + math.min(units, missing)
+  if missing > 0 and units >= missing then
+    state.us, state.ns = now, nano
+  end
+  place.state = state
+end
+
+algorithms.t = {
+  plan = function(place, plan, at)
+    place.cost, place.need, place.burst, place.soft, place.units, place.initial, place.period,
+      place.kept, at = struct.unpack('<I5I5I5I5I5I5I7I7', plan, at)
+    return at
+  end,
+
+  read = function(_, value, at, length)
+    if length == 24 then
+      local tokens, us, ns, opened, opened_nano = struct.unpack('<i6I7HI7H', value, at)
+      return { tokens = tokens, us = us, ns = ns, opened = opened, opened_nano = opened_nano }
+    end
+  end,
+
+  write = function(place)
+    local state = place.state
+    return struct.pack('<i6I7HI7H', state.tokens, state.us, state.ns, state.opened,
+      state.opened_nano)
+  end,
+
+  follow = function(place, back)
+    local state = place.state
+    state.us, state.opened = state.us - back, state.opened - back
+  end,
+
+  lives = function(place)
+    local state = place.state
+    local full = state.us + refills(state.tokens, place) * place.period
+    return before(now, nano, full + place.kept, state.ns)
+  end,
+
+  ends = function(place)
+    local state = place.state
+    return state.us + refills(state.tokens, place) * place.period + place.kept + 1
+  end,
+
+  fits = function(place)
+    return place.need - place.soft <= bucket(place).tokens
+  end,
+
+  charge = function(place)
+    spend(place, place.cost)
+  end,
+
+  open = function(place)
+    if place.kept > 0 then
+      place.state = bucket(place)
+    end
+  end,
+
+  late = function(place)
+    spend(place, math.min(place.cost, math.max(0, bucket(place).tokens + place.burst)))
+  end,
+
+  refund = function(place)
+    refund(place, place.cost)
+  end,
+
+  -- What was refilled since the charge counts as refilled for it.
+  give_back = function(place, taken, taken_nano)
+    local state = bucket(place)
+    if before(taken, taken_nano, state.opened, state.opened_nano) then
+      return
+    end
+    local since, since_nano = minus(state.us, state.ns, taken, taken_nano)
+    local back = 0
+    if since >= 0 then
+      back = whole(since, place.period) * place.units
+      if math.fmod(since, place.period) + since_nano > 0 then
+        back = back + place.units
+      end
+    end
+    refund(place, math.max(0, place.cost - back))
+  end,
+}

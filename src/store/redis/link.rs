@@ -1,0 +1,249 @@
+//! One connection that many requests share and that comes back by itself.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Weak,
+        atomic::{
+            AtomicBool, AtomicU32, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
+    },
+    time::Duration,
+};
+
+use redis::{
+    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
+    ServerErrorKind as Server, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::store::BoxFuture;
+
+/// A connection attempt, and a command that nothing else ends, take at most so long.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// A command that finds no connection waits so long for one, and for an attempt under way.
+const GRACE: Duration = Duration::from_millis(25);
+/// A connection on which nothing was answered for so long is given up, though it looks alive.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The longest pause between attempts; each pause is a random share of its bound (full jitter).
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Makes a connection.
+pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+
+/// One multiplexed connection to a server, or to the master that sentinels name, that comes back
+/// by itself: with exponential pauses and full jitter, one attempt at a time.
+///
+/// Made by [`RedisStore::connect`](super::RedisStore::connect) and its kin. A clone is the same
+/// connection.
+#[derive(Clone)]
+pub struct Link(Arc<Inner>);
+
+struct Inner {
+    dial: Dial,
+    state: watch::Sender<State>,
+    dialing: AtomicBool,
+    /// Attempts since a connection last held.
+    attempts: AtomicU32,
+    born: Instant,
+    /// When the oldest command without any answer since was sent, in milliseconds since `born`,
+    /// plus one; 0 when there is none.
+    waiting: AtomicU64,
+}
+
+#[derive(Clone)]
+enum State {
+    Up { connection: MultiplexedConnection, since: Instant },
+    Down { failed: Option<RedisError> },
+}
+
+impl Link {
+    /// Connects with the first command.
+    pub(super) fn new(dial: Dial) -> Self {
+        Self(Arc::new(Inner {
+            dial,
+            state: watch::Sender::new(State::Down { failed: None }),
+            dialing: AtomicBool::new(false),
+            attempts: AtomicU32::new(0),
+            born: Instant::now(),
+            waiting: AtomicU64::new(0),
+        }))
+    }
+
+    /// The connection, after a short while if it is coming back.
+    async fn up(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
+        let (start, mut states) = (Instant::now(), self.0.state.subscribe());
+        let wait = async {
+            loop {
+                match &*states.borrow_and_update() {
+                    State::Up { connection, since } => return Ok((connection.clone(), *since)),
+                    State::Down { failed: Some(error) } if start.elapsed() >= GRACE => {
+                        return Err(error.clone());
+                    }
+                    State::Down { .. } => {}
+                }
+                self.redial()?;
+                let changed = states.changed();
+                // an attempt may be far off; one that is under way is waited for
+                if let Ok(Err(_)) = timeout(GRACE, changed).await {
+                    return Err(gone("the connection is closed"));
+                }
+                if let State::Down { failed: Some(error) } = &*states.borrow()
+                    && start.elapsed() >= GRACE
+                {
+                    return Err(error.clone());
+                }
+            }
+        };
+        timeout(PATIENCE, wait).await.unwrap_or_else(|_| Err(gone("no connection in time")))
+    }
+
+    /// Starts to dial unless that is under way.
+    fn redial(&self) -> RedisResult<()> {
+        let runtime = Handle::try_current().map_err(|_| gone("there is no tokio runtime"))?;
+        if !self.0.dialing.swap(true, AcqRel) {
+            drop(runtime.spawn(dial(Arc::downgrade(&self.0))));
+        }
+        Ok(())
+    }
+
+    /// Gives the connection of `since` up.
+    fn lose(&self, since: Instant, why: &RedisError) {
+        if since.elapsed() >= LONGEST_PAUSE {
+            self.0.attempts.store(0, Relaxed);
+        }
+        let lost = self.0.state.send_if_modified(|state| {
+            let current = matches!(state, State::Up { since: other, .. } if *other == since);
+            if current {
+                *state = State::Down { failed: Some(why.clone()) };
+            }
+            current
+        });
+        if lost {
+            self.0.waiting.store(0, Release);
+            // where there is no runtime, the next command starts it
+            drop(self.redial());
+        }
+    }
+
+    /// Notes that a command is sent; whether the connection has been silent for too long.
+    fn silent(&self) -> bool {
+        let now = u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        let waiting = self.0.waiting.compare_exchange(0, now, AcqRel, Acquire);
+        waiting.is_err_and(|since| u128::from(now.saturating_sub(since)) >= SILENCE.as_millis())
+    }
+}
+
+/// Dials until there is a connection, or nobody left who wants one.
+async fn dial(link: Weak<Inner>) {
+    loop {
+        let Some(inner) = link.upgrade() else { return };
+        let attempt = inner.attempts.fetch_add(1, Relaxed);
+        if attempt > 0 {
+            drop(inner);
+            sleep(pause(attempt)).await;
+        }
+        let Some(inner) = link.upgrade() else { return };
+        let dialed = timeout(PATIENCE, (inner.dial)()).await;
+        match dialed.unwrap_or_else(|_| Err(gone("no connection in time"))) {
+            Ok(connection) => {
+                inner.waiting.store(0, Release);
+                inner.state.send_replace(State::Up { connection, since: Instant::now() });
+                inner.dialing.store(false, Release);
+                return;
+            }
+            Err(error) => drop(inner.state.send_replace(State::Down { failed: Some(error) })),
+        }
+    }
+}
+
+/// A random share of a bound that doubles with each attempt.
+fn pause(attempt: u32) -> Duration {
+    let bound = FIRST_PAUSE.saturating_mul(1 << attempt.min(16)).min(LONGEST_PAUSE);
+    let random = RandomState::new().hash_one(attempt) % 1_000;
+    bound * u32::try_from(random).unwrap_or(0) / 1_000
+}
+
+fn gone(why: &'static str) -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
+}
+
+/// Whether nothing good comes of this connection any more.
+fn is_lost(error: &RedisError) -> bool {
+    error.is_connection_dropped()
+        || matches!(error.kind(), Raw::Parse | Raw::Server(Server::ReadOnly | Server::MasterDown))
+        || matches!(error.code(), Some("NOAUTH"))
+}
+
+impl ConnectionLike for Link {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move {
+            let (mut connection, mut since) = self.up().await?;
+            if self.silent() {
+                self.lose(since, &gone("the connection was silent"));
+                (connection, since) = self.up().await?;
+            }
+            let answer = connection.req_packed_command(command).await;
+            let answer = answer.and_then(Value::extract_error);
+            match &answer {
+                Err(error) if is_lost(error) => self.lose(since, error),
+                Err(error) if error.is_timeout() => {}
+                _ => self.0.waiting.store(0, Release),
+            }
+            answer
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async move {
+            let (mut connection, since) = self.up().await?;
+            let answer = connection.req_packed_commands(commands, offset, count).await;
+            if let Err(error) = &answer
+                && is_lost(error)
+            {
+                self.lose(since, error);
+            }
+            answer
+        })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let up = matches!(&*self.0.state.borrow(), State::Up { .. });
+        f.debug_struct("Link").field("up", &up).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_random_shares_of_a_bound_that_doubles() {
+        for attempt in 1..40 {
+            let bound = FIRST_PAUSE.saturating_mul(1 << attempt.min(16)).min(LONGEST_PAUSE);
+            let pauses: Vec<_> = (0..200).map(|_| pause(attempt)).collect();
+            assert!(pauses.iter().all(|pause| *pause < bound), "{attempt}: {pauses:?}");
+            assert!(pauses.iter().any(|pause| *pause > bound / 2), "{attempt}");
+            assert!(pauses.iter().any(|pause| *pause < bound / 2), "{attempt}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Accounts in Redis or Valkey, shared by many processes.
+
+mod addresses;
+mod error;
+mod flight;
+mod link;
+mod open;
+mod plan;
+mod probe;
+mod question;
+mod reply;
+mod script;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
+
+use self::{
+    addresses::Addresses,
+    question::{Purpose, Question},
+    reply::Reply,
+    script::Scripts,
+};
+pub use self::{
+    error::{RedisError, RedisErrorKind},
+    link::Link,
+    probe::Probe,
+};
+use super::{Answer, BoxFuture, Charge, Store, Unsupported, can_queue};
+use crate::decision::{Decision, Source};
+
+/// The store that many processes share: accounts in Redis or Valkey.
+///
+/// A decision is one script call, whatever the number of rules and quotas, by the server's own
+/// clock, and gives the numbers that the embedded store gives. On a cluster, where accounts live on
+/// different servers, it is one call for each of them, all at once: what was charged is given back
+/// where another refuses, so that the limit is never exceeded, and for that one round trip others
+/// may be refused who would have passed.
+///
+/// It can fail, so a layer takes it only with a word on what becomes of requests meanwhile; put a
+/// budget around it as well:
+///
+/// ```no_run
+/// use tower_sluice::{PeerIp, Quota, RateLimitLayer, RedisStore, Store};
+///
+/// # async fn run() -> Result<(), tower_sluice::store::RedisError> {
+/// let store = RedisStore::connect("redis://127.0.0.1").await?;
+/// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), store.fail_open());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Keys are `<prefix>:<version>:{<hash>}`, of fixed length and with nothing of the user's in them.
+/// Each ends by itself when its account may be forgotten. A server that evicts keys for want of
+/// memory (`maxmemory-policy allkeys-*`), that loses its data, or that fails over to a replica
+/// which had not heard of the last charges, forgets debt: each such loss admits at most one more
+/// burst per key.
+///
+/// A clone is the same store. It needs a tokio runtime.
+pub struct RedisStore<C = Link> {
+    settings: Arc<Settings>,
+    shared: Arc<Shared>,
+    connection: C,
+}
+
+#[derive(Clone)]
+struct Settings {
+    addresses: Addresses,
+    /// Whether accounts live on different servers.
+    sharded: bool,
+    /// Nanoseconds of Unix time, in place of the server's clock.
+    #[cfg(feature = "testing")]
+    hands: Option<Arc<AtomicU64>>,
+}
+
+struct Shared {
+    scripts: Scripts,
+    healed: AtomicU64,
+}
+
+impl<C> RedisStore<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// A store on one server, over a connection of your own.
+    ///
+    /// It should come back by itself, and answer in a bounded time or be wrapped in a
+    /// [deadline](Store::deadline).
+    #[must_use]
+    pub fn new(connection: C) -> Self {
+        let settings = Settings {
+            addresses: Addresses::new(),
+            sharded: false,
+            #[cfg(feature = "testing")]
+            hands: None,
+        };
+        let shared = Shared { scripts: Scripts::new(), healed: AtomicU64::new(0) };
+        Self { settings: Arc::new(settings), shared: Arc::new(shared), connection }
+    }
+
+    /// A store on a cluster, over a connection of your own that sends each key to its node.
+    #[must_use]
+    pub fn sharded(connection: C) -> Self {
+        let mut store = Self::new(connection);
+        Arc::make_mut(&mut store.settings).sharded = true;
+        store
+    }
+
+    /// What keys begin with; `sluice` unless set. Stores with another prefix share no account.
+    ///
+    /// # Panics
+    ///
+    /// When it is empty, longer than 64 bytes, or has anything but `[A-Za-z0-9_.:-]`: a brace would
+    /// put all accounts on one node of a cluster.
+    #[track_caller]
+    #[must_use]
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
+        assert!(
+            (1..=64).contains(&prefix.len()) && prefix.bytes().all(fine),
+            "prefix {prefix:?}: give 1 to 64 of [A-Za-z0-9_.:-]"
+        );
+        Arc::make_mut(&mut self.settings).addresses.prefix = prefix.to_owned();
+        self
+    }
+
+    /// Hashes keys with a secret: whoever reads the server cannot tell by trying whose account is
+    /// whose. All processes that share accounts need the same one.
+    ///
+    /// Without it the hash is the same for everybody, and an address or a short name can be found
+    /// by hashing all there are.
+    #[must_use]
+    pub fn secret(mut self, secret: [u8; 16]) -> Self {
+        Arc::make_mut(&mut self.settings).addresses.secret = secret;
+        self
+    }
+
+    /// Writes the rule and the key in clear, for debugging: whoever reads the server reads them,
+    /// and keys are as long as what users send.
+    #[must_use]
+    pub fn readable_keys(mut self) -> Self {
+        Arc::make_mut(&mut self.settings).addresses.readable = true;
+        self
+    }
+
+    /// Accounts so far whose place held something that was none of ours, or broken. They were
+    /// started anew.
+    #[must_use]
+    pub fn healed(&self) -> u64 {
+        self.shared.healed.load(Relaxed)
+    }
+
+    /// Decides by these hands, in nanoseconds of Unix time, in place of the server's clock.
+    #[cfg(feature = "testing")]
+    pub(crate) fn driven(mut self, hands: Arc<AtomicU64>) -> Self {
+        Arc::make_mut(&mut self.settings).hands = Some(hands);
+        self.shared = Arc::new(Shared { scripts: Scripts::driven(), healed: AtomicU64::new(0) });
+        self
+    }
+
+    fn addresses(&self) -> &Addresses {
+        &self.settings.addresses
+    }
+
+    /// The time that the script is told, where a test drives it.
+    fn time(&self) -> Vec<Vec<u8>> {
+        #[cfg(feature = "testing")]
+        if let Some(hands) = &self.settings.hands {
+            let now = hands.load(Relaxed);
+            return vec![(now / 1_000).to_string().into(), (now % 1_000).to_string().into()];
+        }
+        Vec::new()
+    }
+
+    async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
+        self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
+    }
+
+    /// One script call. The server forgets scripts when it restarts: then it is sent the whole one.
+    async fn call(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
+        let script = self.shared.scripts.get(purpose.frame(), question.letters());
+        let (keys, mut args) = question.encode(purpose);
+        args.extend(self.time());
+        let command = |how: &str, script: &str| {
+            let mut command = Cmd::new();
+            command.arg(how).arg(script).arg(keys.len()).arg(&keys).arg(&args);
+            command
+        };
+        let answer = match self.send(&command("EVALSHA", &script.sha)).await {
+            Err(error) if error.kind() == Raw::Server(Server::NoScript) => {
+                self.send(&command("EVAL", &script.text)).await
+            }
+            answer => answer,
+        };
+        let Value::BulkString(bytes) = answer? else {
+            return Err(RedisError::reply("no string"));
+        };
+        let reply = Reply::read(&bytes, question)?;
+        let healed = reply.accounts.iter().filter(|seen| seen.healed).count();
+        self.shared.healed.fetch_add(healed as u64, Relaxed);
+        Ok(reply)
+    }
+
+    async fn decide(
+        self,
+        question: Question,
+        purpose: Purpose<'static>,
+    ) -> Result<Decision, RedisError> {
+        let reply = self.call(&question, purpose).await?;
+        let seen: Vec<_> = reply.accounts.iter().map(|seen| (reply.now, seen)).collect();
+        Ok(Reply::decision(&question, &seen, reply.allowed))
+    }
+
+    /// Changes the account of one charge.
+    fn change(
+        &self,
+        charge: &Charge<'_>,
+        purpose: Purpose<'static>,
+    ) -> Answer<<Self as Store>::Future> {
+        if let Err(what) = self.check(&[*charge]) {
+            return Answer::Now(Err(what.into()));
+        }
+        let question = Question::of(&[charge.cost(0)], self.addresses());
+        Answer::Later(Box::pin(self.clone().decide(question, purpose)))
+    }
+}
+
+impl<C> Store for RedisStore<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    type Error = RedisError;
+    type Future = BoxFuture<Result<Decision, RedisError>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        if let Err(what) = self.check(charges) {
+            return Answer::Now(Err(what.into()));
+        }
+        let question = Question::of(charges, self.addresses());
+        match question.accounts.len() {
+            0 => Answer::Now(Ok(Decision::allow().from_source(Source::Redis))),
+            2.. if self.settings.sharded => {
+                Answer::Later(Box::pin(flight::take(self.clone(), question)))
+            }
+            _ => Answer::Later(Box::pin(self.clone().decide(question, Purpose::Take))),
+        }
+    }
+
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
+        let moved = units.unsigned_abs();
+        let purpose = if units < 0 { Purpose::Late(moved) } else { Purpose::Refund(moved) };
+        self.change(charge, purpose)
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.change(charge, Purpose::Reset)
+    }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.change(charge, Purpose::Block(nanos))
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.change(charge, Purpose::Unblock)
+    }
+
+    /// Goes on by itself where there is a tokio runtime; elsewhere the charge stays.
+    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+        let (Ok(runtime), true) = (tokio::runtime::Handle::try_current(), taken.is_allowed())
+        else {
+            return;
+        };
+        let question = Question::of(charges, self.addresses());
+        for part in question.charged(taken, self.settings.sharded) {
+            let (store, taken) = (self.clone(), taken.clone());
+            drop(runtime.spawn(async move {
+                // what cannot be given back flows back by itself
+                drop(store.call(&part, Purpose::GiveBack(&taken)).await);
+            }));
+        }
+    }
+
+    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
+        can_queue(charges)
+    }
+}
+
+impl<C: Clone> Clone for RedisStore<C> {
+    fn clone(&self) -> Self {
+        let Self { settings, shared, connection } = self;
+        let (settings, shared) = (settings.clone(), shared.clone());
+        Self { settings, shared, connection: connection.clone() }
+    }
+}
+
+impl<C> fmt::Debug for RedisStore<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings { addresses, sharded, .. } = &*self.settings;
+        let mut debug = f.debug_struct("RedisStore");
+        debug.field("prefix", &addresses.prefix).field("sharded", sharded).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,169 @@
+//! Ready-made connections: one server, a cluster, the master that sentinels name.
+
+use std::time::Duration;
+
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo,
+    cluster::ClusterClientBuilder,
+    cluster_async::ClusterConnection,
+    io::tcp::TcpSettings,
+    sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
+};
+
+use super::{
+    RedisStore,
+    error::{RedisError, RedisErrorKind},
+    link::{Link, PATIENCE},
+    probe::Probe,
+};
+
+/// What is sent and not acknowledged by the other machine for so long ends the connection.
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(3);
+/// The longest pause before the cluster's connection tries again, in milliseconds.
+const CLUSTER_PAUSE: u64 = 100;
+
+impl RedisStore {
+    /// A store on one server, `redis://[user:password@]host[:port][/db]`, over one connection that
+    /// all clones share and that comes back by itself. Add `?protocol=resp3` for RESP3; for
+    /// `rediss://` (TLS) the feature `redis-tls` is needed.
+    ///
+    /// It [probes](RedisStore::probe) the server; warnings are logged.
+    ///
+    /// # Errors
+    ///
+    /// When the address is none, the server cannot be reached, or the probe fails. To start while
+    /// the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
+    pub async fn connect(url: &str) -> Result<Self, RedisError> {
+        Self::connect_lazy(url)?.probed().await
+    }
+
+    /// The same without asking the server anything yet: it connects with the first request.
+    ///
+    /// # Errors
+    ///
+    /// When the address is none.
+    pub fn connect_lazy(url: &str) -> Result<Self, RedisError> {
+        let client = Client::open(address(url)?)?;
+        Ok(Self::new(Link::new(Box::new(move || {
+            let client = client.clone();
+            Box::pin(
+                async move { client.get_multiplexed_async_connection_with_config(&config()).await },
+            )
+        }))))
+    }
+
+    /// A store on the master `name` that the sentinels at `urls` know; after a failover it asks
+    /// them again. A user, password and database in the first address are those of the master.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](RedisStore::connect).
+    pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
+        let sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
+        let first = sentinels.first();
+        let master = first.map(|first| first.redis_settings().clone()).unwrap_or_default();
+        let name = name.to_owned();
+        let store = Self::new(Link::new(Box::new(move || {
+            let node = SentinelNodeConnectionInfo::default()
+                .set_redis_connection_info(master.clone())
+                .set_tcp_settings(tcp());
+            let kind = SentinelServerType::Master;
+            let client = SentinelClient::build(sentinels.clone(), name.clone(), Some(node), kind);
+            Box::pin(async move { client?.get_async_connection_with_config(&config()).await })
+        })));
+        store.probed().await
+    }
+}
+
+impl RedisStore<ClusterConnection> {
+    /// A store on the cluster of which `urls` are some nodes. It follows slots as they move, and a
+    /// failover.
+    ///
+    /// With `cluster-require-full-coverage no` on the servers, the loss of one shard leaves the
+    /// others in service.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](RedisStore::connect).
+    pub async fn cluster(urls: &[&str]) -> Result<Self, RedisError> {
+        let nodes = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
+        let client = ClusterClientBuilder::new(nodes)
+            .connection_timeout(PATIENCE)
+            .response_timeout(PATIENCE)
+            .overall_response_timeout(Some(PATIENCE))
+            .min_retry_wait(1)
+            .max_retry_wait(CLUSTER_PAUSE)
+            .tcp_settings(tcp())
+            .build()?;
+        let connection = client.get_async_connection().await?;
+        Self::sharded(connection).probed().await
+    }
+}
+
+impl<C> RedisStore<C>
+where
+    C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
+{
+    async fn probed(self) -> Result<Self, RedisError> {
+        let Probe { warnings, .. } = self.probe().await?;
+        #[cfg(feature = "tracing")]
+        for warning in &warnings {
+            tracing::warn!("redis: {warning}");
+        }
+        drop(warnings);
+        Ok(self)
+    }
+}
+
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE))
+}
+
+fn tcp() -> TcpSettings {
+    let settings = TcpSettings::default().set_nodelay(true);
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+    let settings = settings.set_user_timeout(UNACKNOWLEDGED);
+    settings
+}
+
+/// The address in `url`; an error shows it without its password.
+fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
+    let info = url.into_connection_info().map_err(|error| {
+        let text = format!(
+            "{:?} is no address: {error}; give redis://[user:password@]host[:port][/db]",
+            redacted(url)
+        );
+        RedisError::new(RedisErrorKind::Config, text)
+    })?;
+    Ok(info.set_tcp_settings(tcp()))
+}
+
+/// The address with `***` for whatever may be a password.
+fn redacted(url: &str) -> String {
+    match url.rsplit_once('@') {
+        Some((before, host)) => {
+            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
+            format!("{scheme}://***@{host}")
+        }
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_addresses_show_no_password() {
+        for url in ["http://me:hunter2@host", "redis://me:hunter2@host/x", "me:hunter2@", ""] {
+            let error = RedisStore::connect_lazy(url).unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(!text.contains("hunter2"), "{text}");
+            assert!(text.contains("give redis://"), "{text}");
+            assert_eq!(error.kind(), RedisErrorKind::Config);
+        }
+    }
+}

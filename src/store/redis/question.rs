@@ -1,0 +1,181 @@
+//! What a call asks of the server: its accounts, each once, and the plan for each.
+
+use smallvec::SmallVec;
+
+use super::{
+    addresses::Addresses,
+    plan::{LONGEST, Moved, Plan},
+    script::{Frame, letter},
+};
+use crate::{algorithm::Ask, decision::Decision, name::RuleName, quota::Quota, store::Charge};
+
+/// The accounts of a call, and in which order their quotas were named.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    pub(super) accounts: SmallVec<[Account; 2]>,
+    pub(super) named: SmallVec<[(usize, usize); 4]>,
+}
+
+/// The account of one rule and key.
+#[derive(Clone, Debug)]
+pub(super) struct Account {
+    pub(super) rule: RuleName,
+    pub(super) address: String,
+    pub(super) report_only: bool,
+    /// What is asked of each quota; `None` for one that is left alone.
+    pub(super) places: SmallVec<[Option<(Quota, Ask)>; 2]>,
+}
+
+/// What is to be done with the accounts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Purpose<'a> {
+    Take,
+    Late(u64),
+    Refund(u64),
+    GiveBack(&'a Decision),
+    Reset,
+    /// For so many nanoseconds.
+    Block(u64),
+    Unblock,
+}
+
+impl Purpose<'_> {
+    pub(super) fn frame(self) -> Frame {
+        if matches!(self, Self::Take) { Frame::Take } else { Frame::Settle }
+    }
+
+    /// As the settling script calls it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Take => "take",
+            Self::Late(_) => "late",
+            Self::Refund(_) => "refund",
+            Self::GiveBack(_) => "give_back",
+            Self::Reset => "reset",
+            Self::Block(_) => "block",
+            Self::Unblock => "unblock",
+        }
+    }
+}
+
+impl Question {
+    /// One account named twice counts as one, costs added.
+    pub(super) fn of(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
+        let mut question = Self { accounts: SmallVec::new(), named: SmallVec::new() };
+        for charge in charges {
+            let address = addresses.account(charge.rule(), charge.key());
+            let at = question.account(charge, address);
+            let account = &mut question.accounts[at];
+            for (place, quota) in charge.quotas().iter().enumerate() {
+                account.add(place, quota, charge.ask());
+                question.named.push((at, place));
+            }
+        }
+        question
+    }
+
+    fn account(&mut self, charge: &Charge<'_>, address: String) -> usize {
+        let known = self.accounts.iter().position(|known| known.address == address);
+        let at = known.unwrap_or(self.accounts.len());
+        match known {
+            Some(at) => self.accounts[at].report_only &= charge.is_report_only(),
+            None => self.accounts.push(Account {
+                rule: charge.rule(),
+                address,
+                report_only: charge.is_report_only(),
+                places: SmallVec::new(),
+            }),
+        }
+        at
+    }
+
+    /// Each account by itself, for those that live on different servers.
+    pub(super) fn split(&self) -> impl Iterator<Item = Self> {
+        self.accounts.iter().enumerate().map(|(at, account)| {
+            let named = self.named.iter().filter(|(of, _)| *of == at).map(|(_, place)| (0, *place));
+            Self { accounts: [account.clone()].into_iter().collect(), named: named.collect() }
+        })
+    }
+
+    /// What of it an allowed decision charged, in calls to one server each.
+    pub(super) fn charged(self, taken: &Decision, sharded: bool) -> Vec<Self> {
+        let charged = |account: &Account| taken.charged(account.rule);
+        if !sharded && self.accounts.iter().all(charged) {
+            return vec![self];
+        }
+        self.split().filter(|part| charged(&part.accounts[0])).collect()
+    }
+
+    /// Letters of the algorithms that are asked.
+    pub(super) fn letters(&self) -> impl Iterator<Item = u8> {
+        self.accounts.iter().flat_map(|a| a.places.iter().flatten()).map(|(quota, _)| letter(quota))
+    }
+
+    /// The keys and the arguments of the script.
+    pub(super) fn encode(&self, purpose: Purpose<'_>) -> (Vec<String>, Vec<Vec<u8>>) {
+        let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
+        let mut args = Vec::with_capacity(self.accounts.len() + 2);
+        if purpose.frame() == Frame::Settle {
+            let nanos = match purpose {
+                Purpose::Block(time) => time.min(LONGEST),
+                Purpose::GiveBack(taken) => self.receipt(taken, 0, None).0,
+                _ => 0,
+            };
+            args.push(purpose.word().into());
+            args.push(Plan::default().nanos(nanos).0);
+        }
+        for (at, account) in self.accounts.iter().enumerate() {
+            let mut plan = Plan::default().int::<1>(u64::from(!account.report_only));
+            plan = plan.int::<1>(account.places.len() as u64);
+            for (place, asked) in account.places.iter().enumerate() {
+                let Some((quota, ask)) = asked else {
+                    plan.0.push(b'.');
+                    continue;
+                };
+                if letter(quota) == b'l' {
+                    keys.push(Addresses::list(&account.address, place));
+                }
+                let moved = match purpose {
+                    Purpose::Take => Moved::Charge,
+                    Purpose::Late(units) => Moved::Late(units),
+                    Purpose::Refund(units) => Moved::Back { units, tat: 0 },
+                    Purpose::GiveBack(taken) => {
+                        let (taken, ahead) = self.receipt(taken, at, Some(place));
+                        Moved::Back { units: ask.cost.into(), tat: taken + ahead }
+                    }
+                    Purpose::Reset | Purpose::Block(_) | Purpose::Unblock => Moved::Late(0),
+                };
+                plan = plan.place(quota, *ask, moved, keys.len());
+            }
+            args.push(plan.0);
+        }
+        (keys, args)
+    }
+
+    /// When an account was charged, by its server's clock, and how far ahead of that its quota was
+    /// full afterwards.
+    fn receipt(&self, taken: &Decision, at: usize, place: Option<usize>) -> (u64, u64) {
+        let named =
+            self.named.iter().position(|(of, p)| *of == at && place.is_none_or(|it| it == *p));
+        let outcome = named.and_then(|named| taken.outcomes().get(named));
+        outcome.map_or((taken.instant(), 0), |outcome| {
+            (taken.instant().saturating_add_signed(outcome.skew()), outcome.ahead())
+        })
+    }
+}
+
+impl Account {
+    fn add(&mut self, place: usize, quota: &Quota, ask: Ask) {
+        if self.places.len() <= place {
+            self.places.resize(place + 1, None);
+        }
+        match &mut self.places[place] {
+            Some((_, known)) => {
+                known.cost = known.cost.saturating_add(ask.cost);
+                known.headroom = known.headroom.max(ask.headroom);
+                known.max_wait = known.max_wait.min(ask.max_wait);
+            }
+            new => *new = Some((*quota, ask)),
+        }
+    }
+}

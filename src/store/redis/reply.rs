@@ -1,0 +1,245 @@
+//! What a script answers: the accounts as they are now. Every number a decision tells is worked out
+//! from them by the same steps that the embedded store takes.
+
+use smallvec::SmallVec;
+
+use super::{error::RedisError, question::Question};
+use crate::{
+    algorithm::{self, Ask, State, Step, gcra::Gcra},
+    decision::{Decision, Outcome, Source},
+    quota::{Algorithm, Quota},
+};
+
+/// Instants beyond this (in microseconds, the year 2241) are none of ours: sums of a few of them
+/// stay below 2^64 nanoseconds.
+const LATEST: u64 = 1 << 53;
+
+/// One call's answer.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub(super) allowed: bool,
+    /// The server's clock, in nanoseconds of Unix time.
+    pub(super) now: u64,
+    pub(super) accounts: SmallVec<[Seen; 2]>,
+}
+
+/// An account after the call.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) charged: bool,
+    /// Something of another's was found in its place, and ended.
+    pub(super) healed: bool,
+    /// Until when it is blocked.
+    block: Option<u64>,
+    kept: SmallVec<[Kept; 2]>,
+}
+
+#[derive(Clone, Debug)]
+enum Kept {
+    Cold,
+    Gcra(u64),
+    State(State),
+}
+
+impl Reply {
+    /// Reads the answer to `question`; anything odd is an error.
+    pub(super) fn read(bytes: &[u8], question: &Question) -> Result<Self, RedisError> {
+        let mut bytes = Bytes(bytes);
+        let allowed = match bytes.int::<1>()? {
+            0 => false,
+            1 => true,
+            _ => return Err(RedisError::reply("neither yes nor no")),
+        };
+        let now = bytes.instant()?;
+        let mut accounts = SmallVec::new();
+        for account in &question.accounts {
+            let flags = bytes.int::<1>()?;
+            let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
+            let (block, kept) = kept(bytes.take(length)?, &account.places)?;
+            let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
+            if flags > 3 || charged && !allowed {
+                return Err(RedisError::reply("flags that do not exist"));
+            }
+            accounts.push(Seen { charged, healed, block, kept });
+        }
+        if !bytes.0.is_empty() {
+            return Err(RedisError::reply("too long"));
+        }
+        Ok(Self { allowed, now, accounts })
+    }
+
+    /// The answers of several servers as one, each with its own clock.
+    pub(super) fn decision(
+        question: &Question,
+        replies: &[(u64, &Seen)],
+        allowed: bool,
+    ) -> Decision {
+        let clock = replies.first().map_or(0, |(now, _)| *now);
+        if !allowed && let Some(refusal) = blocked(question, replies, clock) {
+            return refusal;
+        }
+        let mut decision = Decision::new(allowed, clock).from_source(Source::Redis);
+        let (mut overage, mut wait) = (false, 0);
+        for &(at, place) in &question.named {
+            let (account, (now, seen)) = (&question.accounts[at], replies[at]);
+            let Some(Some((quota, ask))) = account.places.get(place) else { continue };
+            let step = seen.kept[place].told(quota, now, *ask, seen.charged);
+            if allowed && !account.report_only {
+                (overage, wait) = (overage | step.overage, wait.max(step.wait));
+            }
+            let outcome = Outcome::with(account.rule, place, step.numbers);
+            let skew = now.cast_signed().saturating_sub(clock.cast_signed());
+            decision.push(outcome.report_only(account.report_only).by_clock(skew));
+        }
+        decision.passes(overage, wait);
+        decision
+    }
+}
+
+impl Seen {
+    /// The account without the charge of `ask` made at `now`, which is given back.
+    pub(super) fn without(mut self, places: &[Option<(Quota, Ask)>], now: u64) -> Self {
+        self.charged = false;
+        for (kept, asked) in self.kept.iter_mut().zip(places) {
+            let Some((quota, ask)) = asked else { continue };
+            match kept {
+                Kept::Cold => {}
+                Kept::Gcra(stored) => {
+                    let back = Gcra::new(quota).give_back(*stored, now, *stored, ask.cost);
+                    *stored = back.unwrap_or(*stored);
+                }
+                Kept::State(state) => {
+                    let mut account = Some(state.clone());
+                    algorithm::give_back(&mut account, quota, now, now, ask.cost);
+                    *kept = account.map_or(Kept::Cold, Kept::State);
+                }
+            }
+        }
+        self
+    }
+}
+
+impl Kept {
+    fn told(&self, quota: &Quota, now: u64, ask: Ask, charged: bool) -> Step {
+        match (Gcra::counting(quota), self) {
+            (Some(gcra), Self::Gcra(stored)) => gcra.told(*stored, now, ask, charged),
+            (Some(gcra), _) => gcra.told(0, now, ask, charged),
+            (None, Self::State(state)) => algorithm::told(Some(state), quota, now, ask, charged),
+            (None, _) => algorithm::told(None, quota, now, ask, charged),
+        }
+    }
+}
+
+/// The refusal of a blocked key.
+fn blocked(question: &Question, replies: &[(u64, &Seen)], clock: u64) -> Option<Decision> {
+    let all = question.accounts.iter().zip(replies);
+    let refusing = all.filter(|(account, _)| {
+        let charges = |asked: &Option<(Quota, Ask)>| asked.is_some_and(|(_, ask)| ask.cost > 0);
+        !account.report_only && account.places.iter().any(charges)
+    });
+    let left = refusing.filter_map(|(account, (now, seen))| {
+        Some((account, seen.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
+    });
+    let (account, left) = left.max_by_key(|(_, left)| *left)?;
+    let limit = account.places.iter().flatten().next().map_or(1, |(quota, _)| quota.limit());
+    let left = std::time::Duration::from_nanos(left);
+    let outcome = Outcome::new(account.rule, 0, limit, 0, left, left, Some(left));
+    Some(Decision::new(false, clock).from_source(Source::Redis).blocked().outcome(outcome))
+}
+
+/// The block and the places of an account, as `lua/account.lua` writes them.
+fn kept(
+    account: &[u8],
+    places: &[Option<(Quota, Ask)>],
+) -> Result<(Option<u64>, SmallVec<[Kept; 2]>), RedisError> {
+    let mut kept: SmallVec<[Kept; 2]> = SmallVec::new();
+    let mut block = None;
+    let mut bytes = Bytes(account);
+    if !account.is_empty() {
+        // when it was last changed
+        bytes.int::<7>()?;
+    }
+    while !bytes.0.is_empty() {
+        let [letter] = bytes.array::<1>()?;
+        let length = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
+        let mut content = Bytes(bytes.take(length)?);
+        if letter == b'b' {
+            block = Some(content.instant()?);
+            continue;
+        }
+        let Some(asked) = places.get(kept.len()) else { break };
+        kept.push(match asked {
+            Some((quota, _)) => state(letter, &mut content, quota)?,
+            None => Kept::Cold,
+        });
+    }
+    kept.resize(places.len(), Kept::Cold);
+    Ok((block, kept))
+}
+
+fn state(letter: u8, content: &mut Bytes<'_>, quota: &Quota) -> Result<Kept, RedisError> {
+    let state = match (letter, quota.counted_by()) {
+        (b'g', Algorithm::Gcra) => return Ok(Kept::Gcra(content.instant()?)),
+        (b't', Algorithm::TokenBucket) => {
+            let tokens = content.int::<6>()?;
+            // the sign is in the highest of six bytes
+            let tokens = (tokens << 16).cast_signed() >> 16;
+            State::token_bucket(tokens, content.instant()?, content.instant()?)
+        }
+        (b'f', Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
+            State::fixed_window(content.instant()?, content.int::<5>()?, content.int::<5>()?)
+        }
+        (b's', Algorithm::SlidingWindow { .. }) => {
+            content.int::<5>()?;
+            State::sliding_window(content.entries()?)
+        }
+        (b'l', Algorithm::SlidingLog) => {
+            content.int::<5>()?;
+            content.instant()?;
+            State::sliding_log(content.entries()?)
+        }
+        // the quota has changed its algorithm
+        _ => return Ok(Kept::Cold),
+    };
+    Ok(Kept::State(state))
+}
+
+/// Reads little-endian numbers off the front.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
+        let (taken, rest) =
+            self.0.split_at_checked(length).ok_or_else(|| RedisError::reply("too short"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], RedisError> {
+        self.take(N)?.try_into().map_err(|_| RedisError::reply("too short"))
+    }
+
+    fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
+        let mut bytes = [0; 8];
+        bytes[..N].copy_from_slice(&self.array::<N>()?);
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Nanoseconds of Unix time.
+    fn instant(&mut self) -> Result<u64, RedisError> {
+        let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
+        if micros > LATEST || nanos > 999 {
+            return Err(RedisError::reply("an instant that cannot be"));
+        }
+        Ok(micros * 1_000 + nanos)
+    }
+
+    /// Instants and units, oldest first.
+    fn entries(&mut self) -> Result<Vec<(u64, u64)>, RedisError> {
+        let mut entries = Vec::with_capacity(self.0.len() / 14);
+        while !self.0.is_empty() {
+            entries.push((self.instant()?, self.int::<5>()?));
+        }
+        Ok(entries)
+    }
+}

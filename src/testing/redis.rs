@@ -1,0 +1,78 @@
+//! The Redis store on a clock that is driven.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use redis::aio::ConnectionLike;
+
+use super::Subject;
+use crate::store::{Link, RedisError, RedisStore};
+
+/// A [`RedisStore`] that lives by a clock of its own, for tests against a real server.
+///
+/// Each store that is opened has a random prefix, so that a server may be shared; what is left on
+/// it ends within a quarter of an hour.
+///
+/// ```no_run
+/// use tower_sluice::testing::{Redis, properties};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut redis = Redis::connect("redis://127.0.0.1").await?;
+/// properties::all_or_nothing(&mut redis).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Redis<C = Link> {
+    store: RedisStore<C>,
+    hands: Arc<AtomicU64>,
+}
+
+impl Redis {
+    /// On the server at `url`.
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisStore::connect`].
+    pub async fn connect(url: &str) -> Result<Self, RedisError> {
+        Ok(Self::new(RedisStore::connect(url).await?))
+    }
+}
+
+impl<C> Redis<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// On the servers of `store`.
+    #[must_use]
+    pub fn new(store: RedisStore<C>) -> Self {
+        Self { store, hands: Arc::default() }
+    }
+}
+
+impl<C> Subject for Redis<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    type Store = RedisStore<C>;
+
+    fn open(&mut self) -> RedisStore<C> {
+        let random = RandomState::new().hash_one(0);
+        self.hands = Arc::default();
+        self.store.clone().prefix(&format!("test-{random:x}")).driven(self.hands.clone())
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.hands.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn steps_back(&self) -> bool {
+        true
+    }
+}
