@@ -137,7 +137,7 @@ impl Gcra {
     #[cfg(feature = "redis")]
     pub(crate) fn told(self, stored: u64, now: u64, ask: Ask, charged: bool) -> Step {
         if !charged {
-            return self.look(stored, now, Ask { max_wait: 0, ..ask });
+            return self.look(stored, now, ask);
         }
         let tat = self.tat(stored, now);
         let over = tat + self.worth(ask.headroom.into());

@@ -159,7 +159,7 @@ pub(crate) fn told(
     charged: bool,
 ) -> Step {
     let Some(state) = account.filter(|state| charged && state.lives(quota, now)) else {
-        return look(account, quota, now, Ask { max_wait: 0, ..ask });
+        return look(account, quota, now, ask);
     };
     let over = state.counter().wait(quota, now, ask.headroom.into(), 0);
     let (overage, wait) = if quota.soft_units() > 0 { (over > 0, 0) } else { (false, over) };

@@ -86,7 +86,9 @@ impl Ledger {
             None => self.charge_one(charge, quota, now),
         };
         let mut decision = Decision::new(step.allowed || charge.is_report_only(), now);
-        decision.passes(step.overage, step.wait);
+        if !charge.is_report_only() {
+            decision.passes(step.overage, step.wait);
+        }
         let outcome = Outcome::with(charge.rule(), 0, step.numbers);
         decision.push(outcome.report_only(charge.is_report_only()));
         decision
@@ -140,6 +142,9 @@ impl Ledger {
                     return last.then(|| accounts.decision(&steps, now, false));
                 }
                 steps[at] = step;
+            } else {
+                // of a rule that only reports: a first contact all the same
+                self.open(account, now);
             }
         }
         Some(accounts.decision(&steps, now, fits))

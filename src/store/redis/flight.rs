@@ -24,7 +24,7 @@ where
 {
     let (tell, told) = oneshot::channel();
     tokio::spawn(async move {
-        let parts: Vec<_> = question.split().collect();
+        let parts: Vec<_> = question.split().map(Question::alone).collect();
         let replies = ask_all(&store, &parts).await;
         let decision = decide(&question, &parts, &replies);
         let charged = decision.as_ref().is_ok_and(Decision::is_allowed);

@@ -13,7 +13,16 @@ use crate::{algorithm::Ask, decision::Decision, name::RuleName, quota::Quota, st
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) accounts: SmallVec<[Account; 2]>,
-    pub(super) named: SmallVec<[(usize, usize); 4]>,
+    pub(super) named: SmallVec<[Named; 4]>,
+}
+
+/// One quota as it was named.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named {
+    pub(super) account: usize,
+    pub(super) place: usize,
+    /// Which of the decision's outcomes is its own.
+    outcome: usize,
 }
 
 /// The account of one rule and key.
@@ -68,7 +77,8 @@ impl Question {
             let account = &mut question.accounts[at];
             for (place, quota) in charge.quotas().iter().enumerate() {
                 account.add(place, quota, charge.ask());
-                question.named.push((at, place));
+                let outcome = question.named.len();
+                question.named.push(Named { account: at, place, outcome });
             }
         }
         question
@@ -92,9 +102,16 @@ impl Question {
     /// Each account by itself, for those that live on different servers.
     pub(super) fn split(&self) -> impl Iterator<Item = Self> {
         self.accounts.iter().enumerate().map(|(at, account)| {
-            let named = self.named.iter().filter(|(of, _)| *of == at).map(|(_, place)| (0, *place));
+            let named = self.named.iter().filter(|named| named.account == at);
+            let named = named.map(|named| Named { account: 0, ..*named });
             Self { accounts: [account.clone()].into_iter().collect(), named: named.collect() }
         })
+    }
+
+    /// With outcomes of its own.
+    pub(super) fn alone(mut self) -> Self {
+        self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
+        self
     }
 
     /// What of it an allowed decision charged, in calls to one server each.
@@ -155,9 +172,8 @@ impl Question {
     /// When an account was charged, by its server's clock, and how far ahead of that its quota was
     /// full afterwards.
     fn receipt(&self, taken: &Decision, at: usize, place: Option<usize>) -> (u64, u64) {
-        let named =
-            self.named.iter().position(|(of, p)| *of == at && place.is_none_or(|it| it == *p));
-        let outcome = named.and_then(|named| taken.outcomes().get(named));
+        let of = |named: &&Named| named.account == at && place.is_none_or(|it| it == named.place);
+        let outcome = self.named.iter().find(of).and_then(|it| taken.outcomes().get(it.outcome));
         outcome.map_or((taken.instant(), 0), |outcome| {
             (taken.instant().saturating_add_signed(outcome.skew()), outcome.ahead())
         })

@@ -3,7 +3,10 @@
 
 use smallvec::SmallVec;
 
-use super::{error::RedisError, question::Question};
+use super::{
+    error::RedisError,
+    question::{Named, Question},
+};
 use crate::{
     algorithm::{self, Ask, State, Step, gcra::Gcra},
     decision::{Decision, Outcome, Source},
@@ -80,10 +83,12 @@ impl Reply {
         }
         let mut decision = Decision::new(allowed, clock).from_source(Source::Redis);
         let (mut overage, mut wait) = (false, 0);
-        for &(at, place) in &question.named {
+        for &Named { account: at, place, .. } in &question.named {
             let (account, (now, seen)) = (&question.accounts[at], replies[at]);
             let Some(Some((quota, ask))) = account.places.get(place) else { continue };
-            let step = seen.kept[place].told(quota, now, *ask, seen.charged);
+            // a refusal tells the waits of those who do not queue
+            let max_wait = if allowed { ask.max_wait } else { 0 };
+            let step = seen.kept[place].told(quota, now, Ask { max_wait, ..*ask }, seen.charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
