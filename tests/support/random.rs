@@ -1,4 +1,5 @@
 //! Random quotas, times that matter to them, and the numbers of a decision.
+#![allow(dead_code, reason = "each test uses a part")]
 
 use std::time::Duration;
 
