@@ -1,0 +1,196 @@
+use std::{fs, time::Duration};
+
+use tokio::time::timeout;
+
+use super::{
+    Flavour, Server, eventually, identity, insist,
+    port::BUS,
+    view::{SLOTS, View},
+};
+
+const MASTERS: usize = 3;
+/// Who has not answered by then is taken for frozen.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// Three masters, nodes 0 to 2, with a third of the slots each, and a replica of each, nodes 3 to 5.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// A cluster that takes writes to all slots and has its replicas in step.
+    pub(crate) async fn start(flavour: Flavour) -> Self {
+        Self::start_with(flavour, &[]).await
+    }
+
+    /// A cluster whose nodes have more arguments.
+    pub(crate) async fn start_with(flavour: Flavour, args: &[&str]) -> Self {
+        insist(async || {
+            let mut cluster = Self::new(flavour, args);
+            cluster.nodes.iter_mut().for_each(Server::launch);
+            for node in &mut cluster.nodes {
+                node.ready().await?;
+            }
+            cluster.healthy().await;
+            Ok(cluster)
+        })
+        .await
+    }
+
+    fn new(flavour: Flavour, args: &[&str]) -> Self {
+        let ours = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+        let gaps = ["--cluster-require-full-coverage", "no"];
+        let args = [&ours[..], &gaps, args].concat();
+        let nodes: Vec<_> = (0..2 * MASTERS).map(|_| Server::new(flavour, &args)).collect();
+        let ids: Vec<_> = nodes.iter().map(|_| identity()).collect();
+        for (at, node) in nodes.iter().enumerate() {
+            let text = Self::table(at, &nodes, &ids);
+            fs::write(node.file("nodes.conf"), text).expect("a file");
+        }
+        Self { nodes }
+    }
+
+    /// The file in which the node `me` keeps what it knows of the others. Written beforehand, they
+    /// need not be introduced to one another, which would take seconds.
+    fn table(me: usize, nodes: &[Server], ids: &[String]) -> String {
+        let line = |(at, node): (usize, &Server)| {
+            let (id, port, epoch) = (&ids[at], node.port(), at % MASTERS + 1);
+            let myself = if at == me { "myself," } else { "" };
+            let (role, master, slots) = if at < MASTERS {
+                let share = |n: usize| usize::from(SLOTS) * n / MASTERS;
+                ("master", "-", format!(" {}-{}", share(at), share(at + 1) - 1))
+            } else {
+                ("slave", ids[at - MASTERS].as_str(), String::new())
+            };
+            let address = format!("127.0.0.1:{port}@{}", port + BUS);
+            format!("{id} {address} {myself}{role} {master} 0 0 {epoch} connected{slots}\n")
+        };
+        let lines: String = nodes.iter().enumerate().map(line).collect();
+        format!("{lines}vars currentEpoch {MASTERS} lastVoteEpoch 0\n")
+    }
+
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    pub(crate) fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    pub(crate) fn node_mut(&mut self, at: usize) -> &mut Server {
+        &mut self.nodes[at]
+    }
+
+    /// The place of the node on `port`.
+    fn place(&self, port: u16) -> usize {
+        self.nodes.iter().position(|node| node.port() == port).expect("a node of this cluster")
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().filter(|node| node.runs())
+    }
+
+    /// The views of all nodes that run and are not frozen.
+    async fn views(&self) -> Vec<View> {
+        let mut views = Vec::new();
+        for node in self.running() {
+            views.extend(timeout(MOMENT, node.view()).await.ok().flatten());
+        }
+        views
+    }
+
+    /// The slot of a key.
+    pub(crate) async fn slot_of(&self, key: &str) -> u16 {
+        let words = format!("CLUSTER KEYSLOT {key}");
+        let look = async || {
+            for node in self.running() {
+                if let Ok(Ok(slot)) = timeout(MOMENT, node.attempt(&words)).await {
+                    return Some(slot);
+                }
+            }
+            None
+        };
+        eventually("a node that answers", look).await
+    }
+
+    /// The place of the node that says it serves this slot, once there is one.
+    pub(crate) async fn master_of_slot(&self, slot: u16) -> usize {
+        let look = async || {
+            let views = self.views().await.into_iter().filter(|view| view.serves(slot));
+            views.max_by_key(|view| view.epoch).map(|view| self.place(view.port))
+        };
+        eventually("a master of the slot", look).await
+    }
+
+    /// The place of the master of this key, once there is one.
+    pub(crate) async fn master_of(&self, key: &str) -> usize {
+        self.master_of_slot(self.slot_of(key).await).await
+    }
+
+    /// The place of a replica of this key, once there is one.
+    pub(crate) async fn replica_of(&self, key: &str) -> usize {
+        let master = self.nodes[self.master_of(key).await].port();
+        let look = async || {
+            let views = self.views().await;
+            let replica = views.iter().find(|view| view.master == Some(master))?;
+            Some(self.place(replica.port))
+        };
+        eventually("a replica of the key", look).await
+    }
+
+    /// Kills the master of this key, and says which it was.
+    pub(crate) async fn kill_master_of(&mut self, key: &str) -> usize {
+        let at = self.master_of(key).await;
+        self.nodes[at].kill();
+        at
+    }
+
+    /// Makes a replica of this key its master without a loss, once all know it, and says which.
+    pub(crate) async fn failover(&self, key: &str) -> usize {
+        let slot = self.slot_of(key).await;
+        let replica = self.replica_of(key).await;
+        let node = &self.nodes[replica];
+        let promoted = async || {
+            // one that it did not manage in 5 s it has given up
+            let () = node.attempt("CLUSTER FAILOVER").await.ok()?;
+            let look = async || node.view().await?.serves(slot).then_some(());
+            timeout(Duration::from_secs(6), eventually("a promotion", look)).await.ok()
+        };
+        eventually("a failover", promoted).await;
+        self.healthy().await;
+        replica
+    }
+
+    /// Waits until all nodes that run agree on who serves which slot, all slots are served by such
+    /// nodes, and their replicas are in step.
+    pub(crate) async fn healthy(&self) {
+        let look = async || self.is_healthy().await.then_some(());
+        eventually("a healthy cluster", look).await;
+    }
+
+    async fn is_healthy(&self) -> bool {
+        let views = self.views().await;
+        let Some(first) = views.first() else { return false };
+        let agreed = views.iter().all(|view| view.owners == first.owners);
+        let served = |port: &u16| views.iter().any(|v| v.port == *port && v.master.is_none());
+        if views.len() != self.running().count() || !agreed || !first.owners.iter().all(served) {
+            return false;
+        }
+        for (node, view) in self.running().zip(&views) {
+            let info = node.attempt::<String>("CLUSTER INFO").await.unwrap_or_default();
+            let in_step = view.master.is_none() || node.follows().await;
+            if !info.contains("cluster_state:ok") || !in_step {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Cluster {
+    /// No node outlives another, whose port may be a new cluster's.
+    fn drop(&mut self) {
+        self.nodes.iter_mut().for_each(Server::kill);
+    }
+}

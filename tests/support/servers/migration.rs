@@ -1,0 +1,76 @@
+use redis::cmd;
+
+use super::{Cluster, PATIENCE, Server, eventually};
+
+/// A slot on its way from one node to another. Until it has arrived, the old one answers for the
+/// keys that it still has, and sends for the others to the new one (`ASK`).
+#[derive(Debug)]
+pub(crate) struct Migration<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+impl Cluster {
+    /// Moves a slot to the master at place `to`, with its keys, once all know it.
+    pub(crate) async fn migrate_slot(&self, slot: u16, to: usize) {
+        let migration = self.begin_migration(slot, to).await;
+        migration.move_keys().await;
+        migration.finish().await;
+    }
+
+    /// Marks a slot as on its way to the master at place `to`, and leaves it at that.
+    pub(crate) async fn begin_migration(&self, slot: u16, to: usize) -> Migration<'_> {
+        let from = self.master_of_slot(slot).await;
+        let migration = Migration { cluster: self, slot, from, to };
+        let (from, to) = (migration.source(), migration.target());
+        let (source, target) = (Self::id(from).await, Self::id(to).await);
+        let () = to.command(&format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await;
+        let () = from.command(&format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await;
+        migration
+    }
+
+    async fn id(node: &Server) -> String {
+        node.command("CLUSTER MYID").await
+    }
+}
+
+impl Migration<'_> {
+    fn source(&self) -> &Server {
+        &self.cluster.nodes()[self.from]
+    }
+
+    fn target(&self) -> &Server {
+        &self.cluster.nodes()[self.to]
+    }
+
+    /// Moves the keys that are there now, and says how many.
+    pub(crate) async fn move_keys(&self) -> usize {
+        let words = format!("CLUSTER GETKEYSINSLOT {} 100000", self.slot);
+        let keys: Vec<Vec<u8>> = self.source().command(&words).await;
+        if keys.is_empty() {
+            return 0;
+        }
+        let mut migrate = cmd("MIGRATE");
+        migrate.arg("127.0.0.1").arg(self.target().port()).arg("").arg(0);
+        migrate.arg(u64::try_from(PATIENCE.as_millis()).expect("fits")).arg("KEYS").arg(&keys);
+        let () = self.source().run(&migrate).await.expect("the keys move");
+        keys.len()
+    }
+
+    /// Makes the new node the slot's master, once all know it. The old one must have no keys left.
+    pub(crate) async fn finish(self) {
+        let id = Cluster::id(self.target()).await;
+        for node in [self.target(), self.source()] {
+            let () = node.command(&format!("CLUSTER SETSLOT {} NODE {id}", self.slot)).await;
+        }
+        let moved = async || {
+            let view = self.source().view().await?;
+            let there = view.owners[usize::from(self.slot)] == self.target().port();
+            there.then_some(())
+        };
+        eventually("the slot arrives", moved).await;
+        self.cluster.healthy().await;
+    }
+}

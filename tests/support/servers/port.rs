@@ -1,0 +1,44 @@
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+
+use super::random;
+
+const FIRST: u16 = 12_000;
+const COUNT: u16 = 10_000;
+/// How far a node's port for other nodes is above that for clients.
+pub(super) const BUS: u16 = 10_000;
+
+/// A TCP port on the loopback interface that no other test has, in this process or another one, for
+/// as long as this value lives: also while nobody listens on it, as between a crash and a restart.
+///
+/// Its UDP port is bound as a sign of that, which nobody needs. It is below the ports that Linux
+/// gives to clients (32 768 and up), any of which might be taken by a connection meanwhile, and so
+/// is the port for other nodes.
+#[derive(Debug)]
+pub(super) struct Port {
+    address: SocketAddr,
+    _sign: UdpSocket,
+}
+
+impl Port {
+    pub(super) fn reserve() -> Self {
+        let start = u16::try_from(random() % u64::from(COUNT)).expect("below COUNT");
+        let numbers = (0..COUNT).map(|n| FIRST + (start + n) % COUNT);
+        numbers.into_iter().find_map(Self::try_reserve).expect("a free port")
+    }
+
+    fn try_reserve(number: u16) -> Option<Self> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, number));
+        let sign = UdpSocket::bind(address).ok()?;
+        TcpListener::bind(address).ok()?;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, number + BUS)).ok()?;
+        Some(Self { address, _sign: sign })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn number(&self) -> u16 {
+        self.address.port()
+    }
+}
