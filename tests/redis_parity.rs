@@ -2,11 +2,14 @@
 
 #[path = "support/random.rs"]
 mod random;
+#[path = "support/servers/mod.rs"]
+mod servers;
 
 use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use random::rows;
+use servers::Server;
 use tokio::{
     runtime::{Builder, Runtime},
     task::yield_now,
@@ -134,15 +137,15 @@ fn told(decision: &Decision) -> impl PartialEq + std::fmt::Debug {
 
 #[test]
 fn random_sequences_give_equal_decisions() {
-    let url = std::env::var("SLUICE_REDIS").unwrap();
     // one thread, so that what is given back is sent before what comes next
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let subject = runtime.block_on(Redis::connect(&url)).expect("a server");
+    let server = runtime.block_on(Server::redis());
+    let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
     let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
     let keys = [Key::from("one"), Key::from("two")];
 
     let sequence = (vec(vec(quota(), 1..4), 3), vec(step(), 1..40));
-    let config = Config { cases: 5_000, ..Config::default() };
+    let config = Config { cases: 5_000, failure_persistence: None, ..Config::default() };
     proptest!(config, |((rules, steps) in sequence)| {
         let (clock, mut subject) = (FakeClock::new(), subject.clone());
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };

@@ -1,8 +1,11 @@
 //! Accounts on different servers: each is asked by its own call, all at once, and what was charged
 //! is given back where another refuses.
 
+use std::pin::pin;
+
+use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
-use tokio::{sync::oneshot, task::JoinSet};
+use tokio::sync::oneshot;
 
 use super::{
     RedisStore,
@@ -25,35 +28,34 @@ where
     let (tell, told) = oneshot::channel();
     tokio::spawn(async move {
         let parts: Vec<_> = question.split().map(Question::alone).collect();
-        let replies = ask_all(&store, &parts).await;
+        let calls = parts.iter().map(|part| store.call(part, Purpose::Take));
+        let replies = join_all(calls).await;
         let decision = decide(&question, &parts, &replies);
-        let charged = decision.as_ref().is_ok_and(Decision::is_allowed);
-        // nobody may be waiting any more
+        let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
+        let returns = parts.iter().zip(&replies).filter_map(|(part, reply)| {
+            let reply =
+                reply.as_ref().ok().filter(|reply| !allowed && reply.accounts[0].charged)?;
+            let taken = Reply::decision(part, &[(reply.now, &reply.accounts[0])], true);
+            Some(give_back(&store, part, taken))
+        });
+        let mut returns = pin!(join_all(returns));
+        // on its way before the caller asks again, and no round trip before it is told
+        let done = poll!(returns.as_mut()).is_ready();
         drop(tell.send(decision));
-        if !charged {
-            give_back(&store, parts, replies).await;
+        if !done {
+            returns.await;
         }
     });
     told.await.unwrap_or_else(|_| Err(RedisError::new(RedisErrorKind::Other, "the flight ended")))
 }
 
-async fn ask_all<C>(store: &RedisStore<C>, parts: &[Question]) -> Vec<Result<Reply, RedisError>>
+/// Gives back what one server charged, by its own receipt.
+async fn give_back<C>(store: &RedisStore<C>, part: &Question, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let mut calls = JoinSet::new();
-    for (at, part) in parts.iter().enumerate() {
-        let (store, part) = (store.clone(), part.clone());
-        calls.spawn(async move { (at, store.call(&part, Purpose::Take).await) });
-    }
-    let failed = || Err(RedisError::new(RedisErrorKind::Other, "a call of the flight ended"));
-    let mut replies: Vec<_> = parts.iter().map(|_| failed()).collect();
-    while let Some(joined) = calls.join_next().await {
-        if let Ok((at, reply)) = joined {
-            replies[at] = reply;
-        }
-    }
-    replies
+    // what cannot be given back flows back by itself
+    drop(store.call(part, Purpose::GiveBack(&taken)).await);
 }
 
 fn decide(
@@ -61,44 +63,15 @@ fn decide(
     parts: &[Question],
     replies: &[Result<Reply, RedisError>],
 ) -> Result<Decision, RedisError> {
-    let replies: Vec<&Reply> =
-        replies.iter().map(Result::as_ref).collect::<Result<_, _>>().map_err(RedisError::clone)?;
+    let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
+    let replies = replies.map_err(RedisError::clone)?;
     let allowed = replies.iter().all(|reply| reply.allowed);
-    let seen: Vec<(u64, Seen)> = replies
-        .iter()
-        .zip(parts)
-        .map(|(reply, part)| {
-            let seen = reply.accounts[0].clone();
-            let undone = !allowed && seen.charged;
-            (
-                reply.now,
-                if undone { seen.without(&part.accounts[0].places, reply.now) } else { seen },
-            )
-        })
-        .collect();
+    let seen = |(reply, part): (&&Reply, &Question)| {
+        let seen = reply.accounts[0].clone();
+        let undone = !allowed && seen.charged;
+        (reply.now, if undone { seen.without(&part.accounts[0].places, reply.now) } else { seen })
+    };
+    let seen: Vec<(u64, Seen)> = replies.iter().zip(parts).map(seen).collect();
     let seen: Vec<_> = seen.iter().map(|(now, seen)| (*now, seen)).collect();
     Ok(Reply::decision(question, &seen, allowed))
-}
-
-/// Gives back what was charged, each by the receipt of its own server.
-async fn give_back<C>(
-    store: &RedisStore<C>,
-    parts: Vec<Question>,
-    replies: Vec<Result<Reply, RedisError>>,
-) where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    let mut calls = JoinSet::new();
-    for (part, reply) in parts.into_iter().zip(replies) {
-        let Ok(reply) = reply else { continue };
-        if !reply.accounts[0].charged {
-            continue;
-        }
-        let store = store.clone();
-        calls.spawn(async move {
-            let taken = Reply::decision(&part, &[(reply.now, &reply.accounts[0])], true);
-            store.call(&part, Purpose::GiveBack(&taken)).await
-        });
-    }
-    while calls.join_next().await.is_some() {}
 }
