@@ -88,7 +88,7 @@ async fn sentinels_promote_the_replica_of_a_killed_master() {
 
         let mut client = sentinel::SentinelClient::build(
             sentinels.urls(),
-            Sentinels::NAME.to_owned(),
+            Sentinels::NAME,
             None,
             sentinel::SentinelServerType::Master,
         )

@@ -28,7 +28,7 @@ use crate::store::BoxFuture;
 
 /// A connection attempt, and a command that nothing else ends, take at most so long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// A command that finds no connection waits so long for one, and for an attempt under way.
+/// A command that finds no connection, and no attempt under way, waits so long for one.
 const GRACE: Duration = Duration::from_millis(25);
 /// A connection on which nothing was answered for so long is given up, though it looks alive.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ struct Inner {
 #[derive(Clone)]
 enum State {
     Up { connection: MultiplexedConnection, since: Instant },
-    Down { failed: Option<RedisError> },
+    Down { failed: Option<RedisError>, trying: bool },
 }
 
 impl Link {
@@ -70,7 +70,7 @@ impl Link {
     pub(super) fn new(dial: Dial) -> Self {
         Self(Arc::new(Inner {
             dial,
-            state: watch::Sender::new(State::Down { failed: None }),
+            state: watch::Sender::new(State::Down { failed: None, trying: false }),
             dialing: AtomicBool::new(false),
             attempts: AtomicU32::new(0),
             born: Instant::now(),
@@ -85,22 +85,16 @@ impl Link {
             loop {
                 match &*states.borrow_and_update() {
                     State::Up { connection, since } => return Ok((connection.clone(), *since)),
-                    State::Down { failed: Some(error) } if start.elapsed() >= GRACE => {
+                    State::Down { failed: Some(error), trying: false }
+                        if start.elapsed() >= GRACE =>
+                    {
                         return Err(error.clone());
                     }
                     State::Down { .. } => {}
                 }
                 self.redial()?;
-                let changed = states.changed();
-                // an attempt may be far off; one that is under way is waited for
-                if let Ok(Err(_)) = timeout(GRACE, changed).await {
-                    return Err(gone("the connection is closed"));
-                }
-                if let State::Down { failed: Some(error) } = &*states.borrow()
-                    && start.elapsed() >= GRACE
-                {
-                    return Err(error.clone());
-                }
+                // the next attempt may be far off
+                let _ = timeout(GRACE, states.changed()).await;
             }
         };
         timeout(PATIENCE, wait).await.unwrap_or_else(|_| Err(gone("no connection in time")))
@@ -110,7 +104,7 @@ impl Link {
     fn redial(&self) -> RedisResult<()> {
         let runtime = Handle::try_current().map_err(|_| gone("there is no tokio runtime"))?;
         if !self.0.dialing.swap(true, AcqRel) {
-            drop(runtime.spawn(dial(Arc::downgrade(&self.0))));
+            drop(runtime.spawn(dial(Dialing(Arc::downgrade(&self.0)))));
         }
         Ok(())
     }
@@ -123,7 +117,7 @@ impl Link {
         let lost = self.0.state.send_if_modified(|state| {
             let current = matches!(state, State::Up { since: other, .. } if *other == since);
             if current {
-                *state = State::Down { failed: Some(why.clone()) };
+                *state = State::Down { failed: Some(why.clone()), trying: false };
             }
             current
         });
@@ -142,25 +136,43 @@ impl Link {
     }
 }
 
+/// The right to dial, which one task has at a time; it ends with the task, or with its runtime.
+struct Dialing(Weak<Inner>);
+
+impl Drop for Dialing {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.dialing.store(false, Release);
+        }
+    }
+}
+
 /// Dials until there is a connection, or nobody left who wants one.
-async fn dial(link: Weak<Inner>) {
+async fn dial(right: Dialing) {
     loop {
-        let Some(inner) = link.upgrade() else { return };
+        let Some(inner) = right.0.upgrade() else { return };
         let attempt = inner.attempts.fetch_add(1, Relaxed);
         if attempt > 0 {
             drop(inner);
             sleep(pause(attempt)).await;
         }
-        let Some(inner) = link.upgrade() else { return };
+        let Some(inner) = right.0.upgrade() else { return };
+        inner.state.send_modify(|state| {
+            if let State::Down { trying, .. } = state {
+                *trying = true;
+            }
+        });
         let dialed = timeout(PATIENCE, (inner.dial)()).await;
         match dialed.unwrap_or_else(|_| Err(gone("no connection in time"))) {
             Ok(connection) => {
                 inner.waiting.store(0, Release);
                 inner.state.send_replace(State::Up { connection, since: Instant::now() });
-                inner.dialing.store(false, Release);
                 return;
             }
-            Err(error) => drop(inner.state.send_replace(State::Down { failed: Some(error) })),
+            Err(error) => {
+                let down = State::Down { failed: Some(error), trying: false };
+                inner.state.send_replace(down);
+            }
         }
     }
 }
