@@ -74,7 +74,8 @@
 //!
 //! # What it does not protect against
 //!
-//! - Each process counts for itself: behind a balancer with *n* processes, *n* limits.
+//! - Each process counts for itself unless accounts are shared: behind a balancer with *n* processes,
+//!   *n* limits. [`RedisStore`](store) shares them.
 //! - A key that a client may choose is no key; see [`key`] for what each extractor trusts.
 //! - A limit bounds requests, not connections or bytes, and a refused request has already been
 //!   read up to its head.
@@ -88,6 +89,8 @@
 //! | `axum` | yes | `ConnectInfo` as peer, [`Route`](key), axum extractors as identities, text in axum bodies |
 //! | `governor` | yes | [`GovernorStore`](store): any keyed governor limiter as a store |
 //! | `tracing` | yes | log lines |
+//! | `redis` | no | [`RedisStore`](store): accounts in Redis, Valkey, Redis Cluster or behind Sentinel |
+//! | `redis-tls` | no | `rediss://` addresses |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
 //! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
 
@@ -154,6 +157,6 @@ pub use crate::rule::{ByRoute, by_route};
 pub use crate::store::RedisStore;
 
 /// The README's examples run with the documentation tests.
-#[cfg(all(doctest, feature = "axum", feature = "governor"))]
+#[cfg(all(doctest, feature = "axum", feature = "governor", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

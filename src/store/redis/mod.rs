@@ -44,8 +44,7 @@ use crate::decision::{Decision, Source};
 /// where another refuses, so that the limit is never exceeded, and for that one round trip others
 /// may be refused who would have passed.
 ///
-/// It can fail, so a layer takes it only with a word on what becomes of requests meanwhile; put a
-/// budget around it as well:
+/// It can fail, so a layer takes it only with a word on what becomes of requests meanwhile:
 ///
 /// ```no_run
 /// use tower_sluice::{PeerIp, Quota, RateLimitLayer, RedisStore, Store};
@@ -57,11 +56,35 @@ use crate::decision::{Decision, Source};
 /// # }
 /// ```
 ///
+/// In service, put a budget and a breaker around it, and a store of this process behind it:
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use tower_sluice::{LocalStore, RedisStore, Store};
+/// # async fn run(secret: [u8; 16]) -> Result<(), tower_sluice::store::RedisError> {
+/// let store = RedisStore::connect("redis://limiter:password@redis.internal:6379/2?protocol=resp3")
+///     .await?
+///     .prefix("shop")
+///     .secret(secret)
+///     .deadline(Duration::from_millis(50))
+///     .breaker()
+///     .fallback(LocalStore::with_capacity(100_000))
+///     .one_of(4);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// Keys are `<prefix>:<version>:{<hash>}`, of fixed length and with nothing of the user's in them.
-/// Each ends by itself when its account may be forgotten. A server that evicts keys for want of
-/// memory (`maxmemory-policy allkeys-*`), that loses its data, or that fails over to a replica
-/// which had not heard of the last charges, forgets debt: each such loss admits at most one more
-/// burst per key.
+/// Each ends by itself when its account may be forgotten.
+///
+/// # What it does not protect against
+///
+/// - A server that evicts keys for want of memory (`maxmemory-policy allkeys-*`), that loses its
+///   data, or that fails over to a replica which had not heard of the last charges, forgets debt:
+///   each such loss admits at most one more burst per key. Two primaries that do not know of each
+///   other admit the limit each.
+/// - An answer that is given up for lost may have been charged; it is never asked for twice.
+/// - Whoever can write to the server can change the limits.
 ///
 /// A clone is the same store. It needs a tokio runtime.
 pub struct RedisStore<C = Link> {
