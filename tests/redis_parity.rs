@@ -41,6 +41,7 @@ struct Asked {
     headroom: u32,
     patience: u64,
     report_only: bool,
+    only: Option<usize>,
 }
 
 fn quota() -> impl Strategy<Value = Quota> {
@@ -82,16 +83,12 @@ fn asked() -> impl Strategy<Value = Asked> {
     let cost = prop_oneof![1 => Just(0), 6 => 1..4_u32, 2 => 4..20_u32];
     let headroom = prop_oneof![4 => Just(0), 1 => 1..4_u32];
     let patience = prop_oneof![2 => Just(0), 1 => 1..3_000_000_u64];
-    (0..3_usize, 0..2_u32, cost, headroom, patience, prop::bool::weighted(0.1)).prop_map(
-        |(rule, key, cost, headroom, patience, report_only)| Asked {
-            rule,
-            key,
-            cost,
-            headroom,
-            patience,
-            report_only,
-        },
-    )
+    let whose = (0..3_usize, 0..2_u32, prop::bool::weighted(0.1));
+    let only = prop::option::weighted(0.1, 0..3_usize);
+    (whose, cost, headroom, patience, only).prop_map(|(whose, cost, headroom, patience, only)| {
+        let (rule, key, report_only) = whose;
+        Asked { rule, key, cost, headroom, patience, report_only, only }
+    })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -151,8 +148,9 @@ fn random_sequences_give_equal_decisions() {
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };
         let longest = rules.iter().flatten().map(Quota::period).max().expect("a quota");
         let charge = |asked: &Asked| {
-            let Asked { rule, key, cost, headroom, patience, report_only } = *asked;
+            let Asked { rule, key, cost, headroom, patience, report_only, only } = *asked;
             let charge = Charge::new(names[rule], &keys[key as usize], &rules[rule]);
+            let charge = only.map_or(charge, |place| charge.only(place % rules[rule].len()));
             let charge = charge.cost(cost).headroom(headroom);
             let patient = charge.max_wait(Duration::from_nanos(patience));
             let charge = if both.local.check(&[patient]).is_ok() { patient } else { charge };

@@ -61,7 +61,7 @@ impl FixedWindow {
         if k > allowance {
             return NEVER;
         }
-        let product = u128::from(k - 1) * u128::from(quota.period_nanos());
+        let product = u128::from(k.saturating_sub(1)) * u128::from(quota.period_nanos());
         u64::try_from(product.div_ceil(allowance.into())).unwrap_or(NEVER)
     }
 

@@ -179,6 +179,11 @@ impl Decision {
         self
     }
 
+    /// Whether it is refused because a key is blocked: its outcome is of the block, not of a quota.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
     /// Whether it is a quota that refuses, of which there will be more.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
@@ -221,12 +226,15 @@ pub enum Source {
     FailedOpen,
     /// The store failed and [`FailClosed`](crate::store::FailClosed) refused the request.
     FailedClosed,
+    /// The store failed and the local one of a [`Fallback`](crate::store::Fallback) decided.
+    Fallback,
     /// A store of another crate, by its own name.
     Other(&'static str),
 }
 
 impl Source {
-    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, or the store's own name.
+    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, or the store's own
+    /// name.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -235,6 +243,7 @@ impl Source {
             Self::Redis => "redis",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",
+            Self::Fallback => "fallback",
             Self::Other(name) => name,
         }
     }

@@ -136,6 +136,22 @@ impl Outcome {
         }
     }
 
+    /// Units left, below 0 where more is owed than the quota ever has.
+    pub(crate) fn left(&self) -> i64 {
+        match self.numbers {
+            Numbers::Refilling { ahead, interval, limit, .. } => {
+                i64::from(limit) - ahead.div_ceil(interval).cast_signed()
+            }
+            Numbers::Known { remaining, .. } => remaining.into(),
+            Numbers::Unknown { .. } => 0,
+        }
+    }
+
+    /// Units that have yet to come back.
+    pub(crate) fn owed(&self) -> i64 {
+        i64::from(self.limit()) - self.left()
+    }
+
     /// The time until the account is full again, as if it had never been used.
     #[must_use]
     pub fn reset_after(&self) -> Duration {

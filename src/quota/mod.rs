@@ -2,6 +2,7 @@
 
 mod algorithm;
 mod error;
+mod share;
 mod text;
 
 use std::time::Duration;

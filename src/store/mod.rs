@@ -22,7 +22,10 @@
 //!
 //! Stores compose as services compose. The layer takes only a store that cannot fail; one that can
 //! is wrapped, and the wrapper says what becomes of a request meanwhile:
-//! [`fail_open`](Store::fail_open) or [`fail_closed`](Store::fail_closed).
+//! [`fail_open`](Store::fail_open), [`fail_closed`](Store::fail_closed) or
+//! [`fallback`](Store::fallback), which keeps a limit. Inside it, a [`deadline`](Store::deadline)
+//! bounds how long a request waits for its decision, and a [`breaker`](Store::breaker) leaves a
+//! store alone that fails: `store.deadline(d).breaker().fallback(local)`.
 
 mod answer;
 mod boxed;
@@ -48,8 +51,12 @@ pub use self::{
     boxed::{BoxFuture, Boxed, DynStore},
     local::{LocalStore, Stats},
     wrap::{
+        breaker::{Breaker, BreakerError, BreakerFuture},
+        deadline::{Deadline, DeadlineError, DeadlineFuture},
         fail_closed::{FailClosed, FailClosedFuture},
         fail_open::{FailOpen, FailOpenFuture},
+        fallback::{Fallback, FallbackFuture},
+        setting::SettingError,
     },
 };
 use crate::{
@@ -74,13 +81,14 @@ pub struct Charge<'a> {
     quotas: &'a [Quota],
     ask: Ask,
     report_only: bool,
+    only: Option<u8>,
 }
 
 impl<'a> Charge<'a> {
     /// A charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        Self { rule, key, quotas, ask: Ask::units(1), report_only: false }
+        Self { rule, key, quotas, ask: Ask::units(1), report_only: false, only: None }
     }
 
     /// Units to take; 0 looks without taking.
@@ -112,6 +120,27 @@ impl<'a> Charge<'a> {
         self
     }
 
+    /// Asks only the quota at `place`, counted from 0, and leaves the accounts of the others alone:
+    /// the quotas of one rule may owe different amounts. A rule has no quota at 255 or above.
+    ///
+    /// ```
+    /// use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
+    ///
+    /// let (store, key) = (LocalStore::new(), Key::from("alice"));
+    /// let quotas = [Quota::per_second(5), Quota::per_day(100)];
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas);
+    /// store.settle(&charge.only(1), -3).now();
+    ///
+    /// let left = store.take(&[charge.cost(0)]).now();
+    /// assert_eq!(left.outcomes()[0].remaining(), 5);
+    /// assert_eq!(left.outcomes()[1].remaining(), 97);
+    /// ```
+    #[must_use]
+    pub fn only(mut self, place: usize) -> Self {
+        self.only = Some(u8::try_from(place).unwrap_or(u8::MAX));
+        self
+    }
+
     /// The rule that charges.
     #[must_use]
     pub fn rule(&self) -> RuleName {
@@ -124,9 +153,22 @@ impl<'a> Charge<'a> {
         self.key
     }
 
-    /// The quotas, all of which are charged.
+    /// The quotas, all of which are charged unless [`only`](Charge::only) one is.
     pub fn quotas(&self) -> &'a [Quota] {
         self.quotas
+    }
+
+    /// The place of the [`only`](Charge::only) quota that is charged.
+    #[must_use]
+    pub fn place(&self) -> Option<usize> {
+        self.only.map(usize::from)
+    }
+
+    /// The quotas that are charged, with their places.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &'a Quota)> + use<'a> {
+        let only = self.place();
+        let all = self.quotas.iter().enumerate();
+        all.filter(move |(place, _)| only.is_none_or(|only| only == *place))
     }
 
     /// Units to take.
@@ -169,12 +211,13 @@ struct OwnedCharge {
     quotas: SmallVec<[Quota; 2]>,
     ask: Ask,
     report_only: bool,
+    only: Option<u8>,
 }
 
 impl OwnedCharge {
     fn lend(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, ask, report_only } = self;
-        Charge { rule: *rule, key, quotas, ask: *ask, report_only: *report_only }
+        let Self { rule, key, quotas, ask, report_only, only } = self;
+        Charge { rule: *rule, key, quotas, ask: *ask, report_only: *report_only, only: *only }
     }
 }
 
@@ -194,6 +237,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             quotas: charge.quotas.into(),
             ask: charge.ask,
             report_only: charge.report_only,
+            only: charge.only,
         };
         Self(charges.iter().map(own).collect())
     }
@@ -209,6 +253,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - A refusal charges nothing, and a cost that can never fit is refused without a `retry_after`.
 /// - Cost 0 looks: it takes nothing and is allowed.
 /// - A full account equals no account, and only such a one may be forgotten.
+/// - A charge of [`only`](Charge::only) one quota touches no other.
 ///
 /// It need not be `Clone`: `Arc<S>` is a store too.
 #[diagnostic::on_unimplemented(
@@ -273,6 +318,36 @@ pub trait Store {
         Self: Sized,
     {
         FailClosed::new(self)
+    }
+
+    /// Bounds how long an answer may take: past `budget` it is an error.
+    ///
+    /// # Panics
+    ///
+    /// When `budget` is zero; one from outside goes through [`Deadline::try_new`].
+    #[track_caller]
+    fn deadline(self, budget: Duration) -> Deadline<Self>
+    where
+        Self: Sized,
+    {
+        Deadline::new(self, budget)
+    }
+
+    /// Leaves this store alone for a while when it fails.
+    fn breaker(self) -> Breaker<Self>
+    where
+        Self: Sized,
+    {
+        Breaker::new(self)
+    }
+
+    /// Decides by `local` what this store could not.
+    fn fallback<L>(self, local: L) -> Fallback<Self, L>
+    where
+        Self: Sized,
+        L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
+    {
+        Fallback::new(self, local)
     }
 
     /// Hides the type, for a store chosen at run time.
@@ -370,7 +445,8 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
 #[diagnostic::on_unimplemented(
     message = "this store can fail with `{Self}`, and nothing says what then becomes of a request",
     label = "choose what happens while the store fails",
-    note = "`.fail_open()` lets requests pass without a limit, `.fail_closed()` answers them with 503"
+    note = "`.fail_open()` lets requests pass without a limit, `.fail_closed()` answers them with 503, \
+            `.fallback(local)` decides by a store in this process"
 )]
 pub trait CannotFail: Sized {
     /// Never runs.

@@ -37,11 +37,11 @@ impl Time {
     }
 }
 
-pub(crate) fn millis(n: u64) -> Duration {
+pub(crate) const fn millis(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-pub(crate) fn secs(n: u64) -> Duration {
+pub(crate) const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 

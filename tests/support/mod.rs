@@ -6,7 +6,10 @@
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
+#[cfg(feature = "testing")]
+pub(crate) mod process;
 pub(crate) mod random;
+pub(crate) mod shaky;
 
 use std::{
     convert::Infallible,

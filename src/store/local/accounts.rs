@@ -126,7 +126,7 @@ impl Addresses {
     pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
         let mut accounts = Accounts::default();
         for charge in charges {
-            for (place, quota) in charge.quotas().iter().enumerate() {
+            for (place, quota) in charge.placed() {
                 accounts.add(self.account(charge, place, quota));
             }
         }

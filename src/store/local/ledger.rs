@@ -65,6 +65,7 @@ impl Ledger {
         let now = self.clock.now();
         if let [charge] = charges
             && let [quota] = charge.quotas()
+            && charge.place().is_none()
             && !self.blocks.any(now)
         {
             return self.take_one(charge, quota, now);
@@ -85,12 +86,12 @@ impl Ledger {
             Some(step) => step,
             None => self.charge_one(charge, quota, now),
         };
-        let mut decision = Decision::new(step.allowed || charge.is_report_only(), now);
-        if !charge.is_report_only() {
+        let report_only = charge.is_report_only();
+        let mut decision = Decision::new(step.allowed || report_only, now);
+        if !report_only {
             decision.passes(step.overage, step.wait);
         }
-        let outcome = Outcome::with(charge.rule(), 0, step.numbers);
-        decision.push(outcome.report_only(charge.is_report_only()));
+        decision.push(Outcome::with(charge.rule(), 0, step.numbers).report_only(report_only));
         decision
     }
 
@@ -160,9 +161,7 @@ impl Ledger {
                 Some(_) => {
                     let _ = self.slots.lower(account.id, now, |_, floor| (Some(floor), ()));
                 }
-                None => {
-                    self.windows.lower(account.at(), |state| *state = None);
-                }
+                None => drop(self.windows.lower(account.at(), |state| *state = None)),
             }
             self.look(account, now).numbers
         })
@@ -183,10 +182,8 @@ impl Ledger {
         let now = self.clock.now();
         let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
         let room = self.slots.len() / SLOTS_PER_BLOCK;
-        match self.blocks.set(self.addresses.block(charge), now, until, room) {
-            true => Decision::allow(),
-            false => Decision::deny(),
-        }
+        let fits = self.blocks.set(self.addresses.block(charge), now, until, room);
+        Decision::new(fits, now)
     }
 
     pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {

@@ -75,7 +75,7 @@ impl Question {
             let address = addresses.account(charge.rule(), charge.key());
             let at = question.account(charge, address);
             let account = &mut question.accounts[at];
-            for (place, quota) in charge.quotas().iter().enumerate() {
+            for (place, quota) in charge.placed() {
                 account.add(place, quota, charge.ask());
                 let outcome = question.named.len();
                 question.named.push(Named { account: at, place, outcome });

@@ -86,9 +86,10 @@ impl Reply {
         for &Named { account: at, place, .. } in &question.named {
             let (account, (now, seen)) = (&question.accounts[at], replies[at]);
             let Some(Some((quota, ask))) = account.places.get(place) else { continue };
+            let charged = seen.charged && ask.cost > 0;
             // a refusal tells the waits of those who do not queue
             let max_wait = if allowed { ask.max_wait } else { 0 };
-            let step = seen.kept[place].told(quota, now, Ask { max_wait, ..*ask }, seen.charged);
+            let step = seen.kept[place].told(quota, now, Ask { max_wait, ..*ask }, charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }

@@ -1,4 +1,8 @@
 //! Stores made of stores.
 
+pub(super) mod breaker;
+pub(super) mod deadline;
 pub(super) mod fail_closed;
 pub(super) mod fail_open;
+pub(super) mod fallback;
+pub(super) mod setting;

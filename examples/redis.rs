@@ -1,0 +1,34 @@
+//! How do several processes share one limit?
+//!
+//! Start a server (`redis-server`), then this in two terminals at once: together they admit 10.
+//! `cargo run --features redis --example redis [redis://127.0.0.1]`
+#![allow(clippy::print_stdout)]
+
+use std::{error::Error, net::SocketAddr, time::Duration};
+
+use axum::{Router, body::Body, http::Request, routing::get};
+use tower::ServiceExt;
+use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, RedisStore, Store, store::Deadline};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let url = std::env::args().nth(1).unwrap_or_else(|| "redis://127.0.0.1".into());
+    let redis = RedisStore::connect(&url).await?;
+
+    // Nobody waits longer than the budget, a server that is down is not asked at every request, and
+    // meanwhile this process, one of two, decides by half of the quota.
+    let here = LocalStore::with_capacity(100_000);
+    let store = redis.deadline(Deadline::DEFAULT).breaker().fallback(here).one_of(2);
+
+    let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(10), store);
+    let app = Router::new().route("/", get(|| async {})).layer(layer);
+
+    let address: SocketAddr = "203.0.113.9:4711".parse()?;
+    for _ in 0..10 {
+        let request = Request::get("/").extension(address).body(Body::empty())?;
+        let response = app.clone().oneshot(request).await?;
+        println!("{} {:?}", response.status(), response.headers().get("ratelimit"));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! The share of one of several processes, while nobody counts for all of them.
+
+use std::num::NonZeroU32;
+
+use super::{Algorithm, LONGEST, Quota};
+
+impl Quota {
+    /// What one of `n` processes may admit so that together they admit no more than this quota, but
+    /// for what is rounded up: a share has at least one unit.
+    ///
+    /// A charge needs `need` units at once. Where the share has less, but the quota has as many, it
+    /// is raised to that, since the charge would be refused for good; what comes back per period is
+    /// still the share's, but for a window, which has no other measure.
+    ///
+    /// Valid as every quota is: a share that would need more than ten years to refill takes ten.
+    pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
+        if self.is_blocked() {
+            return *self;
+        }
+        let part = |units: u32| units / n;
+        let (burst, soft) = self.shared_burst(part(self.burst).max(1), part(self.soft), need);
+        let raised = u64::from(burst) + u64::from(soft);
+        let units = match self.algorithm {
+            Algorithm::Gcra => self.units,
+            Algorithm::TokenBucket => {
+                let least = raised.div_ceil(LONGEST / self.period);
+                part(self.units).max(u32::try_from(least).unwrap_or(self.units))
+            }
+            _ => burst,
+        };
+        let interval = match self.algorithm {
+            Algorithm::Gcra => self.interval.saturating_mul(n.get().into()),
+            _ => self.period.div_ceil(units.into()),
+        };
+        Self {
+            units,
+            burst,
+            interval: interval.min(LONGEST / raised),
+            algorithm: match self.algorithm {
+                Algorithm::FixedWindow { carry_over, paced } => {
+                    Algorithm::FixedWindow { carry_over: part(carry_over), paced }
+                }
+                other => other,
+            },
+            initial: self.initial.map(part),
+            soft,
+            ..*self
+        }
+    }
+
+    /// The burst and the soft units of a share, raised to `need` where the whole quota has that.
+    fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
+        let whole = u64::from(self.burst) + u64::from(self.soft);
+        if need <= u64::from(burst) + u64::from(soft) || need > whole {
+            return (burst, soft);
+        }
+        let plain = u32::try_from(need).map_or(self.burst, |need| need.min(self.burst));
+        let beyond = u32::try_from(need - u64::from(plain)).unwrap_or(self.soft);
+        (burst.max(plain), soft.max(beyond))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ALGORITHMS: [Algorithm; 7] = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::FixedWindow { carry_over: 7, paced: true },
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::SlidingLog,
+    ];
+
+    fn n(processes: u32) -> NonZeroU32 {
+        NonZeroU32::new(processes).expect("above 0")
+    }
+
+    /// Valid quotas of every algorithm, up to the extremes.
+    fn quota() -> impl Strategy<Value = Quota> {
+        let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
+        let period = prop_oneof![1..100_u64, 1..=LONGEST, LONGEST - 20..=LONGEST];
+        let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
+        let algorithm = prop::sample::select(ALGORITHMS.to_vec());
+        let initial = prop::option::of(0..100_u32);
+        let parts = (units.clone(), period, units, more, algorithm, initial);
+        parts.prop_filter_map("valid", |(units, period, burst, soft, algorithm, initial)| {
+            let quota = Quota::plain(units, period).ok()?;
+            let burst = match algorithm {
+                Algorithm::Gcra | Algorithm::TokenBucket => burst,
+                _ => units,
+            };
+            let quota = Quota { burst, soft, algorithm, initial, ..quota };
+            quota.fault().is_none().then_some(quota)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_share_is_valid_and_not_more_than_its_part(
+            quota in quota(),
+            processes in prop_oneof![1..10_u32, 1..=u32::MAX],
+            need in prop_oneof![0..30_u64, 0..=u64::from(u32::MAX)],
+        ) {
+            let whole = u64::from(quota.burst) + u64::from(quota.soft);
+            for need in [0, need, whole, whole + 1] {
+                let share = quota.share(n(processes), need);
+                prop_assert_eq!(share.fault(), None, "{:?}", share);
+                let has = u64::from(share.burst) + u64::from(share.soft);
+                prop_assert!(has >= need || need > whole, "{:?}", share);
+                prop_assert!(share.burst <= quota.burst && share.soft <= quota.soft);
+                prop_assert!(share.interval >= quota.interval, "{:?}", share);
+            }
+            let share = quota.share(n(processes), 0);
+            prop_assert_eq!(share.burst, (quota.burst / processes).max(1));
+            prop_assert_eq!(quota.share(n(1), 0), quota);
+        }
+    }
+
+    #[test]
+    fn each_algorithm_is_shared_in_its_own_measure() {
+        let share = |quota: Quota, need| quota.share(n(4), need);
+        let gcra = share(Quota::per_second(10).burst(9).soft(5).initial(7), 0);
+        assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
+        assert_eq!(gcra.initial, Some(1));
+        let bucket = share(Quota::per_minute(10).burst(9).algorithm(Algorithm::TokenBucket), 0);
+        assert_eq!((bucket.units, bucket.burst), (2, 2));
+        let lending = Algorithm::fixed_window().carry_over(6);
+        let window = share(Quota::per_day(100).algorithm(lending), 0);
+        assert_eq!((window.units, window.burst, window.period), (25, 25, 86_400_000_000_000));
+        assert_eq!(window.algorithm, Algorithm::fixed_window().carry_over(1));
+        let few = share(Quota::per_hour(3).algorithm(Algorithm::SlidingLog), 0);
+        assert_eq!((few.units, few.burst), (1, 1));
+        assert_eq!(share(Quota::blocked(), 0), Quota::blocked());
+    }
+
+    #[test]
+    fn a_need_raises_the_burst_and_not_the_rate() {
+        let quota = Quota::per_second(10).burst(40).soft(8);
+        let share = |need| {
+            let share = quota.share(n(4), need);
+            (share.burst, share.soft, share.interval)
+        };
+        const SLOW: u64 = 400_000_000;
+        assert_eq!(share(12), (10, 2, SLOW), "it fits as it is");
+        assert_eq!(share(13), (13, 2, SLOW));
+        assert_eq!(share(45), (40, 5, SLOW), "beyond the limit it stays overage");
+        assert_eq!(share(49), (10, 2, SLOW), "refused for good by the whole quota too");
+    }
+
+    #[test]
+    fn a_share_refills_within_ten_years() {
+        let slow = Quota::per_day(1).burst(3650);
+        assert_eq!(slow.share(n(10), 3650).interval, 86_400_000_000_000);
+        let bucket = slow.algorithm(Algorithm::TokenBucket);
+        assert_eq!(bucket.share(n(10), 3650).units, 1);
+        assert_eq!(slow.share(n(u32::MAX), 0).interval, LONGEST);
+    }
+}

@@ -1,0 +1,213 @@
+//! However a shared store fails, processes that fall back on their own admit together what its quota
+//! says. Time stands still but where a test moves it.
+
+mod support;
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use support::{
+    driven::{Time, millis, secs},
+    process::{Process, decided},
+    shaky::{Mood, Shaky},
+};
+use tower_sluice::{
+    Algorithm, Charge, Decision, Key, LocalStore, Quota, RuleName, Source, Store,
+    store::{Breaker, Deadline, Fallback},
+};
+
+/// Units of one key that were admitted and not given back, by all processes.
+#[derive(Default)]
+struct Admitted(i64);
+
+impl Admitted {
+    fn add(&mut self, decision: &Decision, units: u32) {
+        self.0 += if decision.is_allowed() { i64::from(units) } else { 0 };
+    }
+
+    fn at_most(&self, most: u128) -> bool {
+        self.0 <= i64::try_from(most).expect("few")
+    }
+}
+
+/// The most that one store admits in so long, with `more` at once and, of what comes back together,
+/// each time.
+fn bound(quota: Quota, time: Duration, more: u32) -> u128 {
+    let (limit, units) = (u128::from(quota.limit() + more), u128::from(quota.units() + more));
+    let periods = time.as_nanos() / quota.period().as_nanos();
+    match quota.counted_by() {
+        Algorithm::Gcra => limit + time.as_nanos() / quota.interval().as_nanos(),
+        Algorithm::TokenBucket => limit + periods * units,
+        _ => (periods + 1) * units,
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true).build().expect("a runtime")
+}
+
+/// Who asks (of those there are) and how many milliseconds later.
+fn requests() -> impl Strategy<Value = Vec<(usize, u64)>> {
+    let later = prop_oneof![4 => Just(0), 2 => 0..300_u64, 1 => 0..20_000_u64];
+    prop::collection::vec((0..6_usize, later), 0..400)
+}
+
+fn quotas() -> impl Strategy<Value = Quota> {
+    let gcra = (1..40_u32, 1..40_u32).prop_map(|(n, burst)| Quota::per_second(n).burst(burst));
+    let bucket = gcra.clone().prop_map(|quota| quota.algorithm(Algorithm::TokenBucket));
+    let window =
+        (1..40_u32).prop_map(|n| Quota::per_second(n).algorithm(Algorithm::fixed_window()));
+    prop_oneof![2 => gcra, 1 => bucket, 1 => window]
+}
+
+proptest! {
+    #[test]
+    fn processes_on_their_own_together_admit_the_quota_and_what_is_rounded(
+        n in 1..=6_u32,
+        quota in quotas(),
+        used in 0..40_u32,
+        requests in requests(),
+    ) {
+        runtime().block_on(async {
+            let time = Time::default();
+            let first = Process::one_of(n, &time);
+            let mut processes = vec![first.clone()];
+            processes.extend((1..n).map(|_| Process::beside(&first.shared, n, &time)));
+            let before = first.take("alice", quota, used.min(quota.limit())).await;
+            prop_assert!(before.is_allowed());
+            for process in &processes {
+                process.take("alice", quota, 0).await;
+            }
+            first.shared.is(Mood::Failing);
+            // what the warm key had before the outage is part of its quota
+            let (mut alice, mut bob) = (Admitted(used.min(quota.limit()).into()), Admitted::default());
+            for (who, later) in requests {
+                time.pass(millis(later)).await;
+                let process = &processes[who % processes.len()];
+                alice.add(&process.take("alice", quota, 1).await, 1);
+                bob.add(&process.take("bob", quota, 1).await, 1);
+                let most = bound(quota, time.0.now(), n);
+                prop_assert!(alice.at_most(most), "warm: {} of {most}, {quota:?}", alice.0);
+                prop_assert!(bob.at_most(most), "fresh: {} of {most}, {quota:?}", bob.0);
+            }
+            Ok(())
+        })?;
+    }
+}
+
+/// Random numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+
+    fn place(&mut self, of: usize) -> usize {
+        usize::try_from(self.below(of as u64)).expect("fits")
+    }
+}
+
+/// Three processes whose store fails in every way at any time.
+struct World {
+    time: Time,
+    shared: Shaky,
+    stores: [Fallback<Breaker<Deadline<Shaky>>, LocalStore>; 3],
+    random: Random,
+    admitted: [Admitted; 4],
+    /// What may still be given back: by whom, to whom, and what was decided.
+    held: Vec<(usize, usize, u32, Decision)>,
+    fallbacks: u32,
+}
+
+impl World {
+    const QUOTAS: [Quota; 2] = [Quota::per_second(20).burst(60), Quota::per_day(1_000_000)];
+
+    fn new(seed: u64) -> Self {
+        let time = Time::default();
+        let shared = Shaky::new(time.0.store(1_024));
+        let stores = [(); 3].map(|()| {
+            let guarded = shared.clone().deadline(millis(50)).breaker();
+            guarded.fallback(time.0.store(1_024)).one_of(3).journal(3)
+        });
+        let (admitted, held) = (Default::default(), Vec::new());
+        Self { time, shared, stores, random: Random(seed), admitted, held, fallbacks: 0 }
+    }
+
+    async fn change(&mut self) {
+        let late = millis(self.random.below(80));
+        let moods = [
+            Mood::Well,
+            Mood::Well,
+            Mood::Failing,
+            Mood::Late(late),
+            Mood::FailingLate(late),
+            Mood::Hanging,
+        ];
+        if self.random.below(40) == 0 {
+            self.shared.is(moods[self.random.place(moods.len())]);
+        }
+        if self.random.below(10) == 0 {
+            self.time.pass(millis(self.random.below(60))).await;
+        }
+    }
+
+    async fn ask(&mut self) {
+        let (who, name, cost) = (self.random.place(3), self.random.place(4), self.random.place(3));
+        let (cost, key) = (u32::try_from(cost).expect("few") + 1, Key::from(name as u64));
+        let charge = Charge::new(RuleName::default(), &key, &Self::QUOTAS).cost(cost);
+        let store = &self.stores[who];
+        match self.random.below(20) {
+            0 => drop(decided(store.take(&[charge.cost(0)])).await),
+            1 => drop(store.take(&[charge.cost(0)])),
+            2 => drop(decided(store.settle(&charge, -1)).await),
+            3 if self.random.below(50) == 0 => drop(decided(store.block(&charge, secs(1))).await),
+            4 => drop(decided(store.unblock(&charge)).await),
+            5 if !self.held.is_empty() => self.undo().await,
+            _ => {
+                let decision = decided(store.take(&[charge])).await;
+                self.admitted[name].add(&decision, cost);
+                self.fallbacks += u32::from(decision.source() == Source::Fallback);
+                if decision.is_allowed() {
+                    self.held.truncate(64);
+                    self.held.push((who, name, cost, decision));
+                }
+            }
+        }
+    }
+
+    /// Gives back, or refunds, what was admitted some time ago.
+    async fn undo(&mut self) {
+        let at = self.random.place(self.held.len());
+        let (who, name, cost, decision) = self.held.swap_remove(at);
+        let key = Key::from(name as u64);
+        let charge = Charge::new(RuleName::default(), &key, &Self::QUOTAS).cost(cost);
+        self.admitted[name].0 -= i64::from(cost);
+        match self.random.below(2) {
+            0 => self.stores[who].give_back(&[charge], &decision),
+            _ => drop(decided(self.stores[who].settle(&charge, cost.into())).await),
+        }
+    }
+}
+
+/// Every answer is a decision: `decided` would panic otherwise.
+#[tokio::test(start_paused = true)]
+async fn a_hundred_thousand_random_calls_are_all_decided_and_within_the_quota() {
+    let mut world = World::new(0x9e37_79b9_7f4a_7c15);
+    for step in 0..100_000 {
+        world.change().await;
+        world.ask().await;
+        let [quota, _] = World::QUOTAS;
+        for admitted in &world.admitted {
+            // a burst more, for what a process had not heard of when the store failed
+            let most = bound(quota, world.time.0.now(), quota.limit() + 3);
+            assert!(admitted.at_most(most), "step {step}: {} of {most}", admitted.0);
+        }
+    }
+    assert!((20_000..80_000).contains(&world.fallbacks), "{}", world.fallbacks);
+    assert!(world.admitted.iter().all(|admitted| admitted.0 > 1_000), "too little to tell");
+}

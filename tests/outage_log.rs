@@ -1,0 +1,109 @@
+//! An outage is a line when it begins and a line when it ends, and neither names a key.
+
+mod support;
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use support::{
+    driven::{Time, millis, secs},
+    shaky::{Mood, Shaky},
+};
+use tokio::time::advance;
+use tower_sluice::{Limiter, Quota, Store};
+
+const HOURLY: Quota = Quota::per_hour(100);
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// The lines since it was last read.
+    fn read(&self) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.0.lock().expect("a log"));
+        String::from_utf8(bytes).expect("text").lines().map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("a log").write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One test, since what another thread does first decides whether this one's lines are caught.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_two_lines_without_a_key() {
+    let log = Log::default();
+    let writer = log.clone();
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    let _guard = tracing::subscriber::set_default(lines.finish());
+    breaker(&log).await;
+    fallback(&log).await;
+}
+
+async fn breaker(log: &Log) {
+    let shared = Shaky::new(Time::default().store());
+    shared.is(Mood::Failing);
+    let limiter = Limiter::new(shared.clone().breaker());
+    for _ in 0..5 {
+        limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+    }
+    let opened = log.read();
+    assert!(opened.len() == 1 && opened[0].contains("WARN"), "{opened:?}");
+    for _ in 0..10 {
+        advance(secs(1)).await;
+        limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+    }
+    assert_eq!(log.read(), [""; 0], "a probe that fails is no news");
+    advance(secs(1)).await;
+    shared.is(Mood::Well);
+    for _ in 0..10 {
+        limiter.take("alice", &HOURLY, 1).await.expect("a decision");
+    }
+    let closed = log.read();
+    assert!(closed.len() == 1 && closed[0].contains("INFO"), "{closed:?}");
+    assert!(![opened, closed].concat().concat().contains("alice"));
+}
+
+async fn fallback(log: &Log) {
+    let time = Time::default();
+    let shared = Shaky::new(time.store());
+    let limiter = Limiter::new(shared.clone().fallback(time.store()));
+    let outage = async || {
+        shared.is(Mood::Failing);
+        for key in ["alice", "bob", "alice"] {
+            limiter.take(key, &HOURLY, 1).await.expect("infallible");
+        }
+        shared.is(Mood::Well);
+        for _ in 0..3 {
+            limiter.take("carol", &HOURLY, 0).await.expect("infallible");
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    outage().await;
+    let lines = log.read();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let (failed, recovered) = (&lines[0], &lines[1]);
+    assert!(failed.contains("WARN") && failed.ends_with("redis://10.0.0.7 is down"), "{failed}");
+    assert!(recovered.contains("INFO"), "{recovered}");
+    assert!(recovered.ends_with("2 accounts were charged late"), "{recovered}");
+    assert!(!["alice", "bob", "carol"].iter().any(|key| lines.concat().contains(key)));
+    for _ in 0..20 {
+        outage().await;
+    }
+    assert_eq!(log.read(), [""; 0], "a store that fails now and then does not fill the log");
+    for expected in [0, 2, 0, 2] {
+        time.pass(millis(600)).await;
+        outage().await;
+        assert_eq!(log.read().len(), expected, "a failure a second is told");
+    }
+}

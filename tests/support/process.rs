@@ -1,0 +1,95 @@
+//! Processes that share a store which may fail, each with one of its own to fall back on.
+
+use std::convert::Infallible;
+
+use tower_sluice::{Answer, Decision, Limiter, LocalStore, Outcome, Quota, Store, store::Fallback};
+
+use super::{
+    driven::Time,
+    shaky::{Mood, Shaky},
+};
+
+pub(crate) const HOURLY: Quota = Quota::per_hour(100);
+
+/// One process: a store shared with others, and its own.
+#[derive(Clone)]
+pub(crate) struct Process {
+    pub(crate) shared: Shaky,
+    pub(crate) local: LocalStore,
+    pub(crate) store: Fallback<Shaky, LocalStore>,
+}
+
+impl Process {
+    /// One of `n`, none of which has been asked anything.
+    pub(crate) fn one_of(n: u32, time: &Time) -> Self {
+        Self::beside(&Shaky::new(time.0.store(1_024)), n, time)
+    }
+
+    /// Another process that shares the store.
+    pub(crate) fn beside(shared: &Shaky, n: u32, time: &Time) -> Self {
+        let (shared, local) = (shared.clone(), time.0.store(1_024));
+        let store = shared.clone().fallback(local.clone()).one_of(n);
+        Self { shared, local, store }
+    }
+
+    pub(crate) fn limiter(&self) -> Limiter<Fallback<Shaky, LocalStore>> {
+        Limiter::new(self.store.clone())
+    }
+
+    pub(crate) async fn take(&self, key: &str, quotas: impl AsRef<[Quota]>, cost: u32) -> Decision {
+        decided(self.limiter().take(key, &quotas, cost)).await
+    }
+
+    pub(crate) async fn settle(
+        &self,
+        key: &str,
+        quotas: impl AsRef<[Quota]>,
+        units: i64,
+    ) -> Decision {
+        decided(self.limiter().settle(key, &quotas, units)).await
+    }
+
+    /// How many single units pass, at most `most`.
+    pub(crate) async fn admits(&self, key: &str, quota: Quota, most: u32) -> u32 {
+        let mut passed = 0;
+        while passed < most && self.take(key, quota, 1).await.is_allowed() {
+            passed += 1;
+        }
+        passed
+    }
+
+    /// The shared store answers again, and whatever is to be told to it has been.
+    pub(crate) async fn recover(&self) {
+        self.shared.is(Mood::Well);
+        self.take("recovery", HOURLY, 0).await;
+        settled().await;
+    }
+
+    /// Units left in the shared store.
+    pub(crate) fn shared_left(&self, key: &str, quotas: impl AsRef<[Quota]>) -> Vec<u32> {
+        left(&Limiter::new(self.shared.store.clone()).peek(key, &quotas).now())
+    }
+
+    /// Units left in this process's store, under the whole quota: each of the share counts.
+    pub(crate) fn local_owes(&self, key: &str, quota: Quota) -> u32 {
+        let look = Limiter::new(self.local.clone()).peek(key, &quota).now();
+        quota.limit() - left(&look)[0]
+    }
+}
+
+pub(crate) async fn decided<F: Future<Output = Result<Decision, Infallible>>>(
+    answer: Answer<F>,
+) -> Decision {
+    answer.await.expect("infallible")
+}
+
+pub(crate) fn left(decision: &Decision) -> Vec<u32> {
+    decision.outcomes().iter().map(Outcome::remaining).collect()
+}
+
+/// Lets detached tasks run.
+pub(crate) async fn settled() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
