@@ -26,7 +26,7 @@ use self::{
     addresses::Addresses,
     question::{Purpose, Question},
     reply::Reply,
-    script::Scripts,
+    script::{Frame, Script, Scripts},
 };
 pub use self::{
     error::{RedisError, RedisErrorKind},
@@ -192,6 +192,10 @@ where
         &self.settings.addresses
     }
 
+    fn script(&self, frame: Frame, letters: impl IntoIterator<Item = u8>) -> &Script {
+        self.shared.scripts.get(frame, letters.into_iter())
+    }
+
     /// The time that the script is told, where a test drives it.
     fn time(&self) -> Vec<Vec<u8>> {
         #[cfg(feature = "testing")]
@@ -208,7 +212,7 @@ where
 
     /// One script call. The server forgets scripts when it restarts: then it is sent the whole one.
     async fn call(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
-        let script = self.shared.scripts.get(purpose.frame(), question.letters());
+        let script = self.script(purpose.frame(), question.letters());
         let (keys, mut args) = question.encode(purpose);
         args.extend(self.time());
         let command = |how: &str, script: &str| {

@@ -6,6 +6,7 @@ use super::{
     RedisStore,
     error::{RedisError, RedisErrorKind},
     question::{Purpose, Question},
+    script::Frame,
 };
 use crate::{
     key::Key,
@@ -16,7 +17,7 @@ use crate::{
 
 /// Commands that the scripts use, and those that call them.
 const RIGHTS: &str = "+eval +evalsha +time +get +set +del +pttl +pexpire +lindex +lrange +lset \
-                      +rpush +lpop +rpop +lrem +info";
+                      +rpush +lpop +rpop +lrem +info +script|load";
 const OLDEST: u32 = 6;
 
 /// What a [probe](RedisStore::probe) found.
@@ -47,12 +48,23 @@ where
         for purpose in [Purpose::Take, Purpose::Reset] {
             self.call(&question, purpose).await.map_err(|error| self.explained(error))?;
         }
+        self.load().await;
         let mut info = Cmd::new();
         info.arg("INFO");
         match self.send(&info).await {
             Ok(value) => report(&texts(&value)),
             // what is not permitted is not needed
             Err(_) => Ok(Probe::default()),
+        }
+    }
+
+    /// Has every server know the commonest scripts, so that no first request takes a second trip.
+    async fn load(&self) {
+        for frame in [Frame::Take, Frame::Settle] {
+            let mut load = Cmd::new();
+            load.arg("SCRIPT").arg("LOAD").arg(&self.script(frame, [b'g']).text);
+            // where it is not permitted, the first request of a kind sends the script
+            drop(self.send(&load).await);
         }
     }
 

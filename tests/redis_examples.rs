@@ -1,0 +1,153 @@
+//! The examples of the Redis store as a user runs them: real programs, a real server, which is
+//! stopped under them.
+
+#[path = "support/programs.rs"]
+mod programs;
+#[path = "support/servers/mod.rs"]
+mod servers;
+
+use std::{process::Stdio, time::Duration};
+
+use programs::{ANY_PORT, Answer, Server as Gateway, example};
+use servers::{Cluster, Flavour, Server, eventually};
+use tower_sluice::testing::Case;
+
+const RULE: &str = "name=ip key=peer quota=10/min";
+
+fn gateway(redis: &str, outage: &str) -> Gateway {
+    let mut command = example("gateway");
+    command.args(["--addr", ANY_PORT, "--rule", RULE, "--store", redis, "--outage", outage]);
+    Gateway::start(command)
+}
+
+fn source(answer: &Answer) -> String {
+    answer.json()["source"].as_str().unwrap_or_default().to_owned()
+}
+
+async fn answer(gateway: &Gateway) -> Answer {
+    tokio::task::block_in_place(|| gateway.get("/"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_decides_by_redis_and_goes_on_without_it() {
+    let mut redis = Server::redis().await;
+    let gateways = [gateway(&redis.url(), "fallback"), gateway(&redis.url(), "fallback")];
+    for at in 0..10 {
+        let answer = answer(&gateways[at % 2]).await;
+        assert_eq!((answer.status, source(&answer).as_str()), (200, "redis"));
+    }
+    for gateway in &gateways {
+        assert_eq!(answer(gateway).await.status, 429, "the limit is shared");
+    }
+
+    redis.kill();
+    for _ in 0..30 {
+        let answer = answer(&gateways[0]).await;
+        assert_eq!(answer.status, 429, "an outage hands nobody a fresh quota: {answer:?}");
+    }
+
+    redis.restart().await;
+    // the new server is empty
+    eventually("redis decides again", async || {
+        let answer = answer(&gateways[1]).await;
+        assert!([200, 429].contains(&answer.status), "{answer:?}");
+        (answer.status == 200 && source(&answer) == "redis").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_is_what_was_chosen() {
+    let mut redis = Server::redis().await;
+    let (open, closed) = (gateway(&redis.url(), "open"), gateway(&redis.url(), "closed"));
+    assert_eq!(source(&answer(&open).await), "redis");
+    redis.kill();
+    for _ in 0..20 {
+        let passed = answer(&open).await;
+        assert_eq!((passed.status, source(&passed).as_str()), (200, "failed_open"));
+        let refused = answer(&closed).await;
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert_eq!(refused.header("retry-after"), Some("1"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_starts_while_redis_is_down() {
+    let mut redis = Server::redis().await;
+    redis.kill();
+    let gateway = gateway(&redis.url(), "fallback");
+    assert_eq!(source(&answer(&gateway).await), "fallback");
+    redis.restart().await;
+    eventually("redis decides", async || {
+        (source(&answer(&gateway).await) == "redis").then_some(())
+    })
+    .await;
+}
+
+#[test]
+fn a_wrong_address_is_told_without_its_password() {
+    let mut command = example("gateway");
+    command.args(["--addr", ANY_PORT, "--store", "redis://me:hunter2@"]).stdin(Stdio::null());
+    let output = command.output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("redis://") && !said.contains("hunter2"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_outage_example_tells_who_decides() {
+    let mut redis = Server::redis().await;
+    let mut command = example("outage");
+    command.args(["fallback", &redis.url()]).env("SECONDS_TO_RUN", "4").stdout(Stdio::piped());
+    let child = command.spawn().expect("runs");
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    redis.kill();
+    let output = tokio::task::block_in_place(|| child.wait_with_output()).expect("ends");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[0].contains("admitted by redis"), "{said}");
+    assert!(lines[3].contains("refused by fallback") && !lines[3].contains("redis"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_share_one_limit() {
+    let redis = Server::redis().await;
+    let run = || {
+        let mut command = example("redis");
+        command.arg(redis.url()).stdout(Stdio::piped()).spawn().expect("runs")
+    };
+    let admitted = |child: std::process::Child| {
+        let output = child.wait_with_output().expect("ends");
+        String::from_utf8_lossy(&output.stdout).matches("200 OK").count()
+    };
+    let (one, two) = (run(), run());
+    let admitted = tokio::task::block_in_place(|| admitted(one) + admitted(two));
+    assert_eq!(admitted, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_example_charges_all_or_none() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let mut command = example("redis_cluster");
+    let output = command.args(cluster.urls()).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 7, "{said} {}", String::from_utf8_lossy(&output.stderr));
+    assert!(lines[4].contains("admitted") && lines[4].contains("[15, 0, 995]"), "{said}");
+    assert!(lines[6].contains("refused") && lines[6].contains("[15, 0, 995]"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_conformance_example_plays_tables_on_redis() {
+    let redis = Server::redis().await;
+    let table = r#"[{"name": "one", "quotas": [{"algorithm": "gcra", "units": 1, "per": 1000000000}],
+        "steps": [{"at": 0, "op": "take", "units": 1, "allowed": true, "outcomes":
+        [{"remaining": 0, "full": 1000000000, "next": 1000000000, "retry": 0}]}]}]"#;
+    assert_eq!(Case::read(table).expect("a table").len(), 1);
+    let file = redis.path().join("table.json");
+    std::fs::write(&file, table).expect("a file");
+    let mut command = example("conformance");
+    let output = command.args(["--store", &redis.url()]).arg(file).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.trim(), "1 passed, 0 failed, 0 skipped");
+}

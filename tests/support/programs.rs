@@ -1,0 +1,121 @@
+//! The examples as programs, and what a client of them sees.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::{
+    collections::HashMap,
+    env, fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const ANY_PORT: &str = "127.0.0.1:0";
+
+/// The program, which cargo puts beside the folder of the tests it builds. `cargo test` builds it;
+/// `cargo test --test examples` alone does not.
+pub(crate) fn example(name: &str) -> Command {
+    let here = env::current_exe().expect("the path of this test");
+    let profile = here.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let path = profile.join("examples").join(format!("{name}{}", env::consts::EXE_SUFFIX));
+    assert!(is_fresh(&path), "{}: out of date; run `cargo build --examples`", path.display());
+    Command::new(path)
+}
+
+/// Whether none of its sources, which cargo lists beside the program, is younger.
+fn is_fresh(program: &Path) -> bool {
+    let changed = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let latest = sources.split_whitespace().skip(1).filter_map(|path| changed(path.as_ref())).max();
+    latest.is_some() && changed(program) >= latest
+}
+
+/// A running server, ended when dropped.
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) lines: Receiver<String>,
+}
+
+impl Server {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|l| sender.send(l))
+        });
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut server = Self { child, address: any, lines };
+        let line = server.line_with("listening on http://");
+        let rest = line.split("http://").nth(1).expect("an address");
+        let address = rest.split(';').next().expect("an address");
+        server.address = address.parse().expect("an address");
+        server
+    }
+
+    /// The next line printed that has `part` in it.
+    pub(crate) fn line_with(&self, part: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).expect("a line");
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.get_with(path, "")
+    }
+
+    /// A `GET` with more header lines, each ended by `\r\n`.
+    pub(crate) fn get_with(&self, path: &str, more: &str) -> Answer {
+        ask(TcpStream::connect(self.address).expect("connects"), path, more)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+pub(crate) fn ask(mut stream: TcpStream, path: &str, more: &str) -> Answer {
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{more}\r\n");
+    stream.write_all(head.as_bytes()).expect("sends");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let (status, headers) = head.split_once("\r\n").expect("a status line");
+    let pair = |line: &str| line.split_once(": ").map(|(n, v)| (n.to_owned(), v.to_owned()));
+    Answer {
+        status: status.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status"),
+        headers: headers.lines().filter_map(pair).collect(),
+        body: body.to_owned(),
+    }
+}
