@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::FutureExt;
 use support::{
     driven::{millis, secs},
     shaky::{CALLS, Mood, Shaky, call},
@@ -52,7 +53,7 @@ impl Guarded {
 
     /// Opened by five failures.
     fn open() -> Self {
-        let guarded = Self::new(Mood::Failing);
+        let guarded = Self::new(Mood::FailingSoon);
         guarded.fail(5);
         guarded
     }
@@ -65,7 +66,7 @@ impl Guarded {
     fn take(&self) -> Result<Decision, BreakerError<BoxError>> {
         match self.ask() {
             Answer::Now(answer) => answer,
-            Answer::Later(_) => panic!("the answer is late"),
+            Answer::Later(answer) => answer.now_or_never().expect("it is there"),
         }
     }
 
@@ -88,7 +89,7 @@ impl Guarded {
 #[tokio::test(start_paused = true)]
 async fn five_failures_in_a_row_open_it_whatever_the_call() {
     for name in CALLS {
-        for mood in [Mood::Failing, Mood::FailingLate(millis(1))] {
+        for mood in [Mood::FailingSoon, Mood::FailingLate(millis(1))] {
             let Guarded { inner, store } = Guarded::new(mood);
             for _ in 0..5 {
                 assert!(!store.is_open(), "{name}");
@@ -105,6 +106,17 @@ async fn five_failures_in_a_row_open_it_whatever_the_call() {
             assert_eq!(inner.calls(), 5, "{name}, {mood:?}");
         }
     }
+}
+
+/// A quota that the store cannot count is such an error: whoever has one must not stop the others.
+#[tokio::test(start_paused = true)]
+async fn an_error_that_asked_nobody_tells_nothing() {
+    let guarded = Guarded::new(Mood::Failing);
+    guarded.fail(100);
+    assert!(!guarded.store.is_open());
+    guarded.inner.is(Mood::FailingSoon);
+    guarded.fail(5);
+    assert!(guarded.store.is_open());
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,13 +136,13 @@ async fn time_outs_open_it() {
 async fn a_success_between_failures_ends_the_row() {
     let guarded = Guarded::set(Mood::Well, |breaker| breaker.rate(100, 1_000));
     for _ in 0..50 {
-        guarded.inner.is(Mood::Failing);
+        guarded.inner.is(Mood::FailingSoon);
         guarded.fail(4);
         guarded.inner.is(Mood::Well);
         assert!(guarded.take().is_ok());
     }
     assert!(!guarded.store.is_open());
-    let patient = Guarded::set(Mood::Failing, |breaker| breaker.failures(7).rate(100, 1_000));
+    let patient = Guarded::set(Mood::FailingSoon, |breaker| breaker.failures(7).rate(100, 1_000));
     patient.fail(7);
     assert!(patient.store.is_open());
 }
@@ -138,7 +150,7 @@ async fn a_success_between_failures_ends_the_row() {
 /// Answers in turn: a failure, a success, and so on.
 fn alternate(guarded: &Guarded, answers: usize) {
     for at in 0..answers {
-        guarded.inner.is(if at % 2 == 0 { Mood::Failing } else { Mood::Well });
+        guarded.inner.is(if at % 2 == 0 { Mood::FailingSoon } else { Mood::Well });
         let _ = guarded.take();
     }
 }
@@ -162,7 +174,7 @@ async fn half_of_twenty_answers_within_a_second_open_it() {
 
     let few = Guarded::new(Mood::Well);
     for at in 0..2_000 {
-        few.inner.is(if at % 9 < 5 { Mood::Well } else { Mood::Failing });
+        few.inner.is(if at % 9 < 5 { Mood::Well } else { Mood::FailingSoon });
         few.take().map_or_else(|error| assert!(matches!(error, BreakerError::Store(_))), drop);
         advance(millis(1)).await;
     }
@@ -189,7 +201,7 @@ async fn its_times_double_up_to_the_longest_and_are_cut_by_half_at_most() {
     guarded.inner.is(Mood::Well);
     assert!(guarded.take().is_ok());
     assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(5);
     assert!(FIRST.contains(&guarded.open_for()), "from the start again");
 }
@@ -201,7 +213,7 @@ async fn its_times_differ_at_random() {
     let (shortest, longest) = (times.iter().min(), times.iter().max());
     assert!(shortest < Some(&millis(60)) && longest > Some(&millis(90)), "{times:?}");
     let own = |breaker: Breaker<Shaky>| breaker.failures(1).open_for(secs(10)..=secs(10));
-    let long = Guarded::set(Mood::Failing, own);
+    let long = Guarded::set(Mood::FailingSoon, own);
     long.fail(1);
     assert!((secs(5)..=secs(10)).contains(&long.open_for()));
 }
@@ -233,7 +245,7 @@ fn exactly_one_of_many_threads_is_the_probe() {
     const THREADS: usize = 16;
     let moment = Duration::from_nanos(1);
     for _ in 0..200 {
-        let guarded = Guarded::set(Mood::Failing, |breaker| breaker.open_for(moment..=moment));
+        let guarded = Guarded::set(Mood::FailingSoon, |breaker| breaker.open_for(moment..=moment));
         guarded.fail(5);
         guarded.inner.is(Mood::Hanging);
         thread::sleep(Duration::from_micros(1));
@@ -288,12 +300,12 @@ async fn whoever_leaves_before_the_answer_tells_nothing() {
     };
     (0..1_000).for_each(|_| leave());
     assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(4);
     guarded.inner.is(Mood::Hanging);
     (0..1_000).for_each(|_| leave());
     assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(1);
     assert!(guarded.store.is_open(), "nor does it end a row");
 }
@@ -304,7 +316,7 @@ async fn answers_of_before_do_not_open_it_again() {
     let guarded = Guarded::new(Mood::FailingLate(millis(150)));
     let stale: Vec<_> = (0..64).map(|_| tokio::spawn(guarded.ask().into_future())).collect();
     tokio::task::yield_now().await;
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(5);
     advance(millis(100)).await;
     guarded.inner.is(Mood::Well);
@@ -313,7 +325,7 @@ async fn answers_of_before_do_not_open_it_again() {
         assert!(task.await.expect("no panic").is_err());
     }
     assert!(!guarded.store.is_open());
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(4);
     assert!(!guarded.store.is_open(), "nor are they counted");
 }
@@ -323,7 +335,7 @@ async fn a_success_of_before_does_not_close_it() {
     let guarded = Guarded::new(Mood::Late(millis(10)));
     let stale = tokio::spawn(guarded.ask().into_future());
     tokio::task::yield_now().await;
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(5);
     assert!(stale.await.expect("no panic").is_ok());
     assert!(guarded.store.is_open());
@@ -338,7 +350,7 @@ async fn giving_back_asks_nobody_while_it_is_open() {
         guarded.inner.given_back()
     };
     assert_eq!(give_back(), 1);
-    guarded.inner.is(Mood::Failing);
+    guarded.inner.is(Mood::FailingSoon);
     guarded.fail(5);
     assert_eq!(give_back(), 1);
     advance(millis(100)).await;
@@ -350,7 +362,7 @@ async fn giving_back_asks_nobody_while_it_is_open() {
 
 #[tokio::test(start_paused = true)]
 async fn clones_share_it_and_settings_make_a_new_one() {
-    let guarded = Guarded::new(Mood::Failing);
+    let guarded = Guarded::new(Mood::FailingSoon);
     let clone = guarded.clone();
     guarded.fail(3);
     clone.fail(2);
@@ -371,7 +383,7 @@ fn what_the_store_cannot_do_is_known_when_the_layer_is_built() {
 #[test]
 fn an_open_breaker_answers_at_once() {
     let open = |breaker: Breaker<Shaky>| breaker.open_for(secs(3_600)..=secs(3_600));
-    let guarded = Guarded::set(Mood::Failing, open);
+    let guarded = Guarded::set(Mood::FailingSoon, open);
     guarded.fail(5);
     let mut times: Vec<_> = (0..10_000)
         .map(|_| {
@@ -414,7 +426,7 @@ fn a_wrong_setting_in_a_program_panics() {
 #[tokio::test(start_paused = true)]
 async fn the_longest_time_does_not_overflow() {
     let for_ever = |breaker: Breaker<Shaky>| breaker.open_for(Duration::MAX..=Duration::MAX);
-    let guarded = Guarded::set(Mood::Failing, for_ever);
+    let guarded = Guarded::set(Mood::FailingSoon, for_ever);
     guarded.fail(5);
     assert!(guarded.open_for() > secs(1_000_000_000));
 }

@@ -211,3 +211,32 @@ async fn a_hundred_thousand_random_calls_are_all_decided_and_within_the_quota() 
     assert!((20_000..80_000).contains(&world.fallbacks), "{}", world.fallbacks);
     assert!(world.admitted.iter().all(|admitted| admitted.0 > 1_000), "too little to tell");
 }
+
+/// Real threads, on a store that comes and goes between any two calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn threads_admit_no_more_than_both_stores_have() {
+    let (time, quota) = (Time::default(), Quota::per_day(500));
+    let process = Process::one_of(1, &time);
+    let tasks: Vec<_> = (0..8)
+        .map(|task| {
+            let process = process.clone();
+            tokio::spawn(async move {
+                let mut admitted = 0;
+                for at in 0..2_000 {
+                    if at % 7 == task {
+                        let failing = (at / 7) % 2 == 0;
+                        process.shared.is(if failing { Mood::Failing } else { Mood::Well });
+                    }
+                    let decision = process.take("alice", quota, 1).await;
+                    admitted += u32::from(decision.is_allowed());
+                }
+                admitted
+            })
+        })
+        .collect();
+    let mut admitted = 0;
+    for task in tasks {
+        admitted += task.await.expect("no panic");
+    }
+    assert!((500..=1_000).contains(&admitted), "{admitted}");
+}

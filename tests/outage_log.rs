@@ -50,7 +50,7 @@ async fn an_outage_is_two_lines_without_a_key() {
 
 async fn breaker(log: &Log) {
     let shared = Shaky::new(Time::default().store());
-    shared.is(Mood::Failing);
+    shared.is(Mood::FailingSoon);
     let limiter = Limiter::new(shared.clone().breaker());
     for _ in 0..5 {
         limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
@@ -77,7 +77,7 @@ async fn fallback(log: &Log) {
     let shared = Shaky::new(time.store());
     let limiter = Limiter::new(shared.clone().fallback(time.store()));
     let outage = async || {
-        shared.is(Mood::Failing);
+        shared.is(Mood::FailingSoon);
         for key in ["alice", "bob", "alice"] {
             limiter.take(key, &HOURLY, 1).await.expect("infallible");
         }

@@ -126,6 +126,51 @@ async fn what_was_charged_late_before_a_failure_is_not_charged_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn late_charges_are_made_one_after_another() {
+    let process = Process::one_of(1, &Time::default());
+    for outage in ["a", "b", "c"] {
+        process.shared.is(Mood::Failing);
+        for key in ["1", "2", "3"] {
+            process.take(&format!("{outage}{key}"), HOURLY, 10).await;
+        }
+        process.shared.is(Mood::Late(millis(1)));
+        process.take("x", HOURLY, 0).await;
+        settled().await;
+        assert_eq!(process.shared.on_their_way(), 1);
+    }
+    tokio::time::sleep(secs(1)).await;
+    for key in ["a1", "a3", "b2", "c1", "c3"] {
+        assert_eq!(process.shared_left(key, HOURLY), [90], "{key}");
+    }
+}
+
+#[test]
+fn a_runtime_that_ends_leaves_the_rest_to_the_next() {
+    let process = Process::one_of(1, &Time::default());
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build().expect("a runtime")
+    };
+    runtime().block_on(async {
+        process.shared.is(Mood::Failing);
+        for key in ["a", "b", "c"] {
+            process.take(key, HOURLY, 10).await;
+        }
+        process.shared.is(Mood::Late(millis(1)));
+        process.take("x", HOURLY, 0).await;
+        settled().await;
+    });
+    assert_eq!(process.shared.on_their_way(), 0);
+    runtime().block_on(async {
+        process.shared.is(Mood::Failing);
+        process.take("x", HOURLY, 0).await;
+        process.recover().await;
+    });
+    let left: u32 = ["a", "b", "c"].map(|key| process.shared_left(key, HOURLY)[0]).iter().sum();
+    assert_eq!(left, 280, "what was on its way is lost, and no more");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failure_that_is_answered_after_the_recovery_is_charged_too() {
     let process = Process::one_of(1, &Time::default());
     process.shared.is(Mood::FailingLate(millis(50)));

@@ -17,7 +17,10 @@ use tower_sluice::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mood {
     Well,
+    /// Without asking anybody.
     Failing,
+    /// At the first look.
+    FailingSoon,
     /// The charge is made when the answer comes.
     Late(Duration),
     FailingLate(Duration),
@@ -107,6 +110,7 @@ impl Shaky {
         match mood {
             Mood::Well => Answer::Now(Ok(charges.with(|charges| work(&store, charges)))),
             Mood::Failing => Answer::Now(broken()),
+            Mood::FailingSoon => Answer::Later(Box::pin(std::future::ready(broken()))),
             Mood::Late(time) => Answer::Later(Box::pin(async move {
                 let _on_its_way = on_its_way;
                 tokio::time::sleep(time).await;

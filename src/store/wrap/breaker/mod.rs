@@ -36,7 +36,8 @@ use crate::{
 ///
 /// A call whose future is dropped before its answer tells nothing: clients who leave must not be
 /// able to open the breaker. [`give_back`](Store::give_back) has no answer, so it tells nothing
-/// either; open, it is dropped, and the charge stands.
+/// either; open, it is dropped, and the charge stands. Nor does an error that is there at once: no
+/// server was asked, and a client whose quota the store cannot count must not stop the others'.
 ///
 /// A clone shares the breaker; a setting makes a new one, so set first.
 ///
@@ -168,10 +169,11 @@ impl<S> Breaker<S> {
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match call(&self.inner) {
-            Answer::Now(decision) => {
-                permit.answered(decision.is_ok());
-                Answer::Now(decision.map_err(BreakerError::Store))
+            Answer::Now(Ok(decision)) => {
+                permit.answered(true);
+                Answer::Now(Ok(decision))
             }
+            Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
             Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit: Some(permit) }),
         }
     }

@@ -33,7 +33,7 @@ pub(super) struct Journal {
 #[derive(Debug, Default)]
 struct Pages {
     accounts: HashMap<Address, Admitted>,
-    /// Whether somebody reads it, and is to tell when he is through.
+    /// Whether somebody reads it, and is to tell when that is done.
     read: bool,
     tell: bool,
 }
@@ -86,7 +86,7 @@ impl Journal {
 
     /// Strikes out up to `units` of what the charge was admitted, and says how many.
     pub(super) fn take_back(&self, charge: &Charge<'_>, units: u64) -> u64 {
-        if units == 0 {
+        if units == 0 || !self.written.load(Acquire) {
             return 0;
         }
         let mut pages = self.pages();
@@ -106,10 +106,6 @@ impl Journal {
         back
     }
 
-    pub(super) fn forget(&self, charge: &Charge<'_>) {
-        self.pages().accounts.remove(&(charge.rule(), charge.key().clone()));
-    }
-
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten.load(Relaxed)
     }
@@ -123,34 +119,44 @@ impl Journal {
         self.due.load(Acquire)
     }
 
-    /// Whether the caller is to read it, since nobody does; the reader tells if anybody asks.
+    /// Whether the caller is to read it, since nobody does; who reads it tells, if anybody asks.
     pub(super) fn open(&self, tell: bool) -> bool {
         let mut pages = self.pages();
-        self.due.store(false, Release);
         pages.tell |= tell;
-        !replace(&mut pages.read, true)
+        let free = !replace(&mut pages.read, true);
+        if free {
+            self.due.store(false, Release);
+        }
+        free
     }
 
-    /// The accounts to read; none closes it, and says whether to tell.
-    pub(super) fn addresses(&self) -> Result<Vec<Address>, bool> {
+    pub(super) fn close(&self) {
+        self.pages().read = false;
+    }
+
+    /// Whether the reader is to tell.
+    pub(super) fn tells(&self) -> bool {
+        take(&mut self.pages().tell)
+    }
+
+    /// The accounts to read.
+    pub(super) fn addresses(&self) -> Vec<Address> {
         let mut pages = self.pages();
         if pages.accounts.is_empty() {
             // an outage is rare, and its memory is not kept
             pages.accounts = HashMap::new();
             self.written.store(false, Release);
-            return Err(pages.close());
         }
-        Ok(pages.accounts.keys().cloned().collect())
+        pages.accounts.keys().cloned().collect()
     }
 
     pub(super) fn tear_out(&self, address: &Address) -> Option<Admitted> {
         self.pages().accounts.remove(address)
     }
 
-    /// Puts an account back that could not be charged, and closes it; says whether to tell.
-    pub(super) fn put_back(&self, address: Address, torn: Admitted) -> bool {
-        let mut pages = self.pages();
-        match pages.accounts.entry(address) {
+    /// Puts an account back that could not be charged.
+    pub(super) fn put_back(&self, address: Address, torn: Admitted) {
+        match self.pages().accounts.entry(address) {
             Entry::Vacant(place) => drop(place.insert(torn)),
             Entry::Occupied(mut place) => {
                 for (units, more) in place.get_mut().units.iter_mut().zip(torn.units) {
@@ -158,17 +164,9 @@ impl Journal {
                 }
             }
         }
-        pages.close()
     }
 
     fn pages(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Pages {
-    fn close(&mut self) -> bool {
-        self.read = false;
-        take(&mut self.tell)
     }
 }

@@ -217,7 +217,6 @@ where
                 self.settle_here(charge, units)
             }
             Call::Reset => {
-                journal.forget(charge);
                 shares(&[*charge], self.processes, |shares| local.reset(&shares[0]).now())
             }
             Call::Block(time) => local.block(charge, time).now(),
@@ -280,7 +279,8 @@ where
         self.ask(Call::Unblock, &[*charge], |inner| inner.unblock(charge))
     }
 
-    /// What the inner store gives back stays mirrored here until it has flowed back.
+    /// What the inner store gives back stays mirrored here, and what was admitted here and has been
+    /// charged late since stays charged there, until it has flowed back.
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {

@@ -38,29 +38,8 @@ where
             && let Ok(runtime) = Handle::try_current()
             && journal.open(tell)
         {
-            let this = self.clone();
-            drop(runtime.spawn(async move { this.charge_late().await }));
-        }
-    }
-
-    /// Reads the journal until it is empty, or the inner store fails again.
-    async fn charge_late(self) {
-        let mut accounts = 0;
-        let tell = 'read: loop {
-            let addresses = match self.stores.journal.addresses() {
-                Ok(addresses) => addresses,
-                Err(tell) => break tell,
-            };
-            for address in addresses {
-                let Some(mut admitted) = self.stores.journal.tear_out(&address) else { continue };
-                match self.charge_account(&address, &mut admitted).await {
-                    Some(charged) => accounts += u64::from(charged),
-                    None => break 'read self.stores.journal.put_back(address, admitted),
-                }
-            }
-        };
-        if tell {
-            log_recovered(accounts);
+            let reader = Reader(self.clone());
+            drop(runtime.spawn(async move { reader.read().await }));
         }
     }
 
@@ -94,6 +73,47 @@ where
             Answer::Later(later) => later,
         };
         settled(later.await)
+    }
+}
+
+/// Who reads the journal. Dropped, be it with its runtime, it leaves the rest to the next one.
+struct Reader<S, L>(Fallback<S, L>);
+
+impl<S, L> Drop for Reader<S, L> {
+    fn drop(&mut self) {
+        self.0.stores.journal.close();
+    }
+}
+
+impl<S, L> Reader<S, L>
+where
+    S: Store + Send + Sync + 'static,
+    L: Store<Error = Infallible, Future = AtOnce> + Send + Sync + 'static,
+{
+    /// Reads until the journal is empty, or the inner store fails again.
+    async fn read(self) {
+        let Self(store) = &self;
+        let journal = &store.stores.journal;
+        let mut accounts = 0;
+        'reading: loop {
+            let addresses = journal.addresses();
+            if addresses.is_empty() {
+                break;
+            }
+            for address in addresses {
+                let Some(mut admitted) = journal.tear_out(&address) else { continue };
+                match store.charge_account(&address, &mut admitted).await {
+                    Some(charged) => accounts += u64::from(charged),
+                    None => {
+                        journal.put_back(address, admitted);
+                        break 'reading;
+                    }
+                }
+            }
+        }
+        if journal.tells() {
+            log_recovered(accounts);
+        }
     }
 }
 
