@@ -6,32 +6,6 @@
 -- at which it ends.
 local algorithms = {}
 
--- Instants and times are pairs; the second is below 1000.
-local function plus(us, ns, more, more_ns)
-  ns = ns + more_ns
-  if ns >= 1000 then
-    return us + more + 1, ns - 1000
-  end
-  return us + more, ns
-end
-
-local function minus(us, ns, less, less_ns)
-  ns = ns - less_ns
-  if ns < 0 then
-    return us - less - 1, ns + 1000
-  end
-  return us - less, ns
-end
-
-local function before(us, ns, other, other_ns)
-  return us < other or us == other and ns < other_ns
-end
-
--- Whole times that `of` goes into `us`: exact below 2^53, which a division alone is not.
-local function whole(us, of)
-  return (us - math.fmod(us, of)) / of
-end
-
 -- Reads the places of a value into those of the plan; false where it is none of ours.
 local function parse(account, value)
   if type(value) ~= 'string' or #value < 10 then
@@ -54,11 +28,13 @@ local function parse(account, value)
     else
       i = i + 1
       local place = places[i]
-      if not place or not place.algorithm then
+      local algorithm = place and place.algorithm
+      if not algorithm then
         -- not asked for: stays as it is
         places[i] = { raw = string.sub(value, at, from + length - 1) }
-      elseif place.letter == letter then
-        place.state = place.algorithm.read(place, value, from, length)
+        account.others = true
+      elseif algorithm.letter == letter then
+        place.state = algorithm.read(place, value, from, length)
         if not place.state then
           return false
         end
@@ -72,21 +48,46 @@ local function parse(account, value)
   return true
 end
 
+-- Brings an account to now: where the clock stepped back it moves with it, and what is over ends.
+local function refresh(account)
+  local back, places = account.last - now, account.places
+  for i = 1, #places do
+    local place = places[i]
+    if place.state then
+      if back > 0 then
+        place.algorithm.follow(place, back, account.last)
+      end
+      if not place.algorithm.lives(place) then
+        place.state, account.changed = nil, true
+      end
+    end
+  end
+  if back > 0 then
+    account.block = account.block and account.block - back
+    account.changed = true
+  end
+  if account.block and not before(now, nano, account.block, account.block_nano) then
+    account.block, account.changed = nil, true
+  end
+end
+
 -- Reads an account by its plan: whether it binds, and for each place a letter and what the
 -- algorithm of that letter needs to know. A place that is not asked for has the letter `.`.
 local function read(key, plan)
   local binding, count, at = struct.unpack('<BB', plan)
-  local places, account = {}, { key = key, binding = binding == 1 }
-  account.places = places
+  local places = {}
+  local account = {
+    key = key, binding = binding == 1, places = places, value = false, last = 0, changed = false,
+    charging = false, fits = true, charged = false, lists = false,
+  }
   for i = 1, count do
-    local place = { letter = string.sub(plan, at, at) }
-    place.algorithm = algorithms[place.letter]
-    at = at + 1
-    if place.algorithm then
-      place.charges, place.possible, at = struct.unpack('<BB', plan, at)
-      at = place.algorithm.plan(place, plan, at)
+    local algorithm = algorithms[string.sub(plan, at, at)]
+    if algorithm then
+      places[i], at = algorithm.plan(plan, at + 1)
+      account.lists = account.lists or places[i].list
+    else
+      places[i], at = {}, at + 1
     end
-    places[i] = place
   end
 
   local value = redis.pcall('GET', key)
@@ -96,33 +97,15 @@ local function read(key, plan)
   if not value then
     return account
   end
-  account.value = value
-  if not parse(account, value) then
+  if parse(account, value) then
+    account.value = value
+    refresh(account)
+  else
     -- another's, or broken: as if it had never been
-    account.healed, account.changed, account.block, account.value = true, true, nil, nil
-    for i, place in ipairs(places) do
+    account.healed, account.changed, account.block, account.others = true, true, nil, nil
+    for _, place in ipairs(places) do
       place.state, place.raw = nil, nil
     end
-    return account
-  end
-  if account.last > now then
-    -- the clock stepped back: the account moves with it
-    local back = account.last - now
-    for _, place in ipairs(places) do
-      if place.state then
-        place.algorithm.follow(place, back, account.last)
-      end
-    end
-    account.block = account.block and account.block - back
-    account.changed = true
-  end
-  for _, place in ipairs(places) do
-    if place.state and not place.algorithm.lives(place) then
-      place.state, account.changed = nil, true
-    end
-  end
-  if account.block and not before(now, nano, account.block, account.block_nano) then
-    account.block, account.changed = nil, true
   end
   return account
 end
@@ -130,28 +113,26 @@ end
 -- The account as a string, and the microsecond by which it may be forgotten. `how` is `write` for
 -- what is kept and `show` for the answer, which may tell more.
 local function encode(account, how)
-  local parts, filled, ends = { struct.pack('<I7', now) }, 1, 0
+  local value, filled, ends = struct.pack('<I7', now), '', 0
   if account.block then
-    parts[2] = struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
-    filled, ends = 2, account.block + 1
+    value = value .. struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
+    filled, ends = value, account.block + 1
   end
-  for _, place in ipairs(account.places) do
-    local part = place.raw or '-\0\0'
-    if place.state then
-      local algorithm = place.algorithm
-      local content = (algorithm[how] or algorithm.write)(place)
-      part = struct.pack('<c1H', place.letter, #content) .. content
+  local places = account.places
+  for i = 1, #places do
+    local place = places[i]
+    local state, algorithm = place.state, place.algorithm
+    if state then
+      value = value .. (algorithm[how] or algorithm.write)(place)
       ends = math.max(ends, algorithm.ends(place))
+    else
+      value = value .. (place.raw or '-\0\0')
     end
-    parts[#parts + 1] = part
-    if part ~= '-\0\0' then
-      filled = #parts
+    if state or place.raw and place.raw ~= '-\0\0' then
+      filled = value
     end
   end
-  if filled == 1 then
-    return ''
-  end
-  return table.concat(parts, '', 1, filled), ends
+  return filled, ends
 end
 
 -- Keeps the account until it may be forgotten.
@@ -161,16 +142,16 @@ local function write(account)
     redis.call('DEL', account.key)
   else
     local ms = math.ceil((ends - now) / 1000)
-    for _, place in ipairs(account.places) do
-      if place.raw then
-        ms = math.max(ms, redis.call('PTTL', account.key) - linger)
-      end
+    if account.others then
+      ms = math.max(ms, redis.call('PTTL', account.key) - linger)
     end
     ms = math.max(1, math.min(ms, 315360000000)) + linger
     redis.call('SET', account.key, value, 'PX', ms)
-    for _, place in ipairs(account.places) do
-      if place.list then
-        redis.call('PEXPIRE', place.list, ms)
+    if account.lists then
+      for _, place in ipairs(account.places) do
+        if place.list then
+          redis.call('PEXPIRE', place.list, ms)
+        end
       end
     end
   end
@@ -180,21 +161,16 @@ end
 -- What the caller is told of an account: whether it was charged (1) and whether something of
 -- another's was found in its place (2), then the account.
 local function tell(account)
-  local value = account.value or ''
-  for _, place in ipairs(account.places) do
-    if place.list then
-      value = encode(account, 'show')
-    end
-  end
+  local value = account.lists and encode(account, 'show') or account.value or ''
   local flags = (account.charged and 1 or 0) + (account.healed and 2 or 0)
-  return struct.pack('<BI4', flags, #value) .. value
+  return struct.pack('<BI4c0', flags, #value, value)
 end
 
 -- The whole answer.
 local function answer(allowed, accounts)
-  local parts = { struct.pack('<BI7H', allowed and 1 or 0, now, nano) }
-  for i, account in ipairs(accounts) do
-    parts[i + 1] = tell(account)
+  local told = struct.pack('<BI7H', allowed and 1 or 0, now, nano)
+  for i = 1, #accounts do
+    told = told .. tell(accounts[i])
   end
-  return table.concat(parts)
+  return told
 end

@@ -66,10 +66,16 @@ local function count(place, units)
 end
 
 algorithms.f = {
-  plan = function(place, plan, at)
-    place.cost, place.need, place.units, place.soft, place.period, place.carry, place.kind,
-      place.wait, place.wait_nano, at = struct.unpack('<I5I5I5I5I7I5BI7H', plan, at)
-    return at
+  letter = 'f',
+
+  plan = function(plan, at)
+    local charges, possible, cost, need, units, soft, period, carry, kind, wait, wait_nano, after =
+      struct.unpack('<BBI5I5I5I5I7I5BI7H', plan, at)
+    return {
+      algorithm = algorithms.f, charges = charges, possible = possible, cost = cost, need = need,
+      units = units, soft = soft, period = period, carry = carry, kind = kind, wait = wait,
+      wait_nano = wait_nano,
+    }, after
   end,
 
   read = function(_, value, at, length)
@@ -81,7 +87,7 @@ algorithms.f = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<I7HI5I5', state.us, state.ns, state.count, state.bonus)
+    return struct.pack('<c1HI7HI5I5', 'f', 19, state.us, state.ns, state.count, state.bonus)
   end,
 
   -- An aligned window moves to the window that holds now.

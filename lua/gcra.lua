@@ -18,12 +18,18 @@ local function put(place, us, ns)
 end
 
 algorithms.g = {
+  letter = 'g',
+
   -- `cost` is what is moved, in time; `room` how far ahead the TAT may be for it to fit. Of a late
   -- charge `room` is how far it may get, of a return the TAT it had left (an instant).
-  plan = function(place, plan, at)
-    place.cost, place.cost_nano, place.room, place.room_nano, place.kept, place.kept_nano,
-      place.cold, place.cold_nano, at = struct.unpack('<I7Hi7HI7HI7H', plan, at)
-    return at
+  plan = function(plan, at)
+    local charges, possible, cost, cost_nano, room, room_nano, kept, kept_nano, cold, cold_nano,
+      after = struct.unpack('<BBI7Hi7HI7HI7H', plan, at)
+    return {
+      algorithm = algorithms.g, charges = charges, possible = possible, cost = cost,
+      cost_nano = cost_nano, room = room, room_nano = room_nano, kept = kept,
+      kept_nano = kept_nano, cold = cold, cold_nano = cold_nano,
+    }, after
   end,
 
   read = function(_, value, at, length)
@@ -34,7 +40,7 @@ algorithms.g = {
   end,
 
   write = function(place)
-    return struct.pack('<I7H', place.state.us, place.state.ns)
+    return struct.pack('<c1HI7H', 'g', 9, place.state.us, place.state.ns)
   end,
 
   follow = function(place, back)

@@ -1,36 +1,34 @@
 -- The commonest case, answered before anything else is defined: one account of one GCRA quota that
--- charges. What this does not know (an odd value, a block, a clock that stepped back) falls
--- through to the rest.
-if #KEYS == 1 and #ARGV[1] == 41 then
-  local binding, _, _, charges, possible, cost, cost_nano, room, room_nano, kept, kept_nano, cold,
-    cold_nano = struct.unpack('<BBc1BBI7Hi7HI7HI7H', ARGV[1])
-  if binding * charges * possible == 1 and kept + kept_nano + cold + cold_nano == 0 then
-    local value = redis.pcall('GET', KEYS[1])
-    local tat, tat_nano, simple = now, nano, not value
-    if value and #value == 19 then
-      local last, letter, _, us, ns = struct.unpack('<I7c1HI7H', value)
-      simple = letter == 'g' and last <= now
-      if us > now or us == now and ns > nano then
-        tat, tat_nano = us, ns
-      end
+-- starts full and is charged. What this does not know (an odd value, a block, a clock that stepped
+-- back) falls through to the rest; until then nothing has been changed.
+if plans == 1 and #ARGV[1] == 41 then
+  local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', ARGV[1], 6)
+  local value = redis.pcall('GET', KEYS[1])
+  local tat, tat_nano, simple = now, nano, not value
+  if value and #value == 19 then
+    local last, letter, length, us, ns = struct.unpack('<I7c1HI7H', value)
+    simple = letter == 'g' and length == 9 and last <= now
+    if us > now or us == now and ns > nano then
+      tat, tat_nano = us, ns
     end
-    if simple then
-      local most, most_nano = now + room, nano + room_nano
-      if most_nano >= 1000 then
-        most, most_nano = most + 1, most_nano - 1000
-      end
-      local allowed = tat < most or tat == most and tat_nano <= most_nano
-      if allowed then
-        tat, tat_nano = tat + cost, tat_nano + cost_nano
-        if tat_nano >= 1000 then
-          tat, tat_nano = tat + 1, tat_nano - 1000
-        end
-        value = struct.pack('<I7c1HI7H', now, 'g', 9, tat, tat_nano)
-        local ms = math.ceil((tat + 1 - now) / 1000)
-        redis.call('SET', KEYS[1], value, 'PX', math.min(ms, 315360000000) + linger)
-      end
-      local said = allowed and 1 or 0
-      return struct.pack('<BI7HBI4', said, now, nano, said, #value) .. value
+  end
+  if simple then
+    local most, most_nano = now + room, nano + room_nano
+    if most_nano >= 1000 then
+      most, most_nano = most + 1, most_nano - 1000
     end
+    local allowed = tat < most or tat == most and tat_nano <= most_nano
+    if allowed then
+      tat, tat_nano = tat + cost, tat_nano + cost_nano
+      if tat_nano >= 1000 then
+        tat, tat_nano = tat + 1, tat_nano - 1000
+      end
+      value = struct.pack('<I7c1HI7H', now, 'g', 9, tat, tat_nano)
+      local ms = math.ceil((tat + 1 - now) / 1000)
+      redis.call('SET', KEYS[1], value, 'PX', math.min(ms, 315360000000) + linger)
+    end
+    value = value or ''
+    local said = allowed and 1 or 0
+    return struct.pack('<BI7HBI4c0', said, now, nano, said, #value, value)
   end
 end

@@ -82,11 +82,15 @@ local function take(place, units, only, only_nano)
 end
 
 algorithms.l = {
-  plan = function(place, plan, from)
-    place.cost, place.need, place.units, place.soft, place.period, place.key, from =
-      struct.unpack('<I5I5I5I5I7B', plan, from)
-    place.list = KEYS[place.key]
-    return from
+  letter = 'l',
+
+  plan = function(plan, from)
+    local charges, possible, cost, need, units, soft, period, key, after =
+      struct.unpack('<BBI5I5I5I5I7B', plan, from)
+    return {
+      algorithm = algorithms.l, charges = charges, possible = possible, cost = cost, need = need,
+      units = units, soft = soft, period = period, list = KEYS[key],
+    }, after
   end,
 
   read = function(place, value, from, length)
@@ -97,14 +101,16 @@ algorithms.l = {
   end,
 
   write = function(place)
-    return struct.pack('<I5I7H', place.state.total, place.state.us, place.state.ns)
+    local state = place.state
+    return struct.pack('<c1HI5I7H', 'l', 14, state.total, state.us, state.ns)
   end,
 
   -- The answer needs no whole log: up to where one unit more and up to where this cost would pass,
   -- and the rest as one.
   show = function(place)
     local state = place.state
-    local parts, left, index, sum = { algorithms.l.write(place) }, state.total, 0, 0
+    local parts = { struct.pack('<I5I7H', state.total, state.us, state.ns) }
+    local left, index, sum = state.total, 0, 0
     local next_room = math.min(state.total, place.units) - 1
     local cost_room = place.units + place.soft - math.max(1, place.need)
     local room = math.max(next_room, cost_room)
@@ -123,7 +129,8 @@ algorithms.l = {
     if left + sum > 0 then
       parts[#parts + 1] = struct.pack('<I7HI5', state.us, state.ns, left + sum)
     end
-    return table.concat(parts)
+    local told = table.concat(parts)
+    return struct.pack('<c1Hc0', 'l', #told, told)
   end,
 
   follow = function(place, back)

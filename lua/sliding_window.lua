@@ -87,10 +87,15 @@ local function take(place, units, which)
 end
 
 algorithms.s = {
-  plan = function(place, plan, at)
-    place.cost, place.need, place.units, place.soft, place.width, place.buckets, at =
-      struct.unpack('<I5I5I5I5I7I4', plan, at)
-    return at
+  letter = 's',
+
+  plan = function(plan, at)
+    local charges, possible, cost, need, units, soft, width, buckets, after =
+      struct.unpack('<BBI5I5I5I5I7I4', plan, at)
+    return {
+      algorithm = algorithms.s, charges = charges, possible = possible, cost = cost, need = need,
+      units = units, soft = soft, width = width, buckets = buckets,
+    }, after
   end,
 
   read = function(_, value, at, length)
@@ -100,7 +105,8 @@ algorithms.s = {
   end,
 
   write = function(place)
-    return struct.pack('<I5', place.state.total) .. place.state.list
+    local state = place.state
+    return struct.pack('<c1HI5c0', 's', 5 + #state.list, state.total, state.list)
   end,
 
   -- Buckets move by whole widths.

@@ -5,8 +5,10 @@ local accounts, allowed, possible, blocked = {}, true, true, false
 
 for i = 1, plans do
   local account = read(KEYS[i], ARGV[i])
-  accounts[i], account.fits = account, true
-  for _, place in ipairs(account.places) do
+  local places = account.places
+  accounts[i] = account
+  for at = 1, #places do
+    local place = places[at]
     if place.charges == 1 then
       account.charging = true
       if not place.algorithm.fits(place) then
@@ -20,9 +22,12 @@ for i = 1, plans do
 end
 allowed = allowed and not blocked
 
-for _, account in ipairs(accounts) do
+for i = 1, plans do
+  local account = accounts[i]
+  local places = account.places
   account.charged = allowed and account.fits and account.charging
-  for _, place in ipairs(account.places) do
+  for at = 1, #places do
+    local place = places[at]
     if place.charges == 1 then
       if account.charged then
         place.algorithm.charge(place)

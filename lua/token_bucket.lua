@@ -40,10 +40,15 @@ local function refund(place, units)
 end
 
 algorithms.t = {
-  plan = function(place, plan, at)
-    place.cost, place.need, place.burst, place.soft, place.units, place.initial, place.period,
-      place.kept, at = struct.unpack('<I5I5I5I5I5I5I7I7', plan, at)
-    return at
+  letter = 't',
+
+  plan = function(plan, at)
+    local charges, possible, cost, need, burst, soft, units, initial, period, kept, after =
+      struct.unpack('<BBI5I5I5I5I5I5I7I7', plan, at)
+    return {
+      algorithm = algorithms.t, charges = charges, possible = possible, cost = cost, need = need,
+      burst = burst, soft = soft, units = units, initial = initial, period = period, kept = kept,
+    }, after
   end,
 
   read = function(_, value, at, length)
@@ -55,7 +60,7 @@ algorithms.t = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<i6I7HI7H', state.tokens, state.us, state.ns, state.opened,
+    return struct.pack('<c1Hi6I7HI7H', 't', 24, state.tokens, state.us, state.ns, state.opened,
       state.opened_nano)
   end,
 

@@ -212,7 +212,7 @@ where
 
     /// One script call. The server forgets scripts when it restarts: then it is sent the whole one.
     async fn call(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
-        let script = self.script(purpose.frame(), question.letters());
+        let script = self.script(question.frame(purpose), question.letters());
         let (keys, mut args) = question.encode(purpose);
         args.extend(self.time());
         let command = |how: &str, script: &str| {

@@ -49,10 +49,6 @@ pub(super) enum Purpose<'a> {
 }
 
 impl Purpose<'_> {
-    pub(super) fn frame(self) -> Frame {
-        if matches!(self, Self::Take) { Frame::Take } else { Frame::Settle }
-    }
-
     /// As the settling script calls it.
     fn word(self) -> &'static str {
         match self {
@@ -123,6 +119,15 @@ impl Question {
         self.split().filter(|part| charged(&part.accounts[0])).collect()
     }
 
+    /// Which script answers.
+    pub(super) fn frame(&self, purpose: Purpose<'_>) -> Frame {
+        match purpose {
+            Purpose::Take if self.accounts.iter().all(Account::is_plain) => Frame::Plain,
+            Purpose::Take => Frame::Take,
+            _ => Frame::Settle,
+        }
+    }
+
     /// Letters of the algorithms that are asked.
     pub(super) fn letters(&self) -> impl Iterator<Item = u8> {
         self.accounts.iter().flat_map(|a| a.places.iter().flatten()).map(|(quota, _)| letter(quota))
@@ -132,7 +137,7 @@ impl Question {
     pub(super) fn encode(&self, purpose: Purpose<'_>) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
-        if purpose.frame() == Frame::Settle {
+        if !matches!(purpose, Purpose::Take) {
             let nanos = match purpose {
                 Purpose::Block(time) => time.min(LONGEST),
                 Purpose::GiveBack(taken) => self.receipt(taken, 0, None).0,
@@ -181,6 +186,15 @@ impl Question {
 }
 
 impl Account {
+    /// Whether its quotas are GCRA, start full and are all charged, and a refusal is one.
+    fn is_plain(&self) -> bool {
+        let plain = |(quota, ask): &(Quota, Ask)| {
+            letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0
+        };
+        let all = self.places.iter().all(|asked| asked.as_ref().is_some_and(plain));
+        all && !self.places.is_empty() && !self.report_only
+    }
+
     fn add(&mut self, place: usize, quota: &Quota, ask: Ask) {
         if self.places.len() <= place {
             self.places.resize(place + 1, None);

@@ -8,6 +8,8 @@ const CLOCK: &str = include_str!("../../../lua/clock.lua");
 #[cfg(feature = "testing")]
 const DRIVEN: &str = include_str!("../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../lua/one.lua");
+const PLAIN: &str = include_str!("../../../lua/plain.lua");
+const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
@@ -41,6 +43,8 @@ pub(super) struct Script {
 /// What a script is to do with accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
+    /// GCRA quotas that start full and are all charged: what most requests ask.
+    Plain,
     Take,
     Settle,
 }
@@ -49,7 +53,7 @@ pub(super) enum Frame {
 /// that the server does not define, call by call, what the call does not need.
 pub(super) struct Scripts {
     clock: &'static str,
-    made: [[OnceLock<Script>; SETS]; 2],
+    made: [[OnceLock<Script>; SETS]; 3],
 }
 
 impl Scripts {
@@ -71,14 +75,13 @@ impl Scripts {
     }
 
     fn assemble(&self, frame: Frame, set: usize) -> Script {
-        let mut parts = vec![self.clock];
-        if frame == Frame::Take && set == 1 {
-            parts.push(ONE);
-        }
-        parts.push(ACCOUNT);
+        let mut parts = match frame {
+            Frame::Plain => vec![self.clock, ONE, TIME, PLAIN, ACCOUNT],
+            Frame::Take | Frame::Settle => vec![self.clock, TIME, ACCOUNT],
+        };
         let of_set = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
         parts.extend(of_set.map(|(_, (_, text))| *text));
-        parts.push(if frame == Frame::Take { TAKE } else { SETTLE });
+        parts.push(if frame == Frame::Settle { SETTLE } else { TAKE });
         let text = lean(&parts.concat());
         Script { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }

@@ -1,0 +1,326 @@
+//! What is compared: commands that the store really sends, and some that are known elsewhere.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::{Duration, SystemTime},
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use smallvec::SmallVec;
+use tower_sluice::{
+    Algorithm, Charge, Decision, Key, Quota, RedisStore, RuleName, Store, store::RedisError,
+};
+
+use crate::{
+    record::{Call, Recorder},
+    server::Server,
+    wire::pack,
+};
+
+const KEYS: u32 = 1_000;
+/// Never exhausted here, and debts that grow from run to run.
+const AMPLE: u32 = 10_000_000;
+const MINUTE: Duration = Duration::from_secs(60);
+/// A log that lasts about as long as its keys are charged a hundred times.
+const LOG: Duration = Duration::from_millis(30);
+const LOG_KEYS: u32 = 20;
+
+pub(crate) const PLAIN: &str = "plain microsecond script";
+pub(crate) const PLAIN_ONE: &str = "plain, one integer back";
+pub(crate) const LEAN: &str = "one quota";
+pub(crate) const FRAMED: &str = "one quota, through the frame";
+pub(crate) const FRAMED_QUOTAS: &str = "three quotas, through the frame";
+pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
+pub(crate) const THREE_QUOTAS: &str = "three quotas of one key";
+pub(crate) const THREE_RULES: &str = "three rules (three keys)";
+
+/// A single limit by GCRA as it is usually published, with its times in whole microseconds.
+const PLAIN_SCRIPT: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local interval, most, cost = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+local tat = (redis.call('GET', KEYS[1]) or now) + 0
+if tat < now then
+  tat = now
+end
+local after = tat + cost * interval
+local room = now + most - after
+if room < 0 then
+  return {0, math.floor((now + most - tat) / interval), -room, tat - now}
+end
+redis.call('SET', KEYS[1], string.format('%d', after), 'PX', math.ceil((after - now) / 1000))
+return {1, math.floor(room / interval), 0, after - now}
+";
+
+/// The same, but for what it answers: what remains, or how long to wait, below zero.
+const PLAIN_ONE_SCRIPT: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local interval, most, cost = ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
+local tat = (redis.call('GET', KEYS[1]) or now) + 0
+if tat < now then
+  tat = now
+end
+local after = tat + cost * interval
+local room = now + most - after
+if room < 0 then
+  return room
+end
+redis.call('SET', KEYS[1], string.format('%d', after), 'PX', math.ceil((after - now) / 1000))
+return math.floor(room / interval)
+";
+
+/// What runs by turns with others: the same command for many keys.
+pub(crate) struct Form {
+    pub(crate) name: &'static str,
+    /// Packed, one for each key.
+    pub(crate) commands: Vec<Vec<u8>>,
+    /// Calls before each measurement.
+    pub(crate) warm: usize,
+}
+
+impl Form {
+    fn new(name: &'static str, commands: Vec<Vec<u8>>) -> Self {
+        Self { name, commands, warm: 0 }
+    }
+}
+
+/// A request to the store, of some rules with some quotas each.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    rules: Vec<(RuleName, Vec<Quota>)>,
+}
+
+impl Case {
+    /// Each case has rules, and so accounts, of its own.
+    pub(crate) fn new(name: &'static str, rules: &[&[Quota]]) -> Self {
+        let rule = |(at, quotas): (usize, &&[Quota])| {
+            (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
+        };
+        Self { name, rules: rules.iter().enumerate().map(rule).collect() }
+    }
+
+    pub(crate) fn one(name: &'static str, quota: Quota) -> Self {
+        Self::new(name, &[&[quota]])
+    }
+
+    /// The charges of one request.
+    pub(crate) fn charges<R>(&self, key: u32, with: impl FnOnce(&[Charge<'_>]) -> R) -> R {
+        let key = Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + key)));
+        let charges = self.rules.iter().map(|(rule, quotas)| Charge::new(*rule, &key, quotas));
+        with(&charges.collect::<SmallVec<[_; 3]>>())
+    }
+
+    /// The script call with which the store asks this.
+    pub(crate) fn call(&self, key: u32, ask: Ask) -> Call {
+        let recorder = Recorder::default();
+        let store = RedisStore::new(recorder.clone());
+        let asked = self.charges(key, |charges| ask(&store, charges));
+        // refused by the recorder, once it has taken note
+        asked.now_or_never().expect("at once").expect_err("there is no server");
+        recorder.take()
+    }
+
+    /// The packed commands for so many keys.
+    pub(crate) fn commands(&self, server: &mut Server, keys: u32, ask: Ask) -> Vec<Vec<u8>> {
+        let calls: Vec<_> = (0..keys).map(|key| self.call(key, ask)).collect();
+        let sha = server.load(&calls[0].script);
+        calls.into_iter().map(|call| evalsha(&sha, call.args)).collect()
+    }
+}
+
+/// What is asked of the store.
+type Ask = fn(&RedisStore<Recorder>, &[Charge<'_>]) -> BoxFuture<'static, Asked>;
+type Asked = Result<Decision, RedisError>;
+
+pub(crate) fn take(
+    store: &RedisStore<Recorder>,
+    charges: &[Charge<'_>],
+) -> BoxFuture<'static, Asked> {
+    store.take(charges).into_future().boxed()
+}
+
+fn late(store: &RedisStore<Recorder>, charges: &[Charge<'_>]) -> BoxFuture<'static, Asked> {
+    store.settle(&charges[0], -1).into_future().boxed()
+}
+
+fn back(store: &RedisStore<Recorder>, charges: &[Charge<'_>]) -> BoxFuture<'static, Asked> {
+    store.settle(&charges[0], 1).into_future().boxed()
+}
+
+fn block(store: &RedisStore<Recorder>, charges: &[Charge<'_>]) -> BoxFuture<'static, Asked> {
+    store.block(&charges[0], 60 * MINUTE).into_future().boxed()
+}
+
+fn evalsha(sha: &str, mut args: Vec<Vec<u8>>) -> Vec<u8> {
+    args.splice(0..0, ["EVALSHA".into(), sha.into()]);
+    pack(&args)
+}
+
+/// 10 a second, 100 a minute and 1000 an hour, never exhausted.
+pub(crate) fn quotas() -> [Quota; 3] {
+    [Quota::per_second(10), Quota::per_minute(100), Quota::per_hour(1_000)]
+        .map(|quota| quota.burst(AMPLE))
+}
+
+/// The cases that have a latency and a cost at the client.
+pub(crate) fn whole() -> [Case; 3] {
+    let [second, minute, hour] = quotas();
+    [
+        Case::one(LEAN, minute),
+        Case::new(THREE_QUOTAS, &[&[second, minute, hour]]),
+        Case::new(THREE_RULES, &[&[second], &[minute], &[hour]]),
+    ]
+}
+
+pub(crate) fn all(server: &mut Server) -> Vec<Form> {
+    let mut forms = known(server);
+    forms.extend(allowed(server));
+    forms.extend(refused(server));
+    forms
+}
+
+fn known(server: &mut Server) -> Vec<Form> {
+    let empty = server.load("return 1");
+    let mut plain = |name: &'static str, script: &str, most: &str| {
+        let sha = server.load(script);
+        // as long as a key of the store
+        let key = |at| format!("{name:x<26.26}:{at:06}").into();
+        let arg = |text: &str| text.into();
+        let args = |at| vec![arg("1"), key(at), arg("600000"), arg(most), arg("1")];
+        Form::new(name, (0..KEYS).map(|at| evalsha(&sha, args(at))).collect())
+    };
+    vec![
+        plain(PLAIN, PLAIN_SCRIPT, "6000000000000"),
+        plain(PLAIN_ONE, PLAIN_ONE_SCRIPT, "6000000000000"),
+        plain("plain microsecond script, refused", PLAIN_SCRIPT, "600000"),
+        Form::new("PING", vec![pack(&["PING"])]),
+        Form::new("EVALSHA return 1", vec![evalsha(&empty, vec!["0".into()])]),
+    ]
+}
+
+fn allowed(server: &mut Server) -> Vec<Form> {
+    let [second, minute, hour] = quotas();
+    let ten = Quota::new(AMPLE, 10 * MINUTE).expect("a quota");
+    let sixty = Quota::per_hour(AMPLE);
+    let sliding = |buckets| Algorithm::SlidingWindow { buckets };
+    let mut forms: Vec<_> = whole().iter().map(|case| admitted(server, case)).collect();
+    forms.extend([
+        framed(server, FRAMED, &[&[minute]]),
+        framed(server, FRAMED_QUOTAS, &[&quotas()]),
+        framed(server, FRAMED_RULES, &[&[second], &[minute], &[hour]]),
+    ]);
+    forms.extend(
+        [
+            Case::new("three rules, five quotas", &[&[second, minute], &[minute, hour], &[hour]]),
+            Case::one("token bucket", minute.algorithm(Algorithm::TokenBucket)),
+            Case::one("fixed window", sixty.algorithm(Algorithm::fixed_window())),
+        ]
+        .map(|case| admitted(server, &case)),
+    );
+    let ten = Case::one("sliding window, 10 buckets", ten.algorithm(sliding(10)));
+    let sixty = Case::one("sliding window, 60 buckets", sixty.algorithm(sliding(60)));
+    forms.push(filled(server, &ten, 10));
+    forms.push(filled(server, &sixty, 60));
+    forms.push(log(server));
+    forms.push(settled(server, "settle: a unit more", minute, late));
+    forms.push(settled(server, "settle: a unit back", minute, back));
+    forms
+}
+
+fn refused(server: &mut Server) -> Vec<Form> {
+    let [second, minute, _] = quotas();
+    let one = Quota::per_hour(1);
+    let mut forms: Vec<_> = [
+        Case::one("one quota, refused", one),
+        Case::new("three quotas of one key, refused", &[&[second, minute, one]]),
+        Case::new("three rules, refused", &[&[second], &[minute], &[one]]),
+        Case::one("token bucket, refused", one.algorithm(Algorithm::TokenBucket)),
+        Case::one("fixed window, refused", one.algorithm(Algorithm::AnchoredWindow)),
+    ]
+    .into_iter()
+    .map(|case| {
+        let commands = case.commands(server, KEYS, take);
+        server.play(commands.iter());
+        checked(server, Form::new(case.name, commands), false)
+    })
+    .collect();
+    let case = Case::one("a blocked key", minute);
+    let blocks = case.commands(server, KEYS, block);
+    server.play(blocks.iter());
+    let commands = case.commands(server, KEYS, take);
+    forms.push(checked(server, Form::new(case.name, commands), false));
+    forms
+}
+
+fn admitted(server: &mut Server, case: &Case) -> Form {
+    let commands = case.commands(server, KEYS, take);
+    checked(server, Form::new(case.name, commands), true)
+}
+
+/// What most requests ask without its short cut: by the script of accounts that do not start full.
+fn framed(server: &mut Server, name: &'static str, rules: &[&[Quota]]) -> Form {
+    let cold = |quotas: &&[Quota]| quotas.iter().map(|quota| quota.initial(1)).collect();
+    let cold: Vec<Vec<_>> = rules.iter().map(cold).collect();
+    let cold = Case::new(name, &cold.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let sha = server.load(&cold.call(0, take).script);
+    let case = Case::new(name, rules);
+    let commands = (0..KEYS).map(|key| evalsha(&sha, case.call(key, take).args)).collect();
+    checked(server, Form::new(name, commands), true)
+}
+
+/// Accounts of a sliding window that were charged in each of their buckets.
+fn filled(server: &mut Server, case: &Case, buckets: u64) -> Form {
+    fill(server, case, KEYS, buckets);
+    let form = admitted(server, case);
+    let call = case.call(0, take);
+    let length = server.call(&[b"STRLEN".as_slice(), &call.keys()[0]]).int();
+    let entries = u64::try_from(length - 15).expect("an account") / 14;
+    assert!(entries >= buckets, "{}: {entries} buckets", case.name);
+    form
+}
+
+/// Writes accounts of a sliding window of one-minute buckets, used in all but the newest.
+pub(crate) fn fill(server: &mut Server, case: &Case, keys: u32, buckets: u64) {
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("a clock");
+    let int = |number: u128, bytes: usize| number.to_le_bytes()[..bytes].to_vec();
+    let instant = |back: u32| [int((now - MINUTE * back).as_micros(), 7), int(0, 2)].concat();
+    let used = 1..u32::try_from(buckets).expect("a few buckets");
+    let units = int(u128::from(buckets - 1), 5);
+    let entries: Vec<_> = used.rev().flat_map(|back| [instant(back), int(1, 5)].concat()).collect();
+    let length = int((units.len() + entries.len()) as u128, 2);
+    let value = [int(now.as_micros(), 7), vec![b's'], length, units, entries].concat();
+    let sets = (0..keys).map(|key| {
+        let call = case.call(key, take);
+        pack(&[b"SET".as_slice(), &call.keys()[0], &value, b"PX", b"3600000"])
+    });
+    server.play(sets.collect::<Vec<_>>().iter());
+}
+
+/// A log of some hundred entries, of which each charge pushes about one out.
+fn log(server: &mut Server) -> Form {
+    let quota = Quota::new(1_000, LOG).expect("a quota").algorithm(Algorithm::SlidingLog);
+    let case = Case::one("sliding log, about 100", quota);
+    let commands = case.commands(server, LOG_KEYS, take);
+    let form = checked(server, Form::new(case.name, commands), true);
+    Form { warm: 100 * LOG_KEYS as usize, ..form }
+}
+
+/// Accounts deep in debt, so that no unit is one too many.
+fn settled(server: &mut Server, name: &'static str, quota: Quota, ask: Ask) -> Form {
+    let case = Case::one(name, quota);
+    let debt: Ask = |store, charges| take(store, &[charges[0].cost(AMPLE / 2)]);
+    let debts = case.commands(server, KEYS, debt);
+    server.play(debts.iter());
+    let commands = case.commands(server, KEYS, ask);
+    checked(server, Form::new(name, commands), true)
+}
+
+/// A form whose commands do what its name says, on accounts that nothing was wrong with.
+fn checked(server: &mut Server, form: Form, allowed: bool) -> Form {
+    server.play(form.commands.iter());
+    let last = server.ask(&form.commands[0]);
+    let (said, flags) = (last.bytes()[0] == 1, last.bytes()[10]);
+    assert!(said == allowed && flags & 2 == 0, "{}: {last:?}", form.name);
+    form
+}

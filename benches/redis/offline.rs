@@ -1,0 +1,58 @@
+//! Client CPU per decision: what the store computes before a command goes out and after the answer
+//! came in, with no server and no connection.
+
+use std::{
+    hint::black_box,
+    pin::pin,
+    task::{Context, Waker},
+    time::Instant,
+};
+
+use tower_sluice::{LocalStore, RedisStore, Store};
+
+use crate::{
+    forms::{self, Case, take},
+    record::Canned,
+    server::Server,
+    stats::Series,
+};
+
+const KEYS: u32 = 1_000;
+/// Decisions in a row before the next subject's turn.
+const BATCH: u32 = 1_000;
+
+pub(crate) fn run(server: &mut Server, rounds: usize) {
+    let cases = forms::whole();
+    let local = LocalStore::new();
+    let stores: Vec<_> = cases.iter().map(|case| RedisStore::new(answer(server, case))).collect();
+    let mut times = vec![[Series::default(), Series::default()]; cases.len()];
+    // short turns: more of them
+    for _ in 0..rounds * 10 {
+        for ((case, store), times) in cases.iter().zip(&stores).zip(&mut times) {
+            times[0].0.push(turn(store, case));
+            times[1].0.push(turn(&local, case));
+        }
+    }
+    println!("client CPU, encoding and decoding: ns per decision, ratio to the embedded store");
+    for (case, [redis, local]) in cases.iter().zip(&times) {
+        println!("  {:<36}{:>8.0}{:>8.2}", case.name, redis.median(), redis.over(local));
+    }
+    println!();
+}
+
+/// A connection that gives the server's true answer to a request.
+fn answer(server: &mut Server, case: &Case) -> Canned {
+    let command = &case.commands(server, 1, take)[0];
+    Canned(server.ask(command).bytes().into())
+}
+
+/// Nanoseconds per decision.
+fn turn<S: Store>(store: &S, case: &Case) -> f64 {
+    let mut cx = Context::from_waker(Waker::noop());
+    let start = Instant::now();
+    for key in 0..BATCH {
+        let answer = case.charges(key % KEYS, |charges| store.take(charges));
+        assert!(black_box(pin!(answer.into_future()).poll(&mut cx)).is_ready());
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(BATCH)
+}

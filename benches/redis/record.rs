@@ -1,0 +1,94 @@
+//! Connections to no server: one writes down what the store sends, one always answers the same.
+
+use std::{
+    future::ready,
+    hint::black_box,
+    sync::{Arc, Mutex},
+};
+
+use redis::{
+    Arg, Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value, aio::ConnectionLike,
+};
+
+/// A script call as the store made it.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) script: String,
+    /// From the number of keys on.
+    pub(crate) args: Vec<Vec<u8>>,
+}
+
+impl Call {
+    pub(crate) fn keys(&self) -> &[Vec<u8>] {
+        let count = std::str::from_utf8(&self.args[0]).ok().and_then(|text| text.parse().ok());
+        &self.args[1..=count.expect("a number of keys")]
+    }
+}
+
+/// Knows no script, so that the store sends the whole one, and keeps what it was sent last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recorder(Arc<Mutex<Option<Call>>>);
+
+impl Recorder {
+    /// What was sent since the last time.
+    pub(crate) fn take(&self) -> Call {
+        self.0.lock().expect("nobody panics").take().expect("a script was called")
+    }
+
+    fn note(&self, command: &Cmd) {
+        let mut args = command.args_iter().map(|arg| match arg {
+            Arg::Simple(bytes) => bytes.to_vec(),
+            _ => panic!("no such argument in a script call"),
+        });
+        if args.next().is_some_and(|name| name == b"EVAL") {
+            let script = args.next().and_then(|bytes| String::from_utf8(bytes).ok());
+            let call = Call { script: script.expect("a script"), args: args.collect() };
+            *self.0.lock().expect("nobody panics") = Some(call);
+        }
+    }
+}
+
+impl ConnectionLike for Recorder {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.note(command);
+        let error = (ErrorKind::Server(ServerErrorKind::NoScript), "it knows none");
+        Box::pin(ready(Err(error.into())))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        unreachable!("the store sends none")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+/// Answers whatever it is sent, packed as for a server, with the same bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Canned(pub(crate) Arc<[u8]>);
+
+impl ConnectionLike for Canned {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        black_box(command.get_packed_command());
+        Box::pin(ready(Ok(Value::BulkString(self.0.to_vec()))))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        unreachable!("the store sends none")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}

@@ -1,0 +1,106 @@
+//! A server of our own, that ends with the bench.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use crate::wire::{Reply, Wire};
+
+pub(crate) struct Server {
+    process: Child,
+    pinned: bool,
+    pub(crate) port: u16,
+    control: Wire,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        drop(listener);
+        let pinned = spawn(&["taskset", "-c", "0", "redis-server"], port);
+        let (process, pinned) = match pinned {
+            Some(process) => (process, true),
+            None => (spawn(&["redis-server"], port).expect("redis-server is installed"), false),
+        };
+        let control = (0..100).find_map(|_| {
+            sleep(Duration::from_millis(20));
+            Wire::connect(port).ok()
+        });
+        Self { process, pinned, port, control: control.expect("the server starts") }
+    }
+
+    pub(crate) fn about(&mut self) -> String {
+        let version = self.info("server", "redis_version");
+        let pinned = if self.pinned { "pinned to CPU 0" } else { "not pinned: no taskset here" };
+        format!("redis-server {version}, {pinned}")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Reply {
+        self.control.call(args)
+    }
+
+    /// The answer to a packed command.
+    pub(crate) fn ask(&mut self, packed: &[u8]) -> Reply {
+        self.control.send(packed);
+        self.control.read()
+    }
+
+    /// Sends packed commands and waits for all answers.
+    pub(crate) fn play<'a>(&mut self, packed: impl Iterator<Item = &'a Vec<u8>>) {
+        let packed: Vec<_> = packed.collect();
+        for some in packed.chunks(100) {
+            self.control.send(&some.iter().copied().flatten().copied().collect::<Vec<_>>());
+            some.iter().for_each(|_| drop(self.control.read()));
+        }
+    }
+
+    /// The hash under which the server knows a script from now on.
+    pub(crate) fn load(&mut self, script: &str) -> String {
+        self.call(&["SCRIPT", "LOAD", script]).text()
+    }
+
+    /// Seconds of CPU that the server has used.
+    pub(crate) fn cpu(&mut self) -> f64 {
+        let info = self.call(&["INFO", "cpu"]).text();
+        ["used_cpu_user", "used_cpu_sys"].map(|name| number(&field(&info, name))).iter().sum()
+    }
+
+    pub(crate) fn memory(&mut self) -> f64 {
+        number(&self.info("memory", "used_memory"))
+    }
+
+    fn info(&mut self, section: &str, name: &str) -> String {
+        field(&self.call(&["INFO", section]).text(), name)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+fn spawn(command: &[&str], port: u16) -> Option<Child> {
+    let mut process = Command::new(command[0]);
+    process.args(&command[1..]).args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+    process.args(["--save", "", "--appendonly", "no"]);
+    process.stdin(Stdio::null()).stdout(Stdio::null()).spawn().ok()
+}
+
+fn field(info: &str, name: &str) -> String {
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("INFO has no {name}")).to_owned()
+}
+
+fn number(text: &str) -> f64 {
+    text.parse().expect("a number")
+}

@@ -1,0 +1,111 @@
+//! Server CPU per decision.
+
+use crate::{
+    forms::{
+        self, FRAMED, FRAMED_QUOTAS, FRAMED_RULES, Form, LEAN, PLAIN, PLAIN_ONE, THREE_QUOTAS,
+        THREE_RULES,
+    },
+    server::Server,
+    stats::{AtMost, Series},
+    wire::Wire,
+};
+
+const CONNECTIONS: usize = 50;
+/// Commands that each connection has under way, and decisions that are measured in one turn.
+const WAYS: [(&str, usize, usize); 2] = [("P1", 1, 1_000), ("P16", 16, 1_600)];
+/// What is to cost at most how many times what else.
+const TARGETS: [(&str, &str, f64); 3] =
+    [(LEAN, PLAIN, 0.9), (THREE_QUOTAS, LEAN, 1.4), (FRAMED_QUOTAS, FRAMED, 1.4)];
+const OTHERS: [(&str, &str); 6] = [
+    (LEAN, PLAIN_ONE),
+    (THREE_QUOTAS, PLAIN),
+    (THREE_RULES, LEAN),
+    (FRAMED, LEAN),
+    (FRAMED_QUOTAS, THREE_QUOTAS),
+    (FRAMED_RULES, THREE_RULES),
+];
+
+pub(crate) fn run(server: &mut Server, rounds: usize) {
+    let forms = forms::all(server);
+    let mut load = Load::new(server.port);
+    let mut times = vec![[Series::default(), Series::default()]; forms.len()];
+    let mut turns = vec![0; forms.len()];
+    for round in 0..rounds {
+        for at in (0..forms.len()).map(|at| (at + round) % forms.len()) {
+            for (way, (_, depth, count)) in WAYS.iter().enumerate() {
+                load.play(&forms[at], &mut turns[at], *depth, forms[at].warm);
+                let before = server.cpu();
+                load.play(&forms[at], &mut turns[at], *depth, *count);
+                times[at][way].0.push((server.cpu() - before) * 1e6 / *count as f64);
+            }
+        }
+    }
+    let named: Vec<_> = forms.iter().map(|form| form.name).zip(&times).collect();
+    print_ratios(&named);
+    print_times(&named);
+}
+
+type Named<'a> = [(&'static str, &'a [Series; 2])];
+
+fn of<'a>(times: &Named<'a>, name: &str) -> &'a [Series; 2] {
+    times.iter().find(|(known, _)| *known == name).map(|(_, times)| *times).expect("a form")
+}
+
+fn print_ratios(times: &Named<'_>) {
+    println!("server CPU, ratios");
+    let targets = TARGETS.map(|(form, base, target)| (form, base, Some(target)));
+    let others = OTHERS.map(|(form, base)| (form, base, None));
+    for (form, base, target) in targets.into_iter().chain(others) {
+        for (way, (name, ..)) in WAYS.iter().enumerate() {
+            let ratio = of(times, form)[way].over(&of(times, base)[way]);
+            let told = match target {
+                Some(target) => AtMost(target, ratio).to_string(),
+                None => format!("{ratio:>7.2}"),
+            };
+            println!("  {name:<4}{:<60}{told}", format!("{form} / {base}"));
+        }
+    }
+}
+
+fn print_times(times: &Named<'_>) {
+    println!("\nserver CPU per decision: us, ratio to the plain script, decisions per core-second");
+    println!("  {:<36}{:>24}{:>28}", "", WAYS[0].0, WAYS[1].0);
+    let base = of(times, PLAIN);
+    for (name, of) in times {
+        print!("  {name:<36}");
+        for (time, base) in of.iter().zip(base) {
+            let micros = time.median();
+            print!("{micros:>10.2}{:>8.2}{:>8.0}k ", time.over(base), 1e3 / micros);
+        }
+        println!();
+    }
+    println!();
+}
+
+/// Connections that keep the server busy.
+struct Load {
+    wires: Vec<Wire>,
+}
+
+impl Load {
+    fn new(port: u16) -> Self {
+        let wire = |_| Wire::connect(port).expect("the server listens");
+        Self { wires: (0..CONNECTIONS).map(wire).collect() }
+    }
+
+    /// Sends at least `count` commands, going on with the next key where the last turn ended.
+    fn play(&mut self, form: &Form, next: &mut usize, depth: usize, count: usize) {
+        for _ in 0..count.div_ceil(depth * CONNECTIONS) {
+            for wire in &mut self.wires {
+                let commands = (0..depth).flat_map(|_| {
+                    *next += 1;
+                    &form.commands[*next % form.commands.len()]
+                });
+                wire.send(&commands.copied().collect::<Vec<_>>());
+            }
+            for wire in &mut self.wires {
+                (0..depth).for_each(|_| drop(wire.read()));
+            }
+        }
+    }
+}
