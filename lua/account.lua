@@ -13,6 +13,9 @@ local function parse(account, value)
   end
   local places, at, i = account.places, 8, 0
   account.last = struct.unpack('<I7', value)
+  if account.last >= 9007199254740992 then
+    return false
+  end
   while at <= #value do
     if at + 2 > #value then
       return false
@@ -24,7 +27,10 @@ local function parse(account, value)
       if length ~= 9 or i > 0 then
         return false
       end
-      account.block, account.block_nano = struct.unpack('<I7H', value, from)
+      account.block, account.block_nano = instant(value, from)
+      if not account.block then
+        return false
+      end
     else
       i = i + 1
       local place = places[i]
@@ -71,9 +77,39 @@ local function refresh(account)
   end
 end
 
+-- Another's, or broken: as if it had never been.
+local function start_anew(account)
+  account.healed, account.changed, account.block, account.value = true, true, nil, nil
+  account.others = nil
+  for _, place in ipairs(account.places) do
+    place.state, place.raw = nil, nil
+    if place.list then
+      redis.call('DEL', place.list)
+    end
+  end
+end
+
+-- Whether the account ends with its key. One that lasts longer than its quota ever makes it is of
+-- another quota, or broken; and that of a broken one would lock its key for years.
+local function sound(account, wary)
+  local odd, ends = wary or account.block, account.block or now
+  for _, place in ipairs(account.places) do
+    odd = odd or place.state and place.algorithm.odd(place)
+  end
+  if not odd then
+    return true
+  end
+  for _, place in ipairs(account.places) do
+    ends = math.max(ends, place.state and place.algorithm.ends(place) or now)
+  end
+  local left = redis.call('PTTL', account.key)
+  return ends == now or left >= 0 and math.min((ends - now) / 1000, 315360000000) <= left + 1000
+end
+
 -- Reads an account by its plan: whether it binds, and for each place a letter and what the
--- algorithm of that letter needs to know. A place that is not asked for has the letter `.`.
-local function read(key, plan)
+-- algorithm of that letter needs to know. A place that is not asked for has the letter `.`. A
+-- `wary` reader asks of every account whether it is sound.
+local function read(key, plan, wary)
   local binding, count, at = struct.unpack('<BB', plan)
   local places = {}
   local account = {
@@ -100,12 +136,9 @@ local function read(key, plan)
   if parse(account, value) then
     account.value = value
     refresh(account)
-  else
-    -- another's, or broken: as if it had never been
-    account.healed, account.changed, account.block, account.others = true, true, nil, nil
-    for _, place in ipairs(places) do
-      place.state, place.raw = nil, nil
-    end
+  end
+  if not account.value or not sound(account, wary) then
+    start_anew(account)
   end
   return account
 end

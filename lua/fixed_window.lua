@@ -79,8 +79,9 @@ algorithms.f = {
   end,
 
   read = function(_, value, at, length)
-    if length == 19 then
-      local us, ns, units, bonus = struct.unpack('<I7HI5I5', value, at)
+    local us, ns = instant(value, at)
+    if length == 19 and us then
+      local units, bonus = struct.unpack('<I5I5', value, at + 9)
       return { us = us, ns = ns, count = units, bonus = bonus }
     end
   end,
@@ -95,7 +96,7 @@ algorithms.f = {
     if place.kind ~= 1 then
       back = (whole(last, place.period) - whole(now, place.period)) * place.period
     end
-    place.state.us = place.state.us - back
+    place.state.us = math.max(0, place.state.us - back)
   end,
 
   lives = function(place)
@@ -104,6 +105,10 @@ algorithms.f = {
 
   ends = function(place)
     return expiry(place) + 1
+  end,
+
+  odd = function(place)
+    return begin(place, place.state.us, 0) > now
   end,
 
   fits = function(place)

@@ -33,8 +33,8 @@ algorithms.g = {
   end,
 
   read = function(_, value, at, length)
-    if length == 9 then
-      local us, ns = struct.unpack('<I7H', value, at)
+    local us, ns = instant(value, at)
+    if length == 9 and us then
       return { us = us, ns = ns }
     end
   end,
@@ -53,6 +53,11 @@ algorithms.g = {
 
   ends = function(place)
     return place.state.us + 1
+  end,
+
+  -- Beyond twice the limit no late charge goes.
+  odd = function(place)
+    return place.state.us - place.kept - now > 2 * (place.room + place.cost) + 2
   end,
 
   fits = function(place)

@@ -7,7 +7,9 @@ if plans == 1 and #ARGV[1] == 41 then
   local tat, tat_nano, simple = now, nano, not value
   if value and #value == 19 then
     local last, letter, length, us, ns = struct.unpack('<I7c1HI7H', value)
-    simple = letter == 'g' and length == 9 and last <= now
+    simple = letter == 'g' and length == 9 and last <= now and ns < 1000
+    -- further ahead than its quota makes it
+    simple = simple and us - now <= 2 * (room + cost)
     if us > now or us == now and ns > nano then
       tat, tat_nano = us, ns
     end

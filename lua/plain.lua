@@ -15,7 +15,7 @@ local function look(key, plan)
     if value and from + 11 <= #value then
       local letter, length, us, ns = struct.unpack('<c1HI7H', value, from)
       from = from + 3 + length
-      if letter == 'g' and length == 9 then
+      if letter == 'g' and length == 9 and ns < 1000 and us - now <= 2 * (room + cost) then
         if before(now, nano, us, ns) then
           tat, tat_nano = us, ns
         end

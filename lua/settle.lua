@@ -6,7 +6,7 @@ local what, accounts = ARGV[1], {}
 local us, ns = struct.unpack('<I7H', ARGV[2])
 
 for i = 1, plans - 2 do
-  local account = read(KEYS[i], ARGV[i + 2])
+  local account = read(KEYS[i], ARGV[i + 2], true)
   accounts[i] = account
   for _, place in ipairs(account.places) do
     if not place.algorithm then

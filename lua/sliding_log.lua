@@ -2,11 +2,18 @@
 -- oldest first, 14 bytes each. The account holds the units of all of them and the newest instant.
 -- Where the list is not what the account says (it was evicted, or is another's), it counts as
 -- empty.
-local function at(place, index)
-  local item = redis.pcall('LINDEX', place.list, index)
+local function entry(item, back)
   if type(item) == 'string' and #item == 14 then
-    return struct.unpack('<I7HI5', item)
+    local us, ns, units = struct.unpack('<I7HI5', item)
+    us = math.max(0, us - back)
+    if us <= now and ns < 1000 and units > 0 then
+      return us, ns, units
+    end
   end
+end
+
+local function at(place, index)
+  return entry(redis.pcall('LINDEX', place.list, index), 0)
 end
 
 local function gone(place, us, ns)
@@ -52,6 +59,16 @@ local function add(place, units)
   redis.call('RPUSH', place.list, struct.pack('<I7HI5', now, nano, units))
 end
 
+-- Counts all units anew: done once in a period, so that what was lost or broken matters no longer.
+local function recount(place)
+  local total = 0
+  for _, item in ipairs(redis.pcall('LRANGE', place.list, 0, -1)) do
+    local us, _, units = entry(item, 0)
+    total = total + (us and units or 0)
+  end
+  place.state.total = total
+end
+
 -- Takes up to `units` back, the newest first; with an instant, only from the entry of that one.
 local function take(place, units, only, only_nano)
   local state, index = place.state, -1
@@ -94,9 +111,10 @@ algorithms.l = {
   end,
 
   read = function(place, value, from, length)
-    if length == 14 then
-      local total, us, ns = struct.unpack('<I5I7H', value, from)
-      return { total = total, us = us, ns = ns }
+    local us, ns = instant(value, from + 5)
+    if length == 14 and us then
+      place.last = struct.unpack('<I7', value)
+      return { total = struct.unpack('<I5', value, from), us = us, ns = ns }
     end
   end,
 
@@ -136,22 +154,33 @@ algorithms.l = {
   follow = function(place, back)
     local state, items = place.state, redis.pcall('LRANGE', place.list, 0, -1)
     redis.call('DEL', place.list)
-    state.us = state.us - back
+    state.us, state.total = math.max(0, state.us - back), 0
     for _, item in ipairs(items) do
-      local us, ns, units = struct.unpack('<I7HI5', item)
-      redis.call('RPUSH', place.list, struct.pack('<I7HI5', us - back, ns, units))
+      local us, ns, units = entry(item, back)
+      if us then
+        redis.call('RPUSH', place.list, struct.pack('<I7HI5', us, ns, units))
+        state.total = state.total + units
+      end
     end
   end,
 
   lives = function(place)
-    local before_us = place.state.total
+    local total, period = place.state.total, place.period
+    if place.last and whole(place.last, period) ~= whole(now, period) then
+      recount(place)
+      place.last, place.shrunk = nil, true
+    end
     forget(place)
-    place.shrunk = place.state.total ~= before_us
+    place.shrunk = place.shrunk or place.state.total ~= total
     return place.state.total > 0 and not gone(place, place.state.us, place.state.ns)
   end,
 
   ends = function(place)
     return place.state.us + place.period + 1
+  end,
+
+  odd = function(place)
+    return place.state.us > now
   end,
 
   fits = function(place)

@@ -99,8 +99,19 @@ algorithms.s = {
   end,
 
   read = function(_, value, at, length)
-    if length >= 5 and math.fmod(length - 5, 14) == 0 then
-      return { total = struct.unpack('<I5', value, at), list = string.sub(value, at + 5, at + length - 1) }
+    if length < 5 or math.fmod(length - 5, 14) > 0 then
+      return
+    end
+    local total, sum, newest = struct.unpack('<I5', value, at), 0, 0
+    for item = at + 5, at + length - 1, 14 do
+      local us, units = instant(value, item), struct.unpack('<I5', value, item + 9)
+      if not us or us < newest or units == 0 then
+        return
+      end
+      sum, newest = sum + units, us
+    end
+    if sum == total then
+      return { total = total, list = string.sub(value, at + 5, at + length - 1) }
     end
   end,
 
@@ -115,7 +126,7 @@ algorithms.s = {
     local back = (whole(last, place.width) - whole(now, place.width)) * place.width
     for i = 0, #state.list / 14 - 1 do
       local us, ns, units = entry(state, i)
-      moved[i + 1] = struct.pack('<I7HI5', us - back, ns, units)
+      moved[i + 1] = struct.pack('<I7HI5', math.max(0, us - back), ns, units)
     end
     state.list = table.concat(moved)
   end,
@@ -130,6 +141,10 @@ algorithms.s = {
       return 0
     end
     return left(place, (entry(state, #state.list / 14 - 1)))
+  end,
+
+  odd = function(place)
+    return place.algorithm.ends(place) > now + (place.buckets + 1) * place.width
   end,
 
   fits = function(place)

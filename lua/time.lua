@@ -23,3 +23,14 @@ end
 local function whole(us, of)
   return (us - math.fmod(us, of)) / of
 end
+
+-- The instant that is kept at a place of a value; nothing where none can be.
+local function instant(value, at)
+  if #value < at + 8 then
+    return
+  end
+  local us, ns = struct.unpack('<I7H', value, at)
+  if us < 9007199254740992 and ns < 1000 then
+    return us, ns
+  end
+end

@@ -52,8 +52,13 @@ algorithms.t = {
   end,
 
   read = function(_, value, at, length)
-    if length == 24 then
-      local tokens, us, ns, opened, opened_nano = struct.unpack('<i6I7HI7H', value, at)
+    if length ~= 24 then
+      return
+    end
+    local tokens = struct.unpack('<i6', value, at)
+    local us, ns = instant(value, at + 6)
+    local opened, opened_nano = instant(value, at + 15)
+    if us and opened then
       return { tokens = tokens, us = us, ns = ns, opened = opened, opened_nano = opened_nano }
     end
   end,
@@ -66,7 +71,7 @@ algorithms.t = {
 
   follow = function(place, back)
     local state = place.state
-    state.us, state.opened = state.us - back, state.opened - back
+    state.us, state.opened = math.max(0, state.us - back), math.max(0, state.opened - back)
   end,
 
   lives = function(place)
@@ -78,6 +83,10 @@ algorithms.t = {
   ends = function(place)
     local state = place.state
     return state.us + refills(state.tokens, place) * place.period + place.kept + 1
+  end,
+
+  odd = function(place)
+    return place.state.us > now or place.state.tokens < -place.burst - place.soft
   end,
 
   fits = function(place)

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use redis::{ErrorKind as Raw, ServerErrorKind as Server};
+use redis::ErrorKind as Raw;
 
 use crate::store::Unsupported;
 
@@ -72,6 +72,11 @@ impl RedisError {
         Self::new(RedisErrorKind::Reply, format!("the reply is none of ours: {what}"))
     }
 
+    /// With what to do about it.
+    pub(super) fn advice(self, what: &str) -> Self {
+        Self { text: format!("{}; {what}", self.text), ..self }
+    }
+
     /// What went wrong.
     #[must_use]
     pub fn kind(&self) -> RedisErrorKind {
@@ -100,20 +105,37 @@ impl From<redis::RedisError> for RedisError {
 }
 
 fn kind(error: &redis::RedisError) -> RedisErrorKind {
-    match (error.kind(), error.code()) {
+    match (error.kind(), code(error)) {
         (Raw::Io, _) if error.is_timeout() => RedisErrorKind::Timeout,
         (Raw::Io | Raw::ClusterConnectionNotFound, _) => RedisErrorKind::Disconnected,
         (Raw::MasterNameNotFoundBySentinel, _) => RedisErrorKind::Disconnected,
         (Raw::Parse | Raw::UnexpectedReturnType, _) => RedisErrorKind::Reply,
-        (Raw::AuthenticationFailed | Raw::Server(Server::NoPerm), _) => RedisErrorKind::Denied,
+        (Raw::AuthenticationFailed, _) => RedisErrorKind::Denied,
         (Raw::InvalidClientConfig | Raw::EmptySentinelList, _) => RedisErrorKind::Config,
-        (Raw::Server(Server::ReadOnly | Server::MasterDown), _) => RedisErrorKind::Replica,
-        (Raw::Server(Server::BusyLoading), _) => RedisErrorKind::Busy,
         (_, Some("OOM")) => RedisErrorKind::Memory,
-        (_, Some("BUSY")) => RedisErrorKind::Busy,
-        (_, Some("NOREPLICAS")) => RedisErrorKind::Replica,
+        (_, Some("LOADING" | "BUSY")) => RedisErrorKind::Busy,
+        (_, Some("READONLY" | "MASTERDOWN" | "NOREPLICAS")) => RedisErrorKind::Replica,
         (_, Some("NOAUTH" | "WRONGPASS" | "NOPERM")) => RedisErrorKind::Denied,
+        (_, Some("ERR")) if error.detail().is_some_and(is_denied) => RedisErrorKind::Denied,
         _ if error.is_cluster_error() => RedisErrorKind::Cluster,
         _ => RedisErrorKind::Other,
     }
+}
+
+/// The word that says what went wrong. Of a command in a script Redis 6 tells it at the end of an
+/// error of its own: `ERR Error running script (…): @user_script: 12: -OOM command not allowed`.
+pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
+    let inner = || error.detail()?.rsplit_once(": -")?.1.split(' ').next();
+    match error.code() {
+        Some("ERR") => inner().or(Some("ERR")),
+        code => code,
+    }
+}
+
+/// Whether a script ran into a command that its user may not call: Redis up to 7.0, and Valkey, say
+/// so in words only.
+fn is_denied(detail: &str) -> bool {
+    ["The user executing the script can't", "ACL failure in script"]
+        .iter()
+        .any(|words| detail.contains(words))
 }

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::{
     RedisStore,
     error::{RedisError, RedisErrorKind},
+    link::runtime,
     question::{Purpose, Question},
     reply::{Reply, Seen},
 };
@@ -26,7 +27,7 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let (tell, told) = oneshot::channel();
-    tokio::spawn(async move {
+    runtime()?.spawn(async move {
         let parts: Vec<_> = question.split().map(Question::alone).collect();
         let calls = parts.iter().map(|part| store.call(part, Purpose::Take));
         let replies = join_all(calls).await;

@@ -14,8 +14,7 @@ use std::{
 };
 
 use redis::{
-    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
-    ServerErrorKind as Server, Value,
+    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::{
@@ -24,6 +23,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use super::error::code;
 use crate::store::BoxFuture;
 
 /// A connection attempt, and a command that nothing else ends, take at most so long.
@@ -57,6 +57,9 @@ struct Inner {
     /// When the oldest command without any answer since was sent, in milliseconds since `born`,
     /// plus one; 0 when there is none.
     waiting: AtomicU64,
+    /// Until when there was nothing, as far as is known: of an answer that nobody waited for any
+    /// more, nothing is.
+    silent: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -75,6 +78,7 @@ impl Link {
             attempts: AtomicU32::new(0),
             born: Instant::now(),
             waiting: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
         }))
     }
 
@@ -102,7 +106,7 @@ impl Link {
 
     /// Starts to dial unless that is under way.
     fn redial(&self) -> RedisResult<()> {
-        let runtime = Handle::try_current().map_err(|_| gone("there is no tokio runtime"))?;
+        let runtime = runtime()?;
         if !self.0.dialing.swap(true, AcqRel) {
             drop(runtime.spawn(dial(Dialing(Arc::downgrade(&self.0)))));
         }
@@ -128,11 +132,28 @@ impl Link {
         }
     }
 
+    /// Gives up the connection that there is, since its answers are not those to what was asked.
+    pub(super) fn distrust(&self) {
+        let current = match &*self.0.state.borrow() {
+            State::Up { since, .. } => Some(*since),
+            State::Down { .. } => None,
+        };
+        if let Some(since) = current {
+            self.lose(since, &gone("an answer was none of ours"));
+        }
+    }
+
+    /// Milliseconds since `born`, plus one.
+    fn now(&self) -> u64 {
+        u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+
     /// Notes that a command is sent; whether the connection has been silent for too long.
     fn silent(&self) -> bool {
-        let now = u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        let now = self.now();
         let waiting = self.0.waiting.compare_exchange(0, now, AcqRel, Acquire);
-        waiting.is_err_and(|since| u128::from(now.saturating_sub(since)) >= SILENCE.as_millis())
+        let until = self.0.silent.swap(now, AcqRel);
+        waiting.is_err_and(|since| u128::from(until.saturating_sub(since)) >= SILENCE.as_millis())
     }
 }
 
@@ -184,6 +205,11 @@ fn pause(attempt: u32) -> Duration {
     bound * u32::try_from(random).unwrap_or(0) / 1_000
 }
 
+/// The runtime, without which there is no timer and no connection.
+pub(super) fn runtime() -> RedisResult<Handle> {
+    Handle::try_current().map_err(|_| gone("there is no tokio runtime"))
+}
+
 fn gone(why: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
 }
@@ -191,8 +217,8 @@ fn gone(why: &'static str) -> RedisError {
 /// Whether nothing good comes of this connection any more.
 fn is_lost(error: &RedisError) -> bool {
     error.is_connection_dropped()
-        || matches!(error.kind(), Raw::Parse | Raw::Server(Server::ReadOnly | Server::MasterDown))
-        || matches!(error.code(), Some("NOAUTH"))
+        || error.kind() == Raw::Parse
+        || matches!(code(error), Some("READONLY" | "MASTERDOWN" | "NOAUTH"))
 }
 
 impl ConnectionLike for Link {
@@ -207,7 +233,7 @@ impl ConnectionLike for Link {
             let answer = answer.and_then(Value::extract_error);
             match &answer {
                 Err(error) if is_lost(error) => self.lose(since, error),
-                Err(error) if error.is_timeout() => {}
+                Err(error) if error.is_timeout() => self.0.silent.store(self.now(), Release),
                 _ => self.0.waiting.store(0, Release),
             }
             answer

@@ -12,6 +12,7 @@ mod reply;
 mod script;
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -207,6 +208,7 @@ where
     }
 
     async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
+        link::runtime()?;
         self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
     }
 
@@ -226,10 +228,16 @@ where
             }
             answer => answer,
         };
-        let Value::BulkString(bytes) = answer? else {
-            return Err(RedisError::reply("no string"));
+        let reply = match answer? {
+            Value::BulkString(bytes) => Reply::read(&bytes, question, question.frame(purpose)),
+            _ => Err(RedisError::reply("no string")),
         };
-        let reply = Reply::read(&bytes, question)?;
+        let connection: &dyn Any = &self.connection;
+        if let (Err(_), Some(link)) = (&reply, connection.downcast_ref::<Link>()) {
+            // who is to have the next answer is not known either
+            link.distrust();
+        }
+        let reply = reply?;
         let healed = reply.accounts.iter().filter(|seen| seen.healed).count();
         self.shared.healed.fetch_add(healed as u64, Relaxed);
         Ok(reply)
@@ -301,10 +309,7 @@ where
 
     /// Goes on by itself where there is a tokio runtime; elsewhere the charge stays.
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        let (Ok(runtime), true) = (tokio::runtime::Handle::try_current(), taken.is_allowed())
-        else {
-            return;
-        };
+        let (Ok(runtime), true) = (link::runtime(), taken.is_allowed()) else { return };
         let question = Question::of(charges, self.addresses());
         for part in question.charged(taken, self.settings.sharded) {
             let (store, taken) = (self.clone(), taken.clone());

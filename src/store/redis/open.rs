@@ -141,15 +141,15 @@ fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
     Ok(info.set_tcp_settings(tcp()))
 }
 
-/// The address with `***` for whatever may be a password.
+/// The scheme and the host, with `***` for whatever may be a password.
 fn redacted(url: &str) -> String {
-    match url.rsplit_once('@') {
-        Some((before, host)) => {
-            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
-            format!("{scheme}://***@{host}")
-        }
-        None => url.to_owned(),
-    }
+    let Some((scheme, rest)) = url.split_once("://") else { return "***".to_owned() };
+    let (user, host) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
+    let host = host.split(['/', '?', '#']).next().unwrap_or_default();
+    let (name, port) = host.split_once(':').unwrap_or((host, ""));
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let shown = name.bytes().all(plain) && port.bytes().all(|byte| byte.is_ascii_digit());
+    format!("{scheme}://{user}{}", if shown { host } else { "***" })
 }
 
 #[cfg(test)]

@@ -69,19 +69,20 @@ where
     }
 
     fn explained(&self, error: RedisError) -> RedisError {
-        let forbidden = error.to_string().contains("can't run this command");
+        let text = error.to_string();
         match error.kind() {
-            RedisErrorKind::Denied => {}
-            _ if forbidden => {}
-            RedisErrorKind::Replica => {
-                let text = format!("{error}; give the address of the primary");
-                return RedisError::new(RedisErrorKind::Replica, text);
+            RedisErrorKind::Replica => error.advice("give the address of the primary"),
+            RedisErrorKind::Denied
+                if text.contains("uthentication") || text.contains("WRONGPASS") =>
+            {
+                error.advice("check the user and password in the address")
             }
-            _ => return error,
+            RedisErrorKind::Denied => {
+                let prefix = &self.addresses().prefix;
+                error.advice(&format!("permit it: ACL SETUSER <user> ~{prefix}:* {RIGHTS}"))
+            }
+            _ => error,
         }
-        let prefix = &self.addresses().prefix;
-        let text = format!("{error}; permit it: ACL SETUSER <user> ~{prefix}:* {RIGHTS}");
-        RedisError::new(RedisErrorKind::Denied, text)
     }
 }
 

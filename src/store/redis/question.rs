@@ -195,6 +195,11 @@ impl Account {
         all && !self.places.is_empty() && !self.report_only
     }
 
+    /// Whether any of its quotas is asked for more than a look.
+    pub(super) fn charges(&self) -> bool {
+        self.places.iter().flatten().any(|(_, ask)| ask.cost > 0)
+    }
+
     fn add(&mut self, place: usize, quota: &Quota, ask: Ask) {
         if self.places.len() <= place {
             self.places.resize(place + 1, None);

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::{
     error::RedisError,
     question::{Named, Question},
+    script::Frame,
 };
 use crate::{
     algorithm::{self, Ask, State, Step, gcra::Gcra},
@@ -45,8 +46,12 @@ enum Kept {
 }
 
 impl Reply {
-    /// Reads the answer to `question`; anything odd is an error.
-    pub(super) fn read(bytes: &[u8], question: &Question) -> Result<Self, RedisError> {
+    /// Reads the answer of `frame` to `question`; anything odd is an error.
+    pub(super) fn read(
+        bytes: &[u8],
+        question: &Question,
+        frame: Frame,
+    ) -> Result<Self, RedisError> {
         let mut bytes = Bytes(bytes);
         let allowed = match bytes.int::<1>()? {
             0 => false,
@@ -60,8 +65,9 @@ impl Reply {
             let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
             let (block, kept) = kept(bytes.take(length)?, &account.places)?;
             let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
-            if flags > 3 || charged && !allowed {
-                return Err(RedisError::reply("flags that do not exist"));
+            let due = allowed && frame != Frame::Settle && account.charges();
+            if flags > 3 || charged && !due || due && !charged && !account.report_only {
+                return Err(RedisError::reply("flags that cannot be"));
             }
             accounts.push(Seen { charged, healed, block, kept });
         }
@@ -139,10 +145,7 @@ impl Kept {
 /// The refusal of a blocked key.
 fn blocked(question: &Question, replies: &[(u64, &Seen)], clock: u64) -> Option<Decision> {
     let all = question.accounts.iter().zip(replies);
-    let refusing = all.filter(|(account, _)| {
-        let charges = |asked: &Option<(Quota, Ask)>| asked.is_some_and(|(_, ask)| ask.cost > 0);
-        !account.report_only && account.places.iter().any(charges)
-    });
+    let refusing = all.filter(|(account, _)| !account.report_only && account.charges());
     let left = refusing.filter_map(|(account, (now, seen))| {
         Some((account, seen.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
     });
@@ -244,8 +247,142 @@ impl<'a> Bytes<'a> {
     fn entries(&mut self) -> Result<Vec<(u64, u64)>, RedisError> {
         let mut entries = Vec::with_capacity(self.0.len() / 14);
         while !self.0.is_empty() {
-            entries.push((self.instant()?, self.int::<5>()?));
+            match (self.instant()?, self.int::<5>()?) {
+                (_, 0) => return Err(RedisError::reply("an entry of nothing")),
+                entry => entries.push(entry),
+            }
         }
         Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        key::Key,
+        name::RuleName,
+        store::{Charge, redis::addresses::Addresses},
+    };
+
+    const NOW: u64 = 1_700_000_000_000_000;
+    const ALGORITHMS: [Algorithm; 8] = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::FixedWindow { carry_over: 3, paced: true },
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 5 },
+        Algorithm::SlidingWindow { buckets: 1 },
+        Algorithm::SlidingLog,
+    ];
+
+    /// A look and a charge of two accounts.
+    fn question(quotas: &[Quota]) -> Question {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        let charges = [&one, &two].map(|key| Charge::new(RuleName::default(), key, quotas));
+        let [look, take] = charges;
+        let queueing = take.cost(2).headroom(1).max_wait(Duration::MAX);
+        Question::of(&[look.cost(0), queueing], &Addresses::new())
+    }
+
+    fn instant(micros: u64) -> Vec<u8> {
+        [&micros.to_le_bytes()[..7], &[7, 0]].concat()
+    }
+
+    /// An account as a script tells it, its units being the lowest numbers.
+    fn account(algorithm: Algorithm) -> Vec<u8> {
+        let entry = |ago| [&instant(NOW - ago)[..], &[2, 0, 0, 0, 0]].concat();
+        let (letter, content) = match algorithm {
+            Algorithm::Gcra => (b'g', instant(NOW + 2_000_000)),
+            Algorithm::TokenBucket => {
+                (b't', [&[3, 0, 0, 0, 0, 0][..], &instant(NOW - 9), &instant(NOW - 9)].concat())
+            }
+            Algorithm::SlidingWindow { .. } => {
+                (b's', [&[4, 0, 0, 0, 0][..], &entry(900_000), &entry(9)].concat())
+            }
+            Algorithm::SlidingLog => {
+                let head = [&[4, 0, 0, 0, 0][..], &instant(NOW - 9)].concat();
+                (b'l', [head, entry(900_000), entry(9)].concat())
+            }
+            _ => (
+                b'f',
+                [&instant(NOW - NOW % 10_000_000)[..], &[2, 0, 0, 0, 0, 1, 0, 0, 0, 0]].concat(),
+            ),
+        };
+        let length = u16::try_from(content.len()).expect("short").to_le_bytes();
+        [&NOW.to_le_bytes()[..7], &[b'b', 9, 0], &instant(NOW - 1), &[letter], &length, &content]
+            .concat()
+    }
+
+    fn reply(allowed: u8, accounts: &[(u8, Vec<u8>)]) -> Vec<u8> {
+        let mut bytes = [&[allowed][..], &instant(NOW)].concat();
+        for (flags, account) in accounts {
+            bytes.push(*flags);
+            bytes.extend(u32::try_from(account.len()).expect("short").to_le_bytes());
+            bytes.extend(account);
+        }
+        bytes
+    }
+
+    /// Reads it and works out every number; whether it was an allowed charge.
+    fn told(bytes: &[u8], question: &Question) -> Option<bool> {
+        let reply = Reply::read(bytes, question, Frame::Take).ok()?;
+        let seen: Vec<_> = reply.accounts.iter().map(|seen| (reply.now, seen)).collect();
+        let decision = Reply::decision(question, &seen, reply.allowed);
+        for outcome in decision.outcomes() {
+            let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
+            assert!(outcome.remaining() <= outcome.limit() + 3, "{times:?}");
+        }
+        for (seen, account) in reply.accounts.iter().zip(&question.accounts) {
+            let undone = seen.clone().without(&account.places, reply.now);
+            let _ = Reply::decision(question, &[(reply.now, &undone), (reply.now, seen)], false);
+        }
+        let charged: Vec<_> = reply.accounts.iter().map(|seen| seen.charged).collect();
+        assert_eq!(charged, [false, reply.allowed]);
+        assert_eq!(decision.is_allowed(), reply.allowed);
+        Some(reply.allowed)
+    }
+
+    #[test]
+    fn noise_is_no_decision_and_what_looks_like_one_is_consistent() {
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            usize::try_from(state >> 33).unwrap_or(0) % below
+        };
+        let base = Quota::new(10, Duration::from_secs(10)).expect("a quota");
+        let mut read = 0;
+        for algorithm in ALGORITHMS {
+            let question = question(&[base.algorithm(algorithm)]);
+            let account = account(algorithm);
+            let real = [
+                reply(1, &[(0, account.clone()), (1, account.clone())]),
+                reply(0, &[(0, account.clone()), (0, account.clone())]),
+                reply(1, &[(2, Vec::new()), (3, account)]),
+            ];
+            let allowed = real.each_ref().map(|bytes| told(bytes, &question));
+            assert_eq!(allowed, [Some(true), Some(false), Some(true)], "{algorithm:?}");
+            for _ in 0..10_000 {
+                let noise: Vec<_> = (0..random(80)).map(|_| random(256).to_le_bytes()[0]).collect();
+                assert_eq!(told(&noise, &question), None);
+                let mut bytes = real[random(3)].clone();
+                for _ in 0..=random(3) {
+                    let at = random(bytes.len());
+                    match random(8) {
+                        0 => bytes.truncate(at + 1),
+                        1 => bytes.insert(at, random(256).to_le_bytes()[0]),
+                        2 if at > 0 => drop(bytes.remove(at)),
+                        3 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random(5)],
+                        4 => bytes[at..].iter_mut().take(7).for_each(|byte| *byte = 0xff),
+                        _ => bytes[at] ^= 1 << random(8),
+                    }
+                }
+                read += usize::from(told(&bytes, &question).is_some());
+            }
+        }
+        assert!(read > 10_000, "{read} were read");
     }
 }

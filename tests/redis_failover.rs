@@ -1,0 +1,167 @@
+//! A shard of a cluster changes hands, dies or is slow: it is back soon, and the others hardly
+//! notice.
+
+#[path = "support/accounts.rs"]
+mod accounts;
+#[path = "support/servers/mod.rs"]
+mod servers;
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use accounts::{Account, address, connect};
+use futures::future::join_all;
+use redis::cluster_async::ClusterConnection;
+use servers::{Cluster, Flavour, Server};
+use tokio::time::sleep;
+use tower_sluice::{
+    Quota, RedisStore, Store,
+    store::{RedisError, RedisErrorKind},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// What a busy machine may add.
+const BUSY: Duration = Duration::from_millis(700);
+
+async fn store(cluster: &Cluster) -> RedisStore<ClusterConnection> {
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
+    store.readable_keys()
+}
+
+/// Keys of accounts on three servers, that of the first one first.
+async fn one_each(cluster: &Cluster) -> [String; 3] {
+    let mut found = [None, None, None];
+    for number in 0..60 {
+        let key = format!("key{number}");
+        let at = cluster.master_of(&address("default", &key)).await;
+        found[at].get_or_insert(key);
+    }
+    found.map(|key| key.expect("a key on each server"))
+}
+
+/// What became of the decisions for one key.
+#[derive(Debug)]
+struct Seen {
+    decisions: u32,
+    errors: Vec<RedisErrorKind>,
+    last_error: Option<Instant>,
+    /// The longest time without a decision.
+    gap: Duration,
+}
+
+/// Asks for a key all the time until it is `done`.
+async fn ask<S: Store<Error = RedisError>>(store: &S, key: &str, done: &AtomicBool) -> Seen {
+    let account = Account::new(key, Quota::per_second(1_000_000));
+    let mut seen = Seen { decisions: 0, errors: Vec::new(), last_error: None, gap: Duration::ZERO };
+    let mut last = Instant::now();
+    while !done.load(Relaxed) {
+        match account.take(store, 1).await {
+            Ok(_) => {
+                seen.decisions += 1;
+                seen.gap = seen.gap.max(last.elapsed());
+                last = Instant::now();
+            }
+            Err(error) => {
+                seen.errors.push(error.kind());
+                seen.last_error = Some(Instant::now());
+            }
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+    seen
+}
+
+/// What became of the decisions on three servers while `work` was done, the first one's first, and
+/// what a gap was allowed to be: so long as elsewhere on this machine, and a tenth of a second.
+async fn watched<T>(
+    store: &RedisStore<ClusterConnection>,
+    keys: &[String; 3],
+    work: impl Future<Output = T>,
+) -> (T, Vec<Seen>, Duration) {
+    let done = AtomicBool::new(false);
+    let server = Server::redis().await;
+    let other = connect(&server.url()).await;
+    let callers = join_all(keys.iter().map(|key| ask(store, key, &done)));
+    let work = async {
+        sleep(SECOND / 3).await;
+        let result = work.await;
+        sleep(SECOND / 3).await;
+        done.store(true, Relaxed);
+        result
+    };
+    let (seen, elsewhere, result) = tokio::join!(callers, ask(&other, "a", &done), work);
+    for seen in &seen {
+        let Seen { decisions, errors, gap, .. } = seen;
+        println!("{decisions} decisions, the longest gap {gap:?}, {} errors", errors.len());
+    }
+    (result, seen, elsewhere.gap + SECOND / 10)
+}
+
+#[tokio::test]
+async fn a_shard_that_changes_hands_is_back_at_once() {
+    for flavour in Flavour::ALL {
+        let cluster = Cluster::start(flavour).await;
+        let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+        let place = address("default", &keys[0]);
+        let (_, seen, most) = watched(&store, &keys, cluster.failover(&place)).await;
+        assert!(seen.iter().all(|seen| seen.errors.is_empty()), "{flavour:?}: {seen:?}");
+        assert!(seen[0].gap < SECOND + BUSY, "{:?}", seen[0].gap);
+        assert!(seen[1..].iter().all(|seen| seen.gap < most), "{flavour:?}: {seen:?}, {most:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_shard_whose_master_dies_is_back_once_another_is_promoted() {
+    for flavour in Flavour::ALL {
+        let mut cluster = Cluster::start(flavour).await;
+        let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+        let place = address("default", &keys[0]);
+        let replica = cluster.replica_of(&place).await;
+        let killed = async {
+            cluster.kill_master_of(&place).await;
+            let killed = Instant::now();
+            assert_eq!(cluster.master_of(&place).await, replica);
+            let promoted = Instant::now();
+            sleep(SECOND + BUSY).await;
+            (killed, promoted)
+        };
+        let ((killed, promoted), seen, most) = watched(&store, &keys, killed).await;
+        let last = seen[0].last_error.map_or(killed, |last| last.max(killed));
+        println!(
+            "{flavour:?}: another was promoted {:?} after the death; the last error was after {:?}",
+            promoted - killed,
+            last - killed
+        );
+        assert!(last < promoted + SECOND, "{seen:?}");
+        assert!(seen[1..].iter().all(|seen| seen.errors.is_empty() && seen.gap < most), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_shard_delays_nobody_else() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+    let asleep = async {
+        let () = cluster.nodes()[0].command("DEBUG SLEEP 0.6").await;
+    };
+    let ((), seen, most) = watched(&store, &keys, asleep).await;
+    assert!(seen.iter().all(|seen| seen.errors.is_empty()), "{seen:?}");
+    assert!(seen[0].gap > SECOND / 2, "{seen:?}");
+    assert!(seen[1..].iter().all(|seen| seen.gap < most), "{seen:?}, {most:?}");
+}
+
+#[tokio::test]
+async fn a_promoted_replica_that_knows_no_script_is_sent_it() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let (store, keys) = (store(&cluster).await, one_each(&cluster).await);
+    let account = Account::new(&keys[0], Quota::per_day(9));
+    assert_eq!(account.passed(&store, 3).await, 3);
+    let promoted = cluster.failover(&address("default", &keys[0])).await;
+    let () = cluster.nodes()[promoted].command("SCRIPT FLUSH").await;
+    assert_eq!(account.passed(&store, 3).await, 3);
+    assert_eq!(account.left(&store).await, 3, "it knew the account");
+}

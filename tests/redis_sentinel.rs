@@ -1,0 +1,88 @@
+//! The store follows the master that sentinels name.
+#![allow(clippy::print_stdout, reason = "figures")]
+
+#[path = "support/accounts.rs"]
+mod accounts;
+#[path = "support/servers/mod.rs"]
+mod servers;
+
+use std::time::{Duration, Instant};
+
+use accounts::Account;
+use servers::{Flavour, Sentinels, eventually};
+use tokio::time::timeout;
+use tower_sluice::{Quota, RedisStore, store::RedisErrorKind as Kind};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn store(sentinels: &Sentinels) -> RedisStore {
+    let urls = sentinels.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::sentinel(&urls, Sentinels::NAME).await;
+    store.unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[tokio::test]
+async fn the_store_follows_a_failover() {
+    for flavour in Flavour::ALL {
+        let mut sentinels = Sentinels::start(flavour).await;
+        let store = store(&sentinels).await;
+        let account = Account::new("a", Quota::per_day(9));
+        assert_eq!(account.passed(&store, 3).await, 3);
+        let first = sentinels.master().await;
+        let _ = sentinels.kill_master().await;
+        let (killed, mut longest) = (Instant::now(), Duration::ZERO);
+        let well = async || {
+            let asked = Instant::now();
+            let answer = timeout(2 * SECOND, account.take(&store, 0)).await.expect("in time");
+            longest = longest.max(asked.elapsed());
+            answer.ok()
+        };
+        let look = eventually("the new master", well).await;
+        println!("{flavour:?}: back {:?} after the death of the master", killed.elapsed());
+        let second = sentinels.master().await;
+        assert_ne!(first, second);
+        assert!(longest < SECOND * 3 / 2, "no decision hangs: {longest:?}");
+        // what was charged has been replicated
+        assert_eq!(look.remaining(), Some(6));
+        assert_eq!(account.passed(&store, 9).await, 6);
+
+        // the old one comes back as a replica: nobody asks it
+        sentinels.server_mut(first).restart().await;
+        assert_eq!(account.left(&store).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_master_that_is_demoted_is_left() {
+    let sentinels = Sentinels::start(Flavour::Redis).await;
+    let store = store(&sentinels).await;
+    let account = Account::new("a", Quota::per_day(9));
+    assert_eq!(account.passed(&store, 3).await, 3);
+    let first = sentinels.master().await;
+    let failover = format!("SENTINEL FAILOVER {}", Sentinels::NAME);
+    let handed = async || {
+        let said = sentinels.sentinels()[0].attempt::<String>(&failover).await;
+        said.is_ok().then_some(())
+    };
+    eventually("a failover begins", handed).await;
+    let moved = async || (sentinels.master().await != first).then_some(());
+    eventually("another master", moved).await;
+    let old = &sentinels.servers()[first];
+    let demoted = async || old.follows().await.then_some(());
+    eventually("the old one follows the new one", demoted).await;
+    let well = async || account.take(&store, 1).await.ok();
+    eventually("a decision of the new master", well).await;
+    assert!(account.left(&store).await <= 8);
+    assert_eq!(account.passed(&store, 9).await + 1, 9 - 3, "it was replicated");
+}
+
+#[tokio::test]
+async fn a_name_that_no_sentinel_knows_is_an_error() {
+    let sentinels = Sentinels::start(Flavour::Redis).await;
+    let urls = sentinels.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let error = RedisStore::sentinel(&urls, "nobody").await.expect_err("no such master");
+    assert_eq!(error.kind(), Kind::Disconnected, "{error}");
+    println!("{error}");
+}

@@ -1,0 +1,129 @@
+//! `rediss://`: encrypted to a server whose certificate is trusted, and refused with a reason where
+//! it is not.
+#![allow(clippy::print_stdout)]
+
+#[path = "support/accounts.rs"]
+mod accounts;
+#[path = "support/servers/mod.rs"]
+mod servers;
+
+use std::{
+    env,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use accounts::Account;
+use servers::{Flavour, Mode, Proxy, Server};
+use tokio::runtime::Builder;
+use tower_sluice::{Quota, RedisStore};
+
+/// The address for a process that is started by a test below.
+const URL: &str = "SLUICE_URL";
+
+/// A process of the tests after it, since what is trusted is read from the environment; does
+/// nothing by itself.
+#[test]
+fn client() {
+    let Ok(url) = env::var(URL) else { return };
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        match RedisStore::connect(&url).await {
+            Ok(store) => {
+                let account = Account::new("a", Quota::per_day(5));
+                println!("\npassed {}", account.passed(&store, 7).await);
+            }
+            Err(error) => println!("\nrefused {:?}: {error}", error.kind()),
+        }
+    });
+}
+
+/// What a process that trusts the certificate in `trusted` says of the server at `url`.
+fn said(url: &str, trusted: &Path) -> String {
+    let mut client = Command::new(env::current_exe().expect("a path"));
+    client.args(["--exact", "client", "--nocapture"]).env(URL, url);
+    let output = client.env("SSL_CERT_FILE", trusted).output().expect("it runs");
+    let output = String::from_utf8(output.stdout).expect("text");
+    let line =
+        output.lines().find(|line| line.starts_with("passed") || line.starts_with("refused"));
+    line.unwrap_or_else(|| panic!("{output}")).to_owned()
+}
+
+fn openssl(folder: &Path, words: &str) {
+    let mut openssl = Command::new("openssl");
+    let output = openssl.args(words.split(' ')).current_dir(folder).output().expect("openssl");
+    assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+const KEY: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
+
+/// Makes `<name>.pem`, an authority.
+fn authority(folder: &Path, name: &str) {
+    openssl(folder, &format!("{KEY} -subj /CN={name} -keyout {name}.key -out {name}.pem"));
+}
+
+/// A server with a certificate of the authority `ca` for these names, and its TLS port.
+async fn server(folder: &Path, names: &str) -> (Server, Proxy) {
+    let extensions = format!("-addext subjectAltName={names} -addext basicConstraints=CA:FALSE");
+    let signed = "-CA ca.pem -CAkey ca.key -subj /CN=server -keyout server.key -out server.pem";
+    openssl(folder, &format!("{KEY} {signed} {extensions}"));
+    // a port that nobody else has while this lives
+    let mut port = Proxy::start(([127, 0, 0, 1], 1).into()).await;
+    port.set(Mode::Refuse).await;
+    let number = port.addr().port().to_string();
+    let file = |name: &str| folder.join(name).display().to_string();
+    let (pem, key, ca) = (file("server.pem"), file("server.key"), file("ca.pem"));
+    let files = ["--tls-cert-file", &pem, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let tls = ["--tls-port", &number, "--tls-auth-clients", "no"];
+    (Server::start(Flavour::Redis, &[&tls[..], &files].concat()).await, port)
+}
+
+#[tokio::test]
+async fn a_trusted_server_is_used() {
+    // its folder goes with it
+    let home = Server::redis().await;
+    authority(home.path(), "ca");
+    let trusted = home.path().join("ca.pem");
+    for names in ["IP:127.0.0.1,DNS:localhost", "DNS:localhost"] {
+        let (server, port) = server(home.path(), names).await;
+        let url = format!("rediss://localhost:{}", port.addr().port());
+        assert_eq!(said(&url, &trusted), "passed 5");
+        let () = server.command("FLUSHALL").await;
+        assert_eq!(said(&format!("{url}?protocol=resp3"), &trusted), "passed 5");
+        assert_eq!(server.command::<u32>("DBSIZE").await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_trusted_is_refused_with_the_reason() {
+    let home = Server::redis().await;
+    authority(home.path(), "ca");
+    authority(home.path(), "other");
+    let (server, port) = server(home.path(), "DNS:example.org").await;
+    let url = format!("rediss://:hunter2@localhost:{}", port.addr().port());
+    let ca = |name: &str| home.path().join(name);
+    let unknown = said(&url, &ca("other.pem"));
+    assert!(unknown.contains("invalid peer certificate: UnknownIssuer"), "{unknown}");
+    let renamed = said(&url, &ca("ca.pem"));
+    assert!(renamed.contains("not valid for name \"localhost\""), "{renamed}");
+    assert!(renamed.contains("example.org"), "{renamed}");
+    for said in [unknown, renamed] {
+        assert!(said.starts_with("refused Disconnected") && !said.contains("hunter2"), "{said}");
+    }
+    assert_eq!(server.command::<u32>("DBSIZE").await, 0);
+}
+
+#[tokio::test]
+async fn plain_and_encrypted_ports_mixed_up_are_errors_in_time() {
+    let home = Server::redis().await;
+    authority(home.path(), "ca");
+    let (server, port) = server(home.path(), "DNS:localhost").await;
+    for (scheme, port) in [("rediss", server.port()), ("redis", port.addr().port())] {
+        let start = Instant::now();
+        let said = said(&format!("{scheme}://localhost:{port}"), &home.path().join("ca.pem"));
+        assert!(said.starts_with("refused"), "{said}");
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        println!("{scheme}: {said}");
+    }
+}

@@ -1,0 +1,141 @@
+//! Accounts in Redis as a test sees them: quotas of every algorithm, what lies on a server, and
+//! where.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{Client, aio::MultiplexedConnection};
+use tower_sluice::{
+    Algorithm, Charge, Decision, Key, Quota, RedisStore, RuleName, Store, store::RedisError,
+};
+
+/// A period whose windows and buckets end once in weeks, and so not while a test runs.
+pub(crate) const LONG: Duration = Duration::from_secs(100 * 86_400);
+
+/// `units` per `period` as each algorithm counts them.
+pub(crate) fn quotas(units: u32, period: Duration) -> [(&'static str, Quota); 6] {
+    let quota = |algorithm| Quota::new(units, period).expect("a quota").algorithm(algorithm);
+    [
+        ("gcra", quota(Algorithm::Gcra)),
+        ("token-bucket", quota(Algorithm::TokenBucket)),
+        ("fixed-window", quota(Algorithm::fixed_window())),
+        ("anchored-window", quota(Algorithm::AnchoredWindow)),
+        ("sliding-window", quota(Algorithm::SlidingWindow { buckets: 5 })),
+        ("sliding-log", quota(Algorithm::SlidingLog)),
+    ]
+}
+
+pub(crate) fn rule(name: &str) -> RuleName {
+    RuleName::new(name).expect("a name")
+}
+
+/// Where a store with readable keys and no prefix of its own keeps the account of a text.
+pub(crate) fn address(rule: &str, key: &str) -> String {
+    format!("sluice:1:{{{rule}:%02{key}}}")
+}
+
+/// A quota of a rule and somebody whose account is charged.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    pub(crate) rule: RuleName,
+    pub(crate) key: Key,
+    pub(crate) quotas: Arc<[Quota]>,
+}
+
+impl Account {
+    /// The account of `key` under the rule `default`.
+    pub(crate) fn new(key: impl Into<Key>, quota: Quota) -> Self {
+        Self { rule: RuleName::default(), key: key.into(), quotas: Arc::new([quota]) }
+    }
+
+    pub(crate) fn charge(&self, cost: u32) -> Charge<'_> {
+        Charge::new(self.rule, &self.key, &self.quotas).cost(cost)
+    }
+
+    pub(crate) async fn take<S>(&self, store: &S, cost: u32) -> Result<Decision, RedisError>
+    where
+        S: Store<Error = RedisError>,
+    {
+        store.take(&[self.charge(cost)]).await
+    }
+
+    /// Whether a unit passes.
+    pub(crate) async fn passes<S: Store<Error = RedisError>>(&self, store: &S) -> bool {
+        self.take(store, 1).await.unwrap_or_else(|error| panic!("{error}")).is_allowed()
+    }
+
+    /// How many of so many units pass, taken one by one.
+    pub(crate) async fn passed<S: Store<Error = RedisError>>(&self, store: &S, of: u32) -> u32 {
+        let mut passed = 0;
+        for _ in 0..of {
+            passed += u32::from(self.passes(store).await);
+        }
+        passed
+    }
+
+    /// Units that are left.
+    pub(crate) async fn left<S: Store<Error = RedisError>>(&self, store: &S) -> u32 {
+        let look = self.take(store, 0).await.unwrap_or_else(|error| panic!("{error}"));
+        look.outcomes()[0].remaining()
+    }
+}
+
+/// A store that has not connected yet.
+pub(crate) fn lazy(url: &str) -> RedisStore {
+    RedisStore::connect_lazy(url).expect("an address")
+}
+
+pub(crate) async fn connect(url: &str) -> RedisStore {
+    RedisStore::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A connection of the test's own.
+pub(crate) async fn raw(url: &str) -> MultiplexedConnection {
+    let client = Client::open(url).expect("an address");
+    client.get_multiplexed_async_connection().await.expect("connects")
+}
+
+/// All keys of a server, and how many milliseconds they have left (below zero: no end).
+pub(crate) async fn keys(connection: &mut MultiplexedConnection) -> Vec<(Vec<u8>, i64)> {
+    let (mut cursor, mut found) = (0_u64, Vec::new());
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("COUNT").arg(1_000);
+        let names: Vec<Vec<u8>>;
+        (cursor, names) = scan.query_async(connection).await.expect("keys");
+        for name in names {
+            let left = redis::cmd("PTTL").arg(&name).query_async(connection).await;
+            found.push((name, left.expect("a time")));
+        }
+        if cursor == 0 {
+            // one that ended in between
+            found.retain(|(_, left)| *left != -2);
+            return found;
+        }
+    }
+}
+
+/// Numbers that look random and are the same in each run (splitmix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        n ^ (n >> 31)
+    }
+
+    pub(crate) fn below(&mut self, sides: u64) -> u64 {
+        self.roll() % sides
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[usize::try_from(self.below(of.len() as u64)).expect("an index")]
+    }
+
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.roll().to_be_bytes()[0]).collect()
+    }
+}
