@@ -1,4 +1,5 @@
 //! Accounts on several servers of a cluster: all or nothing, nothing leaks, and slots may move.
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;

@@ -1,5 +1,6 @@
 //! A value that is broken, in whatever way, costs at most one more burst, locks nobody out for
 //! longer than an account may be in debt, and is no error.
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;
@@ -132,8 +133,8 @@ fn broken(real: &Found) -> Vec<Found> {
     let list = real.list.clone();
     let mut all: Vec<_> =
         values.into_iter().map(|value| Found { value, list: list.clone() }).collect();
-    for at in 0..list.len() {
-        for byte in 0..list[at].len() {
+    for (at, item) in list.iter().enumerate() {
+        for byte in 0..item.len() {
             let mut found = real.clone();
             found.list[at][byte] ^= 1 << dice.below(8);
             all.push(found);

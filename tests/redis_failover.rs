@@ -1,5 +1,6 @@
 //! A shard of a cluster changes hands, dies or is slow: it is back soon, and the others hardly
 //! notice.
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;

@@ -1,5 +1,6 @@
 //! The connection that all decisions share: what it says when there is none, and that an answer
 //! always belongs to its question.
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;

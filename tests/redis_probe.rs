@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use accounts::{Account, LONG, connect, lazy, quotas};
 use redis::Cmd;
-use servers::{FakeServer, Flavour, Reply, Server, eventually, name};
+use servers::{Cluster, FakeServer, Flavour, Reply, Server, eventually, name};
 use tower_sluice::{
     Quota, RedisStore, Store,
     store::{RedisError, RedisErrorKind as Kind},
@@ -33,7 +33,7 @@ async fn refusal(url: &str) -> RedisError {
 }
 
 /// Asks for all that a store does, with every algorithm.
-async fn everything(store: &RedisStore) {
+async fn everything<S: Store<Error = RedisError>>(store: &S) {
     for (name, quota) in quotas(3, LONG) {
         let account = Account::new(name, quota);
         let charge = account.charge(1);
@@ -88,6 +88,38 @@ async fn a_user_without_a_right_is_told_the_command_that_gives_all_of_them() {
             assert!(error.to_string().contains("~elsewhere:* "), "{error}");
             let () = server.command("FLUSHALL").await;
         }
+    }
+}
+
+#[tokio::test]
+async fn a_user_of_a_cluster_is_told_all_rights_too() {
+    for flavour in Flavour::ALL {
+        let cluster = Cluster::start(flavour).await;
+        let everywhere = async |command: &str| {
+            for node in cluster.nodes() {
+                let () = node.command(command).await;
+            }
+        };
+        let urls = |password: &str| -> Vec<String> {
+            let url = |node: &Server| format!("redis://app:{password}@{}", node.address());
+            cluster.nodes().iter().map(url).collect()
+        };
+        let connect = async |urls: Vec<String>| {
+            let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+            RedisStore::cluster(&urls).await
+        };
+        everywhere("ACL SETUSER app on >secret").await;
+        let error = connect(urls("hunter2")).await.expect_err("a wrong password");
+        assert!(!texts(&error).contains("hunter2"), "{error}");
+        assert!(error.to_string().contains("user and password in the address"), "{error}");
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        let error = connect(urls("secret")).await.expect_err("no rights");
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        let text = error.to_string();
+        let start = text.find("ACL SETUSER <user> ~sluice:* ").expect("the command");
+        everywhere(&text[start..].replace("<user>", "app")).await;
+        let store = connect(urls("secret")).await.unwrap_or_else(|error| panic!("{error}"));
+        everything(&store).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! After a crash the store comes back by itself: soon, with one attempt at a time, and not at the
 //! same moment as all the others.
-#![allow(clippy::print_stdout, reason = "figures")]
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;

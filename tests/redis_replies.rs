@@ -1,5 +1,6 @@
 //! Whatever a server says, in words or in noise, is an error of the right kind or a decision that
 //! it really made.
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;

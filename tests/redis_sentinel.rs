@@ -1,5 +1,5 @@
 //! The store follows the master that sentinels name.
-#![allow(clippy::print_stdout, reason = "figures")]
+#![allow(clippy::print_stdout)]
 
 #[path = "support/accounts.rs"]
 mod accounts;
@@ -75,6 +75,32 @@ async fn a_master_that_is_demoted_is_left() {
     eventually("a decision of the new master", well).await;
     assert!(account.left(&store).await <= 8);
     assert_eq!(account.passed(&store, 9).await + 1, 9 - 3, "it was replicated");
+}
+
+#[tokio::test]
+async fn the_user_in_the_first_address_is_the_masters() {
+    let sentinels = Sentinels::start(Flavour::Redis).await;
+    let mut urls = sentinels.urls();
+    urls[0] = urls[0].replace("redis://", "redis://app:hunter2@") + "/3";
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let everywhere = async |command: &str| {
+        for server in sentinels.servers() {
+            let () = server.command(command).await;
+        }
+    };
+    everywhere("ACL SETUSER app on >hunter2").await;
+    for urls in [&urls[..1], &urls] {
+        let error = RedisStore::sentinel(urls, Sentinels::NAME).await.expect_err("no rights");
+        let text = error.to_string();
+        let start = text.find("ACL SETUSER <user> ").unwrap_or_else(|| panic!("{text}"));
+        everywhere(&text[start..].replace("<user>", "app")).await;
+        let store = RedisStore::sentinel(urls, Sentinels::NAME).await;
+        let store = store.unwrap_or_else(|error| panic!("{error}"));
+        assert!(Account::new("a", Quota::per_day(9)).passes(&store).await);
+        everywhere("ACL SETUSER app -@all").await;
+    }
+    let master = &sentinels.servers()[sentinels.master().await];
+    assert!(master.info("keyspace", "db3").await.is_some_and(|keys| keys.starts_with("keys=1")));
 }
 
 #[tokio::test]

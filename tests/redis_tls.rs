@@ -8,15 +8,19 @@ mod accounts;
 mod servers;
 
 use std::{
-    env,
+    env, fs,
     path::Path,
-    process::Command,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use accounts::Account;
-use servers::{Flavour, Mode, Proxy, Server};
-use tokio::runtime::Builder;
+use servers::{Flavour, Mode, Proxy, Sentinels, Server, eventually};
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpStream},
+    runtime::Builder,
+};
 use tower_sluice::{Quota, RedisStore};
 
 /// The address for a process that is started by a test below.
@@ -29,7 +33,11 @@ fn client() {
     let Ok(url) = env::var(URL) else { return };
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        match RedisStore::connect(&url).await {
+        let store = match url.strip_prefix("sentinel ") {
+            Some(url) => RedisStore::sentinel(&[url], Sentinels::NAME).await,
+            None => RedisStore::connect(&url).await,
+        };
+        match store {
             Ok(store) => {
                 let account = Account::new("a", Quota::per_day(5));
                 println!("\npassed {}", account.passed(&store, 7).await);
@@ -126,4 +134,49 @@ async fn plain_and_encrypted_ports_mixed_up_are_errors_in_time() {
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         println!("{scheme}: {said}");
     }
+}
+
+/// A process that ends with its test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.kill().expect("it is ours");
+        self.0.wait().expect("it ends");
+    }
+}
+
+#[tokio::test]
+async fn the_master_of_a_sentinel_that_is_reached_by_tls_is_too() {
+    let home = Server::redis().await;
+    authority(home.path(), "ca");
+    let (_server, port) = server(home.path(), "DNS:localhost").await;
+    let master = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let (sentinel, mut free) = (home.path().join("sentinel.conf"), Proxy::start(port.addr()).await);
+    free.set(Mode::Refuse).await;
+    let (number, master_port) = (free.addr().port(), master.local_addr().expect("a port").port());
+    let text = format!(
+        "port 0\ntls-port {number}\ntls-cert-file server.pem\ntls-key-file server.key\n\
+         tls-ca-cert-file ca.pem\ntls-auth-clients no\n\
+         sentinel monitor {name} 127.0.0.1 {master_port} 1\n\
+         sentinel down-after-milliseconds {name} 600000\n",
+        name = Sentinels::NAME
+    );
+    fs::write(sentinel, text).expect("a file");
+    let mut command = Command::new(env::var("REDIS_SERVER").unwrap_or("redis-server".to_owned()));
+    command.args(["sentinel.conf", "--sentinel"]).current_dir(home.path());
+    let _sentinel = Ended(command.stdout(Stdio::null()).spawn().expect("starts"));
+    let up = async || TcpStream::connect(free.addr()).await.ok();
+    eventually("the sentinel is there", up).await;
+
+    let (url, ca) = (format!("sentinel rediss://localhost:{number}"), home.path().join("ca.pem"));
+    let client = tokio::task::spawn_blocking(move || said(&url, &ca));
+    // the sentinel itself speaks plainly: an array; a handshake begins with 22
+    let encrypted = async || {
+        let (mut stream, _) = master.accept().await.expect("a connection");
+        (stream.read_u8().await.is_ok_and(|byte| byte == 22)).then_some(())
+    };
+    eventually("a handshake", encrypted).await;
+    drop(master);
+    assert!(client.await.expect("no panic").starts_with("refused"));
 }

@@ -106,6 +106,12 @@ impl From<redis::RedisError> for RedisError {
 
 fn kind(error: &redis::RedisError) -> RedisErrorKind {
     match (error.kind(), code(error)) {
+        // as a cluster's connection says it of all nodes
+        (Raw::Io, _)
+            if error.detail().is_some_and(|text| text.contains("AuthenticationFailed")) =>
+        {
+            RedisErrorKind::Denied
+        }
         (Raw::Io, _) if error.is_timeout() => RedisErrorKind::Timeout,
         (Raw::Io | Raw::ClusterConnectionNotFound, _) => RedisErrorKind::Disconnected,
         (Raw::MasterNameNotFoundBySentinel, _) => RedisErrorKind::Disconnected,
@@ -132,10 +138,10 @@ pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
     }
 }
 
-/// Whether a script ran into a command that its user may not call: Redis up to 7.0, and Valkey, say
-/// so in words only.
+/// Whether a script, or the choice of a database, ran into a command that its user may not call:
+/// Redis up to 7.0, and Valkey, say so in words only.
 fn is_denied(detail: &str) -> bool {
-    ["The user executing the script can't", "ACL failure in script"]
+    ["The user executing the script can't", "ACL failure in script", "no permissions"]
         .iter()
         .any(|words| detail.contains(words))
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    RedisConnectionInfo, TlsMode,
     cluster::ClusterClientBuilder,
     cluster_async::ClusterConnection,
     io::tcp::TcpSettings,
@@ -12,9 +13,10 @@ use redis::{
 
 use super::{
     RedisStore,
+    addresses::Addresses,
     error::{RedisError, RedisErrorKind},
     link::{Link, PATIENCE},
-    probe::Probe,
+    probe::{Probe, explained},
 };
 
 /// What is sent and not acknowledged by the other machine for so long ends the connection.
@@ -54,20 +56,25 @@ impl RedisStore {
     }
 
     /// A store on the master `name` that the sentinels at `urls` know; after a failover it asks
-    /// them again. A user, password and database in the first address are those of the master.
+    /// them again. A user, password and database in the first address are those of the master, which
+    /// is reached by TLS if the first sentinel is; those in the others are the sentinels' own.
     ///
     /// # Errors
     ///
     /// As [`connect`](RedisStore::connect).
     pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
-        let sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
-        let first = sentinels.first();
-        let master = first.map(|first| first.redis_settings().clone()).unwrap_or_default();
+        let mut sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
+        let (mut master, mut tls) = (RedisConnectionInfo::default(), None);
+        if let Some(first) = sentinels.first_mut() {
+            (master, tls) = (first.redis_settings().clone(), tls_of(first.addr()));
+            *first = first.clone().set_redis_settings(RedisConnectionInfo::default());
+        }
         let name = name.to_owned();
         let store = Self::new(Link::new(Box::new(move || {
             let node = SentinelNodeConnectionInfo::default()
                 .set_redis_connection_info(master.clone())
                 .set_tcp_settings(tcp());
+            let node = tls.into_iter().fold(node, SentinelNodeConnectionInfo::set_tls_mode);
             let kind = SentinelServerType::Master;
             let client = SentinelClient::build(sentinels.clone(), name.clone(), Some(node), kind);
             Box::pin(async move { client?.get_async_connection_with_config(&config()).await })
@@ -96,7 +103,9 @@ impl RedisStore<ClusterConnection> {
             .max_retry_wait(CLUSTER_PAUSE)
             .tcp_settings(tcp())
             .build()?;
-        let connection = client.get_async_connection().await?;
+        let connection = client.get_async_connection().await;
+        let connection =
+            connection.map_err(|error| explained(error.into(), &Addresses::new().prefix, true))?;
         Self::sharded(connection).probed().await
     }
 }
@@ -113,6 +122,14 @@ where
         }
         drop(warnings);
         Ok(self)
+    }
+}
+
+fn tls_of(address: &ConnectionAddr) -> Option<TlsMode> {
+    match address {
+        ConnectionAddr::TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
+        ConnectionAddr::TcpTls { .. } => Some(TlsMode::Secure),
+        _ => None,
     }
 }
 

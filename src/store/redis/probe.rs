@@ -17,7 +17,9 @@ use crate::{
 
 /// Commands that the scripts use, and those that call them.
 const RIGHTS: &str = "+eval +evalsha +time +get +set +del +pttl +pexpire +lindex +lrange +lset \
-                      +rpush +lpop +rpop +lrem +info +script|load";
+                      +rpush +lpop +rpop +lrem +info +select +script|load";
+/// What else is sent to a cluster.
+const CLUSTER_RIGHTS: &str = " +cluster|slots +ping";
 const OLDEST: u32 = 6;
 
 /// What a [probe](RedisStore::probe) found.
@@ -68,21 +70,25 @@ where
         }
     }
 
+    /// The error with what to do about it.
     fn explained(&self, error: RedisError) -> RedisError {
-        let text = error.to_string();
-        match error.kind() {
-            RedisErrorKind::Replica => error.advice("give the address of the primary"),
-            RedisErrorKind::Denied
-                if text.contains("uthentication") || text.contains("WRONGPASS") =>
-            {
-                error.advice("check the user and password in the address")
-            }
-            RedisErrorKind::Denied => {
-                let prefix = &self.addresses().prefix;
-                error.advice(&format!("permit it: ACL SETUSER <user> ~{prefix}:* {RIGHTS}"))
-            }
-            _ => error,
+        explained(error, &self.addresses().prefix, self.settings.sharded)
+    }
+}
+
+/// The error of a server, or of a cluster, with what to do about it.
+pub(super) fn explained(error: RedisError, prefix: &str, sharded: bool) -> RedisError {
+    let text = error.to_string();
+    match error.kind() {
+        RedisErrorKind::Replica => error.advice("give the address of the primary"),
+        RedisErrorKind::Denied if text.contains("uthentication") || text.contains("WRONGPASS") => {
+            error.advice("check the user and password in the address")
         }
+        RedisErrorKind::Denied => {
+            let more = if sharded { CLUSTER_RIGHTS } else { "" };
+            error.advice(&format!("permit it: ACL SETUSER <user> ~{prefix}:* {RIGHTS}{more}"))
+        }
+        _ => error,
     }
 }
 
