@@ -99,7 +99,7 @@ async fn many_small_steps_keep_the_rate() {
         let account = Account::new(name, quota);
         let (mut now, mut forward, mut passed) = (NOW, Duration::ZERO, 0);
         for step in 0..120 {
-            let time = Duration::from_secs(dice.below(6_000));
+            let time = Duration::from_secs(dice.below(6_000).into());
             if step % 3 == 2 {
                 now -= time;
             } else {

@@ -8,14 +8,13 @@ mod servers;
 
 use accounts::{Account, Dice, LONG, address, quotas, rule};
 use futures::future::join_all;
-use redis::cluster_async::ClusterConnection;
 use servers::{Cluster, Flavour, eventually};
 use tower_sluice::{
     Algorithm, Charge, Key, Quota, RedisStore, RuleName, Store,
-    store::{RedisError, RedisErrorKind as Kind},
+    store::{ClusterLink, RedisError, RedisErrorKind as Kind},
 };
 
-async fn store(cluster: &Cluster) -> RedisStore<ClusterConnection> {
+async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));

@@ -133,8 +133,8 @@ fn broken(real: &Found) -> Vec<Found> {
     let list = real.list.clone();
     let mut all: Vec<_> =
         values.into_iter().map(|value| Found { value, list: list.clone() }).collect();
-    for (at, item) in list.iter().enumerate() {
-        for byte in 0..item.len() {
+    for (at, entry) in list.iter().enumerate() {
+        for byte in 0..entry.len() {
             let mut found = real.clone();
             found.list[at][byte] ^= 1 << dice.below(8);
             all.push(found);

@@ -14,19 +14,18 @@ use std::{
 
 use accounts::{Account, address, connect};
 use futures::future::join_all;
-use redis::cluster_async::ClusterConnection;
 use servers::{Cluster, Flavour, Server};
 use tokio::time::sleep;
 use tower_sluice::{
     Quota, RedisStore, Store,
-    store::{RedisError, RedisErrorKind},
+    store::{ClusterLink, RedisError, RedisErrorKind},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 /// What a busy machine may add.
 const BUSY: Duration = Duration::from_millis(700);
 
-async fn store(cluster: &Cluster) -> RedisStore<ClusterConnection> {
+async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await.unwrap_or_else(|error| panic!("{error}"));
@@ -79,7 +78,7 @@ async fn ask<S: Store<Error = RedisError>>(store: &S, key: &str, done: &AtomicBo
 /// What became of the decisions on three servers while `work` was done, the first one's first, and
 /// what a gap was allowed to be: so long as elsewhere on this machine, and a tenth of a second.
 async fn watched<T>(
-    store: &RedisStore<ClusterConnection>,
+    store: &RedisStore<ClusterLink>,
     keys: &[String; 3],
     work: impl Future<Output = T>,
 ) -> (T, Vec<Seen>, Duration) {

@@ -66,12 +66,12 @@ async fn work(store: &RedisStore, dice: &mut Dice, keys: &[Key], taken: &mut Vec
     let quotas: Vec<_> = (0..count).map(|_| *dice.pick(&kinds)).collect();
     let charge = Charge::new(*dice.pick(&rules), dice.pick(keys), &quotas);
     let other = Charge::new(*dice.pick(&rules), dice.pick(keys), &quotas[..1]).report_only();
-    let charges = [charge.cost(dice.below(4) as u32), other];
+    let charges = [charge.cost(dice.below(4)), other];
     let answer = match dice.below(8) {
-        0 => store.settle(&charge, dice.below(5) as i64),
-        1 => store.settle(&charge, -(dice.below(20) as i64)),
+        0 => store.settle(&charge, dice.below(5).into()),
+        1 => store.settle(&charge, -i64::from(dice.below(20))),
         2 => store.reset(&charge),
-        3 => store.block(&charge, Duration::from_millis(dice.below(300))),
+        3 => store.block(&charge, Duration::from_millis(dice.below(300).into())),
         4 => store.unblock(&charge),
         _ => store.take(&charges),
     };
@@ -229,7 +229,7 @@ async fn accounts_spread_evenly_over_slots_and_their_lists_go_with_them() {
     let logged = Quota::per_hour(5).algorithm(Algorithm::SlidingLog);
     for thousand in 0..10 {
         let takes = (0..1_000).map(async |n: u32| {
-            let quota = if n % 10 == 0 { logged } else { Quota::per_hour(5) };
+            let quota = if n.is_multiple_of(10) { logged } else { Quota::per_hour(5) };
             let key = format!("user{}}}", thousand * 1_000 + n);
             assert!(Account::new(key, quota).passes(&store).await);
         });

@@ -205,8 +205,8 @@ async fn an_answer_belongs_to_its_question_though_half_of_the_callers_leave() {
     let tasks = (0..TASKS).map(async |task| {
         let mut dice = Dice(task.into());
         for call in 0..CALLS {
-            let key = u32::try_from(dice.below(KEYS.into())).expect("a key");
-            let cost = u32::try_from(dice.below(2)).expect("a unit");
+            let key = dice.below(KEYS);
+            let cost = dice.below(2);
             let take = accounts[key as usize].take(&store, cost);
             let decision = if dice.below(2) == 0 {
                 let leaves = async {

@@ -45,7 +45,7 @@ pub use self::governor::{Admission, GovernorStore};
 #[cfg(feature = "testing")]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
-pub use self::redis::{Link, Probe, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, Never, Resolve},
     boxed::{BoxFuture, Boxed, DynStore},

@@ -127,12 +127,12 @@ impl Dice {
         n ^ (n >> 31)
     }
 
-    pub(crate) fn below(&mut self, sides: u64) -> u64 {
-        self.roll() % sides
+    pub(crate) fn below(&mut self, sides: u32) -> u32 {
+        u32::try_from(self.roll() % u64::from(sides)).expect("below `sides`")
     }
 
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[usize::try_from(self.below(of.len() as u64)).expect("an index")]
+        &of[self.below(u32::try_from(of.len()).expect("few")) as usize]
     }
 
     pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {

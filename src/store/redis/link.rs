@@ -4,37 +4,40 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{
-            AtomicBool, AtomicU32, AtomicU64,
-            Ordering::{AcqRel, Acquire, Relaxed, Release},
+            AtomicBool, AtomicU32,
+            Ordering::{AcqRel, Relaxed, Release},
         },
     },
+    task::Poll,
     time::Duration,
 };
 
+use futures_util::poll;
 use redis::{
     Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::{
     runtime::Handle,
-    sync::watch,
-    time::{Instant, sleep, timeout},
+    sync::{Notify, watch},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
-use super::error::code;
+use super::{error::code, silence::Silence};
 use crate::store::BoxFuture;
 
 /// A connection attempt, and a command that nothing else ends, take at most so long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// A command that finds no connection, and no attempt under way, waits so long for one.
 const GRACE: Duration = Duration::from_millis(25);
-/// A connection on which nothing was answered for so long is given up, though it looks alive.
-const SILENCE: Duration = Duration::from_secs(1);
 /// The longest pause between attempts; each pause is a random share of its bound (full jitter).
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// Pauses are no longer than this when somebody waits: the probe of a breaker, which comes once in
+/// a second, would find the next attempt too far off again and again.
+const WANTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// Makes a connection.
 pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
@@ -51,15 +54,13 @@ struct Inner {
     dial: Dial,
     state: watch::Sender<State>,
     dialing: AtomicBool,
+    /// Tells who pauses between attempts that somebody waits for a connection.
+    wanted: Arc<Notify>,
     /// Attempts since a connection last held.
     attempts: AtomicU32,
-    born: Instant,
-    /// When the oldest command without any answer since was sent, in milliseconds since `born`,
-    /// plus one; 0 when there is none.
-    waiting: AtomicU64,
-    /// Until when there was nothing, as far as is known: of an answer that nobody waited for any
-    /// more, nothing is.
-    silent: AtomicU64,
+    /// When the last of them began.
+    last: Mutex<Instant>,
+    silence: Silence,
 }
 
 #[derive(Clone)]
@@ -75,10 +76,10 @@ impl Link {
             dial,
             state: watch::Sender::new(State::Down { failed: None, trying: false }),
             dialing: AtomicBool::new(false),
+            wanted: Arc::default(),
             attempts: AtomicU32::new(0),
-            born: Instant::now(),
-            waiting: AtomicU64::new(0),
-            silent: AtomicU64::new(0),
+            last: Mutex::new(Instant::now()),
+            silence: Silence::new(),
         }))
     }
 
@@ -97,8 +98,11 @@ impl Link {
                     State::Down { .. } => {}
                 }
                 self.redial()?;
-                // the next attempt may be far off
-                let _ = timeout(GRACE, states.changed()).await;
+                self.0.wanted.notify_one();
+                // the next attempt may be far off; one that is under way may end with its runtime
+                let left =
+                    Some(GRACE.saturating_sub(start.elapsed())).filter(|left| !left.is_zero());
+                let _ = timeout(left.unwrap_or(GRACE), states.changed()).await;
             }
         };
         timeout(PATIENCE, wait).await.unwrap_or_else(|_| Err(gone("no connection in time")))
@@ -126,7 +130,7 @@ impl Link {
             current
         });
         if lost {
-            self.0.waiting.store(0, Release);
+            self.0.silence.answered();
             // where there is no runtime, the next command starts it
             drop(self.redial());
         }
@@ -142,18 +146,11 @@ impl Link {
             self.lose(since, &gone("an answer was none of ours"));
         }
     }
+}
 
-    /// Milliseconds since `born`, plus one.
-    fn now(&self) -> u64 {
-        u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
-    }
-
-    /// Notes that a command is sent; whether the connection has been silent for too long.
-    fn silent(&self) -> bool {
-        let now = self.now();
-        let waiting = self.0.waiting.compare_exchange(0, now, AcqRel, Acquire);
-        let until = self.0.silent.swap(now, AcqRel);
-        waiting.is_err_and(|since| u128::from(until.saturating_sub(since)) >= SILENCE.as_millis())
+impl Inner {
+    fn last(&self) -> MutexGuard<'_, Instant> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -174,10 +171,12 @@ async fn dial(right: Dialing) {
         let Some(inner) = right.0.upgrade() else { return };
         let attempt = inner.attempts.fetch_add(1, Relaxed);
         if attempt > 0 {
+            let (last, wanted) = (*inner.last(), inner.wanted.clone());
             drop(inner);
-            sleep(pause(attempt)).await;
+            rest(last, pause(attempt), &wanted).await;
         }
         let Some(inner) = right.0.upgrade() else { return };
+        *inner.last() = Instant::now();
         inner.state.send_modify(|state| {
             if let State::Down { trying, .. } = state {
                 *trying = true;
@@ -186,7 +185,7 @@ async fn dial(right: Dialing) {
         let dialed = timeout(PATIENCE, (inner.dial)()).await;
         match dialed.unwrap_or_else(|_| Err(gone("no connection in time"))) {
             Ok(connection) => {
-                inner.waiting.store(0, Release);
+                inner.silence.answered();
                 inner.state.send_replace(State::Up { connection, since: Instant::now() });
                 return;
             }
@@ -196,6 +195,12 @@ async fn dial(right: Dialing) {
             }
         }
     }
+}
+
+/// Until `pause` is over since the `last` attempt, or a part of it if somebody waits.
+async fn rest(last: Instant, pause: Duration, wanted: &Notify) {
+    sleep_until(last + pause.min(WANTED_PAUSE)).await;
+    let _ = timeout_at(last + pause, wanted.notified()).await;
 }
 
 /// A random share of a bound that doubles with each attempt.
@@ -225,16 +230,27 @@ impl ConnectionLike for Link {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
             let (mut connection, mut since) = self.up().await?;
-            if self.silent() {
+            if self.0.silence.asked() {
                 self.lose(since, &gone("the connection was silent"));
                 (connection, since) = self.up().await?;
             }
-            let answer = connection.req_packed_command(command).await;
+            let mut asked = connection.req_packed_command(command);
+            let answer = match poll!(&mut asked) {
+                // there before anything could be sent: the connection had ended while nobody asked
+                Poll::Ready(Err(error)) if error.is_connection_dropped() => {
+                    self.lose(since, &error);
+                    drop(asked);
+                    (connection, since) = self.up().await?;
+                    connection.req_packed_command(command).await
+                }
+                Poll::Ready(answer) => answer,
+                Poll::Pending => asked.await,
+            };
             let answer = answer.and_then(Value::extract_error);
             match &answer {
                 Err(error) if is_lost(error) => self.lose(since, error),
-                Err(error) if error.is_timeout() => self.0.silent.store(self.now(), Release),
-                _ => self.0.waiting.store(0, Release),
+                Err(error) if error.is_timeout() => {}
+                _ => self.0.silence.answered(),
             }
             answer
         })

@@ -1,6 +1,7 @@
 //! Accounts in Redis or Valkey, shared by many processes.
 
 mod addresses;
+mod cluster;
 mod error;
 mod flight;
 mod link;
@@ -10,6 +11,7 @@ mod probe;
 mod question;
 mod reply;
 mod script;
+mod silence;
 
 use std::{
     any::Any,
@@ -30,6 +32,7 @@ use self::{
     script::{Frame, Script, Scripts},
 };
 pub use self::{
+    cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     link::Link,
     probe::Probe,

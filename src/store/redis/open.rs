@@ -6,7 +6,6 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
     RedisConnectionInfo, TlsMode,
     cluster::ClusterClientBuilder,
-    cluster_async::ClusterConnection,
     io::tcp::TcpSettings,
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
@@ -14,6 +13,7 @@ use redis::{
 use super::{
     RedisStore,
     addresses::Addresses,
+    cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     link::{Link, PATIENCE},
     probe::{Probe, explained},
@@ -83,7 +83,7 @@ impl RedisStore {
     }
 }
 
-impl RedisStore<ClusterConnection> {
+impl RedisStore<ClusterLink> {
     /// A store on the cluster of which `urls` are some nodes. It follows slots as they move, and a
     /// failover.
     ///
@@ -103,7 +103,7 @@ impl RedisStore<ClusterConnection> {
             .max_retry_wait(CLUSTER_PAUSE)
             .tcp_settings(tcp())
             .build()?;
-        let connection = client.get_async_connection().await;
+        let connection = ClusterLink::connect(client).await;
         let connection =
             connection.map_err(|error| explained(error.into(), &Addresses::new().prefix, true))?;
         Self::sharded(connection).probed().await
