@@ -99,7 +99,7 @@ async fn one_attempt_at_a_time_whoever_waits_for_it() {
     }
     assert!((1..=4).contains(&(hung.len() - before)), "{} attempts", hung.len() - before);
 
-    // each attempt fails at once: pauses grow to half a second on average
+    // each attempt fails at once
     let ((), errors) = besieged(&store, async {
         proxy.set(Mode::Drop).await;
         sleep(3 * SECOND).await;
@@ -107,7 +107,8 @@ async fn one_attempt_at_a_time_whoever_waits_for_it() {
     .await;
     let attempts = proxy.accepted().len() - hung.len();
     println!("{attempts} attempts in 3 s, while {CALLERS} callers had {errors} errors");
-    assert!((1..=20).contains(&attempts), "{attempts}");
+    // somebody waits all the time: at most one in a tenth of a second
+    assert!((1..=36).contains(&attempts), "{attempts}");
     proxy.set(Mode::Pass).await;
     let well = async || account().take(&store, 1).await.ok();
     eventually("a decision", well).await;

@@ -1,0 +1,132 @@
+//! An app in a process of its own: this program again, told by an argument what to do. It prints
+//! its entries as they come, so that they are known when it is killed.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    process::{self, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tower_sluice::Source;
+
+use crate::{
+    app::{Plan, run},
+    log::{Entry, Log, epoch},
+};
+
+/// What a child is told.
+#[derive(Serialize, Deserialize)]
+struct Order {
+    plan: Plan,
+    /// When the parent began, in Unix time: the times it is told are counted from there.
+    epoch: Duration,
+}
+
+/// What a child tells, a line each.
+#[derive(Serialize, Deserialize)]
+enum Line {
+    Ready,
+    Decision { key: u16, asked: i64, answered: i64, allowed: bool, source: String, at_once: bool },
+    End { errors: std::collections::BTreeMap<String, u64>, answered: u64 },
+}
+
+/// What runs in the child: it ends when its input does.
+pub(crate) fn obey(order: &str) {
+    let order: Order = serde_json::from_str(order).expect("an order");
+    let shift = micros(epoch()) - micros(order.epoch);
+    let tell = |line: &Line| println!("{}", serde_json::to_string(line).expect("JSON"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        flag.store(true, Relaxed);
+    });
+    let log = run(
+        &order.plan,
+        &stop,
+        || tell(&Line::Ready),
+        |entry| {
+            let &Entry { key, asked, answered, allowed, source, at_once } = entry;
+            let (asked, answered) = (micros(asked) + shift, micros(answered) + shift);
+            let source = source.as_str().to_owned();
+            tell(&Line::Decision { key, asked, answered, allowed, source, at_once });
+        },
+    );
+    tell(&Line::End { errors: log.errors, answered: log.answered });
+}
+
+fn micros(time: Duration) -> i64 {
+    i64::try_from(time.as_micros()).expect("fits")
+}
+
+/// A child that runs.
+pub(crate) struct Child {
+    process: Mutex<process::Child>,
+    reader: JoinHandle<Log>,
+}
+
+impl Child {
+    /// Starts it, and waits until it is connected.
+    pub(crate) fn start(plan: Plan) -> Self {
+        let name = plan.name.clone();
+        let order = serde_json::to_string(&Order { plan, epoch: epoch() }).expect("JSON");
+        let mut command = Command::new(env::current_exe().expect("this program"));
+        command.args(["--child", &order]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().expect("a process");
+        let mut lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+        let first = lines.next().expect("a line").expect("a line");
+        assert!(matches!(serde_json::from_str(&first), Ok(Line::Ready)), "{first}");
+        let read = move || {
+            let mut log = Log::default();
+            // the last line of one that was killed may be half a line
+            for line in lines.map_while(Result::ok) {
+                match serde_json::from_str(&line) {
+                    Ok(Line::End { errors, answered }) => {
+                        (log.errors, log.answered) = (errors, answered);
+                    }
+                    Ok(line) => log.entries.extend(entry(&line)),
+                    Err(_) => {}
+                }
+            }
+            log
+        };
+        let reader = thread::Builder::new().name(name).spawn(read).expect("a thread");
+        Self { process: Mutex::new(process), reader }
+    }
+
+    /// Ends it as a crash does.
+    pub(crate) fn kill(&self) {
+        let mut process = self.process.lock().expect("no panic here");
+        process.kill().expect("it is ours");
+        process.wait().expect("it ends");
+    }
+
+    /// Asks it to end.
+    pub(crate) fn stop(&self) {
+        drop(self.process.lock().expect("no panic here").stdin.take());
+    }
+
+    pub(crate) fn log(self) -> Log {
+        let log = self.reader.join().unwrap_or_default();
+        self.process.into_inner().expect("no panic here").wait().expect("it ends");
+        log
+    }
+}
+
+fn entry(line: &Line) -> Option<Entry> {
+    let Line::Decision { key, asked, answered, allowed, source, at_once } = line else {
+        return None;
+    };
+    let time = |micros: &i64| Some(Duration::from_micros(u64::try_from(*micros).ok()?));
+    let known = [Source::Redis, Source::Fallback, Source::FailedOpen, Source::FailedClosed];
+    let source = known.into_iter().find(|known| known.as_str() == source)?;
+    let (asked, answered) = (time(asked)?, time(answered)?);
+    Some(Entry { key: *key, asked, answered, allowed: *allowed, source, at_once: *at_once })
+}

@@ -1,0 +1,93 @@
+//! The fault suite: real servers, real faults, load all the while, and what must hold meanwhile.
+//!
+//! `cargo test --test faults` plays every fault for some seconds and fails if a bound is broken;
+//! `scripts/faults` plays them longer, in release, and prints the table of `README.md` beside this
+//! file. `-- --list` lists the faults and `-- --only NAME` plays one.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
+
+mod app;
+mod child;
+mod control;
+mod fault;
+mod judge;
+mod log;
+mod options;
+mod overshoot;
+mod panics;
+mod random;
+mod row;
+#[path = "../support/servers/mod.rs"]
+mod servers;
+mod stack;
+mod stage;
+mod turnstile;
+mod witness;
+mod worlds;
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Instant,
+};
+
+use fault::Fault;
+use options::Options;
+use row::Row;
+
+fn main() -> ExitCode {
+    let options = match Options::read(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if let Some(order) = &options.child {
+        child::obey(order);
+        return ExitCode::SUCCESS;
+    }
+    let faults: Vec<_> =
+        worlds::all().into_iter().filter(|fault| options.wants(fault.name)).collect();
+    if options.list {
+        faults.iter().for_each(|fault| println!("{}: {}", fault.name, fault.holds));
+        return ExitCode::SUCCESS;
+    }
+    overshoot::check_itself();
+    panics::watch();
+    let start = Instant::now();
+    let rows = play(&faults, &options);
+    println!("{}", row::table(&rows));
+    let broken = rows.iter().filter(|row| !row.broken.is_empty()).count();
+    println!("{} faults, {broken} with a broken bound, in {:.0?}", rows.len(), start.elapsed());
+    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Plays the faults, a few at a time where that is possible; rows in the order of the faults.
+fn play(faults: &[Fault], options: &Options) -> Vec<Row> {
+    let (together, alone): (Vec<_>, Vec<_>) =
+        faults.iter().enumerate().partition(|(_, fault)| !fault.alone);
+    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let add = |at: usize, fault: &Fault| {
+        let row = fault.play(options);
+        eprintln!("{}", row.line());
+        rows.lock().expect("no panic here").push((at, row));
+    };
+    let work = || {
+        while let Some((at, fault)) = together.get(next.fetch_add(1, Relaxed)) {
+            add(*at, fault);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..options.at_a_time {
+            scope.spawn(work);
+        }
+    });
+    alone.into_iter().for_each(|(at, fault)| add(at, fault));
+    let mut rows = rows.into_inner().expect("no panic here");
+    rows.sort_by_key(|(at, _)| *at);
+    rows.into_iter().map(|(_, row)| row).collect()
+}

@@ -1,0 +1,163 @@
+//! What is said of a fault: a row of a table in Markdown.
+
+use std::{collections::BTreeMap, time::Duration};
+
+/// The figures of one fault.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Row {
+    name: &'static str,
+    holds: &'static str,
+    /// Units above the limit: of the worst key, of all keys.
+    pub(crate) overshoot: Option<(u64, u64)>,
+    /// Decisions during the fault.
+    pub(crate) times: Option<Times>,
+    /// Decisions while the breaker was open.
+    pub(crate) open: Option<Times>,
+    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) texts: BTreeMap<String, String>,
+    pub(crate) sources: BTreeMap<&'static str, u64>,
+    /// Until the first decision without Redis, and until the breaker was open.
+    pub(crate) detect: Option<Duration>,
+    pub(crate) opened: Option<Duration>,
+    /// Until the last decision without Redis; `Some(None)` if it was never over.
+    pub(crate) recover: Option<Option<Duration>>,
+    /// How late the control task was at worst.
+    pub(crate) lag: Duration,
+    pub(crate) notes: Vec<String>,
+    pub(crate) broken: Vec<String>,
+}
+
+/// Percentiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) p50: Duration,
+    pub(crate) p99: Duration,
+    pub(crate) max: Duration,
+}
+
+impl Times {
+    pub(crate) fn of(times: impl Iterator<Item = Duration>) -> Option<Self> {
+        let mut times: Vec<_> = times.collect();
+        times.sort_unstable();
+        let part = |percent: usize| times.get((times.len() * percent / 100).min(times.len() - 1));
+        let max = *times.last()?;
+        Some(Self { p50: *part(50)?, p99: *part(99)?, max })
+    }
+
+    fn cell(&self) -> String {
+        format!("{} / {} / {}", millis(self.p50), millis(self.p99), millis(self.max))
+    }
+}
+
+impl Row {
+    pub(crate) fn new(name: &'static str, holds: &'static str) -> Self {
+        Self { name, holds, ..Self::default() }
+    }
+
+    /// Breaks unless it `holds`.
+    pub(crate) fn demand(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.broken.push(what());
+        }
+    }
+
+    /// Breaks unless `what` was within its bound. What is beyond it by no more than the machine
+    /// stalled is noted instead.
+    pub(crate) fn within(
+        &mut self,
+        what: &str,
+        time: Option<Duration>,
+        bound: Duration,
+        stalled: Duration,
+    ) {
+        match time {
+            Some(time) if time <= bound => {}
+            Some(time) if time <= bound + stalled => self.notes.push(format!(
+                "{what} after {}, while the machine stalled for {}",
+                whole(time),
+                whole(stalled)
+            )),
+            Some(time) => self.broken.push(format!("{what} only after {}", whole(time))),
+            None => self.broken.push(format!("it never was that {what}")),
+        }
+    }
+
+    fn verdict(&self) -> String {
+        if self.broken.is_empty() {
+            "holds".into()
+        } else {
+            format!("**BROKEN**: {}", list(&self.broken))
+        }
+    }
+
+    /// For whoever waits.
+    pub(crate) fn line(&self) -> String {
+        format!("{}: {}", self.name, self.verdict())
+    }
+
+    fn cells(&self) -> [String; 11] {
+        let time = |time: Option<Duration>| time.map_or("–".into(), whole);
+        let detect = match (self.detect, self.opened) {
+            (None, None) => "–".into(),
+            (detect, opened) => format!("{} / {}", time(detect), time(opened)),
+        };
+        let times = |times: Option<Times>| times.map_or("–".into(), |times| times.cell());
+        [
+            self.name.into(),
+            self.holds.into(),
+            self.overshoot.map_or("–".into(), |(worst, total)| format!("{worst} / {total}")),
+            times(self.times),
+            self.open.map_or("–".into(), |open| format!("{:.0?}", open.p99)),
+            counts(self.errors.iter().map(|(kind, count)| (kind.as_str(), *count))),
+            counts(self.sources.iter().map(|(source, count)| (*source, *count))),
+            detect,
+            match self.recover {
+                None => "–".into(),
+                Some(None) => "never".into(),
+                Some(Some(time)) => whole(time),
+            },
+            if self.lag.is_zero() { "–".into() } else { millis(self.lag) },
+            list(&[&[self.verdict()], &self.notes[..]].concat()),
+        ]
+    }
+}
+
+/// The rows as a table.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let head = [
+        "fault",
+        "what must hold",
+        "overshoot: worst key / all",
+        "decision during the fault, ms: p50 / p99 / max",
+        "p99, breaker open",
+        "errors",
+        "decided by",
+        "noticed / breaker open after",
+        "recovered after",
+        "lag, ms",
+        "verdict",
+    ];
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(head.map(String::from).to_vec());
+    text += &line(head.map(|_| "---".to_owned()).to_vec());
+    rows.iter().for_each(|row| text += &line(row.cells().to_vec()));
+    text
+}
+
+fn list(words: &[String]) -> String {
+    words.join("; ")
+}
+
+fn counts<'a>(counts: impl Iterator<Item = (&'a str, u64)>) -> String {
+    let words: Vec<_> = counts.map(|(what, count)| format!("{what} {count}")).collect();
+    if words.is_empty() { "–".into() } else { words.join(", ") }
+}
+
+fn whole(time: Duration) -> String {
+    format!("{} ms", time.as_micros().div_ceil(1_000))
+}
+
+/// In milliseconds, to a hundredth.
+fn millis(time: Duration) -> String {
+    format!("{:.2}", time.as_secs_f64() * 1_000.0)
+}

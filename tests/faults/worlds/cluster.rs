@@ -1,0 +1,149 @@
+//! A cluster that loses a master, changes one, or moves slots.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+
+use super::key_at;
+use crate::{
+    app::App,
+    fault::{Fault, Findings, Must, World},
+    log::Entry,
+    options::Options,
+    servers::Cluster,
+    stack::{BURST, Door},
+    stage::Ran,
+};
+
+const ERRORS: &[&str] = &["budget", "disconnected", "cluster", "replica", "other"];
+
+pub(crate) fn faults() -> Vec<Fault> {
+    vec![
+        Fault::new(
+            "cluster: master killed",
+            "its keys are back within a second of the promotion; at most the lost burst and the \
+             fallback's above the limit",
+            Must::policy(2 * BURST, ERRORS),
+            async |options| Changed::start(options, Change::Kill).await,
+        ),
+        Fault::new(
+            "cluster: master frozen",
+            "its keys are back within 2.5 s of the promotion, of which one is to make sure that it \
+             is silent and one to connect; otherwise as killed",
+            Must::policy(2 * BURST, ERRORS).recovers(2_500),
+            async |options| Changed::start(options, Change::Freeze).await,
+        ),
+        Fault::new(
+            "cluster: failover",
+            "at most the fallback's burst and one on return above the limit",
+            Must::policy(2 * BURST, ERRORS).may_pass(),
+            async |options| Changed::start(options, Change::Failover).await,
+        ),
+        Fault::new("cluster: slots move", "nobody notices", Must::UNNOTICED, async |options| {
+            Changed::start(options, Change::Slots).await
+        }),
+    ]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Kill,
+    Freeze,
+    Failover,
+    Slots,
+}
+
+struct Changed {
+    cluster: Cluster,
+    change: Change,
+    /// Keys whose accounts are where the change is.
+    keys: BTreeSet<u16>,
+    done: String,
+}
+
+impl Changed {
+    async fn start(options: &Options, change: Change) -> Self {
+        let cluster = Cluster::start(options.flavour()).await;
+        Self { cluster, change, keys: BTreeSet::new(), done: String::new() }
+    }
+
+    /// Moves the slots of accounts, one after another.
+    async fn move_slots(&mut self, addresses: &[String], end: Instant) {
+        let (mut moved, start) = (0, Instant::now());
+        for address in addresses {
+            let slot = self.cluster.slot_of(address).await;
+            let migration = self.cluster.begin_migration(slot, 1).await;
+            // some keys are there already, and some are not
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            migration.move_keys().await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            migration.move_keys().await;
+            migration.finish().await;
+            moved += 1;
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        self.done = format!("{moved} slots moved in {:.1?}", start.elapsed());
+    }
+
+    /// The longest time without a decision of Redis about any of the keys that are elsewhere.
+    fn longest_gap(&self, ran: &Ran) -> Duration {
+        let elsewhere = |entry: &&Entry| entry.is_from_redis() && !self.keys.contains(&entry.key);
+        let mut longest = Duration::ZERO;
+        for log in &ran.logs {
+            let mut times: Vec<_> =
+                log.entries.iter().filter(elsewhere).map(|entry| entry.answered).collect();
+            times.sort_unstable();
+            longest = times.windows(2).map(|pair| pair[1] - pair[0]).fold(longest, Ord::max);
+        }
+        longest
+    }
+}
+
+impl World for Changed {
+    fn door(&self, _: usize) -> Door {
+        Door::Cluster(self.cluster.urls())
+    }
+
+    fn ends_itself(&self) -> bool {
+        true
+    }
+
+    async fn strike(&mut self, _: &[App], end: Instant) {
+        let addresses: Vec<String> = self.cluster.nodes()[0].command("KEYS sluice:1:*").await;
+        self.keys = addresses.iter().filter_map(|address| key_at(address)).collect();
+        let (first, start) = (addresses[0].clone(), Instant::now());
+        match self.change {
+            Change::Kill => {
+                self.cluster.node_mut(0).kill();
+                self.cluster.master_of(&first).await;
+                self.done = format!("promoted after {:.1?}", start.elapsed());
+            }
+            Change::Freeze => {
+                self.cluster.nodes()[0].stop();
+                self.cluster.master_of(&first).await;
+                self.done = format!("promoted after {:.1?}", start.elapsed());
+            }
+            Change::Failover => {
+                self.cluster.failover(&first).await;
+                self.done = format!("all knew of it after {:.1?}", start.elapsed());
+            }
+            Change::Slots => self.move_slots(&addresses, end).await,
+        }
+    }
+
+    async fn heal(&mut self) {}
+
+    async fn look(&mut self, ran: &Ran) -> Findings {
+        let gap = self.longest_gap(ran);
+        let astray = ran.entries().filter(|(_, entry)| {
+            !entry.is_from_redis() && self.keys.contains(&entry.key) && entry.answered > ran.struck
+        });
+        let outage = astray.map(|(_, entry)| entry.answered - ran.struck).max().unwrap_or_default();
+        Findings::default()
+            .note(self.done.clone())
+            .note(format!("{} keys there, for {outage:.0?} not all by Redis", self.keys.len()))
+            .note(format!("no decision of Redis about the other keys for {gap:.0?} at most"))
+    }
+}
