@@ -191,19 +191,15 @@ local function write(account)
   account.value = value
 end
 
--- What the caller is told of an account: whether it was charged (1) and whether something of
--- another's was found in its place (2), then the account.
-local function tell(account)
-  local value = account.lists and encode(account, 'show') or account.value or ''
-  local flags = (account.charged and 1 or 0) + (account.healed and 2 or 0)
-  return struct.pack('<BI4c0', flags, #value, value)
-end
-
--- The whole answer.
+-- The answer: whether all was allowed, and of each account whether it was charged (1) and whether
+-- something of another's was found in its place (2), then the account.
 local function answer(allowed, accounts)
   local told = struct.pack('<BI7H', allowed and 1 or 0, now, nano)
   for i = 1, #accounts do
-    told = told .. tell(accounts[i])
+    local account = accounts[i]
+    local value = account.lists and encode(account, 'show') or account.value or ''
+    local flags = (account.charged and 1 or 0) + (account.healed and 2 or 0)
+    told = told .. struct.pack('<BI4', flags, #value) .. value
   end
   return told
 end

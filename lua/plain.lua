@@ -29,7 +29,7 @@ local function look(key, plan)
       charged = struct.pack('<c0c1HI7H', charged, 'g', 9, tat, tat_nano)
       ends = math.max(ends, tat + 1)
     else
-      charged = nil
+      charged = false
     end
   end
   if value and from <= #value then

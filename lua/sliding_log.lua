@@ -37,7 +37,6 @@ local function forget(place)
 end
 
 local function add(place, units)
-  forget(place)
   local state = place.state
   if not state or state.total == 0 then
     redis.call('DEL', place.list)

@@ -46,7 +46,9 @@ local function add(place, more)
     local _, _, units = entry(state, i)
     state.total = state.total - units
   end
-  state.list = string.sub(state.list, gone * 14 + 1)
+  if gone > 0 then
+    state.list = string.sub(state.list, gone * 14 + 1)
+  end
   if more > 0 then
     local us, ns, units = now, nano, 0
     local newest = #state.list / 14 - 1
@@ -117,7 +119,7 @@ algorithms.s = {
 
   write = function(place)
     local state = place.state
-    return struct.pack('<c1HI5c0', 's', 5 + #state.list, state.total, state.list)
+    return struct.pack('<c1HI5', 's', 5 + #state.list, state.total) .. state.list
   end,
 
   -- Buckets move by whole widths.

@@ -1,18 +1,11 @@
 //! What is compared: commands that the store really sends, and some that are known elsewhere.
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
-use futures::{FutureExt, future::BoxFuture};
-use smallvec::SmallVec;
-use tower_sluice::{
-    Algorithm, Charge, Decision, Key, Quota, RedisStore, RuleName, Store, store::RedisError,
-};
+use tower_sluice::{Algorithm, Quota};
 
 use crate::{
-    record::{Call, Recorder},
+    case::{Ask, Case, back, block, evalsha, late, take},
     server::Server,
     wire::pack,
 };
@@ -21,13 +14,14 @@ const KEYS: u32 = 1_000;
 /// Never exhausted here, and debts that grow from run to run.
 const AMPLE: u32 = 10_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
-/// A log that lasts about as long as its keys are charged a hundred times.
-const LOG: Duration = Duration::from_millis(30);
+/// About as long as it takes to charge each of its keys a hundred times.
+const LOG: Duration = Duration::from_millis(40);
 const LOG_KEYS: u32 = 20;
 
 pub(crate) const PLAIN: &str = "plain microsecond script";
 pub(crate) const PLAIN_ONE: &str = "plain, one integer back";
 pub(crate) const LEAN: &str = "one quota";
+pub(crate) const ALIKE: &str = "one quota, the way of several";
 pub(crate) const FRAMED: &str = "one quota, through the frame";
 pub(crate) const FRAMED_QUOTAS: &str = "three quotas, through the frame";
 pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
@@ -85,78 +79,6 @@ impl Form {
     }
 }
 
-/// A request to the store, of some rules with some quotas each.
-pub(crate) struct Case {
-    pub(crate) name: &'static str,
-    rules: Vec<(RuleName, Vec<Quota>)>,
-}
-
-impl Case {
-    /// Each case has rules, and so accounts, of its own.
-    pub(crate) fn new(name: &'static str, rules: &[&[Quota]]) -> Self {
-        let rule = |(at, quotas): (usize, &&[Quota])| {
-            (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
-        };
-        Self { name, rules: rules.iter().enumerate().map(rule).collect() }
-    }
-
-    pub(crate) fn one(name: &'static str, quota: Quota) -> Self {
-        Self::new(name, &[&[quota]])
-    }
-
-    /// The charges of one request.
-    pub(crate) fn charges<R>(&self, key: u32, with: impl FnOnce(&[Charge<'_>]) -> R) -> R {
-        let key = Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + key)));
-        let charges = self.rules.iter().map(|(rule, quotas)| Charge::new(*rule, &key, quotas));
-        with(&charges.collect::<SmallVec<[_; 3]>>())
-    }
-
-    /// The script call with which the store asks this.
-    pub(crate) fn call(&self, key: u32, ask: Ask) -> Call {
-        let recorder = Recorder::default();
-        let store = RedisStore::new(recorder.clone());
-        let asked = self.charges(key, |charges| ask(&store, charges));
-        // refused by the recorder, once it has taken note
-        asked.now_or_never().expect("at once").expect_err("there is no server");
-        recorder.take()
-    }
-
-    /// The packed commands for so many keys.
-    pub(crate) fn commands(&self, server: &mut Server, keys: u32, ask: Ask) -> Vec<Vec<u8>> {
-        let calls: Vec<_> = (0..keys).map(|key| self.call(key, ask)).collect();
-        let sha = server.load(&calls[0].script);
-        calls.into_iter().map(|call| evalsha(&sha, call.args)).collect()
-    }
-}
-
-/// What is asked of the store.
-type Ask = fn(&RedisStore<Recorder>, &[Charge<'_>]) -> BoxFuture<'static, Asked>;
-type Asked = Result<Decision, RedisError>;
-
-pub(crate) fn take(
-    store: &RedisStore<Recorder>,
-    charges: &[Charge<'_>],
-) -> BoxFuture<'static, Asked> {
-    store.take(charges).into_future().boxed()
-}
-
-fn late(store: &RedisStore<Recorder>, charges: &[Charge<'_>]) -> BoxFuture<'static, Asked> {
-    store.settle(&charges[0], -1).into_future().boxed()
-}
-
-fn back(store: &RedisStore<Recorder>, charges: &[Charge<'_>]) -> BoxFuture<'static, Asked> {
-    store.settle(&charges[0], 1).into_future().boxed()
-}
-
-fn block(store: &RedisStore<Recorder>, charges: &[Charge<'_>]) -> BoxFuture<'static, Asked> {
-    store.block(&charges[0], 60 * MINUTE).into_future().boxed()
-}
-
-fn evalsha(sha: &str, mut args: Vec<Vec<u8>>) -> Vec<u8> {
-    args.splice(0..0, ["EVALSHA".into(), sha.into()]);
-    pack(&args)
-}
-
 /// 10 a second, 100 a minute and 1000 an hour, never exhausted.
 pub(crate) fn quotas() -> [Quota; 3] {
     [Quota::per_second(10), Quota::per_minute(100), Quota::per_hour(1_000)]
@@ -182,18 +104,18 @@ pub(crate) fn all(server: &mut Server) -> Vec<Form> {
 
 fn known(server: &mut Server) -> Vec<Form> {
     let empty = server.load("return 1");
-    let mut plain = |name: &'static str, script: &str, most: &str| {
+    let mut plain = |name: &'static str, script: &str, [interval, most]: [&str; 2]| {
         let sha = server.load(script);
         // as long as a key of the store
         let key = |at| format!("{name:x<26.26}:{at:06}").into();
         let arg = |text: &str| text.into();
-        let args = |at| vec![arg("1"), key(at), arg("600000"), arg(most), arg("1")];
+        let args = |at| vec![arg("1"), key(at), arg(interval), arg(most), arg("1")];
         Form::new(name, (0..KEYS).map(|at| evalsha(&sha, args(at))).collect())
     };
     vec![
-        plain(PLAIN, PLAIN_SCRIPT, "6000000000000"),
-        plain(PLAIN_ONE, PLAIN_ONE_SCRIPT, "6000000000000"),
-        plain("plain microsecond script, refused", PLAIN_SCRIPT, "600000"),
+        plain(PLAIN, PLAIN_SCRIPT, ["600000", "6000000000000"]),
+        plain(PLAIN_ONE, PLAIN_ONE_SCRIPT, ["600000", "6000000000000"]),
+        plain("plain microsecond script, refused", PLAIN_SCRIPT, ["3600000000", "3600000000"]),
         Form::new("PING", vec![pack(&["PING"])]),
         Form::new("EVALSHA return 1", vec![evalsha(&empty, vec!["0".into()])]),
     ]
@@ -206,6 +128,7 @@ fn allowed(server: &mut Server) -> Vec<Form> {
     let sliding = |buckets| Algorithm::SlidingWindow { buckets };
     let mut forms: Vec<_> = whole().iter().map(|case| admitted(server, case)).collect();
     forms.extend([
+        alike(server, minute),
         framed(server, FRAMED, &[&[minute]]),
         framed(server, FRAMED_QUOTAS, &[&quotas()]),
         framed(server, FRAMED_RULES, &[&[second], &[minute], &[hour]]),
@@ -258,15 +181,31 @@ fn admitted(server: &mut Server, case: &Case) -> Form {
     checked(server, Form::new(case.name, commands), true)
 }
 
-/// What most requests ask without its short cut: by the script of accounts that do not start full.
+/// One quota without the short cut of its own: as several of them are charged.
+fn alike(server: &mut Server, quota: Quota) -> Form {
+    let case = Case::one(ALIKE, quota);
+    let script = case.call(0, take).script;
+    let lines = include_str!("../../lua/one.lua").lines().map(str::trim);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
+    let without = script.replace(&code.flat_map(|line| [line, "\n"]).collect::<String>(), "");
+    assert!(without.len() < script.len(), "the script has its short cut");
+    scripted(server, &case, &without)
+}
+
+/// Without any short cut: by the script that quotas get which do not start full.
 fn framed(server: &mut Server, name: &'static str, rules: &[&[Quota]]) -> Form {
     let cold = |quotas: &&[Quota]| quotas.iter().map(|quota| quota.initial(1)).collect();
     let cold: Vec<Vec<_>> = rules.iter().map(cold).collect();
     let cold = Case::new(name, &cold.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let sha = server.load(&cold.call(0, take).script);
-    let case = Case::new(name, rules);
+    let script = cold.call(0, take).script;
+    scripted(server, &Case::new(name, rules), &script)
+}
+
+/// A case that another script answers.
+fn scripted(server: &mut Server, case: &Case, script: &str) -> Form {
+    let sha = server.load(script);
     let commands = (0..KEYS).map(|key| evalsha(&sha, case.call(key, take).args)).collect();
-    checked(server, Form::new(name, commands), true)
+    checked(server, Form::new(case.name, commands), true)
 }
 
 /// Accounts of a sliding window that were charged in each of their buckets.
@@ -303,7 +242,7 @@ fn log(server: &mut Server) -> Form {
     let case = Case::one("sliding log, about 100", quota);
     let commands = case.commands(server, LOG_KEYS, take);
     let form = checked(server, Form::new(case.name, commands), true);
-    Form { warm: 100 * LOG_KEYS as usize, ..form }
+    Form { warm: 120 * LOG_KEYS as usize, ..form }
 }
 
 /// Accounts deep in debt, so that no unit is one too many.

@@ -7,7 +7,8 @@ use redis::aio::MultiplexedConnection;
 use tower_sluice::{RedisStore, Store};
 
 use crate::{
-    forms::{self, Case, LEAN},
+    case::Case,
+    forms::{self, LEAN},
     server::Server,
     stats::{AtMost, Series},
 };

@@ -13,6 +13,7 @@
 //! Times are medians over all rounds, and ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
+mod case;
 mod forms;
 mod latency;
 mod memory;

@@ -3,7 +3,8 @@
 use tower_sluice::{Algorithm, Quota};
 
 use crate::{
-    forms::{self, Case, LEAN, THREE_QUOTAS, take},
+    case::{Case, take},
+    forms::{self, LEAN, THREE_QUOTAS},
     server::Server,
     stats::AtMost,
 };

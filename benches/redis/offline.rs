@@ -11,7 +11,8 @@ use std::{
 use tower_sluice::{LocalStore, RedisStore, Store};
 
 use crate::{
-    forms::{self, Case, take},
+    case::{Case, take},
+    forms,
     record::Canned,
     server::Server,
     stats::Series,

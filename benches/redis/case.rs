@@ -1,0 +1,99 @@
+//! Requests to the store, and the commands with which it asks the server.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use smallvec::SmallVec;
+use tower_sluice::{Charge, Decision, Key, Quota, RedisStore, RuleName, Store, store::RedisError};
+
+use crate::{
+    record::{Call, Recorder},
+    server::Server,
+    wire::pack,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A request to the store, of some rules with some quotas each.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    rules: Vec<(RuleName, Vec<Quota>)>,
+}
+
+impl Case {
+    /// Each case has rules, and so accounts, of its own.
+    pub(crate) fn new(name: &'static str, rules: &[&[Quota]]) -> Self {
+        let rule = |(at, quotas): (usize, &&[Quota])| {
+            (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
+        };
+        Self { name, rules: rules.iter().enumerate().map(rule).collect() }
+    }
+
+    pub(crate) fn one(name: &'static str, quota: Quota) -> Self {
+        Self::new(name, &[&[quota]])
+    }
+
+    /// The charges of one request.
+    pub(crate) fn charges<R>(&self, key: u32, with: impl FnOnce(&[Charge<'_>]) -> R) -> R {
+        let key = Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + key)));
+        let charges = self.rules.iter().map(|(rule, quotas)| Charge::new(*rule, &key, quotas));
+        with(&charges.collect::<SmallVec<[_; 3]>>())
+    }
+
+    /// The script call with which the store asks this.
+    pub(crate) fn call(&self, key: u32, ask: Ask) -> Call {
+        let recorder = Recorder::default();
+        let store = RedisStore::new(recorder.clone());
+        let asked = self.charges(key, |charges| ask(&store, charges));
+        // refused by the recorder, once it has taken note
+        asked.now_or_never().expect("at once").expect_err("there is no server");
+        recorder.take()
+    }
+
+    /// The packed commands for so many keys.
+    pub(crate) fn commands(&self, server: &mut Server, keys: u32, ask: Ask) -> Vec<Vec<u8>> {
+        let calls: Vec<_> = (0..keys).map(|key| self.call(key, ask)).collect();
+        let sha = server.load(&calls[0].script);
+        calls.into_iter().map(|call| evalsha(&sha, call.args)).collect()
+    }
+}
+
+/// What is asked of the store.
+pub(crate) type Ask = fn(&RedisStore<Recorder>, &[Charge<'_>]) -> BoxFuture<'static, Asked>;
+pub(crate) type Asked = Result<Decision, RedisError>;
+
+pub(crate) fn take(
+    store: &RedisStore<Recorder>,
+    charges: &[Charge<'_>],
+) -> BoxFuture<'static, Asked> {
+    store.take(charges).into_future().boxed()
+}
+
+pub(crate) fn late(
+    store: &RedisStore<Recorder>,
+    charges: &[Charge<'_>],
+) -> BoxFuture<'static, Asked> {
+    store.settle(&charges[0], -1).into_future().boxed()
+}
+
+pub(crate) fn back(
+    store: &RedisStore<Recorder>,
+    charges: &[Charge<'_>],
+) -> BoxFuture<'static, Asked> {
+    store.settle(&charges[0], 1).into_future().boxed()
+}
+
+pub(crate) fn block(
+    store: &RedisStore<Recorder>,
+    charges: &[Charge<'_>],
+) -> BoxFuture<'static, Asked> {
+    store.block(&charges[0], HOUR).into_future().boxed()
+}
+
+pub(crate) fn evalsha(sha: &str, mut args: Vec<Vec<u8>>) -> Vec<u8> {
+    args.splice(0..0, ["EVALSHA".into(), sha.into()]);
+    pack(&args)
+}
