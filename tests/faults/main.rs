@@ -1,6 +1,6 @@
 //! The fault suite: real servers, real faults, load all the while, and what must hold meanwhile.
 //!
-//! `cargo test --test faults` plays every fault for some seconds and fails if a bound is broken;
+//! `cargo test --all-features --test faults` plays every fault for some seconds and fails if a bound is broken;
 //! `scripts/faults` plays them longer, in release, and prints the table of `README.md` beside this
 //! file. `-- --list` lists the faults and `-- --only NAME` plays one.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
