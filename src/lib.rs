@@ -132,13 +132,13 @@ mod layer;
 pub mod testing;
 
 pub use crate::{
-    access::{AccessList, NetworkError},
+    access::AccessList,
     deadline::Deadline,
     decision::{Decision, Outcome, Source},
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, Headers},
     identify::IdentifyLayer,
-    key::{Key, KeyError, KeyExtractor, PeerIp, key_fn},
+    key::{Key, KeyError, KeyExtractor, NetworkError, PeerIp, key_fn},
     layer::RateLimitLayer,
     limiter::{Limiter, NotReady},
     load::{Counters, Counts, Elastic, Switch},

@@ -31,6 +31,7 @@ mod everyone;
 mod extension;
 mod header;
 mod method;
+mod network;
 mod or;
 mod peer_ip;
 #[cfg(feature = "axum")]
@@ -42,13 +43,13 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::{StatusCode, request::Parts};
 
-pub(crate) use self::peer_ip::peer_address;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
-    everyone::Everyone, extension::Extension, header::Header, method::Method, or::Or,
-    peer_ip::PeerIp, value::Key,
+    everyone::Everyone, extension::Extension, header::Header, method::Method,
+    network::NetworkError, or::Or, peer_ip::PeerIp, value::Key,
 };
+pub(crate) use self::{network::Networks, peer_ip::peer_address};
 
 /// Names the account a request is charged to.
 ///
