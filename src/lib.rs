@@ -138,7 +138,7 @@ pub use crate::{
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, Headers},
     identify::IdentifyLayer,
-    key::{Key, KeyError, KeyExtractor, NetworkError, PeerIp, key_fn},
+    key::{ClientIp, Key, KeyError, KeyExtractor, NetworkError, PeerIp, key_fn},
     layer::RateLimitLayer,
     limiter::{Limiter, NotReady},
     load::{Counters, Counts, Elastic, Switch},

@@ -27,6 +27,7 @@
 //! front has verified it, or one client exhausts another's quota, or escapes with a fresh name per
 //! request. `PeerIp` is the address of the connection: behind a proxy that is the proxy.
 
+mod client_ip;
 mod everyone;
 mod extension;
 mod header;
@@ -34,6 +35,7 @@ mod method;
 mod network;
 mod or;
 mod peer_ip;
+mod prefix;
 #[cfg(feature = "axum")]
 mod route;
 mod tuple;
@@ -46,8 +48,15 @@ use http::{StatusCode, request::Parts};
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
-    everyone::Everyone, extension::Extension, header::Header, method::Method,
-    network::NetworkError, or::Or, peer_ip::PeerIp, value::Key,
+    client_ip::{ClientIp, HopsError, Unreadable},
+    everyone::Everyone,
+    extension::Extension,
+    header::Header,
+    method::Method,
+    network::NetworkError,
+    or::Or,
+    peer_ip::PeerIp,
+    value::Key,
 };
 pub(crate) use self::{network::Networks, peer_ip::peer_address};
 

@@ -15,6 +15,13 @@ impl Networks {
         networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>().map(Self)
     }
 
+    /// An error that names the first network which holds every address of its family.
+    pub(super) fn everybody(&self) -> Option<NetworkError> {
+        let all = self.0.iter().find(|network| network.prefix_len() == 0)?;
+        let why = "holds everybody; name the proxies' own networks";
+        Some(NetworkError { text: all.to_string(), why })
+    }
+
     /// Whether one of them holds an address, which is not a mapped one.
     pub(crate) fn hold(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))

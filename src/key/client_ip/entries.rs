@@ -1,0 +1,110 @@
+//! The entries of a header, last first.
+
+use std::iter::Rev;
+
+use http::{
+    HeaderValue,
+    header::{GetAll, ValueIter},
+};
+
+/// So many entries are looked at in a request.
+const MOST_ENTRIES: usize = 32;
+/// So many bytes are looked at in a request.
+const MOST_BYTES: usize = 4_096;
+
+/// What stands between commas, in all lines of a header as if they were one, from the right.
+///
+/// A client may send whatever a server takes, and proxies write behind it: so the work is bounded
+/// by what is looked at, and how much stands left of that does not matter.
+pub(super) struct Entries<'a> {
+    lines: Rev<ValueIter<'a, HeaderValue>>,
+    line: Option<&'a [u8]>,
+    entries: usize,
+    bytes: usize,
+}
+
+/// More would have to be looked at.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TooMuch;
+
+impl<'a> Entries<'a> {
+    pub(super) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
+        let lines = lines.iter().rev();
+        Self { lines, line: None, entries: MOST_ENTRIES, bytes: MOST_BYTES }
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<&'a [u8], TooMuch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let line = match self.line.take() {
+            Some(line) => line,
+            None => self.lines.next()?.as_bytes(),
+        };
+        // the line stays: whoever asks on gets no further
+        self.line = Some(line);
+        let Some(entries) = self.entries.checked_sub(1) else { return Some(Err(TooMuch)) };
+        let unseen = line.len().saturating_sub(self.bytes);
+        let comma = line[unseen..].iter().rposition(|byte| *byte == b',');
+        let (rest, entry) = match comma {
+            Some(at) => (Some(&line[..unseen + at]), &line[unseen + at + 1..]),
+            None if unseen > 0 => return Some(Err(TooMuch)),
+            None => (None, line),
+        };
+        (self.line, self.entries) = (rest, entries);
+        self.bytes = self.bytes.saturating_sub(entry.len() + 1);
+        Some(Ok(entry.trim_ascii()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, header::FORWARDED};
+
+    use super::*;
+
+    fn entries(lines: &[&str]) -> Vec<Result<String, TooMuch>> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(FORWARDED, line.parse().expect("a value"));
+        }
+        let text = |entry: &[u8]| String::from_utf8_lossy(entry).into_owned();
+        Entries::of(&headers.get_all(FORWARDED)).map(|entry| entry.map(text)).take(40).collect()
+    }
+
+    fn good(lines: &[&str]) -> Vec<String> {
+        entries(lines).into_iter().collect::<Result<_, _>>().expect("not too much")
+    }
+
+    #[test]
+    fn all_lines_are_one_list_read_from_the_right() {
+        assert_eq!(good(&["a, b", "c", " d\t,e "]), ["e", "d", "c", "b", "a"]);
+        assert_eq!(good(&[",", "", "a,"]), ["", "a", "", "", ""]);
+        assert!(good(&[]).is_empty());
+    }
+
+    #[test]
+    fn no_more_than_32_entries_are_looked_at() {
+        let (most, more) = (vec!["a"; 32].join(","), vec!["a"; 33].join(","));
+        assert_eq!(good(&[&most]).len(), 32);
+        let seen = entries(&[&more]);
+        assert!(seen[..32].iter().all(Result::is_ok));
+        assert!(seen[32..].iter().all(Result::is_err) && seen.len() == 40);
+    }
+
+    #[test]
+    fn no_more_than_4_kib_are_looked_at() {
+        let long = "x".repeat(4_096);
+        assert_eq!(good(&[&long]).len(), 1);
+        assert_eq!(entries(&[&format!("{long}x")])[0], Err(TooMuch));
+        let seen = entries(&[&long, "a"]);
+        assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(TooMuch)));
+    }
+
+    #[test]
+    fn what_stands_left_of_the_answer_does_not_matter() {
+        let padded = format!("{}, 203.0.113.9", "y,".repeat(50_000));
+        assert_eq!(entries(&[&padded])[0].as_deref(), Ok("203.0.113.9"));
+    }
+}

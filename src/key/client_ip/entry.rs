@@ -1,0 +1,148 @@
+//! One entry of a forwarding header: an address as proxies write it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An address of 45 bytes, a zone and a port fit.
+const LONGEST: usize = 128;
+
+/// The address of an entry: bare, with a port, in brackets, with a zone; a mapped one unfolded.
+///
+/// `None` for whatever else proxies and clients write, `unknown` and `_hidden` among it.
+pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
+    if entry.len() > LONGEST {
+        return None;
+    }
+    let text = str::from_utf8(entry).ok()?;
+    let address = match text.strip_prefix('[') {
+        Some(text) => {
+            let (inside, port) = text.split_once(']')?;
+            is_port(port).then(|| v6(inside))??
+        }
+        None => match text.split_once(':') {
+            None => IpAddr::V4(text.parse().ok()?),
+            Some((host, port)) if !port.contains(':') => {
+                let host: Ipv4Addr = host.parse().ok()?;
+                is_number(port).then_some(host)?.into()
+            }
+            Some(_) => v6(text)?,
+        },
+    };
+    Some(address.to_canonical())
+}
+
+/// The value of the one `for` of an element of `Forwarded`, its quotes removed (RFC 7239, 4).
+///
+/// An element is what stands between two commas, in quotes or not: an address holds no comma, and
+/// a client that opens a quote and does not close it would else swallow what proxies write behind.
+pub(super) fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
+    let mut values = element.split(|byte| *byte == b';').filter_map(|pair| {
+        let at = pair.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii());
+        name.eq_ignore_ascii_case(b"for").then_some(value)
+    });
+    match (values.next(), values.next()) {
+        (Some([b'"', value @ .., b'"'] | value), None) => Some(value),
+        _ => None,
+    }
+}
+
+/// Without the zone: it says something on the host that wrote it only.
+fn v6(text: &str) -> Option<IpAddr> {
+    let address = text.split_once('%').map_or(text, |(address, _)| address);
+    address.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
+}
+
+fn is_port(text: &str) -> bool {
+    text.is_empty() || text.strip_prefix(':').is_some_and(is_number)
+}
+
+fn is_number(port: &str) -> bool {
+    // a parser of integers would take a sign
+    port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(entry: &str) -> Option<String> {
+        address(entry.as_bytes()).map(|address| address.to_string())
+    }
+
+    #[test]
+    fn every_spelling_of_an_address_is_read() {
+        for (spelling, address) in [
+            ("203.0.113.9", "203.0.113.9"),
+            ("203.0.113.9:4711", "203.0.113.9"),
+            ("2001:db8::1", "2001:db8::1"),
+            ("2001:DB8:0:0::1", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+            ("[2001:db8::1]:443", "2001:db8::1"),
+            ("fe80::1%eth0", "fe80::1"),
+            ("[fe80::1%eth0]:80", "fe80::1"),
+            ("::ffff:203.0.113.9", "203.0.113.9"),
+            ("::FFFF:cb00:7109", "203.0.113.9"),
+            ("[::ffff:203.0.113.9]:80", "203.0.113.9"),
+            ("64:ff9b::cb00:7109", "64:ff9b::cb00:7109"),
+        ] {
+            assert_eq!(read(spelling).as_deref(), Some(address), "{spelling}");
+        }
+    }
+
+    #[test]
+    fn whatever_else_is_written_is_no_address() {
+        let others = [
+            "",
+            " ",
+            "unknown",
+            "_hidden",
+            "010.0.0.1",
+            "1.2.3",
+            "0x7f.1",
+            "1.2.3.4.5",
+            "1.2.3.256",
+            "203.0.113.9:",
+            "203.0.113.9:+80",
+            "203.0.113.9:65536",
+            "203.0.113.9:a",
+            "[2001:db8::1",
+            "2001:db8::1]",
+            "[2001:db8::1]443",
+            "[2001:db8::1]:",
+            "[]",
+            "[203.0.113.9]",
+            "203.0.113.9%eth0",
+            "%eth0",
+            "1::2::3",
+            "203.0.113.9 198.51.100.1",
+            "\"203.0.113.9\"",
+            "localhost",
+            "203.0.113.9/32",
+            "::ffff:010.0.0.1",
+        ];
+        for other in others {
+            assert_eq!(read(other), None, "{other}");
+        }
+        assert_eq!(address(b"203.0.113.9\xff"), None);
+    }
+
+    #[test]
+    fn an_element_has_one_for() {
+        for (element, value) in [
+            ("for=203.0.113.9", Some("203.0.113.9")),
+            ("For=\"[2001:db8::1]:443\"", Some("[2001:db8::1]:443")),
+            (" proto=https ; FOR = 203.0.113.9 ;by=10.0.0.1", Some("203.0.113.9")),
+            ("for=\"203.0.113.9", Some("\"203.0.113.9")),
+            ("for=", Some("")),
+            ("for=\"", Some("\"")),
+            ("for=203.0.113.9;for=198.51.100.1", None),
+            ("proto=https", None),
+            ("xfor=203.0.113.9", None),
+            ("for", None),
+            ("", None),
+        ] {
+            let found = forwarded_for(element.as_bytes());
+            assert_eq!(found, value.map(str::as_bytes), "{element}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! How much of an address counts.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::Key;
+
+/// The leading bits of an address that make it a key, by family.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefix {
+    v4: u32,
+    v6: u128,
+}
+
+impl Prefix {
+    /// IPv4 addresses whole, IPv6 addresses by /64.
+    pub(super) const USUAL: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
+
+    #[track_caller]
+    pub(super) const fn v4(self, bits: u8) -> Self {
+        assert!(bits >= 1 && bits <= 32, "ipv4_prefix: give 1 to 32 bits");
+        Self { v4: u32::MAX << (32 - bits), ..self }
+    }
+
+    #[track_caller]
+    pub(super) const fn v6(self, bits: u8) -> Self {
+        assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
+        Self { v6: u128::MAX << (128 - bits), ..self }
+    }
+
+    /// Mapped addresses are unfolded first, or all of IPv4 would be one IPv6 prefix.
+    pub(super) fn key(self, address: IpAddr) -> Key {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & self.v4).into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & self.v6).into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(of: Prefix, address: &str) -> Key {
+        of.key(address.parse().expect("an address"))
+    }
+
+    #[test]
+    fn mapped_addresses_are_unfolded_before_the_mask() {
+        let one = key(Prefix::USUAL, "::ffff:203.0.113.1");
+        assert_eq!(one, key(Prefix::USUAL, "203.0.113.1"));
+        assert_ne!(one, key(Prefix::USUAL, "::ffff:203.0.113.2"));
+    }
+
+    #[test]
+    fn one_slash_64_is_one_key() {
+        let one = key(Prefix::USUAL, "2001:db8:0:1::1");
+        assert_eq!(one, key(Prefix::USUAL, "2001:DB8:0:1:ffff:ffff:ffff:ffff"));
+        assert_ne!(one, key(Prefix::USUAL, "2001:db8:0:2::1"));
+    }
+
+    #[test]
+    fn prefixes_are_settable_per_family() {
+        let site = Prefix::USUAL.v6(48).v4(24);
+        assert_eq!(key(site, "2001:db8:1:1::1"), key(site, "2001:db8:1:2::1"));
+        assert_eq!(key(site, "203.0.113.1"), key(site, "203.0.113.200"));
+        let whole = Prefix::USUAL.v6(128);
+        assert_ne!(key(whole, "2001:db8::1"), key(whole, "2001:db8::2"));
+    }
+}

@@ -1,0 +1,216 @@
+//! The client behind proxies: whom a request is counted for, whatever its sender writes.
+
+mod support;
+
+use std::net::SocketAddr;
+
+use http::{HeaderName, StatusCode, request::Parts};
+use support::{answer, get};
+use tower_sluice::{
+    ClientIp, Key, KeyExtractor, LocalStore, Missing, Quota, RateLimitLayer, Rule, key::Unreadable,
+};
+
+const LIST: &str = "x-forwarded-for";
+const REAL: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// Behind proxies of both families.
+fn proxies() -> ClientIp {
+    ClientIp::behind(["10.0.0.0/8", "2001:db8:5::/48"]).expect("networks")
+}
+
+fn request(peer: &str, name: &str, lines: &[&str]) -> Parts {
+    let mut parts = get("/").into_parts().0;
+    if !peer.is_empty() {
+        parts.extensions.insert::<SocketAddr>(peer.parse().expect("a peer"));
+    }
+    let name: HeaderName = name.parse().expect("a name");
+    for line in lines {
+        parts.headers.append(&name, line.parse().expect("a value"));
+    }
+    parts
+}
+
+/// The address that is counted, or the error.
+fn client(of: &ClientIp, peer: &str, name: &str, lines: &[&str]) -> String {
+    let found = of.address(&request(peer, name, lines));
+    found.map_or_else(|error| format!("{}: {error}", error.status()), |found| found.to_string())
+}
+
+fn listed(lines: &[&str]) -> String {
+    client(&proxies(), "10.0.0.1:80", LIST, lines)
+}
+
+#[test]
+fn a_peer_that_is_not_trusted_is_the_client_whatever_it_sends() {
+    for lines in [&["198.51.100.7"][..], &["10.0.0.2"], &["garbage"], &[]] {
+        assert_eq!(client(&proxies(), "203.0.113.9:80", LIST, lines), "203.0.113.9");
+        assert_eq!(client(&proxies(), "[::ffff:203.0.113.9]:80", LIST, lines), "203.0.113.9");
+    }
+}
+
+#[test]
+fn the_first_untrusted_entry_from_the_right_is_the_client() {
+    assert_eq!(listed(&["203.0.113.9"]), "203.0.113.9");
+    assert_eq!(listed(&["198.51.100.7, 203.0.113.9"]), "203.0.113.9", "spoofed");
+    assert_eq!(listed(&["198.51.100.7, 203.0.113.9, 10.0.0.2, 10.9.9.9"]), "203.0.113.9");
+    assert_eq!(listed(&["198.51.100.7", "203.0.113.9,10.0.0.2"]), "203.0.113.9", "two lines");
+    assert_eq!(listed(&["203.0.113.9", "10.0.0.2"]), "203.0.113.9");
+    assert_eq!(listed(&["203.0.113.9, [::ffff:10.0.0.2]:80, 2001:db8:5::1"]), "203.0.113.9");
+    assert_eq!(listed(&["nonsense, \"x, 203.0.113.9:4711"]), "203.0.113.9");
+}
+
+#[test]
+fn a_mapped_or_ipv6_proxy_is_trusted_too() {
+    for peer in ["[::ffff:10.0.0.1]:80", "[2001:db8:5:1::1]:80"] {
+        assert_eq!(client(&proxies(), peer, LIST, &["203.0.113.9"]), "203.0.113.9");
+    }
+    let mapped = ClientIp::behind(["::ffff:10.0.0.0/104"]).expect("a network");
+    assert_eq!(client(&mapped, "10.0.0.1:80", LIST, &["203.0.113.9"]), "203.0.113.9");
+}
+
+#[test]
+fn where_all_are_trusted_the_leftmost_is_the_client_and_without_a_header_the_peer() {
+    assert_eq!(listed(&["10.0.0.3, 10.0.0.2"]), "10.0.0.3");
+    assert_eq!(listed(&[]), "10.0.0.1");
+}
+
+#[test]
+fn garbage_that_is_reached_is_an_error_and_never_the_proxy() {
+    let wrong = "400 Bad Request: header x-forwarded-for has no address where the client or a \
+                 proxy should stand";
+    for lines in [
+        &["unknown"][..],
+        &[""],
+        &[","],
+        &["203.0.113.9,"],
+        &["203.0.113.9", ""],
+        &["203.0.113.9, _hidden, 10.0.0.2"],
+        &["203.0.113.9, 010.0.0.1"],
+        &["\"203.0.113.9\""],
+    ] {
+        assert_eq!(listed(lines), wrong, "{lines:?}");
+    }
+    let long = "400 Bad Request: header x-forwarded-for names more than 32 proxies, or is too long";
+    assert_eq!(listed(&[&format!("203.0.113.9{}", ", 10.0.0.2".repeat(32))]), long);
+    assert_eq!(listed(&[&format!("203.0.113.9{}", ", 10.0.0.2".repeat(31))]), "203.0.113.9");
+    let blank = " ".repeat(5_000);
+    assert_eq!(listed(&[&format!("203.0.113.9,{blank}10.0.0.2")]), long);
+}
+
+#[test]
+fn bytes_beyond_ascii_matter_only_where_they_are_reached() {
+    let mut parts = request("10.0.0.1:80", LIST, &[]);
+    let line = http::HeaderValue::from_bytes(b"\xff\xfe, 203.0.113.9").expect("a value");
+    parts.headers.insert(LIST, line);
+    assert_eq!(proxies().address(&parts).expect("a client").to_string(), "203.0.113.9");
+    let line = http::HeaderValue::from_bytes(b"203.0.113.9, \xff").expect("a value");
+    parts.headers.insert(LIST, line);
+    assert!(proxies().address(&parts).is_err());
+}
+
+#[test]
+fn forwarded_is_read_where_it_is_chosen_and_survives_an_open_quote() {
+    let forwarded = proxies().forwarded();
+    let read = |lines: &[&str]| client(&forwarded, "10.0.0.1:80", "forwarded", lines);
+    assert_eq!(read(&["for=203.0.113.9;proto=https"]), "203.0.113.9");
+    assert_eq!(read(&["for=\"[2001:db8::1]:443\", For=10.0.0.2"]), "2001:db8::1");
+    for sabotage in ["for=\"", "for=\"198.51.100.7", "a=\"b, for=198.51.100.7", ";;=,=\"", "\""] {
+        assert_eq!(read(&[&format!("{sabotage}, for=203.0.113.9")]), "203.0.113.9", "{sabotage}");
+        assert_eq!(read(&[sabotage, "for=203.0.113.9"]), "203.0.113.9", "{sabotage}");
+    }
+    for garbage in ["for=unknown", "for=_gazonk", "proto=https", "for=\"203.0.113.9", ""] {
+        assert!(read(&[garbage]).starts_with("400"), "{garbage}");
+    }
+    // never both: a client uses the one that the proxies do not set
+    assert_eq!(client(&forwarded, "10.0.0.1:80", LIST, &["198.51.100.7"]), "10.0.0.1");
+    assert_eq!(client(&proxies(), "10.0.0.1:80", "forwarded", &["for=198.51.100.7"]), "10.0.0.1");
+}
+
+#[test]
+fn a_single_header_holds_one_address_once() {
+    let real = proxies().header(REAL);
+    let read = |lines: &[&str]| client(&real, "10.0.0.1:80", REAL.as_str(), lines);
+    assert_eq!(read(&[" 203.0.113.9 "]), "203.0.113.9");
+    assert_eq!(read(&["10.0.0.5"]), "10.0.0.5", "it is the client, trusted or not");
+    assert!(
+        read(&["203.0.113.9", "203.0.113.9"]).ends_with("header x-real-ip is sent more than once")
+    );
+    assert!(read(&["198.51.100.7, 203.0.113.9"]).starts_with("400"));
+    assert!(read(&[""]).starts_with("400"));
+    assert_eq!(client(&real, "10.0.0.1:80", LIST, &["198.51.100.7"]), "10.0.0.1", "not read");
+    assert_eq!(client(&proxies(), "10.0.0.1:80", REAL.as_str(), &["198.51.100.7"]), "10.0.0.1");
+}
+
+#[test]
+fn hops_count_from_the_right_and_need_no_peer() {
+    let lines = ["198.51.100.7, 203.0.113.9", "10.0.0.2"];
+    assert_eq!(client(&ClientIp::hops(1), "", LIST, &lines), "10.0.0.2");
+    assert_eq!(client(&ClientIp::hops(2), "", LIST, &lines), "203.0.113.9");
+    assert_eq!(client(&ClientIp::hops(3), "192.0.2.1:80", LIST, &lines), "198.51.100.7");
+    let missing = "400 Bad Request: missing client's address in x-forwarded-for";
+    assert_eq!(client(&ClientIp::hops(4), "192.0.2.1:80", LIST, &lines), missing);
+    assert_eq!(client(&ClientIp::hops(1), "192.0.2.1:80", LIST, &[]), missing);
+    let garbage = client(&ClientIp::hops(2), "", LIST, &["203.0.113.9, unknown"]);
+    assert!(garbage.starts_with("400"), "no step over it: {garbage}");
+    let real = ClientIp::hops(3).header(REAL);
+    assert_eq!(client(&real, "", REAL.as_str(), &["203.0.113.9"]), "203.0.113.9");
+}
+
+#[test]
+fn behind_any_peer_the_leftmost_is_the_client() {
+    let any = ClientIp::behind_any_peer_dangerous();
+    let read = |lines: &[&str]| client(&any, "192.0.2.1:80", LIST, lines);
+    assert_eq!(read(&["198.51.100.7, 203.0.113.9"]), "198.51.100.7");
+    assert_eq!(read(&[]), "192.0.2.1");
+    assert!(read(&["198.51.100.7, unknown, 203.0.113.9"]).starts_with("400"));
+    assert!(client(&any, "", LIST, &[]).starts_with("500"), "nobody knows");
+}
+
+#[test]
+fn without_a_peer_networks_trust_nobody() {
+    let error = proxies().address(&request("", LIST, &["203.0.113.9"])).expect_err("no peer");
+    assert_eq!(error.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(error.to_string().contains("into_make_service_with_connect_info"), "{error}");
+}
+
+#[test]
+fn keys_are_those_of_peers() {
+    let key = |of: &ClientIp, lines: &[&str]| {
+        let parts = request("10.0.0.1:80", LIST, lines);
+        of.extract(&parts).expect("a client").expect("applies")
+    };
+    let of = proxies();
+    let v4 = Key::from(std::net::IpAddr::from([203, 0, 113, 9]));
+    for spelling in ["203.0.113.9", "203.0.113.9:1", "::ffff:203.0.113.9", "[::FFFF:cb00:7109]:80"]
+    {
+        assert_eq!(key(&of, &[spelling]), v4, "{spelling}");
+    }
+    assert_eq!(key(&of, &["2001:db8::1"]), key(&of, &["2001:db8:0:0:ffff::1"]));
+    assert_ne!(key(&of, &["2001:db8::1"]), key(&of, &["2001:db8:0:1::1"]));
+    let site = of.ipv6_prefix(48).ipv4_prefix(24);
+    assert_eq!(key(&site, &["2001:db8::1"]), key(&site, &["2001:db8:0:1::1"]));
+    assert_eq!(key(&site, &["203.0.113.9"]), key(&site, &["203.0.113.200"]));
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_refused_by_its_own_policy() {
+    let quota = Quota::per_minute(2);
+    let statuses = async |of: ClientIp, line: &str| {
+        // the policy for missing identities has no say
+        let rule = Rule::new("client", of, quota).missing(Missing::Skip);
+        let layer = RateLimitLayer::rules(rule, LocalStore::new());
+        let mut statuses = Vec::new();
+        for _ in 0..3 {
+            let request = http::Request::from_parts(request("10.0.0.1:80", LIST, &[line]), ());
+            statuses.push(answer(&layer, request).await.status().as_u16());
+        }
+        statuses
+    };
+    assert_eq!(statuses(proxies(), "unknown").await, [400, 400, 400]);
+    let teapot = proxies().unreadable(Unreadable::Reject(StatusCode::IM_A_TEAPOT));
+    assert_eq!(statuses(teapot, "unknown").await, [418, 418, 418]);
+    let share = proxies().unreadable(Unreadable::Share);
+    assert_eq!(statuses(share.clone(), "unknown").await, [200, 200, 429]);
+    assert_eq!(statuses(share, "203.0.113.9").await, [200, 200, 429]);
+    assert_eq!(statuses(ClientIp::hops(2), "203.0.113.9").await, [200, 200, 200], "missing: skip");
+}
