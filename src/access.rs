@@ -4,15 +4,16 @@ use std::{collections::HashSet, fmt, sync::Arc};
 
 use http::request::Parts;
 
-use crate::key::{Key, KeyExtractor, NetworkError, Networks, peer_address};
+use crate::key::{ClientIp, Key, KeyExtractor, NetworkError, Networks, peer_address};
 
 /// A set of requests, for [`allow`](crate::RateLimitLayer::allow) and
 /// [`deny`](crate::RateLimitLayer::deny).
 ///
 /// ```
-/// use tower_sluice::{AccessList, key::Header};
+/// use tower_sluice::{AccessList, ClientIp, key::Header};
 ///
 /// AccessList::networks(["10.0.0.0/8", "2001:db8::/32"])?;
+/// AccessList::client_networks(ClientIp::behind(["10.0.0.7"])?, ["203.0.113.0/24"])?;
 /// AccessList::keys(Header::new("x-api-key"), ["leaked-key"]);
 /// AccessList::from_fn(|parts| parts.uri.path() == "/health");
 /// # Ok::<(), tower_sluice::NetworkError>(())
@@ -38,7 +39,9 @@ impl AccessList {
     }
 
     /// The requests whose peer address is in one of `networks`: `"10.0.0.0/8"`, or an address
-    /// alone. The whole address counts, whatever prefix a [`PeerIp`](crate::PeerIp) masks.
+    /// alone. The whole address counts, whatever prefix a [`PeerIp`](crate::PeerIp) masks. Behind a
+    /// proxy that is the proxy, so that a list which holds it holds everybody: there, ask for
+    /// [`client_networks`](AccessList::client_networks).
     ///
     /// # Errors
     ///
@@ -48,6 +51,22 @@ impl AccessList {
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
         Ok(Self::from_fn(move |parts| peer_address(parts).is_some_and(|peer| networks.hold(peer))))
+    }
+
+    /// The requests whose client, as `client` finds it, is in one of `networks`; one that cannot be
+    /// found is in none.
+    ///
+    /// # Errors
+    ///
+    /// As [`networks`](AccessList::networks).
+    pub fn client_networks<N: AsRef<str>>(
+        client: ClientIp,
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Self, NetworkError> {
+        let networks = Networks::read(networks)?;
+        Ok(Self::from_fn(move |parts| {
+            client.address(parts).is_ok_and(|found| networks.hold(found))
+        }))
     }
 
     pub(crate) fn holds(&self, parts: &Parts) -> bool {

@@ -261,6 +261,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
     where
         R: Reject<B>,
     {
+        self.settings.count(Event::Unkeyed);
         if error.is_no_peer() {
             log_no_peer(error);
         }

@@ -59,7 +59,8 @@ impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
     /// Limits every peer address to `quota`, in an embedded store of its own.
     ///
     /// With axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`: only
-    /// so a request knows its [peer](PeerIp).
+    /// so a request knows its [peer](PeerIp). Behind a proxy every peer is the proxy: there, give
+    /// [`new`](RateLimitLayer::new) a [`ClientIp`](crate::ClientIp).
     pub fn per_ip(quota: Quota) -> Self {
         Self::new(PeerIp::new(), quota, LocalStore::new())
     }

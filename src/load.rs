@@ -136,6 +136,7 @@ struct Numbers {
     would_deny: AtomicU64,
     overage: AtomicU64,
     delayed: AtomicU64,
+    unkeyed: AtomicU64,
 }
 
 /// The [`Counters`] at one moment.
@@ -152,6 +153,9 @@ pub struct Counts {
     pub overage: u64,
     /// Requests that waited for their place.
     pub delayed: u64,
+    /// Requests that were refused without asking a store: for want of an identity, with one that
+    /// cannot be used, or by a deny list.
+    pub unkeyed: u64,
 }
 
 /// What is counted of one request.
@@ -162,6 +166,7 @@ pub(crate) enum Event {
     WouldDeny,
     Overage,
     Delayed,
+    Unkeyed,
 }
 
 impl Counters {
@@ -174,13 +179,14 @@ impl Counters {
     /// The numbers now; each is exact, and together they are not one moment's.
     #[must_use]
     pub fn read(&self) -> Counts {
-        let Numbers { allowed, denied, would_deny, overage, delayed } = &*self.0;
+        let Numbers { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;
         Counts {
             allowed: allowed.load(Relaxed),
             denied: denied.load(Relaxed),
             would_deny: would_deny.load(Relaxed),
             overage: overage.load(Relaxed),
             delayed: delayed.load(Relaxed),
+            unkeyed: unkeyed.load(Relaxed),
         }
     }
 
@@ -192,6 +198,7 @@ impl Counters {
             Event::WouldDeny => &numbers.would_deny,
             Event::Overage => &numbers.overage,
             Event::Delayed => &numbers.delayed,
+            Event::Unkeyed => &numbers.unkeyed,
         };
         counter.fetch_add(1, Relaxed);
     }

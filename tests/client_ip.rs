@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use http::{HeaderName, StatusCode, request::Parts};
 use support::{answer, get};
 use tower_sluice::{
-    ClientIp, Key, KeyExtractor, LocalStore, Missing, Quota, RateLimitLayer, Rule, key::Unreadable,
+    AccessList, ClientIp, Counters, Key, KeyExtractor, LocalStore, Missing, Quota, RateLimitLayer,
+    Rule, key::Unreadable,
 };
 
 const LIST: &str = "x-forwarded-for";
@@ -195,15 +196,18 @@ fn keys_are_those_of_peers() {
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_by_its_own_policy() {
     let quota = Quota::per_minute(2);
+    let refused = |status: &&u16| ![200, 429].contains(*status);
     let statuses = async |of: ClientIp, line: &str| {
         // the policy for missing identities has no say
         let rule = Rule::new("client", of, quota).missing(Missing::Skip);
-        let layer = RateLimitLayer::rules(rule, LocalStore::new());
+        let counters = Counters::new();
+        let layer = RateLimitLayer::rules(rule, LocalStore::new()).count(&counters);
         let mut statuses = Vec::new();
         for _ in 0..3 {
             let request = http::Request::from_parts(request("10.0.0.1:80", LIST, &[line]), ());
             statuses.push(answer(&layer, request).await.status().as_u16());
         }
+        assert_eq!(counters.read().unkeyed, statuses.iter().filter(refused).count() as u64);
         statuses
     };
     assert_eq!(statuses(proxies(), "unknown").await, [400, 400, 400]);
@@ -213,4 +217,15 @@ async fn what_cannot_be_read_is_refused_by_its_own_policy() {
     assert_eq!(statuses(share.clone(), "unknown").await, [200, 200, 429]);
     assert_eq!(statuses(share, "203.0.113.9").await, [200, 200, 429]);
     assert_eq!(statuses(ClientIp::hops(2), "203.0.113.9").await, [200, 200, 200], "missing: skip");
+}
+
+#[tokio::test]
+async fn a_list_may_ask_for_the_client() {
+    let layer = RateLimitLayer::new(proxies(), Quota::blocked(), LocalStore::new());
+    let list = |networks| AccessList::client_networks(proxies(), [networks]).expect("a network");
+    let layer = layer.allow(list("203.0.113.0/24"));
+    for (line, status) in [("203.0.113.9", 200), ("198.51.100.7", 403), ("unknown", 400)] {
+        let request = http::Request::from_parts(request("10.0.0.1:80", LIST, &[line]), ());
+        assert_eq!(answer(&layer, request).await.status(), status, "{line}");
+    }
 }

@@ -216,6 +216,22 @@ fn gateway_obeys_the_policy_for_a_missing_key() {
 }
 
 #[test]
+fn gateway_counts_the_client_of_a_trusted_proxy_and_not_what_it_claims() {
+    let rule = ["--rule", "name=ip key=client quota=9/h"];
+    let behind = Server::start(gateway(&["--trusted-proxy", "127.0.0.1", rule[0], rule[1]]));
+    let left = |server: &Server, list: &str| {
+        let answer = server.get_with("/", &format!("x-forwarded-for: {list}\r\n"));
+        answer.json()["outcomes"][0]["remaining"].clone()
+    };
+    let spoofed = ["203.0.113.9", "198.51.100.7, 203.0.113.9", "198.51.100.8,203.0.113.9:80"];
+    assert_eq!(spoofed.map(|list| left(&behind, list)), [8, 7, 6]);
+    assert_eq!(left(&behind, "203.0.113.10"), 8);
+    assert_eq!(behind.get_with("/", "x-forwarded-for: unknown\r\n").status, 400);
+    let elsewhere = Server::start(gateway(&["--trusted-proxy", "192.0.2.0/24", rule[0], rule[1]]));
+    assert_eq!(["203.0.113.9", "203.0.113.10"].map(|list| left(&elsewhere, list)), [8, 7]);
+}
+
+#[test]
 fn gateway_counts_by_the_chosen_algorithm_and_marks_what_is_soft_or_only_reports() {
     let server = Server::start(gateway(&[
         "--rule",
@@ -261,7 +277,7 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("key=peer quota=5/s", "name is missing; add one, as name=ip"),
         rule("name=ip quota=5/s", "key is missing; give peer"),
         rule("name= key=peer quota=5/s", "it is empty; give 1 to 64"),
-        rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, header:NAME"),
+        rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, client, header"),
         rule("name=ip key=header: quota=5/s", "key is \"header:\": invalid"),
         rule("name=ip key=peer quota=5/week", "period is \"week\"; end it with one of"),
         rule("name=ip key=peer quota=0/s", "units is 0; to refuse everything"),
@@ -279,6 +295,9 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name=ip key=peer quota=5/s cost=6", "cost 6 is above the quota's limit 5"),
         (vec!["--rule", ADDRESS, "--rule", ADDRESS], "two rules are named \"ip\"; rename one"),
         rule("name=ip key=peer quota=5/s quota=9/s", "called \"ip-1s\" in header fields; give"),
+        rule("name=ip key=client quota=5/s", "add one, as --trusted-proxy 10.0.0.0/8"),
+        (vec!["--trusted-proxy", "10.0.0.1/8"], "\"10.0.0.1/8\" has bits set beyond"),
+        (vec!["--trusted-proxy", "::/0"], "\"::/0\" holds everybody; name the proxies'"),
         (vec!["--headers", "draft3"], "possible values: draft11"),
         (vec!["--capacity", "0"], "0 is not in 1..="),
     ];

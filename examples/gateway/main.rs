@@ -11,7 +11,7 @@ use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
 use serde::Serialize;
 use tokio::{net::TcpListener, signal::ctrl_c};
 use tower_sluice::{
-    Decision, Headers, LocalStore, Outcome, RateLimitLayer, RuleError, Source, Store,
+    ClientIp, Decision, Headers, LocalStore, Outcome, RateLimitLayer, Source, Store,
     store::DynStore,
 };
 
@@ -23,10 +23,13 @@ const EXAMPLES: &str = r#"Examples:
   and each API key, where one is sent, by the second and by the day:
     gateway --rule 'name=ip key=peer quota=20/s' \
             --rule 'name=user key=header:x-api-key quota=5/s,10000/day missing=skip'
+  each client of a proxy, by the x-forwarded-for that it appends to:
+    gateway --trusted-proxy 127.0.0.1 --rule 'name=ip key=client quota="5/s burst 10"'
 
 A rule is one argument of field=value pairs:
   name=NAME    what header fields call it; no two rules share a name
-  key=KEY      who pays: peer (the address), header:NAME, everyone, route (its template)
+  key=KEY      who pays: peer (the address), client (the address behind trusted proxies),
+               header:NAME, everyone, route (its template)
   quota=QUOTA  units/period [burst n], as 5/s, 200/10s or "100/min burst 20"; several, with
                commas between, are charged together
   algorithm=A  gcra, token_bucket, fixed_window, paced_window, anchored_window,
@@ -51,6 +54,9 @@ struct Flags {
     /// A limit, as below; may be given again
     #[arg(long, value_name = "RULE", default_value = r#"name=ip key=peer quota="5/s burst 10""#)]
     rule: Vec<RuleFlag>,
+    /// A proxy whose x-forwarded-for is believed, for key=client; may be given again
+    #[arg(long, value_name = "CIDR", value_parser = proxy)]
+    trusted_proxy: Vec<String>,
     /// Header fields that tell clients what is left
     #[arg(long, value_name = "FAMILY", default_value = "draft11")]
     headers: Family,
@@ -98,7 +104,7 @@ async fn main() -> ExitCode {
         Flags::command().error(ErrorKind::ValueValidation, text).exit();
     };
     let store = store(&flags).await.unwrap_or_else(|error| wrong(error));
-    let app = router(flags, store).unwrap_or_else(|error| wrong(error.to_string()));
+    let app = router(flags, store).unwrap_or_else(|error| wrong(error));
     let Err(error) = serve(address, app).await else { return ExitCode::SUCCESS };
     eprintln!("error: cannot serve on {address}: {error}; give a free address with --addr");
     ExitCode::FAILURE
@@ -113,9 +119,12 @@ async fn serve(address: SocketAddr, app: Router) -> io::Result<()> {
 }
 
 /// Real routes, so that `key=route` means something, all limited by the rules of the flags.
-fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, RuleError> {
-    let rules: Vec<_> = flags.rule.into_iter().map(RuleFlag::rule).collect();
-    let layer = RateLimitLayer::try_rules(rules, store)?.headers(flags.headers.into());
+fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, String> {
+    let proxies = ClientIp::behind(&flags.trusted_proxy).map_err(|error| error.to_string())?;
+    let client = (!flags.trusted_proxy.is_empty()).then_some(proxies);
+    let rules = flags.rule.into_iter().map(|flag| flag.rule(client.as_ref()));
+    let layer = RateLimitLayer::try_rules(rules.collect::<Result<Vec<_>, _>>()?, store);
+    let layer = layer.map_err(|error| error.to_string())?.headers(flags.headers.into());
     Ok(Router::new()
         .route("/", any(show))
         .route("/users/{id}", any(show))
@@ -232,6 +241,10 @@ impl From<Family> for Headers {
             Family::None => Self::None,
         }
     }
+}
+
+fn proxy(text: &str) -> Result<String, String> {
+    ClientIp::behind([text]).map_err(|error| error.to_string()).map(|_| text.to_owned())
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

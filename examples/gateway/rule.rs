@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use axum::http::HeaderName;
 use tower_sluice::{
-    Algorithm, KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
+    Algorithm, ClientIp, KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
     key::{Everyone, Header, Route},
 };
 
@@ -13,7 +13,9 @@ const FIELDS: &str = "give name, key, quota, algorithm, soft, cost, headroom, ma
 const ALGORITHMS: &str = "give gcra, token_bucket, fixed_window, paced_window, anchored_window, \
                           sliding_window:BUCKETS or sliding_log";
 const QUOTA: &str = "quota=\"5/s burst 10\"";
-const KEYS: &str = "give peer, header:NAME, everyone or route";
+const KEYS: &str = "give peer, client, header:NAME, everyone or route";
+const NO_PROXY: &str = "key=client needs a proxy to believe; add one, as --trusted-proxy 10.0.0.0/8, \
+                        or use key=peer";
 
 pub(super) type AnyKey = Box<dyn KeyExtractor + Send + Sync>;
 
@@ -33,15 +35,18 @@ pub(super) struct RuleFlag {
 #[derive(Clone, Debug)]
 enum KeyFlag {
     Peer,
+    Client,
     Header(HeaderName),
     Everyone,
     Route,
 }
 
 impl RuleFlag {
-    pub(super) fn rule(self) -> Rule<AnyKey> {
+    /// `client` finds the client behind the proxies, where there are any.
+    pub(super) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
         let key: AnyKey = match self.key {
             KeyFlag::Peer => Box::new(PeerIp::new()),
+            KeyFlag::Client => Box::new(client.ok_or(NO_PROXY)?.clone()),
             KeyFlag::Header(name) => Box::new(Header::from(name)),
             KeyFlag::Everyone => Box::new(Everyone),
             KeyFlag::Route => Box::new(Route),
@@ -51,7 +56,7 @@ impl RuleFlag {
             .headroom(self.headroom)
             .max_wait(self.max_wait)
             .missing(self.missing);
-        if self.report_only { rule.report_only() } else { rule }
+        Ok(if self.report_only { rule.report_only() } else { rule })
     }
 }
 
@@ -118,6 +123,7 @@ impl FromStr for KeyFlag {
     fn from_str(value: &str) -> Result<Self, String> {
         match value.split_once(':') {
             None if value == "peer" => Ok(Self::Peer),
+            None if value == "client" => Ok(Self::Client),
             None if value == "everyone" => Ok(Self::Everyone),
             None if value == "route" => Ok(Self::Route),
             Some(("header", name)) => name.parse().map(Self::Header).map_err(|error| {

@@ -5,12 +5,14 @@
 //! [`IdentifyLayer`](crate::IdentifyLayer) placed in front, and read back with [`Extension`].
 //!
 //! ```
-//! use tower_sluice::key::{Header, KeyExtractor, Method, PeerIp};
+//! use tower_sluice::key::{ClientIp, Header, KeyExtractor, Method, PeerIp};
 //!
 //! PeerIp::new();                                  // the peer's address, IPv6 by /64
+//! ClientIp::behind(["10.0.0.0/8"])?;              // the client's address, behind proxies
 //! Header::new("x-api-key");                       // the value of one header
 //! (Method, Header::new("x-api-key"));             // both together are one key
 //! Header::new("x-api-key").or(PeerIp::new());     // the address of those who send no key
+//! # Ok::<(), tower_sluice::NetworkError>(())
 //! ```
 //!
 //! A closure enters through [`key_fn`]:
@@ -25,7 +27,23 @@
 //!
 //! A header anyone may set is a name anyone may use: count on a header only where something in
 //! front has verified it, or one client exhausts another's quota, or escapes with a fresh name per
-//! request. `PeerIp` is the address of the connection: behind a proxy that is the proxy.
+//! request. An account of a claimed identity also tells whoever claims it how much its owner has
+//! used: limit by what has been verified, behind what verifies it.
+//!
+//! `PeerIp` is the address of the connection: behind a proxy that is the proxy. `ClientIp` is as
+//! good as the list of proxies it is given.
+//!
+//! | Extractor | Trusts |
+//! |---|---|
+//! | [`PeerIp`] | the connection, nothing else |
+//! | [`ClientIp`] | the named proxies to append to the named header, or to set it |
+//! | [`Header`], [`Method`], [`key_fn`] | whoever sends the request, unless something in front verified it |
+//! | `Route` | the router: spellings of a path are one route |
+//! | [`Extension`] | what put it there: the authentication in front |
+//!
+//! A client with many addresses is held by a second rule over a wider prefix, one with many accounts
+//! by a rule over its address, and a guesser from many addresses by a rule over the account it
+//! guesses at: rules of one layer are charged all or none.
 
 mod client_ip;
 mod everyone;
