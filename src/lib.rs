@@ -160,3 +160,8 @@ pub use crate::store::RedisStore;
 #[cfg(all(doctest, feature = "axum", feature = "governor", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// And those of the guide to safe limits.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../SECURITY.md")]
+struct Security;

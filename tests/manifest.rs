@@ -1,4 +1,5 @@
-//! What a user takes on: few packages, and none that wants a later Rust than we promise.
+//! What a user takes on: few packages, from known places, under known licences, and none that wants
+//! a later Rust than we promise.
 #![allow(clippy::print_stdout)]
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
@@ -6,6 +7,17 @@ use std::{collections::BTreeSet, fs, path::Path, process::Command};
 use serde_json::Value;
 
 const MOST_PACKAGES: usize = 25;
+const PERMISSIVE: [&str; 9] = [
+    "MIT",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "ISC",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
 
 /// Runs cargo on this package; the network is used only for what was never downloaded.
 fn cargo(arguments: &[&str]) -> String {
@@ -65,6 +77,47 @@ fn no_dependency_wants_a_later_rust() {
         }
     }
     assert_eq!(seen, packages, "every package was looked at");
+}
+
+/// Checked for tests and examples too: what a build script does, it does to whoever builds.
+#[test]
+fn every_package_comes_from_the_registry_with_a_checksum() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
+    let lock = fs::read_to_string(path).expect("Cargo.lock");
+    let (mut sources, mut ours) = (BTreeSet::new(), Vec::new());
+    for package in lock.split("[[package]]").skip(1) {
+        let field = |name: &str| {
+            let line = package.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.strip_prefix(" = ")).map(|text| text.trim_matches('"'))
+        };
+        let name = field("name").expect("a name");
+        match field("source") {
+            None => ours.push(name),
+            Some(source) => {
+                sources.insert(source);
+                let checksum = field("checksum").unwrap_or_else(|| panic!("{name}: no checksum"));
+                assert_eq!(checksum.len(), 64, "{name}");
+            }
+        }
+    }
+    assert_eq!(ours, [env!("CARGO_PKG_NAME")], "no package but ours lies in a folder");
+    let one = sources.len() == 1 && sources.iter().all(|source| source.starts_with("registry+"));
+    assert!(one, "one registry, and no repositories: {sources:?}");
+}
+
+#[test]
+fn every_licence_is_a_permissive_one() {
+    for package in metadata() {
+        let licence = package["license"].as_str().unwrap_or_default();
+        let text = licence.replace('/', " OR ").replace(['(', ')'], " ");
+        let known = |part: &str| PERMISSIVE.contains(&part.trim());
+        // without one that is to be kept as well, any of several will do
+        let fine = match text.contains(" AND ") {
+            true => text.split(" AND ").flat_map(|part| part.split(" OR ")).all(known),
+            false => text.split(" OR ").any(known),
+        };
+        assert!(fine, "{}: {licence:?}", package["name"]);
+    }
 }
 
 /// As "MSRV is 1.88" or "Rust 1.88", if it says so at all.
