@@ -193,6 +193,18 @@ fn keys_are_those_of_peers() {
     assert_eq!(key(&site, &["203.0.113.9"]), key(&site, &["203.0.113.200"]));
 }
 
+#[test]
+fn to_find_the_client_allocates_nothing() {
+    let of = proxies();
+    for lines in [&["198.51.100.7, 203.0.113.9", "10.0.0.2"][..], &[], &["203.0.113.9:4711"]] {
+        let parts = request("10.0.0.1:80", LIST, lines);
+        let mut found = None;
+        let info = allocation_counter::measure(|| found = Some(of.extract(&parts)));
+        assert!(matches!(found, Some(Ok(Some(_)))));
+        assert_eq!(info.count_total, 0, "{lines:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_by_its_own_policy() {
     let quota = Quota::per_minute(2);
