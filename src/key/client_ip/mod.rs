@@ -95,7 +95,8 @@ pub enum Unreadable {
 }
 
 impl ClientIp {
-    /// Behind proxies in these networks: `"10.0.0.0/8"`, or an address alone.
+    /// Behind proxies in these networks: `"10.0.0.0/8"`, or an address alone. With none, every
+    /// peer is the client.
     ///
     /// # Errors
     ///
