@@ -10,6 +10,7 @@ use crate::{
     headers::{Template, write_retry_after},
     key::KeyError,
     load::{Counted, Elastic, Event},
+    observe::{Started, unidentified},
     pass::{Pass, Place, Rest, Ticket},
     reject::{Reject, Rejection},
     rule::{Aside, Rules},
@@ -82,6 +83,7 @@ where
 
     #[inline]
     fn take(&self, charges: &[Charge<'_>]) -> Asked<S::Future> {
+        let started = Started::now();
         let queues = charges.iter().any(|charge| !charge.patience().is_zero());
         // a layer that only reports delays nobody either
         let hurry = queues && (self.settings.report_only || self.settings.is_crowded());
@@ -97,6 +99,8 @@ where
             && decision.wait().is_zero()
             && self.settings.is_plain()
         {
+            self.settings.meter.answered(decision, started);
+            self.settings.meter.passed(decision);
             let silent = self.settings.only_denied;
             let template = template.as_ref().unwrap_or(&self.template);
             let lines = if silent { None } else { template.read(decision) };
@@ -108,8 +112,12 @@ where
             Answer::Now(Err(_)) => false,
             Answer::Later(_) => queues,
         };
-        let ticket =
-            Ticket { charges: keep.then(|| Box::new(charges.into())), template, spared: false };
+        let ticket = Ticket {
+            charges: keep.then(|| Box::new(charges.into())),
+            template,
+            spared: false,
+            started,
+        };
         Asked::Answered(answer, ticket)
     }
 
@@ -150,6 +158,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
         R: Reject<B>,
     {
         let decision = decision.unwrap_or_else(CannotFail::absurd);
+        self.settings.meter.answered(&decision, ticket.started);
         if !decision.is_allowed() {
             return self.denied(decision, ticket, parts);
         }
@@ -173,6 +182,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
         let silent = settings.only_denied || !decision.is_allowed();
         let template = ticket.template.as_ref().unwrap_or(&self.template);
         let lines = if silent { None } else { template.read(&decision) };
+        settings.meter.passed(&decision);
         settings.count_passed(&decision);
         if settings.is_plain() {
             return Pass { lines, rest: None };
@@ -240,6 +250,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
         R: Reject<B>,
     {
         self.settings.count(Event::Denied);
+        self.settings.meter.refused(decision);
         let template = ticket.template.as_ref().unwrap_or(&self.template);
         let retry_after = retry_after.map(|wait| self.settings.jittered(wait));
         let why = Rejection::denied(decision, retry_after, template);
@@ -262,6 +273,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
         R: Reject<B>,
     {
         self.settings.count(Event::Unkeyed);
+        unidentified();
         if error.is_no_peer() {
             log_no_peer(error);
         }

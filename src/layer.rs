@@ -114,6 +114,7 @@ where
         rule::check(&shapes, &store)?;
         let items = Item::list(&shapes)?;
         let dynamic = shapes.iter().any(|shape| shape.quotas.is_none());
+        let settings = Settings::new(shapes.iter().map(|shape| shape.name));
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
@@ -121,7 +122,7 @@ where
             items,
             dynamic,
             headers: Headers::default(),
-            settings: Settings::default(),
+            settings,
         })
     }
 }
@@ -142,6 +143,20 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// and of the response, for layers outside.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
+        self
+    }
+
+    /// From so many percent of a limit used a request that passes is counted in
+    /// `ratelimit.near_limit` (feature `metrics`); 80 unless set.
+    ///
+    /// # Panics
+    ///
+    /// When `percent` is above 100.
+    #[cfg(feature = "metrics")]
+    #[track_caller]
+    pub fn near_limit(mut self, percent: u8) -> Self {
+        assert!(percent <= 100, "near limit: {percent} percent; give 0 to 100");
+        self.settings.meter = self.settings.meter.near_limit(percent);
         self
     }
 

@@ -80,6 +80,29 @@
 //! - A limit bounds requests, not connections or bytes, and a refused request has already been
 //!   read up to its head.
 //!
+//! # What operators see
+//!
+//! With the feature `metrics`, through the [`metrics`](https://docs.rs/metrics) facade; install a
+//! recorder before the first request. Labels come from closed sets.
+//!
+//! | name | kind | labels |
+//! |---|---|---|
+//! | `ratelimit.decisions` | counter, each rule of a request once | `policy` (the rule), `result`: `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`, `fallback_allowed`, `fallback_limited` |
+//! | `ratelimit.near_limit` | counter, of requests that pass from 80 % of a limit on | `policy` |
+//! | `ratelimit.unidentified` | counter, of requests refused before a store was asked | |
+//! | `ratelimit.decision.duration` | histogram, seconds until the store has answered | `store` |
+//! | `ratelimit.store.errors` | counter | `kind`: `timeout`, or of Redis one of [`RedisErrorKind`](store) |
+//! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | |
+//! | `ratelimit.overflows` | counter, of decisions over accounts that newcomers share for want of room | |
+//! | `ratelimit.keys`, `ratelimit.slots` | gauges, as of the last [`LocalStore::stats`] | |
+//!
+//! Of a refused request the rules that refused it are counted. A decision that names no rule, as by
+//! a store that failed open, counts for every rule of the layer.
+//!
+//! With the feature `tracing`: of the current span the fields `ratelimit.result`, `.policy`,
+//! `.store`, `.remaining` and `.retry_after_ms`, where it declares `ratelimit.result`; a line at
+//! debug for each refusal; at warn what a store or a breaker turned to, once. The key is nowhere.
+//!
 //! # Features
 //!
 //! Features only add.
@@ -92,6 +115,7 @@
 //! | `redis` | no | [`RedisStore`](store): accounts in Redis, Valkey, Redis Cluster or behind Sentinel |
 //! | `redis-tls` | no | `rediss://` addresses |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
+//! | `metrics` | no | counters, histograms and gauges |
 //! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -101,6 +125,8 @@ mod name;
 
 mod decision;
 mod quota;
+
+mod observe;
 
 mod algorithm;
 pub mod key;

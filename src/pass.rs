@@ -8,6 +8,7 @@ use crate::{
     decision::Decision,
     headers::{Lines, Template},
     load::Counted,
+    observe::Started,
     settings::Classify,
     settle::Reservation,
     store::{OwnedCharges, Store},
@@ -21,6 +22,7 @@ pub(crate) struct Ticket {
     pub(crate) template: Option<Arc<Template>>,
     /// Whether it passes without a charge.
     pub(crate) spared: bool,
+    pub(crate) started: Started,
 }
 
 /// What an admitted request carries to its response.

@@ -16,6 +16,8 @@ use crate::{
     access::AccessList,
     decision::Decision,
     load::{Counters, Elastic, Event, Switch},
+    name::RuleName,
+    observe::Meter,
     settle::{Reservation, Settle, Settler},
     store::OwnedCharges,
 };
@@ -37,6 +39,7 @@ pub(crate) struct Settings {
     pub(crate) elastic: Option<Elastic>,
     pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<After>,
+    pub(crate) meter: Meter,
 }
 
 /// How charges are settled after the response.
@@ -114,8 +117,9 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
-    fn default() -> Self {
+impl Settings {
+    /// As they are at first, for these rules.
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
         Self {
             only_denied: false,
             expose: false,
@@ -130,6 +134,7 @@ impl Default for Settings {
             elastic: None,
             counters: None,
             after: None,
+            meter: Meter::new(rules),
         }
     }
 }

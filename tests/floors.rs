@@ -14,6 +14,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("decision/*", 1),
     ("algorithm/*", 2),
     ("key/*", 2),
+    ("observe/*", 2),
     ("store", 3),
     ("store/answer", 2),
     ("store/boxed", 3),

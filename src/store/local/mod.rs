@@ -13,7 +13,7 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 pub(crate) use self::clock::Clock;
 use self::ledger::Ledger;
 use super::{Answer, Charge, Never, Store, Unsupported, can_queue};
-use crate::decision::Decision;
+use crate::{decision::Decision, observe::set_keys};
 
 const DEFAULT_KEYS: usize = 131_072;
 
@@ -77,10 +77,12 @@ impl LocalStore {
         Self(Arc::new(Ledger::new(clock, keys)))
     }
 
-    /// How full the store is. Looks at every slot: call it now and then, not per request.
+    /// How full the store is. Looks at every slot: call it now and then, not per request. The
+    /// gauges `ratelimit.keys` and `ratelimit.slots` (feature `metrics`) are set by it.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (slots, in_debt, overflowed) = self.0.stats();
+        set_keys(in_debt, slots);
         Stats { slots, in_debt, overflowed }
     }
 }

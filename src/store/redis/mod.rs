@@ -38,7 +38,10 @@ pub use self::{
     probe::Probe,
 };
 use super::{Answer, BoxFuture, Charge, Store, Unsupported, can_queue};
-use crate::decision::{Decision, Source};
+use crate::{
+    decision::{Decision, Source},
+    observe::store_failed,
+};
 
 /// The store that many processes share: accounts in Redis or Valkey.
 ///
@@ -217,6 +220,12 @@ where
 
     /// One script call. The server forgets scripts when it restarts: then it is sent the whole one.
     async fn call(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
+        self.answer(question, purpose)
+            .await
+            .inspect_err(|error| store_failed(error.kind().as_str()))
+    }
+
+    async fn answer(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
         let script = self.script(question.frame(purpose), question.letters());
         let (keys, mut args) = question.encode(purpose);
         args.extend(self.time());

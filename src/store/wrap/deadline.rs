@@ -14,6 +14,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::setting::{SettingError, literal};
 use crate::{
     decision::Decision,
+    observe::store_failed,
     store::{Answer, BoxError, Charge, Store, Unsupported},
 };
 
@@ -173,6 +174,7 @@ where
         if let Some(sleep) = this.sleep.as_pin_mut() {
             ready!(sleep.poll(cx));
         }
+        store_failed("timeout");
         Poll::Ready(Err(DeadlineError::Elapsed(*this.budget)))
     }
 }

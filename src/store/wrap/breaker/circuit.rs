@@ -21,6 +21,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::tally::Tally;
+use crate::observe::circuit;
 
 const STATE: u64 = 3;
 const CLOSED: u64 = 0;
@@ -111,7 +112,11 @@ impl Circuit {
         let first = word & STATE == OPEN
             && self.word.compare_exchange(word, probing, AcqRel, Acquire).is_ok();
         // should the probe fail, nobody goes through before
-        if first { Ok(probing) } else { Err(self.settings.first / 2) }
+        if !first {
+            return Err(self.settings.first / 2);
+        }
+        circuit(1);
+        Ok(probing)
     }
 
     fn answered(&self, word: u64, ok: bool) {
@@ -128,12 +133,14 @@ impl Circuit {
             history.close();
             self.word.store(history.closings << 2 | CLOSED, Release);
             drop(history);
+            circuit(0);
             log_closed();
         } else if probe || self.settings.trips(&history.tally, now) {
             let time = history.open(&self.settings);
             let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
             self.word.store(until.min(u64::MAX >> 2) << 2 | OPEN, Release);
             drop(history);
+            circuit(2);
             if !probe {
                 log_opened(time);
             }
@@ -145,7 +152,9 @@ impl Circuit {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
             // fails where the probe has answered
-            let _ = self.word.compare_exchange(word, open, AcqRel, Acquire);
+            if self.word.compare_exchange(word, open, AcqRel, Acquire).is_ok() {
+                circuit(2);
+            }
         }
     }
 }

@@ -1,0 +1,140 @@
+//! Numbers, by the `metrics` facade.
+
+use std::{
+    array::from_fn,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
+
+use metrics::{Counter, Histogram, counter, gauge, histogram};
+
+use super::Verdict;
+use crate::{
+    decision::{Decision, Outcome, Source},
+    name::RuleName,
+};
+
+/// The counters of a layer's rules: each is registered when it is first counted, and found again
+/// without a lookup.
+#[derive(Clone, Debug)]
+pub(crate) struct Meter {
+    rules: Arc<[Counters]>,
+    durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
+    /// From so many percent used a rule is near its limit.
+    near: u8,
+}
+
+#[derive(Debug)]
+struct Counters {
+    rule: RuleName,
+    verdicts: [OnceLock<Counter>; VERDICTS],
+    near: OnceLock<Counter>,
+}
+
+/// When a decision was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Started(Option<Instant>);
+
+const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
+const STORES: [&str; 7] =
+    ["local", "governor", "redis", "failed_open", "failed_closed", "fallback", "other"];
+
+impl Started {
+    #[inline]
+    pub(crate) fn now() -> Self {
+        Self(Some(Instant::now()))
+    }
+}
+
+impl Meter {
+    /// Whether there is anything to count.
+    pub(super) const COUNTS: bool = true;
+
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        let counters =
+            |rule| Counters { rule, verdicts: from_fn(|_| OnceLock::new()), near: OnceLock::new() };
+        Self {
+            rules: rules.into_iter().map(counters).collect(),
+            durations: Arc::new(from_fn(|_| OnceLock::new())),
+            near: 80,
+        }
+    }
+
+    pub(crate) fn near_limit(self, percent: u8) -> Self {
+        Self { near: percent, ..self }
+    }
+
+    /// The store has answered.
+    #[inline]
+    pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
+        let Some(started) = started else { return };
+        let store = match decision.source() {
+            Source::Local => 0,
+            Source::Governor => 1,
+            Source::Redis => 2,
+            Source::FailedOpen => 3,
+            Source::FailedClosed => 4,
+            Source::Fallback => 5,
+            Source::Other(_) => 6,
+        };
+        let make = || histogram!("ratelimit.decision.duration", "store" => STORES[store]);
+        self.durations[store].get_or_init(make).record(started.elapsed());
+    }
+
+    pub(super) fn count(&self, rule: RuleName, verdict: Verdict) {
+        let make = || {
+            let (policy, result) = (rule.as_str(), verdict.as_str());
+            counter!("ratelimit.decisions", "policy" => policy, "result" => result)
+        };
+        match self.rule(rule) {
+            Some(counters) => counters.verdicts[verdict as usize].get_or_init(make).increment(1),
+            None => make().increment(1),
+        }
+    }
+
+    /// A decision that names no rule is one about all.
+    pub(super) fn count_all(&self, verdict: Verdict) {
+        for counters in &*self.rules {
+            self.count(counters.rule, verdict);
+        }
+    }
+
+    pub(super) fn count_near(&self, rule: RuleName) {
+        let make = || counter!("ratelimit.near_limit", "policy" => rule.as_str());
+        match self.rule(rule) {
+            Some(counters) => counters.near.get_or_init(make).increment(1),
+            None => make().increment(1),
+        }
+    }
+
+    pub(super) fn is_near(&self, outcome: &Outcome) -> bool {
+        let (limit, left) = (u64::from(outcome.limit()), u64::from(outcome.remaining()));
+        left * 100 <= limit * u64::from(100 - self.near)
+    }
+
+    /// None of a rule that was not described when the layer was built.
+    fn rule(&self, rule: RuleName) -> Option<&Counters> {
+        self.rules.iter().find(|counters| counters.rule == rule)
+    }
+}
+
+/// A request was refused before any store was asked.
+pub(crate) fn unidentified() {
+    counter!("ratelimit.unidentified").increment(1);
+}
+
+/// A store did not decide.
+pub(crate) fn store_failed(kind: &'static str) {
+    counter!("ratelimit.store.errors", "kind" => kind).increment(1);
+}
+
+/// A breaker is closed (0), probing (1) or open (2).
+pub(crate) fn circuit(state: u8) {
+    gauge!("ratelimit.store.circuit").set(state);
+}
+
+/// How full an embedded store is.
+pub(crate) fn set_keys(in_debt: usize, slots: usize) {
+    gauge!("ratelimit.keys").set(in_debt as f64);
+    gauge!("ratelimit.slots").set(slots as f64);
+}

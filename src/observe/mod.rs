@@ -1,0 +1,108 @@
+//! What operators see: numbers for dashboards (feature `metrics`), words for log files and spans
+//! (feature `tracing`). Labels come from closed sets, and never from a key.
+//!
+//! Without its feature each half is empty and costs nothing.
+
+#[cfg(feature = "metrics")]
+mod metered;
+#[cfg(not(feature = "metrics"))]
+#[path = "unmetered.rs"]
+mod metered;
+#[cfg(feature = "tracing")]
+mod traced;
+#[cfg(not(feature = "tracing"))]
+#[path = "untraced.rs"]
+mod traced;
+
+pub(crate) use self::metered::{Meter, Started, circuit, set_keys, store_failed, unidentified};
+use self::traced::trace;
+use crate::decision::{Decision, Outcome, Source};
+
+/// What became of a request under one rule, as `ratelimit.decisions` counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Allowed,
+    Limited,
+    ShadowLimited,
+    FailedOpen,
+    FailedClosed,
+    FallbackAllowed,
+    FallbackLimited,
+}
+
+impl Verdict {
+    fn of(source: Source, allowed: bool) -> Self {
+        match (source, allowed) {
+            (Source::FailedOpen, _) => Self::FailedOpen,
+            (Source::FailedClosed, _) => Self::FailedClosed,
+            (Source::Fallback, true) => Self::FallbackAllowed,
+            (Source::Fallback, false) => Self::FallbackLimited,
+            (_, true) => Self::Allowed,
+            (_, false) => Self::Limited,
+        }
+    }
+
+    #[cfg_attr(
+        not(any(feature = "metrics", feature = "tracing")),
+        expect(dead_code, reason = "nobody is told")
+    )]
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Limited => "limited",
+            Self::ShadowLimited => "shadow_limited",
+            Self::FailedOpen => "failed_open",
+            Self::FailedClosed => "failed_closed",
+            Self::FallbackAllowed => "fallback_allowed",
+            Self::FallbackLimited => "fallback_limited",
+        }
+    }
+}
+
+impl Meter {
+    /// Tells that a request passes, though `decision` may have refused it (a layer that only
+    /// reports).
+    #[inline]
+    pub(crate) fn passed(&self, decision: &Decision) {
+        let verdict = Verdict::of(decision.source(), true);
+        trace(decision, if decision.is_allowed() { verdict } else { Verdict::ShadowLimited });
+        self.each(decision, verdict, |denied| {
+            Some(if denied { Verdict::ShadowLimited } else { verdict })
+        });
+    }
+
+    /// Tells that a request is refused: by the rules that denied it, others were not charged.
+    pub(crate) fn refused(&self, decision: &Decision) {
+        let verdict = Verdict::of(decision.source(), false);
+        trace(decision, verdict);
+        self.each(decision, verdict, |denied| denied.then_some(verdict));
+    }
+
+    /// Counts by each rule once, whatever the number of its quotas.
+    fn each(&self, decision: &Decision, verdict: Verdict, of: impl Fn(bool) -> Option<Verdict>) {
+        let outcomes = decision.outcomes();
+        if !Self::COUNTS {
+            return;
+        }
+        if outcomes.is_empty() {
+            return self.count_all(verdict);
+        }
+        for (place, outcome) in outcomes.iter().enumerate() {
+            let rule = outcome.rule();
+            if outcomes[..place].iter().any(|earlier| earlier.rule() == rule) {
+                continue;
+            }
+            let all = || outcomes[place..].iter().filter(|outcome| outcome.rule() == rule);
+            let denied = all().any(Outcome::is_denied);
+            let verdict = match of(denied) {
+                Some(_) if denied && outcome.is_report_only() => Verdict::ShadowLimited,
+                Some(verdict) => verdict,
+                None => continue,
+            };
+            self.count(rule, verdict);
+            if decision.is_allowed() && all().any(|outcome| self.is_near(outcome)) {
+                self.count_near(rule);
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Words, by the `tracing` facade.
+
+use tracing::{Level, Span, field::Field, level_filters::LevelFilter};
+
+use super::Verdict;
+use crate::decision::Decision;
+
+/// Fills the fields `ratelimit.*` that the current span has declared, and says at debug that a
+/// request is refused. A line for each at a higher level would amplify a flood; the key is in none.
+#[inline]
+pub(super) fn trace(decision: &Decision, verdict: Verdict) {
+    if LevelFilter::current() == LevelFilter::OFF {
+        return;
+    }
+    let span = Span::current();
+    if let Some(result) = span.field("ratelimit.result") {
+        record(&span, &result, decision, verdict);
+    }
+    if !decision.is_allowed() && tracing::enabled!(Level::DEBUG) {
+        tracing::debug!(
+            policy = policy(decision),
+            result = verdict.as_str(),
+            retry_after_ms = retry_after(decision),
+            store = decision.source().as_str(),
+            "refused"
+        );
+    }
+}
+
+#[cold]
+fn record(span: &Span, result: &Field, decision: &Decision, verdict: Verdict) {
+    span.record(result, verdict.as_str());
+    span.record("ratelimit.store", decision.source().as_str());
+    if let Some(policy) = policy(decision) {
+        span.record("ratelimit.policy", policy);
+    }
+    if let Some(remaining) = decision.remaining() {
+        span.record("ratelimit.remaining", remaining);
+    }
+    if let Some(wait) = retry_after(decision) {
+        span.record("ratelimit.retry_after_ms", wait);
+    }
+}
+
+/// The rule that decided.
+fn policy(decision: &Decision) -> Option<&'static str> {
+    decision.binding().map(|outcome| outcome.rule().as_str())
+}
+
+/// Of a refusal, rounded up.
+fn retry_after(decision: &Decision) -> Option<u64> {
+    let wait = decision.retry_after().filter(|_| !decision.is_allowed())?;
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
+}
