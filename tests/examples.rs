@@ -145,6 +145,21 @@ fn examples_of_one_question_each_show_the_answer() {
     }
 }
 
+#[cfg(feature = "metrics")]
+#[test]
+fn prometheus_sees_every_rule() {
+    let said = printed("prometheus");
+    for line in [
+        "ratelimit_decisions{policy=\"site\",result=\"allowed\"} 5",
+        "ratelimit_decisions{policy=\"user\",result=\"limited\"} 3",
+        "ratelimit_near_limit{policy=\"user\"} 2",
+        "ratelimit_unidentified 1",
+        "ratelimit_keys 2",
+    ] {
+        assert!(said.lines().any(|said| said == line), "{line} is not in {said}");
+    }
+}
+
 #[test]
 fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
     let said = printed("login");
