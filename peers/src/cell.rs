@@ -1,0 +1,55 @@
+//! One measurement, and whether it is what should be.
+
+use std::fmt;
+
+/// What one subject did under one attack.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    text: String,
+    pub holds: bool,
+}
+
+impl Cell {
+    pub fn new(text: impl Into<String>, holds: bool) -> Self {
+        Self { text: text.into(), holds }
+    }
+
+    /// Not comparable.
+    pub fn none() -> Self {
+        Self::new("–", true)
+    }
+
+    /// An attacker's requests: no more than `most` of them should pass.
+    pub fn at_most(most: usize, admitted: usize, of: usize) -> Self {
+        Self::admitted(admitted, of, admitted <= most)
+    }
+
+    /// Honest requests: all should pass.
+    pub fn all(admitted: usize, of: usize) -> Self {
+        Self::admitted(admitted, of, admitted == of)
+    }
+
+    fn admitted(admitted: usize, of: usize, holds: bool) -> Self {
+        Self::new(format!("{} of {}", grouped(admitted), grouped(of)), holds)
+    }
+}
+
+/// Bold is what should not be.
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.holds { f.write_str(&self.text) } else { write!(f, "**{}**", self.text) }
+    }
+}
+
+/// 10000 as 10 000.
+pub fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}

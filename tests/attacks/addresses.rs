@@ -1,0 +1,44 @@
+//! Clients that connect to the server itself.
+
+use std::net::Ipv6Addr;
+
+use http::Request;
+use tower_sluice::{PeerIp, RateLimitLayer};
+
+use super::{THREE, from, ip, statuses, support::get, three, v4};
+
+/// CVE-2026-45364 (Better Auth before 1.4.17), and Nextcloud until 2021: the key was the whole
+/// IPv6 address, as text, so that a customer's /64 had 2^64 accounts, and each spelling its own.
+#[tokio::test]
+async fn ten_thousand_addresses_of_one_customer_are_one_client() {
+    let address = |n: u32| Ipv6Addr::from_bits((0x2001_0db8 << 96) + (u128::from(n) << 32));
+    let layer = three(PeerIp::new());
+    let requests = (0..10_000).map(|n| from(address(n), &[]));
+    assert_eq!(statuses(&layer, requests).await, [(200, 3), (429, 9_997)]);
+    let spellings = ["2001:db8::1", "2001:DB8::0001", "2001:0db8:0:0::1", "2001:db8::0.0.0.1"];
+    let requests = spellings.map(|text| from(ip(text), &[]));
+    assert_eq!(statuses(&layer, requests).await, [(429, 4)]);
+    assert_eq!(statuses(&layer, [from(ip("2001:db8:0:1::1"), &[])]).await, [(200, 1)]);
+}
+
+/// CVE-2026-30827 (GHSA-46wh-pxpv-q5gq, express-rate-limit 8.0 to 8.2.1): mapped addresses were
+/// masked before they were unfolded, which put all of IPv4 into one account.
+#[tokio::test]
+async fn a_mapped_address_is_the_plain_one() {
+    let layer = three(PeerIp::new());
+    let clients = (0..1_000).map(|n| from(v4(n).to_ipv6_mapped(), &[]));
+    assert_eq!(statuses(&layer, clients).await, [(200, 1_000)]);
+    let plain = || (0..2_000).map(|n| from(v4(n % 1_000), &[]));
+    assert_eq!(statuses(&layer, plain()).await, [(200, 2_000)]);
+    assert_eq!(statuses(&layer, plain()).await, [(429, 2_000)]);
+    let narrow = three(PeerIp::new().ipv6_prefix(32));
+    let clients = (0..1_000).map(|n| from(v4(n).to_ipv6_mapped(), &[]));
+    assert_eq!(statuses(&narrow, clients).await, [(200, 1_000)], "whatever the width");
+}
+
+#[tokio::test]
+async fn without_peer_addresses_nobody_passes() {
+    let layer = RateLimitLayer::per_ip(THREE);
+    let requests = (0..10).map(|_| -> Request<()> { get("/") });
+    assert_eq!(statuses(&layer, requests).await, [(500, 10)]);
+}

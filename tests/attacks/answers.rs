@@ -1,0 +1,50 @@
+//! What a refusal says, and what becomes of one that nobody waits for.
+
+use std::{sync::Arc, time::Duration};
+
+use http::Request;
+use tokio::sync::Semaphore;
+use tower::Layer as _;
+use tower_sluice::{PeerIp, Quota, RateLimitLayer, Settle, testing::FakeClock};
+
+use super::{
+    from, ip, statuses,
+    support::{
+        self, answer,
+        driven::{begin, held},
+    },
+    three,
+};
+
+const ATTACKER: &str = "203.0.113.9";
+
+fn mine() -> Request<()> {
+    from(ip(ATTACKER), &[])
+}
+
+#[tokio::test]
+async fn nobody_is_told_to_come_back_at_once() {
+    for (millis, told) in [(1, "1"), (700, "1"), (1_000, "1"), (1_001, "2"), (1_900, "2")] {
+        let quota = Quota::new(1, Duration::from_millis(millis)).expect("a quota");
+        let layer = RateLimitLayer::new(PeerIp::new(), quota, FakeClock::new().store(64));
+        assert_eq!(answer(&layer, mine()).await.status(), 200);
+        let refused = answer(&layer, mine()).await;
+        assert_eq!(support::header(refused.headers(), "retry-after"), told, "{millis} ms");
+    }
+}
+
+/// As by a rapid reset of HTTP/2 streams: the request is made, and cancelled at once.
+#[tokio::test]
+async fn a_cancelled_request_stays_charged() {
+    let refunding = three(PeerIp::new()).settle(|_| Settle::Refund);
+    for layer in [three(PeerIp::new()), refunding] {
+        let mut service = layer.layer(held(&Arc::new(Semaphore::new(0))));
+        for polled in [false, true, true] {
+            let mut call = begin(&mut service, mine()).await;
+            if polled {
+                tokio_test::assert_pending!(call.poll());
+            }
+        }
+        assert_eq!(statuses(&layer, (0..10).map(|_| mine())).await, [(429, 10)]);
+    }
+}

@@ -1,0 +1,158 @@
+//! Keys other than addresses, and floods of keys.
+
+use std::ops::Range;
+
+use axum::{Router, body::Body, routing::get};
+use http::{Method, Request, StatusCode};
+use tower::ServiceExt;
+use tower_sluice::{
+    LocalStore, Missing, PeerIp, RateLimitLayer, Rule,
+    key::{Extension, Header, Route},
+};
+
+use super::{
+    THREE, from, ip, statuses,
+    support::{Strict, ask, with},
+    three, v4,
+};
+
+const API_KEY: &str = "x-api-key";
+const ACCOUNT: &str = "x-account";
+
+fn named(key: &str) -> Request<()> {
+    with(&[(API_KEY, key)])
+}
+
+fn small() -> (RateLimitLayer<Rule<Header>, LocalStore>, LocalStore) {
+    let store = LocalStore::with_capacity(1_000);
+    (RateLimitLayer::new(Header::new(API_KEY), THREE, store.clone()), store)
+}
+
+/// The maps of httprate of chi and of tollbooth had no bound (2022).
+#[tokio::test]
+async fn a_flood_of_keys_grows_nothing() {
+    let (layer, store) = small();
+    let slots = store.stats().slots;
+    let mut service = tower::Layer::layer(&layer, Strict::default());
+    let mut kept = |keys: Range<u32>| {
+        allocation_counter::measure(|| {
+            for key in keys {
+                futures::executor::block_on(ask(&mut service, named(&key.to_string())));
+            }
+        })
+        .bytes_current
+    };
+    assert!(kept(0..10_000) < 300_000, "the accounts that newcomers share");
+    assert_eq!(kept(10_000..50_000), 0);
+    assert_eq!(store.stats().slots, slots);
+    assert!(store.stats().overflowed > 0);
+}
+
+/// A map that drops its oldest keys when it is full would.
+#[tokio::test]
+async fn a_flood_frees_no_exhausted_key() {
+    let (layer, _) = small();
+    let mine = || (0..100).map(|n| named(&format!("mine {n}")));
+    for _ in 0..3 {
+        assert_eq!(statuses(&layer, mine()).await, [(200, 100)]);
+    }
+    statuses(&layer, (0..20_000).map(|n| named(&n.to_string()))).await;
+    assert_eq!(statuses(&layer, mine()).await, [(429, 100)]);
+}
+
+#[tokio::test]
+async fn a_key_of_100_kib_is_refused_and_not_stored() {
+    let (layer, store) = small();
+    let long = |n: u32| named(&n.to_string().repeat(100 * 1_024));
+    assert_eq!(statuses(&layer, (1..10).map(long)).await, [(400, 9)]);
+    assert_eq!(store.stats().in_debt, 0);
+}
+
+/// Two rules, one decision: what the account refuses costs the address nothing, so that nobody is
+/// shut out of its own account for having been refused at another.
+#[tokio::test]
+async fn guessing_is_held_by_address_and_by_account() {
+    let rules =
+        (Rule::new("ip", PeerIp::new(), THREE), Rule::new("account", Header::new(ACCOUNT), THREE));
+    let layer = RateLimitLayer::rules(rules, LocalStore::new());
+    let tried = |peer: u32, account: u32| from(v4(peer), &[(ACCOUNT, &account.to_string())]);
+    let held = [(200, 3), (429, 997)];
+    assert_eq!(statuses(&layer, (0..1_000).map(|n| tried(0, 10 + n))).await, held);
+    assert_eq!(statuses(&layer, (0..1_000).map(|n| tried(10 + n, 0))).await, held);
+    assert_eq!(statuses(&layer, [tried(1_000, 0)]).await, [(429, 1)]);
+    assert_eq!(statuses(&layer, (0..3).map(|_| tried(1_000, 5_000))).await, [(200, 3)]);
+}
+
+/// A name counts only once somebody has verified it, and put it where no client can.
+#[tokio::test]
+async fn a_claimed_name_costs_its_owner_nothing() {
+    #[derive(Clone)]
+    struct User(&'static str);
+
+    let rule = Rule::new("user", Extension::by(|user: &User| user.0), THREE);
+    let rule = rule.missing(Missing::Reject(StatusCode::UNAUTHORIZED));
+    let layer = RateLimitLayer::rules(rule, LocalStore::new());
+    let claimed = || with(&[("user", "alice"), ("x-user", "alice")]);
+    assert_eq!(statuses(&layer, (0..10).map(|_| claimed())).await, [(401, 10)]);
+    let verified = || {
+        let mut request = claimed();
+        request.extensions_mut().insert(User("alice"));
+        request
+    };
+    assert_eq!(statuses(&layer, (0..4).map(|_| verified())).await, [(200, 3), (429, 1)]);
+}
+
+#[tokio::test]
+async fn no_method_is_free() {
+    let methods = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PURGE"];
+    let requests = || {
+        methods.map(|method| {
+            let spoofed = [("x-http-method-override", "OPTIONS"), ("origin", "https://a.example")];
+            let mut request = from(ip("203.0.113.9"), &spoofed);
+            *request.method_mut() = Method::from_bytes(method.as_bytes()).expect("a method");
+            request
+        })
+    };
+    assert_eq!(statuses(&three(PeerIp::new()), requests()).await, [(200, 3), (429, 6)]);
+    // only a preflight is, which a handler never sees behind a CORS layer; or not even that
+    let preflights = || {
+        requests().map(|mut request| {
+            let post = "POST".parse().expect("a value");
+            request.headers_mut().insert("access-control-request-method", post);
+            request
+        })
+    };
+    let layer = three(PeerIp::new());
+    assert_eq!(statuses(&layer, preflights()).await, [(200, 4), (429, 5)]);
+    let layer = three(PeerIp::new()).count_preflights();
+    assert_eq!(statuses(&layer, preflights()).await, [(200, 3), (429, 6)]);
+}
+
+#[tokio::test]
+async fn no_spelling_of_a_path_is_a_fresh_route() {
+    let app = Router::new().route("/users/{id}", get(async || "user")).layer(RateLimitLayer::new(
+        Route,
+        THREE,
+        LocalStore::new(),
+    ));
+    let mut served = 0;
+    for path in [
+        "/users/1",
+        "/users/2",
+        "/users/%31",
+        "/users/1?x=1",
+        "/users/%2e",
+        "/users/a%2fb",
+        "//users/1",
+        "/users//1",
+        "/users/1/",
+        "/USERS/1",
+        "/./users/1",
+        "/users/1;x",
+    ] {
+        let request = Request::get(path).body(Body::empty()).expect("a request");
+        let response = app.clone().oneshot(request).await.expect("an answer");
+        served += usize::from(response.status() == StatusCode::OK);
+    }
+    assert_eq!(served, 3);
+}

@@ -1,0 +1,90 @@
+//! Known attacks on rate limiters, each through the layer: none gets around it, none brings it
+//! down. `peers/` plays the same against other crates.
+//!
+//! | # | attack | held by |
+//! |---|---|---|
+//! | 1 | rotating left entries of `X-Forwarded-For` | `proxies::ten_thousand_spoofed_entries_are_one_client` |
+//! | 2 | a victim's address in `X-Forwarded-For` | `proxies::a_victim_does_not_pay_for_who_names_it` |
+//! | 3 | two `X-Forwarded-For` lines | `proxies::lines_before_the_proxys_own_are_not_the_client` |
+//! | 4 | distinct keys until memory is gone | `keys::a_flood_of_keys_grows_nothing`; `tests/flood.rs` |
+//! | 5 | one IPv6 /64, an address per request | `addresses::ten_thousand_addresses_of_one_customer_are_one_client` |
+//! | 6 | mapped and plain IPv4 | `addresses::a_mapped_address_is_the_plain_one` |
+//! | 7 | ports, brackets, garbage | `proxies::ports_and_brackets_are_read`, `proxies::garbage_is_refused_and_costs_nobody` |
+//! | 8 | `Forwarded` with an open quote | `proxies::an_open_quote_hides_nobody` |
+//! | 9 | the header that the proxy does not set | `proxies::only_the_header_of_the_proxy_is_read` |
+//! | 10 | a flood to free one's own exhausted key | `keys::a_flood_frees_no_exhausted_key` |
+//! | 11 | keys of 100 KiB | `keys::a_key_of_100_kib_is_refused_and_not_stored` |
+//! | 12 | braces, newlines and NUL in keys | `tests/redis_keys.rs` |
+//! | 13 | `Retry-After: 0` | `answers::nobody_is_told_to_come_back_at_once`; `tests/retry_after.rs` |
+//! | 14 | many accounts from one address, one from many | `keys::guessing_is_held_by_address_and_by_account` |
+//! | 15 | counting on a name that is only claimed | `keys::a_claimed_name_costs_its_owner_nothing` |
+//! | 16 | another method | `keys::no_method_is_free` |
+//! | 17 | requests cancelled at once | `answers::a_cancelled_request_stays_charged` |
+//! | 18 | spellings of a path | `keys::no_spelling_of_a_path_is_a_fresh_route`; `tests/route.rs` |
+//! | 19 | a server without peer addresses | `addresses::without_peer_addresses_nobody_passes`; `tests/peer.rs` |
+//! | 20 | a log line per refusal | `tests/refusal_log.rs` |
+//! | 21 | opening the breaker to enjoy fail-open | `outage.rs` |
+//! | 22 | timing tells whether a key is limited | accepted: a refusal is no secret, it is said aloud |
+//!
+//! Advisories about other limiters that have a test of their own name it.
+
+mod addresses;
+mod answers;
+mod keys;
+mod outage;
+mod proxies;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
+
+use axum::extract::ConnectInfo;
+use http::{Request, Response};
+use support::{Strict, answer, with};
+use tower::Service;
+use tower_sluice::{KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule};
+
+/// What every account has; nothing flows back while a test runs.
+const THREE: Quota = Quota::per_day(3);
+
+type Layer<K> = RateLimitLayer<Rule<K>, LocalStore>;
+
+fn three<K: KeyExtractor>(extractor: K) -> Layer<K> {
+    RateLimitLayer::new(extractor, THREE, LocalStore::new())
+}
+
+/// A GET from this peer, with these header lines.
+fn from(peer: impl Into<IpAddr>, lines: &[(&str, &str)]) -> Request<()> {
+    let mut request = with(lines);
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::new(peer.into(), 4711)));
+    request
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// One of many addresses.
+fn v4(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits((11 << 24) + number)
+}
+
+/// How many requests are answered with each status.
+async fn statuses<L>(
+    layer: &L,
+    requests: impl IntoIterator<Item = Request<()>>,
+) -> Vec<(u16, usize)>
+where
+    L: tower::Layer<Strict>,
+    L::Service: Service<Request<()>, Response = Response<String>, Error: Debug>,
+{
+    let mut counts = BTreeMap::new();
+    for request in requests {
+        *counts.entry(answer(layer, request).await.status().as_u16()).or_default() += 1;
+    }
+    counts.into_iter().collect()
+}

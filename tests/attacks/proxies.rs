@@ -1,0 +1,170 @@
+//! Behind a trusted proxy, 10.0.0.1, that appends the address it was called from.
+
+use http::{HeaderName, HeaderValue, Request};
+use proptest::prelude::*;
+use tower_sluice::ClientIp;
+
+use super::{Layer, from, ip, statuses, three, v4};
+
+const FOR: &str = "x-forwarded-for";
+const REAL: &str = "x-real-ip";
+const FORWARDED: &str = "forwarded";
+const ATTACKER: &str = "203.0.113.9";
+const VICTIM: &str = "198.51.100.7";
+const REQUESTS: u32 = 1_000;
+/// Of so many requests of one client.
+const HELD: [(u16, usize); 2] = [(200, 3), (429, 997)];
+
+fn behind() -> ClientIp {
+    ClientIp::behind(["10.0.0.0/8"]).expect("a network")
+}
+
+fn proxied(lines: &[(&str, &str)]) -> Request<()> {
+    from(ip("10.0.0.1"), lines)
+}
+
+/// What comes of the attacker's requests, with lines made of a made-up address each.
+async fn attacked<const N: usize>(
+    layer: &Layer<ClientIp>,
+    lines: impl Fn(String) -> [(&'static str, String); N],
+) -> Vec<(u16, usize)> {
+    let requests = (0..REQUESTS).map(|n| {
+        let lines = lines(v4(n).to_string());
+        proxied(&lines.each_ref().map(|(name, value)| (*name, value.as_str())))
+    });
+    statuses(layer, requests).await
+}
+
+/// The leftmost entry was the client in tollbooth and in httprate of chi (2022), and, through an
+/// extractor that tries several headers in turn, in adorsys/status-list-server #238 and everruns
+/// #2643 (2026).
+#[tokio::test]
+async fn ten_thousand_spoofed_entries_are_one_client() {
+    let layer = three(behind());
+    let spoofed = (0..10_000).map(|n| proxied(&[(FOR, &format!("{}, {ATTACKER}", v4(n)))]));
+    assert_eq!(statuses(&layer, spoofed).await, [(200, 3), (429, 9_997)]);
+    let more = attacked(&layer, |left| [(FOR, format!("{left}, {left}, 10.0.0.9, {ATTACKER}"))]);
+    assert_eq!(more.await, [(429, 1_000)]);
+    let past = (0..REQUESTS).map(|n| from(ip(VICTIM), &[(FOR, &v4(n).to_string())]));
+    assert_eq!(statuses(&three(behind()), past).await, HELD, "sent past the proxy");
+}
+
+#[tokio::test]
+async fn a_victim_does_not_pay_for_who_names_it() {
+    let layer = three(behind());
+    for named in [format!("{VICTIM}, {ATTACKER}"), format!("10.0.0.1,{VICTIM},{ATTACKER}")] {
+        statuses(&layer, (0..10).map(|_| proxied(&[(FOR, &named)]))).await;
+    }
+    let past = || from(ip(ATTACKER), &[(FOR, VICTIM)]);
+    assert_eq!(statuses(&layer, [past()]).await, [(429, 1)], "past the proxy it is who it is");
+    let victim = (0..3).map(|_| proxied(&[(FOR, VICTIM)]));
+    assert_eq!(statuses(&layer, victim).await, [(200, 3)]);
+}
+
+#[tokio::test]
+async fn lines_before_the_proxys_own_are_not_the_client() {
+    let lines = |left| [(FOR, left), (FOR, ATTACKER.to_owned())];
+    assert_eq!(attacked(&three(behind()), lines).await, HELD);
+    let lines = |left: String| [(FOR, left.clone()), (FOR, left), (FOR, format!("{ATTACKER}:80"))];
+    assert_eq!(attacked(&three(behind()), lines).await, HELD);
+}
+
+/// CVE-2026-46415 (Caddy Defender before 0.10.1), and the half of GHSA-fq34-xw6c-fphf (Fides
+/// before 2.69.1) that is about addresses: what was counted was the proxy, so that one client
+/// spent what all had. The other half, counters in each process, is held by
+/// `tests/redis_exact.rs`.
+#[tokio::test]
+async fn clients_behind_a_proxy_have_accounts_of_their_own() {
+    for proxies in ["", ", 10.0.0.2", ", 10.0.0.2, [::ffff:10.0.0.3]:80"] {
+        for peer in ["10.0.0.1", "::ffff:10.0.0.1"] {
+            let layer = three(behind());
+            let client = |n: u32| format!("{}{proxies}", v4(n));
+            let requests = (0..3_000).map(|n| from(ip(peer), &[(FOR, &client(n % 1_000))]));
+            assert_eq!(statuses(&layer, requests).await, [(200, 3_000)], "{peer}{proxies}");
+            assert_eq!(statuses(&layer, [from(ip(peer), &[(FOR, &client(7))])]).await, [(429, 1)]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn ports_and_brackets_are_read() {
+    let layer = three(behind());
+    let ported = attacked(&layer, |left| [(FOR, format!("{left}, {ATTACKER}:4711"))]).await;
+    assert_eq!(ported, HELD);
+    let clients = (0..1_000).map(|n| proxied(&[(FOR, &format!("[2001:db8:{n:x}::1]:443"))]));
+    assert_eq!(statuses(&layer, clients).await, [(200, 1_000)]);
+}
+
+#[tokio::test]
+async fn garbage_is_refused_and_costs_nobody() {
+    let layer = three(behind());
+    for garbage in ["unknown", "", "_hidden", "010.0.0.1", "1.2.3", "0x7f.1", ","] {
+        let reached = [garbage.to_owned(), format!("{VICTIM}, {garbage}")];
+        let requests = reached.iter().map(|line| proxied(&[(FOR, line)]));
+        assert_eq!(statuses(&layer, requests).await, [(400, 2)], "{garbage:?}");
+    }
+    let itself = (0..3).map(|_| proxied(&[]));
+    assert_eq!(statuses(&layer, itself).await, [(200, 3)], "the proxy's own account");
+    assert_eq!(statuses(&layer, [proxied(&[(FOR, VICTIM)])]).await, [(200, 1)]);
+    let left = attacked(&layer, |left| [(FOR, format!("unknown {left}, , {ATTACKER}"))]).await;
+    assert_eq!(left, HELD, "what is not reached does not matter");
+}
+
+#[tokio::test]
+async fn an_open_quote_hides_nobody() {
+    let layer = three(behind().forwarded());
+    let quoted = attacked(&layer, |left| [(FORWARDED, format!("for=\"{left}, for={ATTACKER}"))]);
+    assert_eq!(quoted.await, HELD);
+    for sabotage in ["for=\"", "a=\"b, for=198.51.100.7", ";;=,=\"", "for=\"\\", "\"for=x"] {
+        let one = || proxied(&[(FORWARDED, &format!("{sabotage}, for={ATTACKER}"))]);
+        let two = || proxied(&[(FORWARDED, sabotage), (FORWARDED, &format!("for={ATTACKER}"))]);
+        assert_eq!(statuses(&layer, [one(), two()]).await, [(429, 2)], "{sabotage}");
+    }
+}
+
+fn line() -> impl Strategy<Value = Vec<u8>> {
+    let telling = proptest::sample::select(b"\"\\,;=:[] \tfor1.%".to_vec());
+    let byte = prop_oneof![telling, b' '..=b'~', 0x80_u8..];
+    proptest::collection::vec(byte, 0..100)
+}
+
+proptest! {
+    #[test]
+    fn whatever_stands_left_the_proxys_entry_is_the_client(
+        lines in proptest::collection::vec(line(), 0..3),
+        left in line(),
+    ) {
+        for (name, client, own) in [
+            (FOR, behind(), format!(",{ATTACKER}")),
+            (FORWARDED, behind().forwarded(), format!(",for={ATTACKER};proto=https")),
+        ] {
+            let mut parts = proxied(&[]).into_parts().0;
+            let last = [&*left, own.as_bytes()].concat();
+            for line in lines.iter().chain([&last]) {
+                parts.headers.append(name, HeaderValue::from_bytes(line).expect("a value"));
+            }
+            prop_assert_eq!(client.address(&parts), Ok(ip(ATTACKER)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_the_header_of_the_proxy_is_read() {
+    let other = |name, own: &'static str, wrote: &'static str| {
+        move |spoofed: String| [(name, spoofed), (own, wrote.to_owned())]
+    };
+    for name in [REAL, "true-client-ip", "cf-connecting-ip", "x-client-ip"] {
+        let spoofed = attacked(&three(behind()), other(name, FOR, ATTACKER)).await;
+        assert_eq!(spoofed, HELD, "{name}");
+    }
+    let forwarded = |spoofed| [(FORWARDED, format!("for={spoofed}")), (FOR, ATTACKER.to_owned())];
+    assert_eq!(attacked(&three(behind()), forwarded).await, HELD);
+    let layer = three(behind().forwarded());
+    assert_eq!(attacked(&layer, other(FOR, FORWARDED, "for=203.0.113.9")).await, HELD);
+    let real = || three(behind().header(HeaderName::from_static(REAL)));
+    assert_eq!(attacked(&real(), other(FOR, REAL, ATTACKER)).await, HELD);
+    let twice = attacked(&real(), other(REAL, REAL, ATTACKER)).await;
+    assert_eq!(twice, [(400, 1_000)], "a proxy that appends is set up wrongly");
+    let none = attacked(&three(behind()), |spoofed| [(REAL, spoofed)]).await;
+    assert_eq!(none, HELD, "without its header it is the proxy, not what another one says");
+}

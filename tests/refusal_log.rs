@@ -1,0 +1,75 @@
+//! A flood that is refused fills no log, and no line names a key.
+
+mod support;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use support::{Strict, ask, with};
+use tower::Layer;
+use tower_sluice::{
+    ClientIp, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{Header, Unreadable},
+};
+
+const QUOTA: Quota = Quota::per_day(3);
+const ATTACKER: &str = "203.0.113.9";
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("a log").write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whatever the reason is, and at whatever level. The only test here, since what another thread
+/// does first decides whether this one's lines are caught.
+#[tokio::test]
+async fn a_thousand_refusals_are_no_log_line() {
+    let log = Log::default();
+    let writer = log.clone();
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone());
+    let _guard = tracing::subscriber::set_default(lines.finish());
+    tracing::info!("the log is read");
+
+    let client = ClientIp::behind(["10.0.0.0/8"]).expect("a network");
+    let shared = client.clone().unreadable(Unreadable::Share);
+    let rules = (
+        Rule::new("client", client, QUOTA),
+        Rule::new("shared", shared, QUOTA),
+        Rule::new("key", Header::new("x-api-key"), QUOTA),
+    );
+    let mut service = RateLimitLayer::rules(rules, LocalStore::new()).layer(Strict::default());
+    let long = "hunter2".repeat(1_000);
+    for (key, client, status) in [
+        ("hunter2", ATTACKER, 429),
+        ("", ATTACKER, 400),
+        (&*long, ATTACKER, 400),
+        ("hunter2", "unknown-203.0.113.9", 400),
+    ] {
+        let request = || {
+            let mut request = with(&[("x-api-key", key), ("x-forwarded-for", client)]);
+            request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 4711)));
+            request
+        };
+        for _ in 0..3 {
+            ask(&mut service, request()).await;
+        }
+        for _ in 0..250 {
+            assert_eq!(ask(&mut service, request()).await.status(), status);
+        }
+    }
+    let log = String::from_utf8(log.0.lock().expect("a log").clone()).expect("text");
+    assert!(log.lines().count() == 1 && log.contains("the log is read"), "{log}");
+}
