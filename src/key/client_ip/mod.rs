@@ -31,7 +31,7 @@ const MOST_HOPS: u8 = 32;
 ///
 /// IPv6 is cut to its first 64 bits and mapped addresses are unfolded, as by
 /// [`PeerIp`](super::PeerIp). Ports, brackets and zones are dropped. NAT64 and 6to4 addresses stay
-/// what they are.
+/// what they are, so that all who come through one NAT64 are one by default.
 ///
 /// ```
 /// use tower_sluice::{ClientIp, Quota, RateLimitLayer, LocalStore};
