@@ -24,8 +24,7 @@ use crate::{
 /// Limits the services it is laid around.
 ///
 /// The layer is its own builder: a constructor says who pays, how much there is and where accounts
-/// live; setters change what has a good default. Accounts live in the store, so clones of a layer,
-/// and the services it makes, share their limits.
+/// live; setters change what has a good default.
 ///
 /// ```
 /// use tower_sluice::{Headers, LocalStore, Quota, RateLimitLayer, Rule, key::{Everyone, PeerIp}};
@@ -42,6 +41,31 @@ use crate::{
 ///     LocalStore::new(),
 /// )
 /// .headers(Headers::Draft07);
+/// ```
+///
+/// # What is one limit
+///
+/// Accounts live in the store. So a clone of a layer is the same limit: laid around several routes,
+/// and in the services made for each connection, it counts them together. (Of tower's own
+/// `RateLimitLayer` every service counts for itself, so that a limit multiplies with its routes.)
+///
+/// Two layers on one store, of which a clone is the same store, charge one account where rule name
+/// and key are the same. With the same quotas they are one limit; a request that passes both is
+/// charged by both. With other quotas the second is refused when it is built, where they are
+/// fixed: give rules names then, since [`new`](RateLimitLayer::new) calls every one `default`.
+/// Quotas chosen per request, those given to a [`Limiter`](crate::Limiter), and other processes on
+/// a Redis server are not seen: there it is up to you that one name has one plan.
+///
+/// ```
+/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
+///
+/// let store = LocalStore::new();
+/// let rule = |name, quota| Rule::new(name, PeerIp::new(), quota);
+/// let login = RateLimitLayer::rules(rule("login", Quota::per_minute(5)), store.clone());
+/// let pages = RateLimitLayer::rules(rule("pages", Quota::per_second(50)), store.clone());
+///
+/// let mistake = RateLimitLayer::try_rules(rule("pages", Quota::per_hour(9)), store);
+/// assert!(mistake.is_err());
 /// ```
 #[must_use]
 pub struct RateLimitLayer<K, S, R = TooManyRequests> {
@@ -107,7 +131,8 @@ where
     /// # Errors
     ///
     /// When two rules have one name, two quotas would be called the same in header fields, a fixed
-    /// cost is above a quota's limit, or the store cannot do what the rules ask.
+    /// cost is above a quota's limit, the store cannot do what the rules ask, or it serves a layer
+    /// with other quotas for a rule of this name.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
         let mut shapes = Vec::new();
         rules.describe(&mut shapes);

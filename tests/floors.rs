@@ -18,6 +18,8 @@ const FLOORS: &[(&str, u32)] = &[
     ("store", 3),
     ("store/answer", 2),
     ("store/boxed", 3),
+    ("store/rules", 3),
+    ("store/shared", 3),
     ("store/local/*", 4),
     ("store/governor", 4),
     ("store/redis/*", 4),

@@ -149,3 +149,16 @@ fn stats_set_the_gauges() {
     assert_eq!(told["ratelimit.keys"], 3);
     assert!(told["ratelimit.slots"] >= 32);
 }
+
+#[test]
+fn what_finds_no_room_is_counted() {
+    let mut overflowed = 0;
+    let told = told(async || {
+        let store = LocalStore::with_capacity(1);
+        for key in 0..100_u64 {
+            Limiter::new(store.clone()).take(key, &Quota::per_hour(1), 1).now();
+        }
+        overflowed = store.stats().overflowed;
+    });
+    assert_eq!((overflowed, told["ratelimit.overflows"]), (100 - 16, 100 - 16));
+}

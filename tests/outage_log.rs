@@ -1,12 +1,10 @@
 //! An outage is a line when it begins and a line when it ends, and neither names a key.
 
+#[path = "support/log.rs"]
+mod log;
 mod support;
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-};
-
+use log::Log;
 use support::{
     driven::{Time, millis, secs},
     shaky::{Mood, Shaky},
@@ -16,34 +14,10 @@ use tower_sluice::{Limiter, Quota, Store};
 
 const HOURLY: Quota = Quota::per_hour(100);
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// The lines since it was last read.
-    fn read(&self) -> Vec<String> {
-        let bytes = std::mem::take(&mut *self.0.lock().expect("a log"));
-        String::from_utf8(bytes).expect("text").lines().map(str::to_owned).collect()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("a log").write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// One test, since what another thread does first decides whether this one's lines are caught.
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_two_lines_without_a_key() {
-    let log = Log::default();
-    let writer = log.clone();
-    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-    let _guard = tracing::subscriber::set_default(lines.finish());
+    let (log, _guard) = Log::start();
     breaker(&log).await;
     fallback(&log).await;
 }

@@ -1,15 +1,14 @@
 //! The peer's address as a key: from every server that tells it, and loudly where none does.
 
+#[path = "support/log.rs"]
+mod log;
 mod support;
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::net::SocketAddr;
 
 use axum::extract::ConnectInfo;
 use http::{Request, StatusCode};
+use log::Log;
 use support::{answer, get};
 use tower_sluice::{
     Key, KeyExtractor, LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, key::Everyone,
@@ -67,27 +66,11 @@ async fn addresses_have_accounts_of_their_own() {
     assert_eq!(ask("203.0.113.8:1").await, 200);
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("a log").write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The only test here without a peer: the log line is held back for a minute, for all layers.
 #[tokio::test]
 async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
     const FIX: &str = "into_make_service_with_connect_info::<SocketAddr>()";
-    let log = Log::default();
-    let writer = log.clone();
-    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-    let _guard = tracing::subscriber::set_default(lines.finish());
+    let (log, _guard) = Log::start();
 
     let rule = Rule::new("ip", PeerIp::new().or(Everyone), Quota::per_hour(1));
     let layer = RateLimitLayer::rules(rule.missing(Missing::Skip), LocalStore::with_capacity(16));
@@ -97,7 +80,6 @@ async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
         assert!(response.body().contains("its log names the fix"), "{}", response.body());
         assert!(!response.body().contains(FIX), "the fix is not for clients");
     }
-    let log = String::from_utf8(log.0.lock().expect("a log").clone()).expect("text");
-    assert_eq!((log.lines().count(), log.matches(FIX).count()), (1, 1), "{log}");
-    assert!(log.contains("ERROR"), "{log}");
+    let lines = log.read();
+    assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains(FIX), "{lines:?}");
 }

@@ -68,6 +68,11 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// What refused nothing, and left these numbers.
+    pub(crate) fn passed(numbers: Numbers) -> Self {
+        Self { allowed: true, overage: false, wait: 0, numbers }
+    }
+
     /// Whether it was refused for good.
     pub(crate) fn is_never(&self) -> bool {
         match self.numbers {

@@ -133,6 +133,11 @@ pub(crate) fn circuit(state: u8) {
     gauge!("ratelimit.store.circuit").set(state);
 }
 
+/// A decision was made over an account that newcomers share.
+pub(crate) fn overflowed() {
+    counter!("ratelimit.overflows").increment(1);
+}
+
 /// How full an embedded store is.
 pub(crate) fn set_keys(in_debt: usize, slots: usize) {
     gauge!("ratelimit.keys").set(in_debt as f64);

@@ -14,7 +14,9 @@ mod traced;
 #[path = "untraced.rs"]
 mod traced;
 
-pub(crate) use self::metered::{Meter, Started, circuit, set_keys, store_failed, unidentified};
+pub(crate) use self::metered::{
+    Meter, Started, circuit, overflowed, set_keys, store_failed, unidentified,
+};
 use self::traced::trace;
 use crate::decision::{Decision, Outcome, Source};
 

@@ -47,4 +47,6 @@ pub(crate) fn store_failed(_: &'static str) {}
 
 pub(crate) fn circuit(_: u8) {}
 
+pub(crate) fn overflowed() {}
+
 pub(crate) fn set_keys(_: usize, _: usize) {}

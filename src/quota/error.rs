@@ -8,8 +8,8 @@ pub struct QuotaError(pub(super) Fault);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The number refused, and the period or interval it met, in nanoseconds.
-    Numbers(Wrong, u32, u64),
+    /// The number refused, and the period or interval it met.
+    Numbers(Wrong, u32, Duration),
     Text {
         text: String,
         field: &'static str,
@@ -79,8 +79,7 @@ impl fmt::Display for QuotaError {
             Fault::Text { text, field, value, fix } => {
                 write!(f, "quota {text:?}: {field} is {value:?}; {fix}")
             }
-            Fault::Numbers(wrong, units, nanos) => {
-                let time = Duration::from_nanos(*nanos);
+            Fault::Numbers(wrong, units, time) => {
                 f.write_str(wrong.text())?;
                 match wrong {
                     Wrong::NoUnits | Wrong::NoPeriod | Wrong::NoBurst => Ok(()),
@@ -91,8 +90,9 @@ impl fmt::Display for QuotaError {
                     Wrong::Buckets | Wrong::BucketsUneven | Wrong::LogTooLong => {
                         write!(f, " (units {units}, interval {time:?})")
                     }
-                    Wrong::PeriodTooLong => write!(f, " (units {units})"),
-                    Wrong::TooFast => write!(f, " (units {units}, period {time:?})"),
+                    Wrong::PeriodTooLong | Wrong::TooFast => {
+                        write!(f, " (units {units}, period {time:?})")
+                    }
                     Wrong::BurstTooLong | Wrong::BurstOfBlocked | Wrong::BurstOfWindow => {
                         write!(f, " (burst {units}, interval {time:?})")
                     }

@@ -114,7 +114,7 @@ impl Quota {
         let nanos = if nanos > LONGEST as u128 { LONGEST + 1 } else { nanos as u64 };
         match Self::plain(units, nanos) {
             Ok(quota) => Ok(quota),
-            Err(fault) => Err(QuotaError(Fault::Numbers(fault, units, nanos))),
+            Err(fault) => Err(QuotaError(Fault::Numbers(fault, units, period))),
         }
     }
 
@@ -383,7 +383,7 @@ impl Quota {
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),
-            Some(fault) => Err(QuotaError(Fault::Numbers(fault, number, self.interval))),
+            Some(fault) => Err(QuotaError(Fault::Numbers(fault, number, self.interval()))),
         }
     }
 

@@ -90,5 +90,6 @@ pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), Rul
             charges.push(charge.max_wait(wait));
         }
     }
-    store.check(&charges).map_err(RuleError::Unsupported)
+    let fit = store.check(&charges).and_then(|()| store.announce(&charges));
+    fit.map_err(RuleError::Unsupported)
 }

@@ -65,6 +65,10 @@ where
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.0.check(charges)
     }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.announce(charges)
+    }
 }
 
 fn boxed<F: Future + Send + 'static>(answer: Answer<F>) -> Answer<BoxFuture<F::Output>> {

@@ -34,9 +34,11 @@ mod governor;
 mod local;
 #[cfg(feature = "redis")]
 mod redis;
+mod rules;
+mod shared;
 mod wrap;
 
-use std::{convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -304,6 +306,18 @@ pub trait Store {
         Ok(())
     }
 
+    /// Learns of the rules of a layer, as far as their quotas are fixed. Called once when a layer
+    /// is built: clones of a store may serve several layers, and those that give one rule other
+    /// quotas would upset each other's accounts.
+    ///
+    /// # Errors
+    ///
+    /// Names a rule that another layer brought with other quotas.
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let _ = charges;
+        Ok(())
+    }
+
     /// Lets requests pass, uncharged, while this store fails: there is no limit meanwhile.
     fn fail_open(self) -> FailOpen<Self>
     where
@@ -360,72 +374,6 @@ pub trait Store {
     }
 }
 
-impl<S: Store + ?Sized> Store for &S {
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        (**self).take(charges)
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        (**self).settle(charge, units)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        (**self).reset(charge)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        (**self).block(charge, time)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        (**self).unblock(charge)
-    }
-
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        (**self).give_back(charges, taken);
-    }
-
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        (**self).check(charges)
-    }
-}
-
-impl<S: Store + ?Sized> Store for Arc<S> {
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        (**self).take(charges)
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        (**self).settle(charge, units)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        (**self).reset(charge)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        (**self).block(charge, time)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        (**self).unblock(charge)
-    }
-
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        (**self).give_back(charges, taken);
-    }
-
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        (**self).check(charges)
-    }
-}
-
 /// Whether every quota of those charges that are ready to queue is one that can.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let queueing = charges.iter().filter(|charge| !charge.patience().is_zero());
@@ -461,19 +409,19 @@ impl CannotFail for Infallible {
 
 /// A store was asked for something it does not do; the text names the limit and a way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unsupported(&'static str);
+pub struct Unsupported(Cow<'static, str>);
 
 impl Unsupported {
     /// `what` names the limit and, after a semicolon, a way out.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
-        Self(what)
+        Self(Cow::Borrowed(what))
     }
 }
 
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(&self.0)
     }
 }
 

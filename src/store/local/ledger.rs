@@ -8,6 +8,7 @@ use super::{
     accounts::{Account, Accounts, Addresses},
     blocks::Blocks,
     clock::Clock,
+    crowd::Crowd,
     overflow::{Address, Overflow},
     slots::Slots,
     windows::Windows,
@@ -21,7 +22,7 @@ use crate::{
 
 /// Two slots a key: at the configured capacity a set of 16 then overflows for less than one key in
 /// a thousand.
-const SLOTS_PER_KEY: usize = 2;
+pub(super) const SLOTS_PER_KEY: usize = 2;
 /// How often a decision over several accounts looks again because another thread charged in
 /// between. It ends, since two newcomers who share an account may each fit and both never.
 const RACES: usize = 16;
@@ -36,6 +37,7 @@ pub(super) struct Ledger {
     addresses: Addresses,
     slots: Slots,
     overflow: Overflow<u64>,
+    crowd: Crowd,
     windows: Windows,
     blocks: Blocks,
 }
@@ -48,6 +50,7 @@ impl Ledger {
             addresses: Addresses::new(),
             slots: Slots::new(slots),
             overflow: Overflow::default(),
+            crowd: Crowd::default(),
             windows: Windows::new(slots),
             blocks: Blocks::default(),
         }
@@ -316,6 +319,7 @@ impl Ledger {
         // A newcomer inherits the debt it may have had part in.
         let open = |now| step(self.shared(account, now), now);
         let share = |now| {
+            self.crowd.note(now, self.slots.len(), || self.slots.in_debt(now));
             self.overflow.update(self.address(account), |stored| {
                 let (new, said) = step(*stored, now);
                 *stored = new.unwrap_or(*stored);
@@ -338,13 +342,8 @@ impl Ledger {
     fn each(&self, charge: &Charge<'_>, step: impl Fn(&Account<'_>, u64) -> Numbers) -> Decision {
         let now = self.clock.now();
         let accounts = self.addresses.accounts(&[charge.cost(0)]);
-        let settled = |account: &Account<'_>| Step {
-            allowed: true,
-            overage: false,
-            wait: 0,
-            numbers: step(account, now),
-        };
-        let steps: SmallVec<[Step; 4]> = accounts.distinct.iter().map(settled).collect();
+        let settled = |account: &Account<'_>| Step::passed(step(account, now));
+        let steps: Steps = accounts.distinct.iter().map(settled).collect();
         accounts.decision(&steps, now, true)
     }
 }

@@ -3,6 +3,7 @@
 mod accounts;
 mod blocks;
 mod clock;
+mod crowd;
 mod ledger;
 mod overflow;
 mod slots;
@@ -12,7 +13,7 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 pub(crate) use self::clock::Clock;
 use self::ledger::Ledger;
-use super::{Answer, Charge, Never, Store, Unsupported, can_queue};
+use super::{Answer, Charge, Never, Store, Unsupported, can_queue, rules::KnownRules};
 use crate::{decision::Decision, observe::set_keys};
 
 const DEFAULT_KEYS: usize = 131_072;
@@ -22,8 +23,9 @@ const DEFAULT_KEYS: usize = 131_072;
 /// Its memory is fixed at construction (34 bytes for each key of the capacity) and a flood of
 /// fresh keys cannot grow it, but for at most 270 kB for each rule and quota that shares accounts.
 /// An account in debt is never forgotten; when there is no room for a
-/// newcomer, newcomers share an account per rule and quota until there is (see
-/// [`Stats::overflowed`]), so they may be refused early, and no exhausted key is freed.
+/// newcomer, newcomers share an account per rule and quota until there is, so they may be refused
+/// early, and no exhausted key is freed. Whoever owes nothing is a newcomer, however often it came
+/// before. [`Stats::overflowed`] counts that, and a warning in the log tells when it begins.
 ///
 /// An account takes one slot per quota of its rule, and a full account takes none. So the capacity
 /// has to hold the keys that are *in debt* at a time, times the quotas of a rule.
@@ -45,7 +47,10 @@ const DEFAULT_KEYS: usize = 131_072;
 /// assert_eq!(store.stats().in_debt, 1);
 /// ```
 #[derive(Clone)]
-pub struct LocalStore(Arc<Ledger>);
+pub struct LocalStore {
+    ledger: Arc<Ledger>,
+    rules: Arc<KnownRules>,
+}
 
 /// How full a [`LocalStore`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +79,14 @@ impl LocalStore {
     }
 
     pub(crate) fn on(clock: Clock, keys: usize) -> Self {
-        Self(Arc::new(Ledger::new(clock, keys)))
+        Self { ledger: Arc::new(Ledger::new(clock, keys)), rules: Arc::default() }
     }
 
     /// How full the store is. Looks at every slot: call it now and then, not per request. The
     /// gauges `ratelimit.keys` and `ratelimit.slots` (feature `metrics`) are set by it.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let (slots, in_debt, overflowed) = self.0.stats();
+        let (slots, in_debt, overflowed) = self.ledger.stats();
         set_keys(in_debt, slots);
         Stats { slots, in_debt, overflowed }
     }
@@ -93,33 +98,37 @@ impl Store for LocalStore {
 
     #[inline]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.take(charges)))
+        Answer::Now(Ok(self.ledger.take(charges)))
     }
 
     fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.settle(charge, units)))
+        Answer::Now(Ok(self.ledger.settle(charge, units)))
     }
 
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.reset(charge)))
+        Answer::Now(Ok(self.ledger.reset(charge)))
     }
 
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.block(charge, time)))
+        Answer::Now(Ok(self.ledger.block(charge, time)))
     }
 
     fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.0.unblock(charge)))
+        Answer::Now(Ok(self.ledger.unblock(charge)))
     }
 
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
         if taken.is_allowed() {
-            self.0.give_back(charges, taken);
+            self.ledger.give_back(charges, taken);
         }
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         can_queue(charges)
+    }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.rules.agree(charges)
     }
 }
 

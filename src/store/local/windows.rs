@@ -7,7 +7,10 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::overflow::{Address, Overflow};
+use super::{
+    crowd::Crowd,
+    overflow::{Address, Overflow},
+};
 use crate::{algorithm::State, name::RuleName, quota::Quota};
 
 const WAYS: usize = 8;
@@ -17,6 +20,7 @@ pub(super) struct Windows {
     sets: OnceLock<Box<[Mutex<Vec<Entry>>]>>,
     entries: usize,
     overflow: Overflow<Option<State>>,
+    crowd: Crowd,
 }
 
 #[derive(Debug)]
@@ -39,7 +43,12 @@ pub(super) struct Place<'a> {
 impl Windows {
     /// A table of at least so many entries.
     pub(super) fn new(entries: usize) -> Self {
-        Self { sets: OnceLock::new(), entries, overflow: Overflow::default() }
+        Self {
+            sets: OnceLock::new(),
+            entries,
+            overflow: Overflow::default(),
+            crowd: Crowd::default(),
+        }
     }
 
     /// Entries that cannot be forgotten now.
@@ -102,10 +111,14 @@ impl Windows {
         set.retain(|entry| entry.until > now);
         let address = at.address(number);
         if set.len() >= WAYS {
-            return self.overflow.update(address, |account| {
+            let said = self.overflow.update(address, |account| {
                 let said = step(account);
                 (account.as_ref().map_or(0, |state| state.forget_at(at.quota)), said)
             });
+            // the debt of all sets is counted: none may be locked
+            drop(set);
+            self.crowd.note(now, self.entries, || self.in_debt(now));
+            return said;
         }
         // A newcomer inherits the debt it may have had part in.
         let mut account = self.overflow.get(address, now);

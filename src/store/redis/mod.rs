@@ -37,7 +37,7 @@ pub use self::{
     link::Link,
     probe::Probe,
 };
-use super::{Answer, BoxFuture, Charge, Store, Unsupported, can_queue};
+use super::{Answer, BoxFuture, Charge, Store, Unsupported, can_queue, rules::KnownRules};
 use crate::{
     decision::{Decision, Source},
     observe::store_failed,
@@ -105,6 +105,7 @@ struct Settings {
     addresses: Addresses,
     /// Whether accounts live on different servers.
     sharded: bool,
+    rules: Arc<KnownRules>,
     /// Nanoseconds of Unix time, in place of the server's clock.
     #[cfg(feature = "testing")]
     hands: Option<Arc<AtomicU64>>,
@@ -128,6 +129,7 @@ where
         let settings = Settings {
             addresses: Addresses::new(),
             sharded: false,
+            rules: Arc::default(),
             #[cfg(feature = "testing")]
             hands: None,
         };
@@ -139,7 +141,7 @@ where
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
-        Arc::make_mut(&mut store.settings).sharded = true;
+        store.settings_mut().sharded = true;
         store
     }
 
@@ -157,7 +159,7 @@ where
             (1..=64).contains(&prefix.len()) && prefix.bytes().all(fine),
             "prefix {prefix:?}: give 1 to 64 of [A-Za-z0-9_.:-]"
         );
-        Arc::make_mut(&mut self.settings).addresses.prefix = prefix.to_owned();
+        self.settings_mut().addresses.prefix = prefix.to_owned();
         self
     }
 
@@ -168,7 +170,7 @@ where
     /// by hashing all there are.
     #[must_use]
     pub fn secret(mut self, secret: [u8; 16]) -> Self {
-        Arc::make_mut(&mut self.settings).addresses.secret = secret;
+        self.settings_mut().addresses.secret = secret;
         self
     }
 
@@ -176,7 +178,7 @@ where
     /// and keys are as long as what users send.
     #[must_use]
     pub fn readable_keys(mut self) -> Self {
-        Arc::make_mut(&mut self.settings).addresses.readable = true;
+        self.settings_mut().addresses.readable = true;
         self
     }
 
@@ -190,9 +192,16 @@ where
     /// Decides by these hands, in nanoseconds of Unix time, in place of the server's clock.
     #[cfg(feature = "testing")]
     pub(crate) fn driven(mut self, hands: Arc<AtomicU64>) -> Self {
-        Arc::make_mut(&mut self.settings).hands = Some(hands);
+        self.settings_mut().hands = Some(hands);
         self.shared = Arc::new(Shared { scripts: Scripts::driven(), healed: AtomicU64::new(0) });
         self
+    }
+
+    /// For a store that finds other accounts, whatever its clones find.
+    fn settings_mut(&mut self) -> &mut Settings {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.rules = Arc::default();
+        settings
     }
 
     fn addresses(&self) -> &Addresses {
@@ -335,6 +344,10 @@ where
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
         can_queue(charges)
+    }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.settings.rules.agree(charges)
     }
 }
 

@@ -116,6 +116,10 @@ where
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.check(charges)
     }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.announce(charges)
+    }
 }
 
 /// Why a [`Deadline`] gave no decision.

@@ -97,6 +97,10 @@ impl<S: Store> Store for FailClosed<S> {
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.check(charges)
     }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.announce(charges)
+    }
 }
 
 pin_project! {

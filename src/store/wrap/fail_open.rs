@@ -74,6 +74,10 @@ impl<S: Store> Store for FailOpen<S> {
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.0.check(charges)
     }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.announce(charges)
+    }
 }
 
 pin_project! {

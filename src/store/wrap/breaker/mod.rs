@@ -215,6 +215,10 @@ where
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.check(charges)
     }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.announce(charges)
+    }
 }
 
 /// Why a [`Breaker`] gave no decision.

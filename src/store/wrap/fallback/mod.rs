@@ -298,6 +298,12 @@ where
         inner.check(charges)?;
         shares(charges, self.processes, |shares| local.check(shares))
     }
+
+    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        let Stores { inner, local, .. } = &*self.stores;
+        inner.announce(charges)?;
+        shares(charges, self.processes, |shares| local.announce(shares))
+    }
 }
 
 impl<S, L> Clone for Fallback<S, L> {

@@ -1,0 +1,203 @@
+//! Five million keys, each used once: what they cost in memory, what a known key feels meanwhile,
+//! and what becomes of exhausted ones; beside a keyed governor limiter with nothing around it.
+//!
+//! `cargo bench --bench flood`. One thread floods while another asks for the known key over and
+//! over. Only Linux tells the resident memory.
+#![expect(clippy::print_stdout, reason = "prints a table")]
+
+use std::{
+    convert::Infallible,
+    fs,
+    future::{Ready, ready},
+    num::NonZeroU32,
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    task::{Context, Poll, Waker},
+    thread,
+    time::Instant,
+};
+
+use governor::{DefaultKeyedRateLimiter, RateLimiter};
+use http::{HeaderValue, Request, Response};
+use tower::{Layer, Service};
+use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, Units, key::Header};
+
+const FLOOD: u64 = 5_000_000;
+/// Keys that have nothing left when the flood begins.
+const EXHAUSTED: u64 = 1_000;
+const LIMIT: u32 = 10;
+const KNOWN: &str = "known";
+
+/// Answers whether a key's request passes. A clone is the same limit.
+type Ask = Box<dyn FnMut(&str) -> bool + Send>;
+
+/// Of a limiter: its name, a handle to ask by, and what else it can say.
+struct Limited {
+    name: &'static str,
+    ask: Box<dyn Fn() -> Ask>,
+    says: Box<dyn Fn() -> String>,
+}
+
+fn main() {
+    println!("a flood of {FLOOD} keys, {LIMIT} an hour for each, {EXHAUSTED} of them exhausted\n");
+    let mut times = Times::new();
+    run(sluice, &mut times);
+    run(governor, &mut times);
+}
+
+fn run(limited: fn() -> Limited, times: &mut Times) {
+    let before = resident();
+    let Limited { name, ask, says } = limited();
+    let built = resident();
+    let mut asking = ask();
+    for n in 0..EXHAUSTED {
+        let key = key(n);
+        assert_eq!((0..=LIMIT).filter(|_| asking(&key)).count(), LIMIT as usize);
+    }
+    let quiet = known(&mut asking, times, |asked| asked < 200_000);
+    let (flooded, mut flooding, start) = (AtomicBool::new(false), ask(), Instant::now());
+    let (admitted, meanwhile) = thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let admitted = (EXHAUSTED..FLOOD).filter(|n| flooding(&key(*n))).count();
+            flooded.store(true, Relaxed);
+            admitted
+        });
+        let meanwhile = known(&mut asking, times, |_| !flooded.load(Relaxed));
+        (flood.join().expect("no panic"), meanwhile)
+    });
+    let (seconds, after) = (start.elapsed().as_secs_f64(), resident());
+    let refused = (0..EXHAUSTED).filter(|n| !asking(&key(*n))).count();
+    let kib = |bytes: u64| bytes / 1_024;
+    println!("{name}");
+    println!("  resident: {} KiB before, {} built, {} after", kib(before), kib(built), kib(after));
+    println!("  the flood: {seconds:.1} s, {admitted} of {} newcomers admitted", FLOOD - EXHAUSTED);
+    println!("  exhausted keys: {refused} of {EXHAUSTED} are refused still");
+    println!("  the known key before: {quiet}");
+    println!("  the known key meanwhile: {meanwhile}");
+    println!("  {}\n", says());
+}
+
+/// Asks for the known key while `more` says so of the number of times.
+fn known(asking: &mut Ask, times: &mut Times, more: impl Fn(u64) -> bool) -> String {
+    let (mut asked, mut passed) = (0, 0_u64);
+    times.clear();
+    while more(asked) {
+        asked += 1;
+        passed += u64::from(times.measure(|| asking(KNOWN)));
+    }
+    format!("{passed} of {asked} admitted, {times}")
+}
+
+/// All have the same quota, of which the flood takes a tenth at a time. The known key takes little
+/// and often, so that it always owes something: that is what keeps it its slot.
+fn sluice() -> Limited {
+    let quota = Quota::per_hour(100_000_000 * LIMIT);
+    let is_known = |key: &HeaderValue| key == KNOWN;
+    let cost = Units::from_fn(move |parts| {
+        let known = parts.headers.get("x-api-key").is_some_and(is_known);
+        if known { 10 } else { 100_000_000 }
+    });
+    let store = LocalStore::new();
+    let rule = Rule::new("key", Header::new("x-api-key"), quota).cost(cost);
+    let layer = RateLimitLayer::rules(rule, store.clone());
+    let ask = move || -> Ask {
+        let mut service = layer.layer(Hello);
+        Box::new(move |key| {
+            let request = Request::get("/").header("x-api-key", key).body(()).expect("a request");
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(service.poll_ready(&mut context).is_ready());
+            match pin!(service.call(request)).poll(&mut context) {
+                Poll::Ready(Ok(response)) => response.status().is_success(),
+                Poll::Pending => unreachable!("an embedded store answers at once"),
+            }
+        })
+    };
+    Limited {
+        name: "tower-sluice: the whole layer, a store for 131072 keys",
+        ask: Box::new(ask),
+        says: Box::new(move || format!("{:?}", store.stats())),
+    }
+}
+
+fn governor() -> Limited {
+    let limit = NonZeroU32::new(LIMIT).expect("above 0");
+    let quota = governor::Quota::per_hour(limit);
+    let limiter: &'static DefaultKeyedRateLimiter<String> =
+        Box::leak(Box::new(RateLimiter::keyed(quota)));
+    Limited {
+        name: "governor: a keyed limiter, no HTTP",
+        ask: Box::new(|| Box::new(|key| limiter.check_key(&key.to_owned()).is_ok())),
+        says: Box::new(|| format!("keys kept: {}", limiter.len())),
+    }
+}
+
+/// Thirty-two digits that say nothing of the next key's.
+fn key(n: u64) -> String {
+    let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    format!("{mixed:016x}{n:016x}")
+}
+
+/// Bytes of this process in memory.
+fn resident() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    4_096 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0)
+}
+
+/// How often something took so many steps of ten nanoseconds, up to a millisecond.
+struct Times(Vec<u32>);
+
+impl Times {
+    fn new() -> Self {
+        Self(vec![0; 100_000])
+    }
+
+    fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    fn measure<T>(&mut self, run: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let said = run();
+        let step = usize::try_from(start.elapsed().as_nanos() / 10).unwrap_or(usize::MAX);
+        let last = self.0.len() - 1;
+        self.0[step.min(last)] += 1;
+        said
+    }
+
+    /// Nanoseconds within which so much of every thousand stays.
+    fn quantile(&self, per_mille: u64) -> usize {
+        let total: u64 = self.0.iter().copied().map(u64::from).sum();
+        let mut seen = 0;
+        let steps = self.0.iter().take_while(|n| {
+            seen += u64::from(**n);
+            seen * 1_000 < total * per_mille
+        });
+        (steps.count() + 1) * 10
+    }
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = |per_mille| self.quantile(per_mille);
+        write!(f, "p50 {} ns, p99 {} ns, p99.9 {} ns", at(500), at(990), at(999))
+    }
+}
+
+/// An inner service that answers at once.
+#[derive(Clone)]
+struct Hello;
+
+impl Service<Request<()>> for Hello {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Ok(()).into()
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new("hello".into())))
+    }
+}

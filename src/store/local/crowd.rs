@@ -1,0 +1,47 @@
+//! What operators see of a store without room for newcomers: a line in the log, and a counter.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::ledger::SLOTS_PER_KEY;
+use crate::observe::overflowed;
+
+const SECOND: u64 = 1_000_000_000;
+/// How long all newcomers must have found room before it is news that one does not.
+const QUIET: u64 = 60 * SECOND;
+
+/// Counts decisions over accounts that newcomers share, and tells when they begin: once per crowd,
+/// because a line per decision would amplify the flood that causes it.
+#[derive(Debug, Default)]
+pub(super) struct Crowd {
+    /// When newcomers last shared, to a second; 0: never.
+    last: AtomicU64,
+}
+
+impl Crowd {
+    /// Newcomers share at `now`.
+    pub(super) fn note(&self, now: u64, slots: usize, in_debt: impl FnOnce() -> usize) {
+        overflowed();
+        let last = self.last.load(Relaxed);
+        let quiet = now.saturating_sub(last);
+        let first = last == 0;
+        // written once a second, by one thread: a flood is not to fight over it
+        if (first || quiet >= SECOND)
+            && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
+            && (first || quiet > QUIET)
+        {
+            warn(in_debt(), slots, slots / SLOTS_PER_KEY);
+        }
+    }
+}
+
+#[cfg(feature = "tracing")]
+fn warn(in_debt: usize, slots: usize, keys: usize) {
+    tracing::warn!(
+        "the local store has no room for a newcomer: {in_debt} of its {slots} slots are in debt; \
+         newcomers share accounts, and may be refused early; if this is no flood, raise \
+         LocalStore::with_capacity({keys})"
+    );
+}
+
+#[cfg(not(feature = "tracing"))]
+fn warn(_: usize, _: usize, _: usize) {}

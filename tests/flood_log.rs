@@ -1,0 +1,75 @@
+//! A store that has no room for newcomers says so: in the log once, and in its numbers.
+
+#[path = "support/log.rs"]
+mod log;
+
+use std::time::Duration;
+
+use log::Log;
+use tower_sluice::{Algorithm, Limiter, LocalStore, Quota, testing::FakeClock};
+
+const HOURLY: Quota = Quota::per_hour(1);
+
+fn flood(store: &LocalStore, quota: Quota, keys: std::ops::Range<u32>) {
+    let limiter = Limiter::new(store.clone());
+    for key in keys {
+        limiter.take(key, &quota, 1).now();
+    }
+}
+
+/// One test, since what another thread does first decides whether this one's lines are caught.
+#[test]
+fn a_crowd_is_one_line_until_it_has_gone() {
+    let (log, _guard) = Log::start();
+    slots(&log);
+    windows(&log);
+    charges_after_the_fact(&log);
+}
+
+fn slots(log: &Log) {
+    let clock = FakeClock::new();
+    let store = clock.store(1_024);
+    flood(&store, HOURLY, 0..256);
+    assert_eq!((log.read(), store.stats().overflowed), (vec![], 0), "there is room");
+    flood(&store, HOURLY, 256..100_000);
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let said = lines[0].split_once("WARN").expect("a warning").1;
+    let (before, after) = (
+        "tower_sluice::store::local::crowd: the local store has no room for a newcomer: ",
+        " of its 2048 slots are in debt; newcomers share accounts, and may be refused early; if \
+         this is no flood, raise LocalStore::with_capacity(1024)",
+    );
+    let in_debt = said.trim().strip_prefix(before).and_then(|said| said.strip_suffix(after));
+    let in_debt: usize = in_debt.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{said}"));
+    assert!((256..=2_048).contains(&in_debt), "{in_debt}");
+    assert!(store.stats().overflowed > 90_000, "every one is counted");
+
+    for _ in 0..5 {
+        clock.advance(Duration::from_secs(60));
+        flood(&store, HOURLY, 100_000..100_100);
+    }
+    assert_eq!(log.read(), [""; 0], "it goes on");
+    clock.advance(Duration::from_secs(61));
+    flood(&store, HOURLY, 0..256);
+    assert_eq!(log.read(), [""; 0], "nobody new came");
+    flood(&store, HOURLY, 200_000..200_100);
+    assert_eq!(log.read().len(), 1, "another one came after a minute's peace");
+}
+
+fn windows(log: &Log) {
+    let (store, quota) = (FakeClock::new().store(64), HOURLY.algorithm(Algorithm::SlidingLog));
+    flood(&store, quota, 0..16);
+    assert_eq!((log.read(), store.stats().overflowed), (vec![], 0), "there is room");
+    flood(&store, quota, 16..10_000);
+    let lines = log.read();
+    assert!(lines.len() == 1 && lines[0].contains(" of its 128 slots are in debt"), "{lines:?}");
+}
+
+fn charges_after_the_fact(log: &Log) {
+    let limiter = Limiter::new(FakeClock::new().store(64));
+    for key in 0..10_000_u32 {
+        limiter.settle(key, &HOURLY, -1).now();
+    }
+    assert_eq!(log.read().len(), 1);
+}
