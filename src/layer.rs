@@ -52,7 +52,8 @@ use crate::{
 /// Two layers on one store, of which a clone is the same store, charge one account where rule name
 /// and key are the same. With the same quotas they are one limit; a request that passes both is
 /// charged by both. With other quotas the second is refused when it is built, where they are
-/// fixed: give rules names then, since [`new`](RateLimitLayer::new) calls every one `default`.
+/// fixed: give rules names then, since [`new`](RateLimitLayer::new) calls every one `default`. To
+/// change a quota while the server runs, use a [`LivePlan`](crate::LivePlan), not a second layer.
 /// Quotas chosen per request, those given to a [`Limiter`](crate::Limiter), and other processes on
 /// a Redis server are not seen: there it is up to you that one name has one plan.
 ///

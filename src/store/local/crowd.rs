@@ -18,8 +18,9 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Newcomers share at `now`.
-    pub(super) fn note(&self, now: u64, slots: usize, in_debt: impl FnOnce() -> usize) {
+    /// Newcomers share at `now`, for want of more than `slots`. No lock may be held: a log is
+    /// others' code.
+    pub(super) fn note(&self, now: u64, slots: usize) {
         overflowed();
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);
@@ -29,19 +30,18 @@ impl Crowd {
             && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
             && (first || quiet > QUIET)
         {
-            warn(in_debt(), slots, slots / SLOTS_PER_KEY);
+            warn(slots / SLOTS_PER_KEY);
         }
     }
 }
 
 #[cfg(feature = "tracing")]
-fn warn(in_debt: usize, slots: usize, keys: usize) {
+fn warn(keys: usize) {
     tracing::warn!(
-        "the local store has no room for a newcomer: {in_debt} of its {slots} slots are in debt; \
-         newcomers share accounts, and may be refused early; if this is no flood, raise \
-         LocalStore::with_capacity({keys})"
+        "the local store has no room for newcomers: they share accounts, and may be refused early; \
+         if this is no flood, raise LocalStore::with_capacity({keys})"
     );
 }
 
 #[cfg(not(feature = "tracing"))]
-fn warn(_: usize, _: usize, _: usize) {}
+fn warn(_: usize) {}

@@ -8,9 +8,7 @@ use super::{
     accounts::{Account, Accounts, Addresses},
     blocks::Blocks,
     clock::Clock,
-    crowd::Crowd,
-    overflow::{Address, Overflow},
-    slots::Slots,
+    instants::Instants,
     windows::Windows,
 };
 use crate::{
@@ -35,9 +33,7 @@ type Steps = SmallVec<[Step; 4]>;
 pub(super) struct Ledger {
     clock: Clock,
     addresses: Addresses,
-    slots: Slots,
-    overflow: Overflow<u64>,
-    crowd: Crowd,
+    instants: Instants,
     windows: Windows,
     blocks: Blocks,
 }
@@ -48,9 +44,7 @@ impl Ledger {
         Self {
             clock,
             addresses: Addresses::new(),
-            slots: Slots::new(slots),
-            overflow: Overflow::default(),
-            crowd: Crowd::default(),
+            instants: Instants::new(slots),
             windows: Windows::new(slots),
             blocks: Blocks::default(),
         }
@@ -59,8 +53,8 @@ impl Ledger {
     /// Slots, those in debt, and decisions over shared accounts.
     pub(super) fn stats(&self) -> (usize, usize, u64) {
         let now = self.clock.now();
-        let in_debt = self.slots.in_debt(now) + self.windows.in_debt(now);
-        (self.slots.len(), in_debt, self.overflow.decisions() + self.windows.overflowed())
+        let in_debt = self.instants.in_debt(now) + self.windows.in_debt(now);
+        (self.instants.len(), in_debt, self.instants.overflowed() + self.windows.overflowed())
     }
 
     #[inline]
@@ -83,7 +77,7 @@ impl Ledger {
         let ask = charge.ask();
         let found = Gcra::counting(quota).and_then(|gcra| {
             let id = self.addresses.id(charge, 0);
-            self.slots.update(id, |stored| gcra.take(stored, now, ask))
+            self.instants.find(id, |stored| gcra.take(stored, now, ask))
         });
         let step = match found {
             Some(step) => step,
@@ -162,7 +156,7 @@ impl Ledger {
         self.each(charge, |account, now| {
             match Gcra::counting(account.quota) {
                 Some(_) => {
-                    let _ = self.slots.lower(account.id, now, |_, floor| (Some(floor), ()));
+                    let _ = self.instants.lower(account.id, now, |_, floor| (Some(floor), ()));
                 }
                 None => drop(self.windows.lower(account.at(), |state| *state = None)),
             }
@@ -184,7 +178,7 @@ impl Ledger {
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
         let now = self.clock.now();
         let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
-        let room = self.slots.len() / SLOTS_PER_BLOCK;
+        let room = self.instants.len() / SLOTS_PER_BLOCK;
         let fits = self.blocks.set(self.addresses.block(charge), now, until, room);
         Decision::new(fits, now)
     }
@@ -207,11 +201,10 @@ impl Ledger {
     }
 
     fn look(&self, account: &Account<'_>, now: u64) -> Step {
-        let Account { id, quota, ask, .. } = *account;
+        let Account { quota, ask, .. } = *account;
         match Gcra::counting(quota) {
             Some(gcra) => {
-                let looked = self.slots.look(id, |stored| gcra.look(stored, now, ask));
-                looked.unwrap_or_else(|| gcra.look(self.shared(account, now), now, ask))
+                self.instants.look(account.at(), now, |stored| gcra.look(stored, now, ask))
             }
             None => self
                 .windows
@@ -224,7 +217,10 @@ impl Ledger {
     fn charge(&self, account: &Account<'_>, now: u64) -> Step {
         let Account { quota, ask, .. } = *account;
         match Gcra::counting(quota) {
-            Some(gcra) => self.change(account, now, |stored, now| gcra.take(stored, now, ask)),
+            Some(gcra) => {
+                let take = |stored, now| gcra.take(stored, now, ask);
+                self.instants.update(account.at(), now, take)
+            }
             None => {
                 let take = |state: &mut _| algorithm::take(state, quota, now, ask);
                 self.windows.update(account.at(), now, take, |step| {
@@ -242,7 +238,8 @@ impl Ledger {
         }
         match Gcra::counting(quota) {
             Some(gcra) => {
-                self.change(account, now, |stored, now| (gcra.open(stored, now, ask), ()));
+                let open = |stored, now| (gcra.open(stored, now, ask), ());
+                self.instants.update(account.at(), now, open);
             }
             None => {
                 let open = |state: &mut _| algorithm::open(state, quota, now, ask);
@@ -255,11 +252,12 @@ impl Ledger {
         let quota = account.quota;
         match Gcra::counting(quota) {
             Some(gcra) if units < 0 => {
-                self.change(account, now, |stored, now| gcra.settle(stored, now, units))
+                let settle = |stored, now| gcra.settle(stored, now, units);
+                self.instants.update(account.at(), now, settle)
             }
             Some(gcra) => {
                 let back = |stored, floor| gcra.settle(stored, floor, units);
-                let settled = self.slots.lower(account.id, now, back);
+                let settled = self.instants.lower(account.id, now, back);
                 settled.unwrap_or_else(|_| self.look(account, now).numbers)
             }
             None => {
@@ -275,67 +273,18 @@ impl Ledger {
 
     /// Undoes a charge made at `taken` that left the account full in `ahead` from then.
     fn undo(&self, account: &Account<'_>, now: u64, taken: u64, ahead: u64) {
-        let Account { id, quota, ask, .. } = *account;
+        let Account { quota, ask, .. } = *account;
         match Gcra::counting(quota) {
             Some(gcra) => {
                 let receipt = gcra.stored(taken + ahead);
                 let back = |stored, now| gcra.give_back(stored, now, receipt, ask.cost);
-                let lowered = |stored, floor| (back(stored, floor), ());
-                if let Err(now) = self.slots.lower(id, now, lowered) {
-                    self.overflow.lower(self.address(account), |stored| {
-                        *stored = back(*stored, now).unwrap_or(*stored);
-                    });
-                }
+                self.instants.undo(account.at(), now, back);
             }
             None => {
                 let back = |state: &mut _| algorithm::give_back(state, quota, now, taken, ask.cost);
                 self.windows.lower(account.at(), back);
             }
         }
-    }
-
-    /// Applies `step` to an account of GCRA, which is opened if need be.
-    #[inline]
-    fn change<R>(
-        &self,
-        account: &Account<'_>,
-        now: u64,
-        step: impl Fn(u64, u64) -> (Option<u64>, R),
-    ) -> R {
-        match self.slots.update(account.id, |stored| step(stored, now)) {
-            Some(said) => said,
-            None => self.enter(account, now, step),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn enter<R>(
-        &self,
-        account: &Account<'_>,
-        now: u64,
-        step: impl Fn(u64, u64) -> (Option<u64>, R),
-    ) -> R {
-        // A newcomer inherits the debt it may have had part in.
-        let open = |now| step(self.shared(account, now), now);
-        let share = |now| {
-            self.crowd.note(now, self.slots.len(), || self.slots.in_debt(now));
-            self.overflow.update(self.address(account), |stored| {
-                let (new, said) = step(*stored, now);
-                *stored = new.unwrap_or(*stored);
-                (*stored, said)
-            })
-        };
-        self.slots.claim(account.id, now, |stored| step(stored, now), open, share)
-    }
-
-    /// What is stored for an account without a slot: nothing, or the debt that newcomers share.
-    fn shared(&self, account: &Account<'_>, now: u64) -> u64 {
-        self.overflow.get(self.address(account), now)
-    }
-
-    fn address(&self, account: &Account<'_>) -> Address {
-        Address::new(self.slots.set_of(account.id), account.rule, account.place)
     }
 
     /// Applies `step` to every account of `charge` and says what is left.

@@ -4,6 +4,7 @@ mod accounts;
 mod blocks;
 mod clock;
 mod crowd;
+mod instants;
 mod ledger;
 mod overflow;
 mod slots;
@@ -56,9 +57,10 @@ pub struct LocalStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Slots of the table, about two per key of the capacity.
+    /// Slots of the table, about two per key of the capacity. Accounts of algorithms other than GCRA
+    /// have a second table with as many.
     pub slots: usize,
-    /// Slots whose account is not full: it cannot be forgotten now.
+    /// Slots of both tables whose account is not full: it cannot be forgotten now.
     pub in_debt: usize,
     /// Decisions so far over an account that newcomers share for want of a slot. Above 0 the
     /// capacity was too small for what came.

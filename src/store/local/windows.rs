@@ -115,9 +115,8 @@ impl Windows {
                 let said = step(account);
                 (account.as_ref().map_or(0, |state| state.forget_at(at.quota)), said)
             });
-            // the debt of all sets is counted: none may be locked
             drop(set);
-            self.crowd.note(now, self.entries, || self.in_debt(now));
+            self.crowd.note(now, self.entries);
             return said;
         }
         // A newcomer inherits the debt it may have had part in.
@@ -144,7 +143,7 @@ impl Place<'_> {
         Entry { id: self.id, until: state.forget_at(self.quota), state }
     }
 
-    fn address(&self, set: usize) -> Address {
+    pub(super) fn address(&self, set: usize) -> Address {
         Address::new(set, self.rule, self.place)
     }
 }
