@@ -3,14 +3,14 @@
 
 mod support;
 
-use std::{sync::Barrier, thread};
+use std::{sync::Barrier, thread, time::Duration};
 
 use futures::FutureExt;
 use http::{Request, StatusCode};
 use support::{Strict, driven::limiter};
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
-    Key, LocalStore, Quota, RateLimitLayer, Rule, Units,
+    Algorithm, Charge, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, Units,
     key::{Everyone, Extension},
     testing::FakeClock,
 };
@@ -137,4 +137,26 @@ fn threads_charge_three_rules_all_or_none_and_not_a_unit_too_many() {
     assert!(spent(&sum.users, user[1].limit()) > 0);
     assert!(sum.site + 3 > site[0].limit() && refused > 0, "{} of {DECISIONS}", sum.site);
     assert_eq!(store.stats().overflowed, 0, "there was room");
+}
+
+/// An account that starts with less than its limit fills from its first contact on, be that refused
+/// because of another account; one that can never pass is no contact.
+#[test]
+fn a_refusal_for_now_opens_accounts_and_one_for_good_does_not() {
+    for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
+        let cold = Quota::per_hour(10).burst(20).algorithm(algorithm).initial(0);
+        let other = Quota::per_hour(2);
+        for (cost, after_an_hour) in [(2, Some(10)), (3, Some(0))] {
+            let (clock, key) = (FakeClock::new(), Key::from("a"));
+            let store = clock.store(64);
+            let charges =
+                [("cold", &cold, 1), ("other", &other, cost)].map(|(rule, quota, cost)| {
+                    Charge::new(rule.parse().expect("a name"), &key, quota.as_ref()).cost(cost)
+                });
+            assert!(!store.take(&charges).now().is_allowed());
+            clock.advance(Duration::from_secs(3_600));
+            let look = store.take(&[charges[0].cost(0)]).now();
+            assert_eq!(look.remaining(), after_an_hour, "{algorithm:?}, {cost}");
+        }
+    }
 }

@@ -87,6 +87,7 @@ fn a_store_at_its_capacity_admits_newcomers() {
     let _large = LARGE.lock().unwrap_or_else(PoisonError::into_inner);
     let quota = Quota::per_minute(10);
     let store = FakeClock::new().store(KEYS as usize);
+    assert!(store.stats().slots >= KEYS as usize);
     let rule = RuleName::default();
     let admits = |key: u32, cost| {
         let key = key.into();
@@ -143,6 +144,17 @@ fn newcomers_who_share_an_account_are_charged_together_or_not() {
     assert!(!both(&two).is_allowed());
     clock.advance(two.interval());
     assert!(both(&two).is_allowed());
+}
+
+/// What one of them is given back would be everybody's.
+#[test]
+fn a_refund_to_one_who_shares_changes_nothing() {
+    let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
+    let store = full(&clock, &hour);
+    assert!(allows(&store, "late", "me", &hour) && allows(&store, "late", "me", &hour));
+    let (rule, me) = (RuleName::new("late").expect("a name"), Key::from("me"));
+    store.settle(&Charge::new(rule, &me, hour.as_ref()), 2).now();
+    assert!(!allows(&store, "late", "me", &hour) && !allows(&store, "late", "other", &hour));
 }
 
 /// A receipt outlives its account: the slot belongs to another, and nobody shares.

@@ -97,6 +97,16 @@ async fn older_families_tell_the_binding_quota() {
 }
 
 #[tokio::test]
+async fn without_a_family_overage_is_not_told_either() {
+    for (family, fields) in [(Headers::XRateLimitDelta, 4), (Headers::None, 0)] {
+        let layer = owing(&[quota("2/h").soft(1)], 2).headers(family);
+        let response = answer(&layer, get("/")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(limits(response.headers()).len(), fields, "{family:?}");
+    }
+}
+
+#[tokio::test]
 async fn x_ratelimit_reset_is_unix_time_rounded_up() {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     let wait = Duration::from_secs(2);

@@ -202,7 +202,8 @@ fn a_flood_of_blocks_stays_bounded_and_says_which_hold() {
         (from..from + 20_000).filter(block).collect::<Vec<_>>()
     };
     let held = flood(0);
-    assert!(!held.is_empty() && held.len() <= store.stats().slots, "{} blocks", held.len());
+    let slots = store.stats().slots;
+    assert!((slots / 16..=slots).contains(&held.len()), "{} blocks", held.len());
     assert_eq!(flood(20_000).len(), 0, "there is no room left");
     assert_eq!(store.stats().in_debt, 0, "a block takes no account's place");
     let blocked = |key: &u64| !limiter.take(*key, &FIVE, 1).now().is_allowed();

@@ -12,8 +12,8 @@ use support::{
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::Layer;
 use tower_sluice::{
-    AccessList, Counters, Decision, Key, LocalStore, Mode, PeerIp, Quota, RateLimitLayer,
-    Reservation, Rule, Settle, Switch,
+    AccessList, Charge, Counters, Decision, Key, LocalStore, Mode, PeerIp, Quota, RateLimitLayer,
+    Reservation, Rule, RuleName, Settle, Store, Switch,
     key::{Everyone, Header},
     testing::FakeClock,
 };
@@ -208,4 +208,15 @@ async fn a_switch_turns_a_whole_layer_off_and_on_and_no_store_is_asked_meanwhile
     switch.set(true);
     assert_eq!((status("/").await, status("/denied").await), (200, 403));
     assert_eq!((store.takes(), has(&local, "trial", TWO)), (2, 1));
+}
+
+/// In whichever order: costs are added, and one of the two is in earnest.
+#[test]
+fn an_account_that_is_also_charged_in_earnest_refuses() {
+    let (key, name) = (Key::everyone(), RuleName::default());
+    let charge = Charge::new(name, &key, TWO.as_ref()).cost(2);
+    for charges in [[charge, charge.report_only()], [charge.report_only(), charge]] {
+        assert!(!store().take(&charges).now().is_allowed());
+    }
+    assert!(store().take(&[charge.report_only(); 2]).now().is_allowed());
 }

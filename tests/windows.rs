@@ -75,3 +75,28 @@ fn a_mixed_decision_charges_words_and_windows_all_or_none() {
     let left: Vec<u32> = left.outcomes().iter().map(|outcome| outcome.remaining()).collect();
     assert_eq!(left, [4, 0, 0, 0, 0, 0], "the refusal charged nothing");
 }
+
+/// An account of a window is found by its key, wherever others are.
+#[test]
+fn keys_within_the_capacity_do_not_share() {
+    for quota in quotas(1) {
+        let limiter = Limiter::new(FakeClock::new().store(1_024));
+        let admitted = (0..256_u32).filter(|key| limiter.take(*key, &quota, 1).now().is_allowed());
+        assert_eq!(admitted.count(), 256, "{quota:?}");
+    }
+}
+
+#[test]
+fn a_window_whose_period_changes_ends_where_the_new_one_does() {
+    let window = |seconds| {
+        let quota = Quota::new(1, Duration::from_secs(seconds)).expect("a quota");
+        quota.algorithm(Algorithm::fixed_window())
+    };
+    let clock = FakeClock::new();
+    let limiter = Limiter::new(clock.store(64));
+    clock.advance(Duration::from_secs(5));
+    assert!(limiter.take("a", &window(4), 1).now().is_allowed());
+    // charged in the window from 4 s to 8 s, which is now the one from 0 s to 10 s
+    let refused = limiter.take("a", &window(10), 1).now();
+    assert_eq!(refused.retry_after(), Some(Duration::from_secs(5)));
+}

@@ -194,6 +194,20 @@ mod tests {
         Ask { max_wait, ..Ask::units(cost) }
     }
 
+    /// By a store that decided elsewhere.
+    #[cfg(feature = "redis")]
+    #[test]
+    fn what_is_told_of_a_paced_charge_is_what_was_decided() {
+        let (quota, mut account) = (Quota::per_second(5).algorithm(PACED), None);
+        for _ in 0..6 {
+            let ask = queueing(1, SECOND);
+            let step = take(&mut account, &quota, 0, ask);
+            let now = told(account.as_ref(), &quota, 0, ask, step.allowed);
+            let said = |step: Step| (step.allowed, step.overage, step.wait);
+            assert_eq!(said(now), said(step));
+        }
+    }
+
     #[test]
     fn paced_charges_queue_within_their_window() {
         let quota = Quota::per_second(5).algorithm(PACED);

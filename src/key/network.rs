@@ -30,18 +30,25 @@ impl Networks {
 
 fn network(text: &str) -> Result<IpNet, NetworkError> {
     let wrong = |why| NetworkError { text: text.to_owned(), why };
-    let network = match text.trim().parse::<IpNet>() {
-        Ok(network) => unfold(network),
-        Err(_) => match text.trim().parse::<IpAddr>() {
-            Ok(address) => address.to_canonical().into(),
-            Err(_) => return Err(wrong("is no network; write 10.0.0.0/8 or 2001:db8::/32")),
-        },
-    };
+    let network = parse(text.trim()).map(unfold);
+    let network =
+        network.ok_or_else(|| wrong("is no network; write 10.0.0.0/8 or 2001:db8::/32"))?;
     if network.addr() == network.network() {
         Ok(network)
     } else {
         Err(wrong("has bits set beyond its prefix; clear them or lengthen the prefix"))
     }
+}
+
+/// The parser of `IpNet` takes `010.0.0.0/8`, which others read as octal; that of addresses refuses
+/// it.
+fn parse(text: &str) -> Option<IpNet> {
+    let Some((address, bits)) = text.split_once('/') else {
+        return text.parse::<IpAddr>().ok().map(IpNet::from);
+    };
+    // a parser of integers would take a sign
+    let digits = bits.bytes().all(|byte| byte.is_ascii_digit());
+    IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?).ok()
 }
 
 /// An IPv4-mapped network holds IPv4 peers, and those are unfolded before they are looked up.
@@ -79,7 +86,10 @@ mod tests {
         }
         let host_bits = network("10.0.0.1/8").expect_err("host bits").to_string();
         assert!(host_bits.contains("\"10.0.0.1/8\" has bits set beyond its prefix"));
-        let garbage = network("10.0.0/8").expect_err("garbage").to_string();
-        assert!(garbage.contains("\"10.0.0/8\" is no network"));
+        for garbage in ["10.0.0/8", "010.0.0.0/8", "10.0.0.0/+8", "10.0.0.0/33", "10.0.0.0/", "/8"]
+        {
+            let error = network(garbage).expect_err(garbage).to_string();
+            assert!(error.contains(&format!("{garbage:?} is no network")), "{error}");
+        }
     }
 }

@@ -1,0 +1,120 @@
+//! Header fields, read by a parser of structured fields (RFC 9651).
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
+use tower_sluice::{Decision, Headers, Outcome};
+
+/// A response, and what the handler had put there, if it was asked.
+pub(crate) struct Told<'a> {
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) decision: &'a Decision,
+    pub(crate) there: Option<(&'a HeaderName, &'a HeaderValue)>,
+}
+
+impl Told<'_> {
+    /// That the fields of `family` say what was decided.
+    pub(crate) fn check(&self, family: Headers) {
+        self.retry_after();
+        let overage = self.decision.is_overage() && family != Headers::None;
+        assert!(!overage || self.value("x-ratelimit-overage") == "1");
+        let Some(binding) = self.decision.binding() else { return };
+        match family {
+            Headers::Draft11 => self.lists(),
+            Headers::Draft07 => self.dictionary(binding),
+            Headers::Draft06 => self.triplet("", binding, true),
+            Headers::XRateLimitDelta => self.triplet("x-", binding, true),
+            Headers::XRateLimit => self.triplet("x-", binding, false),
+            _ => assert!(self.headers.get("ratelimit-policy") == self.own("ratelimit-policy")),
+        }
+    }
+
+    /// At least a second and rounded up; none where waiting does not help.
+    fn retry_after(&self) {
+        if self.decision.is_allowed() {
+            return assert!(self.headers.get(RETRY_AFTER) == self.own("retry-after"));
+        }
+        match self.decision.retry_after() {
+            Some(wait) => assert_eq!(self.value("retry-after"), seconds(wait).max(1).to_string()),
+            None => assert!(!self.headers.contains_key(RETRY_AFTER)),
+        }
+    }
+
+    /// A line each, the last of its name, with an item for each quota.
+    fn lists(&self) {
+        let outcomes = self.decision.outcomes();
+        let (limits, policies) = (self.last_list("ratelimit"), self.last_list("ratelimit-policy"));
+        assert_eq!((limits.len(), policies.len()), (outcomes.len(), outcomes.len()));
+        for ((limit, policy), outcome) in limits.iter().zip(&policies).zip(outcomes) {
+            assert_eq!(limit.0, policy.0, "they are called the same");
+            let next = seconds(outcome.next_after());
+            let next = (next > 0).then_some(next);
+            assert_eq!(limit.1, [Some(outcome.remaining().into()), next, None, None]);
+            let [None, None, Some(most), Some(window)] = policy.1 else { panic!("{policy:?}") };
+            assert!(most == u64::from(outcome.limit()) && window > 0);
+        }
+        let names: std::collections::HashSet<_> = limits.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), limits.len(), "each has a name of its own");
+    }
+
+    /// The stricter one of two stays whole.
+    fn dictionary(&self, binding: &Outcome) {
+        let field = self.headers.get("ratelimit").expect("a field");
+        if Some(field) == self.own("ratelimit") {
+            return assert!(self.value("ratelimit").contains("remaining="));
+        }
+        let members: Dictionary = Parser::new(self.value("ratelimit")).parse().expect("valid");
+        let numbers = ["limit", "remaining", "reset"].map(|name| match members.get(name) {
+            Some(ListEntry::Item(item)) => integer(&item.bare_item),
+            other => panic!("{other:?}"),
+        });
+        let reset = seconds(binding.next_after());
+        assert_eq!(numbers, [binding.limit().into(), binding.remaining().into(), reset]);
+    }
+
+    fn triplet(&self, prefix: &str, binding: &Outcome, from_now: bool) {
+        let name = |field: &str| format!("{prefix}ratelimit-{field}");
+        let own = self.own(&name("remaining")).and_then(|own| own.to_str().ok()?.parse().ok());
+        if own.is_some_and(|own: u64| own <= binding.remaining().into()) {
+            return;
+        }
+        assert_eq!(self.value(&name("limit")), binding.limit().to_string());
+        assert_eq!(self.value(&name("remaining")), binding.remaining().to_string());
+        let reset: u64 = self.value(&name("reset")).parse().expect("a number");
+        let next = seconds(binding.next_after());
+        assert!(if from_now { reset == next } else { reset > next }, "{reset}");
+    }
+
+    /// What the handler had put under this name.
+    fn own(&self, name: &str) -> Option<&HeaderValue> {
+        self.there.filter(|(there, _)| *there == name).map(|(_, value)| value)
+    }
+
+    /// The value of a field that stands there once.
+    fn value(&self, name: &str) -> &str {
+        assert_eq!(self.headers.get_all(name).iter().count(), 1, "{name}");
+        self.headers[name].to_str().expect("text")
+    }
+
+    /// The items of the last line: their names, and their numbers `r`, `t`, `q` and `w`.
+    fn last_list(&self, name: &str) -> Vec<(String, [Option<u64>; 4])> {
+        let last = self.headers.get_all(name).iter().next_back().expect(name);
+        let list: List = Parser::new(last.as_bytes()).parse().expect("valid");
+        let item = |entry: &ListEntry| {
+            let ListEntry::Item(item) = entry else { panic!("{entry:?}") };
+            let name = item.bare_item.as_string().expect("a string").to_string();
+            (name, ["r", "t", "q", "w"].map(|key| item.params.get(key).map(integer)))
+        };
+        list.iter().map(item).collect()
+    }
+}
+
+fn integer(item: &BareItem) -> u64 {
+    let number = i64::from(item.as_integer().expect("an integer"));
+    u64::try_from(number).expect("not negative")
+}
+
+fn seconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000_000)).expect("fits")
+}

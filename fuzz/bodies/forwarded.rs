@@ -1,0 +1,133 @@
+//! Header lines to the client's address: as a definition that takes no shortcuts finds it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::{HeaderName, HeaderValue, Request, header::FORWARDED};
+use tower_sluice::{AccessList, ClientIp, Key, KeyExtractor};
+
+use super::{
+    entries::{Source, addresses},
+    input::Input,
+    networks::{Network, masked},
+};
+
+const LIST: HeaderName = HeaderName::from_static("x-forwarded-for");
+const SINGLE: HeaderName = HeaderName::from_static("x-real-ip");
+/// More lines than a parser of HTTP takes.
+const MOST_LINES: usize = 200;
+
+enum Trusted {
+    Networks(Vec<Network>),
+    Hops(usize),
+    Anybody,
+}
+
+#[derive(Debug, PartialEq)]
+enum Unknown {
+    Peer,
+    Missing,
+    Unreadable,
+}
+
+/// Lines of `bytes`: who is trusted (`a` anybody, `h2` two hops, else networks) and, last, which
+/// header is read (`f` Forwarded, `s` a single address, else X-Forwarded-For); networks with
+/// spaces between; the peer; then those of the header.
+pub(crate) fn check(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let (how, networks, peer) = (input.text(), input.text(), input.text().parse::<IpAddr>().ok());
+    let networks: Vec<_> = networks.split(' ').filter(|text| !text.is_empty()).collect();
+    let lines = input.rest().split(|byte| *byte == b'\n').take(MOST_LINES);
+    let lines = lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect::<Vec<_>>();
+
+    let Some((client, trusted)) = client(how, &networks) else { return };
+    let (client, source, name) = match how.as_bytes().last() {
+        Some(b'f') => (client.forwarded(), Source::Forwarded, FORWARDED),
+        Some(b's') => (client.header(SINGLE), Source::Single, SINGLE),
+        _ => (client, Source::List, LIST),
+    };
+    let mut parts = Request::new(()).into_parts().0;
+    if let Some(peer) = peer {
+        parts.extensions.insert(SocketAddr::new(peer, 1));
+    }
+    for line in &lines {
+        parts.headers.append(&name, line.clone());
+    }
+
+    let lines: Vec<_> = lines.iter().map(HeaderValue::as_bytes).collect();
+    let expected = expected(&trusted, source, peer, &lines);
+    let found = client.address(&parts).map_err(|error| {
+        assert!(error.status().is_client_error() || error.status().is_server_error());
+        match error.status().as_u16() {
+            500 => Unknown::Peer,
+            _ if error.is_missing() => Unknown::Missing,
+            _ => Unknown::Unreadable,
+        }
+    });
+    assert_eq!(found, expected);
+    assert_eq!(client.extract(&parts).ok().flatten(), expected.ok().map(key));
+}
+
+/// IPv4 addresses whole, IPv6 addresses by /64.
+fn key(address: IpAddr) -> Key {
+    match masked(address, if address.is_ipv4() { 32 } else { 64 }) {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+/// The extractor, where the setting is one; its faults are where the definition has them.
+fn client(how: &str, networks: &[&str]) -> Option<(ClientIp, Trusted)> {
+    match how.as_bytes().first() {
+        Some(b'a') => Some((ClientIp::behind_any_peer_dangerous(), Trusted::Anybody)),
+        Some(b'h') => {
+            let digits = how[1..].trim_end_matches(|c: char| !c.is_ascii_digit());
+            let hops: u8 = digits.parse().ok()?;
+            let client = ClientIp::try_hops(hops);
+            assert_eq!(client.is_ok(), (1..=32).contains(&hops));
+            Some((client.ok()?, Trusted::Hops(hops.into())))
+        }
+        _ => {
+            let read: Option<Vec<_>> = networks.iter().map(|text| Network::read(text)).collect();
+            assert_eq!(AccessList::networks(networks).is_ok(), read.is_some(), "{networks:?}");
+            let read = read.filter(|read| !read.iter().any(Network::holds_all));
+            let client = ClientIp::behind(networks);
+            assert_eq!(client.is_ok(), read.is_some(), "{networks:?}");
+            Some((client.ok()?, Trusted::Networks(read?)))
+        }
+    }
+}
+
+fn expected(
+    trusted: &Trusted,
+    source: Source,
+    peer: Option<IpAddr>,
+    lines: &[&[u8]],
+) -> Result<IpAddr, Unknown> {
+    let told = addresses(source, lines);
+    let peer = peer.map(|peer| peer.to_canonical()).ok_or(Unknown::Peer);
+    match trusted {
+        Trusted::Networks(networks) => {
+            let mut client = peer?;
+            for address in told {
+                if !networks.iter().any(|network| network.holds(client)) {
+                    break;
+                }
+                client = address.ok_or(Unknown::Unreadable)?;
+            }
+            Ok(client)
+        }
+        Trusted::Hops(hops) => {
+            let hops = if source == Source::Single { 1 } else { *hops };
+            let nearer = told.iter().take(hops).position(Option::is_none);
+            match (nearer, told.get(hops - 1)) {
+                (Some(_), _) => Err(Unknown::Unreadable),
+                (None, Some(Some(client))) => Ok(*client),
+                (None, _) => Err(Unknown::Missing),
+            }
+        }
+        Trusted::Anybody => match told.iter().position(Option::is_none) {
+            Some(_) => Err(Unknown::Unreadable),
+            None => told.last().copied().flatten().map_or(peer, Ok),
+        },
+    }
+}

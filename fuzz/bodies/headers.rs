@@ -1,0 +1,68 @@
+//! Decisions as header fields: valid ones, which read back as the decision's numbers.
+
+use std::{convert::Infallible, future::ready};
+
+use futures::executor::block_on;
+use http::{HeaderValue, Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sluice::{
+    Decision, EXPOSED_HEADERS, Headers, Key, Limiter, Quota, RateLimitLayer, Rule, RuleName, Units,
+    key::Everyone, testing::FakeClock,
+};
+
+use super::{fields::Told, input::Input};
+
+const FAMILIES: [Headers; 6] = [
+    Headers::Draft11,
+    Headers::Draft07,
+    Headers::Draft06,
+    Headers::XRateLimit,
+    Headers::XRateLimitDelta,
+    Headers::None,
+];
+/// What names are made of here: they are kept for good, so there must be few of them.
+const LETTERS: &[u8] = b"ab\\\" ;=,~\x7f";
+const QUOTA_NAMES: [Option<&str>; 5] = [None, None, Some("a"), Some("\\\"; r=0"), Some("~")];
+
+/// The family, a field of the handler's own, and up to three rules.
+pub(crate) fn check(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let family = input.one_of(&FAMILIES);
+    let field = &EXPOSED_HEADERS[usize::from(input.byte()) % EXPOSED_HEADERS.len()];
+    let Ok(value) = HeaderValue::from_bytes(input.line()) else { return };
+    let store = FakeClock::new().store(64);
+    let mut rules = Vec::new();
+    for _ in 0..=input.byte() % 3 {
+        let Some((name, quotas)) = rule(&mut input) else { return };
+        let owed = i64::try_from(input.number()).unwrap_or(i64::MAX);
+        Limiter::named(name, store.clone()).settle(Key::everyone(), &quotas, -owed).now();
+        let cost = u32::try_from(input.number()).unwrap_or(1);
+        rules.push(Rule::named(name, Everyone, quotas).cost(Units::from_fn(move |_| cost)));
+    }
+    let Ok(layer) = RateLimitLayer::try_rules(rules, store) else { return };
+    let layer = layer.headers(family).expose_decision();
+    let handler = service_fn(|_: Request<()>| {
+        let mut response = Response::new(String::new());
+        response.headers_mut().append(field, value.clone());
+        ready(Ok::<_, Infallible>(response))
+    });
+    let answered = block_on(layer.layer(handler).oneshot(Request::new(())));
+    let (parts, _) = answered.expect("infallible").into_parts();
+    let decision = parts.extensions.get::<Decision>().expect("exposed");
+    let there = decision.is_allowed().then_some((field, &value));
+    Told { headers: &parts.headers, decision, there }.check(family);
+}
+
+/// A name, and one or two quotas: a line of text each, what is soft of it and what it is called.
+fn rule(input: &mut Input<'_>) -> Option<(RuleName, Vec<Quota>)> {
+    let name: Vec<_> = (0..input.byte() % 6).map(|_| input.one_of(LETTERS)).collect();
+    let name = RuleName::new(str::from_utf8(&name).ok()?).ok()?;
+    let mut quotas = Vec::new();
+    for _ in 0..=input.byte() % 2 {
+        let quota: Quota = input.text().parse().ok()?;
+        let soft = u32::try_from(input.number()).unwrap_or(0);
+        let quota = quota.try_soft(soft).unwrap_or(quota);
+        quotas.push(input.one_of(&QUOTA_NAMES).map_or(quota, |name| quota.named(name)));
+    }
+    Some((name, quotas))
+}

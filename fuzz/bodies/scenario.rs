@@ -1,0 +1,20 @@
+//! Scenario files: whatever stands in one, it is played or refused, and the same twice.
+
+use futures::executor::block_on;
+use tower_sluice::testing::{Case, Local, play};
+
+/// Any text.
+pub(crate) fn check(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let cases = match Case::read(&text) {
+        Ok(cases) => cases,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    for case in cases {
+        let played = || match block_on(play(&mut Local::default(), &case)) {
+            Ok(played) => format!("{played:?}"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(played(), played(), "{}", case.name());
+    }
+}
