@@ -115,7 +115,7 @@ where
         let ticket = Ticket {
             charges: keep.then(|| Box::new(charges.into())),
             template,
-            spared: false,
+            spared: None,
             started,
         };
         Asked::Answered(answer, ticket)
@@ -189,8 +189,9 @@ impl<K, S: Store, R> Gate<K, S, R> {
         }
         let mut rest = Rest::default();
         if let Some(after) = &settings.after {
-            let charged =
-                decision.is_allowed() && !ticket.spared && decision.source() != Source::FailedOpen;
+            let charged = decision.is_allowed()
+                && ticket.spared.is_none()
+                && decision.source() != Source::FailedOpen;
             let reservation = after.reserve(ticket.charges, decision.clone(), charged);
             parts.extensions.insert(reservation.clone());
             rest.reserved = Some((reservation, after.classify.clone()));
@@ -199,7 +200,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
             parts.extensions.insert(decision.clone());
             rest.exposed = Some(decision);
         }
-        rest.in_flight = settings.elastic.as_ref().and_then(Elastic::enter);
+        rest.in_flight = ticket.spared.or_else(|| settings.elastic.as_ref().map(Elastic::enter));
         Pass { lines, rest: Some(Box::new(rest)) }
     }
 
@@ -228,12 +229,14 @@ impl<K, S: Store, R> Gate<K, S, R> {
         R: Reject<B>,
     {
         let retry_after = decision.retry_after();
-        let room = || self.settings.elastic.as_ref().is_some_and(Elastic::has_room);
+        let room = || self.settings.elastic.as_ref().and_then(Elastic::try_enter);
         if self.settings.report_only {
             return Verdict::Pass(self.pass(decision, ticket, parts));
         }
-        if decision.may_pass_beyond() && room() {
-            let ticket = Ticket { spared: true, ..ticket };
+        if decision.may_pass_beyond()
+            && let Some(in_flight) = room()
+        {
+            let ticket = Ticket { spared: Some(in_flight), ..ticket };
             return Verdict::Pass(self.pass(decision.passed(), ticket, parts));
         }
         Verdict::Refuse(self.refuse(&decision, retry_after, &ticket, parts))

@@ -74,18 +74,20 @@ impl Elastic {
         Self(Signal::InFlight { most, now: Arc::default() })
     }
 
-    pub(crate) fn has_room(&self) -> bool {
+    /// Lets one more in if there is room, and takes its place there: those who ask at one moment
+    /// see one another.
+    pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
-            Signal::When(room) => room(),
-            Signal::InFlight { most, now } => now.load(Acquire) < *most,
+            Signal::When(room) => room().then_some(InFlight(None)),
+            Signal::InFlight { most, now } => Counted::try_new(now, *most).map(InFlight::from),
         }
     }
 
-    /// Counts a request until the guard is dropped.
-    pub(crate) fn enter(&self) -> Option<Counted> {
+    /// One more, whether or not there is room.
+    pub(crate) fn enter(&self) -> InFlight {
         match &self.0 {
-            Signal::When(_) => None,
-            Signal::InFlight { now, .. } => Some(Counted::new(now)),
+            Signal::When(_) => InFlight(None),
+            Signal::InFlight { now, .. } => Counted::new(now).into(),
         }
     }
 }
@@ -98,6 +100,18 @@ impl fmt::Debug for Elastic {
                 write!(f, "Elastic({} of {most} in flight)", now.load(Acquire))
             }
         }
+    }
+}
+
+/// A request behind a layer that is elastic, counted where its room is a number of them.
+#[derive(Debug)]
+pub(crate) struct InFlight(
+    #[expect(dead_code, reason = "counts until it is dropped")] Option<Counted>,
+);
+
+impl From<Counted> for InFlight {
+    fn from(counted: Counted) -> Self {
+        Self(Some(counted))
     }
 }
 

@@ -7,7 +7,7 @@ use http::Response;
 use crate::{
     decision::Decision,
     headers::{Lines, Template},
-    load::Counted,
+    load::{Counted, InFlight},
     observe::Started,
     settings::Classify,
     settle::Reservation,
@@ -20,8 +20,8 @@ pub(crate) struct Ticket {
     pub(crate) charges: Option<Box<OwnedCharges>>,
     /// Where quotas were chosen for this request.
     pub(crate) template: Option<Arc<Template>>,
-    /// Whether it passes without a charge.
-    pub(crate) spared: bool,
+    /// Where it passes without a charge, because there is room.
+    pub(crate) spared: Option<InFlight>,
     pub(crate) started: Started,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Pass {
 pub(crate) struct Rest {
     pub(crate) exposed: Option<Decision>,
     pub(crate) reserved: Option<(Reservation, Option<Classify>)>,
-    pub(crate) in_flight: Option<Counted>,
+    pub(crate) in_flight: Option<InFlight>,
 }
 
 impl fmt::Debug for Rest {

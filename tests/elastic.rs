@@ -5,10 +5,11 @@ mod support;
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     task::Poll,
+    thread,
 };
 
 use http::{Request, Response, StatusCode};
@@ -204,6 +205,33 @@ async fn a_saturated_service_is_protected_and_an_idle_one_is_not() {
     saturates(&accounts, accounts.clone()).await;
     let accounts = store();
     saturates(&accounts, Gated::open(accounts.clone())).await;
+}
+
+/// Each asks before any other has its answer: of so many at one moment, four see room.
+#[test]
+fn threads_at_one_moment_pass_no_more_than_there_is_room_for() {
+    const THREADS: usize = 8;
+    let (accounts, elastic) = (store(), Elastic::in_flight(4));
+    limiter("api", accounts.clone()).take(Key::everyone(), &TWO, 2).now();
+    let service =
+        layer(accounts).elastic(elastic.clone()).layer(held(&Arc::new(Semaphore::new(0))));
+    let (start, asked, rounds) = (Barrier::new(THREADS), Barrier::new(THREADS), 0..2_000);
+    let passed = AtomicUsize::new(0);
+    let ask = |round: usize| {
+        start.wait();
+        let mut running = task::spawn(service.clone().oneshot(get("/")));
+        if running.poll().is_pending() {
+            passed.fetch_add(1, SeqCst);
+        }
+        asked.wait();
+        assert_eq!(passed.load(SeqCst), 4 * (round + 1));
+        // nobody leaves before all have counted
+        start.wait();
+    };
+    thread::scope(|scope| {
+        (0..THREADS).for_each(|_| drop(scope.spawn(|| rounds.clone().for_each(ask))));
+    });
+    assert_eq!(format!("{elastic:?}"), "Elastic(0 of 4 in flight)");
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::windows::Place;
 use crate::{
-    algorithm::{Ask, Step},
-    decision::{Decision, Outcome},
+    algorithm::{self, Ask, State, Step},
+    decision::{Decision, Numbers, Outcome},
     name::RuleName,
     quota::Quota,
     store::Charge,
@@ -38,6 +38,11 @@ impl<'a> Account<'a> {
     /// The same without queueing.
     pub(super) fn hurried(&self) -> Self {
         Self { ask: Ask { max_wait: 0, ..self.ask }, ..*self }
+    }
+
+    /// What an account in this state shows.
+    pub(super) fn numbers(&self, state: Option<&State>, now: u64) -> Numbers {
+        algorithm::look(state, self.quota, now, self.ask).numbers
     }
 
     /// Whether a decision with such a step may pass.

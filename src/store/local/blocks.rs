@@ -1,14 +1,12 @@
 //! Keys that an operator refuses for a while: records of their own, beside the accounts.
 
-use std::sync::{
-    OnceLock,
-    atomic::{
-        AtomicU64,
+use super::{
+    slots::Slots,
+    sync::{
+        AtomicU64, OnceLock,
         Ordering::{Acquire, Release},
     },
 };
-
-use super::slots::Slots;
 
 /// Made with the first block; most stores never have one.
 #[derive(Debug, Default)]
@@ -43,8 +41,7 @@ impl Blocks {
 
     /// For how long `id` is blocked yet.
     pub(super) fn left(&self, id: u64, now: u64) -> u64 {
-        let until =
-            self.records.get().and_then(|records| records.update(id, |until| (None, until)));
+        let until = self.records.get().and_then(|records| records.look(id, |until| until));
         until.map_or(0, |until| until.saturating_sub(now))
     }
 }

@@ -79,14 +79,18 @@ impl Instants {
         said
     }
 
-    /// [`Slots::lower`].
+    /// Lowers an account by `step`, with the instant at which it counts: for steps that give
+    /// something back, which those who share an account have no claim to. Where there is no slot,
+    /// shows that account to `read`.
     pub(super) fn lower<R>(
         &self,
-        id: u64,
+        at: Place<'_>,
         now: u64,
         step: impl Fn(u64, u64) -> (Option<u64>, R),
-    ) -> Result<R, u64> {
-        self.slots.lower(id, now, step)
+        read: impl FnOnce(u64, u64) -> R,
+    ) -> R {
+        let lowered = self.slots.lower(at.id, now, step);
+        lowered.unwrap_or_else(|floor| read(self.shared(at, floor), floor))
     }
 
     /// Lowers an account by `step`, or what newcomers share where it has no slot.

@@ -154,13 +154,12 @@ impl Ledger {
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
         self.each(charge, |account, now| {
-            match Gcra::counting(account.quota) {
-                Some(_) => {
-                    let _ = self.instants.lower(account.id, now, |_, floor| (Some(floor), ()));
-                }
-                None => drop(self.windows.lower(account.at(), |state| *state = None)),
-            }
-            self.look(account, now).numbers
+            let Some(gcra) = Gcra::counting(account.quota) else {
+                return self.windows.end(account.at(), now, |state| account.numbers(state, now));
+            };
+            let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
+            let cold = |_, floor| (Some(floor), show(floor, floor));
+            self.instants.lower(account.at(), now, cold, show)
         })
     }
 
@@ -257,16 +256,15 @@ impl Ledger {
             }
             Some(gcra) => {
                 let back = |stored, floor| gcra.settle(stored, floor, units);
-                let settled = self.instants.lower(account.id, now, back);
-                settled.unwrap_or_else(|_| self.look(account, now).numbers)
+                let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
+                self.instants.lower(account.at(), now, back, show)
             }
             None => {
                 let settle = |state: &mut _| algorithm::settle(state, quota, now, units);
                 if units < 0 {
                     return self.windows.update(account.at(), now, settle, |_| true);
                 }
-                let settled = self.windows.lower(account.at(), settle);
-                settled.unwrap_or_else(|| self.look(account, now).numbers)
+                self.windows.lower(account.at(), now, settle, |state| account.numbers(state, now))
             }
         }
     }
@@ -282,7 +280,7 @@ impl Ledger {
             }
             None => {
                 let back = |state: &mut _| algorithm::give_back(state, quota, now, taken, ask.cost);
-                self.windows.lower(account.at(), back);
+                self.windows.lower(account.at(), now, back, |_| ());
             }
         }
     }

@@ -8,6 +8,7 @@ mod instants;
 mod ledger;
 mod overflow;
 mod slots;
+mod sync;
 mod windows;
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};

@@ -8,17 +8,13 @@
 //! Groups are many, because one set without room costs the newcomers of its whole group: at its
 //! capacity a table has some such sets (four in a thousand) while it is half empty.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
-        },
-    },
-};
+use std::collections::HashMap;
 
+use super::sync::{
+    AtomicU64, Mutex, MutexGuard,
+    Ordering::{Acquire, Relaxed, Release},
+    PoisonError,
+};
 use crate::name::RuleName;
 
 const SHARDS: usize = 16;

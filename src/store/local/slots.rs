@@ -18,15 +18,12 @@
 //! - An instant never returns to a value it had before a claim: claims take slots whose instant is
 //!   strictly past, and nothing lowers an instant below the set's latest claim.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{
-        AtomicU64,
-        Ordering::{AcqRel, Acquire, Release},
-    },
+use super::sync::{
+    AtomicU64, Mutex, MutexGuard,
+    Ordering::{AcqRel, Acquire, Release},
+    PoisonError, WAYS,
 };
 
-const WAYS: usize = 16;
 /// No account yet: a search stops here, since claims take the first free slot on its way.
 const EMPTY: u64 = 0;
 /// Between two owners.
@@ -69,6 +66,11 @@ impl Set {
             }
         }
         None
+    }
+
+    /// Whether an account that was not found may be there all the same.
+    fn may_hide(&self, id: u64) -> bool {
+        self.0.iter().any(|slot| [id, HIDDEN].contains(&slot.fingerprint.load(Acquire)))
     }
 }
 
@@ -130,12 +132,17 @@ impl Slots {
         }
     }
 
-    /// [`update`](Slots::update) for looks: where nothing is found it searches once more while nobody
-    /// claims, because a claimer may have hidden an account that it will put back.
+    /// [`update`](Slots::update) for looks: where nothing is found but a claimer is at work, which may
+    /// have hidden an account that it will put back, it searches once more when that is done.
     pub(super) fn look<R>(&self, id: u64, read: impl Fn(u64) -> R) -> Option<R> {
+        let id = id.max(HIDDEN + 1);
         let look = |stored| (None, read(stored));
         self.update(id, look).or_else(|| {
-            let _no_claim = self.lock(self.set_of(id.max(HIDDEN + 1)));
+            let set = self.set_of(id);
+            if !self.sets[set].may_hide(id) {
+                return None;
+            }
+            let _no_claim = self.lock(set);
             self.update(id, look)
         })
     }

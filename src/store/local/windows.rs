@@ -77,18 +77,36 @@ impl Windows {
     }
 
     /// Runs `step` on an account that has an entry: for steps that give something back, which those
-    /// who share an account have no claim to.
+    /// who share an account have no claim to. Where there is no entry, shows that one to `read`.
     pub(super) fn lower<R>(
         &self,
         at: Place<'_>,
+        now: u64,
         step: impl FnOnce(&mut Option<State>) -> R,
-    ) -> Option<R> {
-        let mut set = lock(self.set(at.id).1);
-        let found = set.iter().position(|entry| entry.id == at.id)?;
+        read: impl FnOnce(Option<&State>) -> R,
+    ) -> R {
+        let (number, set) = self.set(at.id);
+        let mut set = lock(set);
+        let Some(found) = set.iter().position(|entry| entry.id == at.id) else {
+            return read(self.overflow.get(at.address(number), now).as_ref());
+        };
         let mut account = Some(set.swap_remove(found).state);
         let said = step(&mut account);
         set.extend(account.map(|state| at.entry(state)));
-        Some(said)
+        said
+    }
+
+    /// Ends the account, and shows to `read` what there is without it.
+    pub(super) fn end<R>(
+        &self,
+        at: Place<'_>,
+        now: u64,
+        read: impl FnOnce(Option<&State>) -> R,
+    ) -> R {
+        let (number, set) = self.set(at.id);
+        let mut set = lock(set);
+        set.retain(|entry| entry.id != at.id);
+        read(self.overflow.get(at.address(number), now).as_ref())
     }
 
     /// Runs `step` on the account, which is opened where the step leaves one; `opens` says of a

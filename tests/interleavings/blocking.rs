@@ -1,0 +1,50 @@
+//! Records of blocked keys, which are slots too.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::{
+    blocks::Blocks,
+    every_order, orders,
+    sync::is_thread,
+    table::{ALICE, BOB, LONG, OTHER},
+};
+
+const ROOM: usize = 1;
+
+/// Bob's block claims the slot of Alice's, which has ended, just when hers begins again.
+#[test]
+fn whoever_is_blocked_again_stays_blocked() {
+    orders(3, || {
+        let blocks = Arc::new(Blocks::default());
+        assert!(blocks.set(ALICE, 1, 10, ROOM) && blocks.set(OTHER, 1, LONG, ROOM));
+        let shared = blocks.clone();
+        let bob = thread::spawn(move || {
+            is_thread(1);
+            shared.set(BOB, 20, 60, ROOM)
+        });
+        let alice = blocks.set(ALICE, 20, 50, ROOM);
+        assert_eq!(blocks.left(ALICE, 20), if alice { 30 } else { 0 });
+        let bob = bob.join().expect("no panic");
+        assert_eq!(blocks.left(BOB, 20), if bob { 40 } else { 0 });
+        assert!(alice != bob, "there is room for one");
+        assert!(blocks.any(LONG - 1), "the longest block is the last to be looked for");
+    });
+}
+
+#[test]
+fn a_block_and_its_end_have_an_order() {
+    every_order(|| {
+        let blocks = Arc::new(Blocks::default());
+        assert!(blocks.set(ALICE, 1, 30, ROOM));
+        let shared = blocks.clone();
+        let ended = thread::spawn(move || {
+            is_thread(1);
+            shared.end(ALICE, 20);
+        });
+        assert!(blocks.set(ALICE, 20, 50, ROOM));
+        ended.join().expect("no panic");
+        assert!([0, 30].contains(&blocks.left(ALICE, 20)));
+    });
+}

@@ -1,0 +1,122 @@
+//! Refunds and resets: each has its place in an order with charges, and none helps a stale one.
+
+use super::{
+    every_order, orders,
+    table::{
+        ALICE, BOB,
+        Charged::{Own, Shared},
+        LONG, OTHER, T, Table,
+    },
+};
+
+/// Alice's charge has read the instant of her slot when Bob claims the slot; were his account lowered
+/// to that same instant, her swap would succeed on it.
+#[test]
+fn a_lowered_instant_never_makes_a_stale_swap_succeed() {
+    orders(3, || {
+        let claim_and_lower = |table: &Table| {
+            let said = table.take(BOB, 20);
+            table.lower(BOB, 12, 12);
+            said
+        };
+        let (table, alice, bob) = Table::new(3, &[(ALICE, 12), (OTHER, LONG)])
+            .both(|table| table.take(ALICE, 5), claim_and_lower);
+        let accounts = (table.look(ALICE), table.look(BOB));
+        match (alice, bob) {
+            (Some(Own(22)), Some(Shared(30))) => assert_eq!(accounts, (Some(22), None)),
+            (Some(Shared(30)), Some(Own(30))) => assert_eq!(accounts, (None, Some(20))),
+            said => panic!("{said:?}, {accounts:?}"),
+        }
+    });
+}
+
+/// The same, were a slot claimed at the very instant at which it may be forgotten.
+#[test]
+fn no_slot_is_claimed_that_could_be_lowered_to_what_it_was() {
+    every_order(|| {
+        let claim_and_lower = |table: &Table| {
+            let said = table.take(BOB, 20);
+            table.lower(BOB, 20, 20);
+            said
+        };
+        let (table, alice, bob) = Table::new(3, &[(ALICE, 20), (OTHER, LONG)])
+            .both(|table| table.take(ALICE, 5), claim_and_lower);
+        assert_eq!((alice, bob), (Some(Own(30)), Some(Shared(30))));
+        assert_eq!((table.look(ALICE), table.look(BOB)), (Some(30), None));
+    });
+}
+
+/// Alice's account is forgotten and opened anew while a refund of before is on its way.
+#[test]
+fn nothing_is_lowered_below_a_claim() {
+    every_order(|| {
+        let claim_twice = |table: &Table| (table.take(BOB, 20), table.take(ALICE, 20));
+        let (table, (), said) =
+            Table::new(1, &[(ALICE, 15)]).both(|table| table.lower(ALICE, 12, 12), claim_twice);
+        assert_eq!(said, (Some(Own(20 + T)), Some(Own(20 + T))));
+        let alice = table.look(ALICE).expect("an account");
+        assert!(alice == 20 || alice == 20 + T, "{alice}");
+    });
+}
+
+#[test]
+fn a_refund_and_a_charge_both_count() {
+    every_order(|| {
+        let (table, (), said) = Table::new(5, &[(ALICE, 40)])
+            .both(|table| table.refund(ALICE, 20), |table| table.take(ALICE, 20));
+        assert!(said == Some(Own(40)) || said == Some(Own(40 + T)), "{said:?}");
+        assert_eq!(table.look(ALICE), Some(40));
+    });
+}
+
+#[test]
+fn two_refunds_both_count() {
+    every_order(|| {
+        let refund = |table: &Table| table.refund(ALICE, 20);
+        let (table, (), ()) = Table::new(5, &[(ALICE, 45)]).both(refund, refund);
+        assert_eq!(table.look(ALICE), Some(45 - 2 * T));
+    });
+}
+
+#[test]
+fn a_reset_and_a_charge_have_an_order() {
+    every_order(|| {
+        let (table, (), said) = Table::new(5, &[(ALICE, 40)])
+            .both(|table| table.lower(ALICE, 20, 0), |table| table.take(ALICE, 20));
+        match (said, table.look(ALICE)) {
+            (Some(Own(50)), Some(20)) | (Some(Own(30)), Some(30)) => {}
+            seen => panic!("{seen:?}"),
+        }
+    });
+}
+
+/// Bob's claim finds Alice's account full again, and a refund of hers comes meanwhile.
+#[test]
+fn a_refund_that_races_a_claim_reaches_nobody_else() {
+    every_order(|| {
+        let (table, (), bob) = Table::new(5, &[(ALICE, 15), (OTHER, LONG)])
+            .both(|table| table.refund(ALICE, 12), |table| table.take(BOB, 20));
+        assert_eq!((bob, table.look(BOB), table.look(ALICE)), (Some(Own(30)), Some(30), None));
+    });
+}
+
+#[test]
+fn a_refund_a_charge_and_a_claim_have_an_order() {
+    orders(2, || {
+        let (table, (), (alice, bob)) = Table::new(5, &[(ALICE, 25), (OTHER, LONG)]).all(
+            |table| table.refund(ALICE, 20),
+            |table| table.take(ALICE, 20),
+            |table| table.take(BOB, 22),
+        );
+        let accounts = (table.look(ALICE), table.look(BOB), table.look_shared(22));
+        let seen = (alice, bob, accounts);
+        let expected = [
+            // refund, charge; charge, refund
+            (Some(Own(30)), Some(Shared(32)), (Some(30), None, 32)),
+            (Some(Own(35)), Some(Shared(32)), (Some(25), None, 32)),
+            // Bob between the refund and the charge
+            (Some(Shared(32)), Some(Own(32)), (None, Some(32), 32)),
+        ];
+        assert!(expected.contains(&seen), "{seen:?}");
+    });
+}

@@ -1,0 +1,73 @@
+//! Newcomers without a slot share an account, and whoever gets a slot later takes its debt along.
+
+use super::{
+    every_order,
+    table::{
+        ALICE, BOB, CAROL,
+        Charged::{Own, Shared},
+        LONG, OTHER, T, Table,
+    },
+};
+
+#[test]
+fn newcomers_without_room_are_held_to_one_quota_together() {
+    every_order(|| {
+        let (table, bob, carol) = Table::new(1, &[(ALICE, LONG), (OTHER, LONG)])
+            .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 20));
+        let first = (Some(Shared(20 + T)), None);
+        assert!((bob, carol) == first || (carol, bob) == first, "{bob:?}, {carol:?}");
+        assert_eq!(table.look_shared(20), 20 + T);
+    });
+}
+
+/// Their sets are not locked against each other.
+#[test]
+fn newcomers_of_two_sets_leave_the_later_debt_to_be_seen() {
+    every_order(|| {
+        let (table, one, other) =
+            Table::new(2, &[]).both(|table| table.share(20), |table| table.share(20));
+        let first = (Some(Shared(20 + T)), Some(Shared(20 + 2 * T)));
+        assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
+        assert_eq!(table.look_shared(20 + T + 1), 20 + 2 * T);
+    });
+}
+
+/// Bob finds no room; when Carol comes there is some.
+#[test]
+fn a_newcomer_takes_shared_debt_into_its_slot() {
+    every_order(|| {
+        let (_, bob, carol) = Table::new(2, &[(ALICE, 25), (OTHER, LONG)])
+            .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 26));
+        match (bob, carol) {
+            (Some(Shared(30)), Some(Own(40))) | (Some(Shared(36)), Some(Own(36))) => {}
+            said => panic!("{said:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_shared_account_counts_a_refund_and_a_charge() {
+    every_order(|| {
+        let table = Table::new(5, &[(ALICE, LONG), (OTHER, LONG)]);
+        assert_eq!(table.take(BOB, 20), Some(Shared(30)));
+        let (table, (), carol) =
+            table.both(|table| table.refund(BOB, 20), |table| table.take(CAROL, 20));
+        assert!(carol == Some(Shared(30)) || carol == Some(Shared(40)), "{carol:?}");
+        assert_eq!(table.look_shared(20), 30);
+    });
+}
+
+/// Whoever has heard of a shared charge sees it, though the map is not looked into without need.
+#[test]
+fn a_shared_charge_is_seen_by_whoever_was_told() {
+    every_order(|| {
+        let charge_and_look = |table: &Table| (table.take(BOB, 20), table.look_shared(20));
+        let (_, (said, seen), other) = Table::new(5, &[(ALICE, LONG), (OTHER, LONG)])
+            .both(charge_and_look, |table| table.take(CAROL, 20));
+        match (said, other) {
+            (Some(Shared(30)), Some(Shared(40))) => assert!(seen == 30 || seen == 40, "{seen}"),
+            (Some(Shared(40)), Some(Shared(30))) => assert_eq!(seen, 40),
+            said => panic!("{said:?}"),
+        }
+    });
+}
