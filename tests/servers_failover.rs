@@ -86,9 +86,10 @@ async fn sentinels_promote_the_replica_of_a_killed_master() {
         assert_eq!(sentinels.master().await, 1, "{flavour:?}");
         assert_eq!(sentinels.servers()[1].command::<u32>("INCR a").await, 2);
 
+        let name: String = Sentinels::NAME.into();
         let mut client = sentinel::SentinelClient::build(
             sentinels.urls(),
-            Sentinels::NAME,
+            name,
             None,
             sentinel::SentinelServerType::Master,
         )
