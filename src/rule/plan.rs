@@ -61,6 +61,10 @@ impl From<Vec<Quota>> for Quotas {
 /// server runs refills anybody. Plans of one rule should share their periods; quotas of different
 /// scale belong in rules of different names.
 ///
+/// Let a client not choose between plans request by request: an account ends where it is full under
+/// the plan of the moment, and with it, by a [token bucket](crate::Algorithm::TokenBucket), what it
+/// owes under a larger one.
+///
 /// ```
 /// use tower_sluice::{Plan, Quota, Rule, key::Header};
 ///
