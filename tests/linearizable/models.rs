@@ -46,6 +46,8 @@ impl Model for Gcra {
                 let late = before - i128::from(units) * self.interval;
                 *full = late.min(now + 2 * capacity).max(before);
             }
+            // what is full stays as it is, for those too who read the time earlier
+            Call::Settle(_) | Call::GiveBack { .. } | Call::Reset if *full <= now => {}
             Call::Settle(units) => *full = (before - i128::from(units) * self.interval).max(now),
             Call::GiveBack { units, receipt } => {
                 let worth = i128::from(units) * self.interval;

@@ -158,7 +158,7 @@ impl Ledger {
                 return self.windows.end(account.at(), now, |state| account.numbers(state, now));
             };
             let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
-            let cold = |_, floor| (Some(floor), show(floor, floor));
+            let cold = |stored, floor| ((stored > floor).then_some(floor), show(floor, floor));
             self.instants.lower(account.at(), now, cold, show)
         })
     }
