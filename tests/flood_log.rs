@@ -20,7 +20,7 @@ fn flood(store: &LocalStore, quota: Quota, keys: std::ops::Range<u32>) {
 /// One test, since what another thread does first decides whether this one's lines are caught.
 #[test]
 fn a_crowd_is_one_line_until_it_has_gone() {
-    let (log, _guard) = Log::start();
+    let (log, _guard) = Log::start(tracing::Level::INFO);
     slots(&log);
     windows(&log);
     charges_after_the_fact(&log);

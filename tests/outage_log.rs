@@ -17,7 +17,7 @@ const HOURLY: Quota = Quota::per_hour(100);
 /// One test, since what another thread does first decides whether this one's lines are caught.
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_two_lines_without_a_key() {
-    let (log, _guard) = Log::start();
+    let (log, _guard) = Log::start(tracing::Level::INFO);
     breaker(&log).await;
     fallback(&log).await;
 }

@@ -70,7 +70,7 @@ async fn addresses_have_accounts_of_their_own() {
 #[tokio::test]
 async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
     const FIX: &str = "into_make_service_with_connect_info::<SocketAddr>()";
-    let (log, _guard) = Log::start();
+    let (log, _guard) = Log::start(tracing::Level::INFO);
 
     let rule = Rule::new("ip", PeerIp::new().or(Everyone), Quota::per_hour(1));
     let layer = RateLimitLayer::rules(rule.missing(Missing::Skip), LocalStore::with_capacity(16));

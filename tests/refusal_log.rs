@@ -1,13 +1,12 @@
 //! A flood that is refused fills no log, and no line names a key.
 
+#[path = "support/log.rs"]
+mod log;
 mod support;
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::net::SocketAddr;
 
+use log::Log;
 use support::{Strict, ask, with};
 use tower::Layer;
 use tower_sluice::{
@@ -18,30 +17,11 @@ use tower_sluice::{
 const QUOTA: Quota = Quota::per_day(3);
 const ATTACKER: &str = "203.0.113.9";
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("a log").write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Whatever the reason is. The only test here, since what another thread does first decides whether
 /// this one's lines are caught.
 #[tokio::test]
 async fn a_thousand_refusals_are_no_line_above_debug_and_none_names_a_key() {
-    let log = Log::default();
-    let writer = log.clone();
-    let lines = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_max_level(tracing::Level::TRACE)
-        .with_writer(move || writer.clone());
-    let _guard = tracing::subscriber::set_default(lines.finish());
+    let (log, _guard) = Log::start(tracing::Level::TRACE);
     tracing::info!("the log is read");
 
     let client = ClientIp::behind(["10.0.0.0/8"]).expect("a network");
@@ -71,9 +51,10 @@ async fn a_thousand_refusals_are_no_line_above_debug_and_none_names_a_key() {
             assert_eq!(ask(&mut service, request()).await.status(), status);
         }
     }
-    let log = String::from_utf8(log.0.lock().expect("a log").clone()).expect("text");
-    let (debug, above): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains(" DEBUG "));
+    let lines = log.read();
+    let (debug, above): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" DEBUG "));
     assert!(matches!(above[..], [line] if line.ends_with("the log is read")), "{above:?}");
     assert_eq!(debug.len(), 250, "one for each that a quota refused");
+    let log = lines.concat();
     assert!(!log.contains("hunter2") && !log.contains(ATTACKER), "{log}");
 }

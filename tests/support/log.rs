@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tracing::subscriber::DefaultGuard;
+use tracing::{Level, subscriber::DefaultGuard};
 
 /// The lines of this thread.
 ///
@@ -14,11 +14,14 @@ use tracing::subscriber::DefaultGuard;
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// A log, kept until the guard is dropped.
-    pub(crate) fn start() -> (Self, DefaultGuard) {
+    /// A log of lines at this level or above it, kept until the guard is dropped.
+    pub(crate) fn start(level: Level) -> (Self, DefaultGuard) {
         let log = Self::default();
         let writer = log.clone();
-        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        let lines = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(level)
+            .with_writer(move || writer.clone());
         (log, tracing::subscriber::set_default(lines.finish()))
     }
 

@@ -90,10 +90,7 @@ impl Windows {
         let Some(found) = set.iter().position(|entry| entry.id == at.id) else {
             return read(self.overflow.get(at.address(number), now).as_ref());
         };
-        let mut account = Some(set.swap_remove(found).state);
-        let said = step(&mut account);
-        set.extend(account.map(|state| at.entry(state)));
-        said
+        change(&mut set, found, at, step)
     }
 
     /// Ends the account, and shows to `read` what there is without it.
@@ -121,10 +118,7 @@ impl Windows {
         let (number, set) = self.set(at.id);
         let mut set = lock(set);
         if let Some(found) = set.iter().position(|entry| entry.id == at.id) {
-            let mut account = Some(set.swap_remove(found).state);
-            let said = step(&mut account);
-            set.extend(account.map(|state| at.entry(state)));
-            return said;
+            return change(&mut set, found, at, step);
         }
         set.retain(|entry| entry.until > now);
         let address = at.address(number);
@@ -164,6 +158,19 @@ impl Place<'_> {
     pub(super) fn address(&self, set: usize) -> Address {
         Address::new(set, self.rule, self.place)
     }
+}
+
+/// Runs `step` on the account at `found`, whose entry goes where the account ends.
+fn change<R>(
+    set: &mut Vec<Entry>,
+    found: usize,
+    at: Place<'_>,
+    step: impl FnOnce(&mut Option<State>) -> R,
+) -> R {
+    let mut account = Some(set.swap_remove(found).state);
+    let said = step(&mut account);
+    set.extend(account.map(|state| at.entry(state)));
+    said
 }
 
 fn lock(set: &Mutex<Vec<Entry>>) -> MutexGuard<'_, Vec<Entry>> {
