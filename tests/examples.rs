@@ -323,6 +323,8 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         assert!(said.contains(wanted), "{wanted:?} is not in {said}");
         assert!(output.stdout.is_empty());
     }
+    let said = end(gateway(&["--store", "redis://me:hunter2@127.0.0.1:99999"]));
+    assert!(!said.status.success() && !text(&said.stderr).contains("hunter2"));
     let mut command = example("gateway");
     command.args(["--addr", "nonsense"]);
     assert!(text(&end(command).stderr).contains("give ip:port, as 127.0.0.1:3000"));

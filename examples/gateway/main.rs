@@ -144,8 +144,9 @@ async fn store(flags: &Flags) -> Result<Arc<DynStore<Infallible>>, String> {
 }
 
 #[cfg(not(feature = "redis"))]
-async fn shared(_: &Flags, url: &str, _: LocalStore) -> Result<Arc<DynStore<Infallible>>, String> {
-    Err(format!("--store {url}: build it with --features redis"))
+async fn shared(_: &Flags, _: &str, _: LocalStore) -> Result<Arc<DynStore<Infallible>>, String> {
+    // the address may have a password in it
+    Err("--store is an address: build with --features redis, or give local".to_owned())
 }
 
 #[cfg(feature = "redis")]
