@@ -157,6 +157,9 @@ mod layer;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+#[cfg(any(doc, doctest))]
+pub mod guide;
+
 pub use crate::{
     access::AccessList,
     deadline::Deadline,

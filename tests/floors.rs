@@ -40,6 +40,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("service", 12),
     ("layer", 13),
     ("testing/*", 13),
+    ("guide/*", 14),
 ];
 
 /// A source file: its module (`store/local/clock`; `""` for the crate's root) and its code.
