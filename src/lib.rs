@@ -59,6 +59,14 @@
 //!
 //! Outside HTTP the same decisions are made by a [`Limiter`].
 //!
+//! # Guide
+//!
+//! The [`guide`] answers questions: [which algorithm, which numbers and where](guide::choosing),
+//! [who pays](guide::keys), [by which plan](guide::plans), [with Redis](guide::redis),
+//! [while it is down](guide::outages), [tested how](guide::testing),
+//! [instead of what is published for Redis](guide::patterns), and
+//! [coming from another limiter](guide::migrating).
+//!
 //! # Beyond refusing
 //!
 //! | to | see |
@@ -118,6 +126,7 @@
 //! | `metrics` | no | counters, histograms and gauges |
 //! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
 
+#![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up; imports point down (`tests/floors.rs`).
@@ -157,7 +166,11 @@ mod layer;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-#[cfg(any(doc, doctest))]
+// Documentation alone; its examples run where all is there that one of them needs.
+#[cfg(any(
+    all(doc, not(doctest)),
+    all(doctest, feature = "axum", feature = "governor", feature = "redis", feature = "testing")
+))]
 pub mod guide;
 
 pub use crate::{

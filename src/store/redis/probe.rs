@@ -142,4 +142,13 @@ mod tests {
         assert_eq!(report("redis_version:7.2.4\r\nmaxmemory_policy:noeviction").warnings, [""; 0]);
         assert_eq!(report("gibberish"), Probe::default());
     }
+
+    #[test]
+    fn the_guide_permits_the_same() {
+        let guide = include_str!("../../guide/redis.md");
+        let guide = guide.split_whitespace().collect::<Vec<_>>().join(" ");
+        for rights in [RIGHTS, CLUSTER_RIGHTS.trim()] {
+            assert!(guide.contains(rights), "src/guide/redis.md does not say {rights}");
+        }
+    }
 }
