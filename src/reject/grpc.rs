@@ -1,5 +1,8 @@
 //! A refusal for a gRPC client: HTTP 200 and a status in the head, "trailers-only".
 //!
+//! The body is the type's default, which has to say that it is at its end: then the head ends the
+//! stream. A frame of no data after it makes some clients lose the status.
+//!
 //! The details are two messages of the error model (`google.rpc.RetryInfo`, `QuotaFailure`),
 //! encoded by hand: sixty bytes do not need a protobuf library.
 

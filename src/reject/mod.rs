@@ -20,6 +20,48 @@
 //!     }));
 //! ```
 
+//! # gRPC
+//!
+//! A request is gRPC by its content type: `application/grpc`, with `+proto`, `+json` or `;…` behind
+//! it. Its refusal is what a handler's own status would be, never a bare 429, which clients take for
+//! `UNAVAILABLE` and retry at once: HTTP 200 and one block of headers that ends the stream, with
+//!
+//! | field | |
+//! |---|---|
+//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a store that failed, 7 for a blocked quota, 3, 13 or 16 for a request without a usable key |
+//! | `grpc-message` | the text that others read |
+//! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait to the millisecond, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that refused |
+//! | `grpc-retry-pushback-ms` | the same wait; -1 says not to retry ([gRFC A6]) |
+//! | `retry-after`, `ratelimit`, … | as for everybody |
+//!
+//! A client obeys the pushback if its service config has a retry policy that names the code; to
+//! others it means nothing:
+//!
+//! ```json
+//! {"methodConfig": [{"name": [{}], "retryPolicy": {
+//!     "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2,
+//!     "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}
+//! ```
+//!
+//! A client of tonic has no such policy: it reads `Status::get_details_retry_info` of `tonic-types`.
+//!
+//! A stream, of either side or both, is charged once, when it opens. What is sent in it is neither
+//! counted nor refused, and a stream that is open stays open: its handler can charge a
+//! [`Limiter`](crate::Limiter) per message. A refused stream ends at once; a client that is still
+//! sending is told to stop (`RST_STREAM` with `NO_ERROR`).
+//!
+//! gRPC-Web is another protocol: put the limiter *inside* the layer that translates it
+//! (`tonic_web::GrpcWebLayer`, the first layer of a server of tonic is the outermost), which then
+//! translates refusals as well. Outside of it a refusal is 429 with text. A browser shows a script
+//! only the fields that the CORS layer exposes: `grpc-status`, `grpc-message` and
+//! `grpc-status-details-bin`, beside [`EXPOSED_HEADERS`](crate::EXPOSED_HEADERS).
+//!
+//! The metadata of a call are header fields, so that [`Header`](crate::key::Header) reads them, and
+//! [`PeerIp`](crate::PeerIp) knows the peer from a server of tonic with the feature `tonic`. With
+//! one store and the same rules gRPC and plain HTTP share their accounts: see the example `grpc`.
+//!
+//! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
+
 mod body;
 mod grpc;
 mod text;
@@ -160,8 +202,9 @@ impl<'a> Rejection<'a> {
 /// The default answer: 429 with text, problem+json or a gRPC status, as the request asks.
 ///
 /// It answers for every body type that has a `Default`. Types it can fill (`String`, `Vec<u8>`,
-/// `Bytes`, `http_body_util::Full<Bytes>` and, with feature `axum`, axum's `Body`) get the text;
-/// others stay empty, with every header in place. For those write a [`reject_fn`].
+/// `Bytes`, `http_body_util::Full<Bytes>` and, with the features `axum` and `tonic`, the `Body` of
+/// each) get the text; others stay empty, with every header in place. For those write a
+/// [`reject_fn`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {

@@ -1,4 +1,4 @@
-//! A gRPC service without generated code, and a client for it.
+//! A gRPC service without generated code, and clients for it.
 
 use std::{
     convert::Infallible,
@@ -11,12 +11,14 @@ use std::{
 use bytes::{Buf, BufMut, Bytes};
 use http::{Request, Response, uri::PathAndQuery};
 use tonic::{
-    Status,
+    Status, Streaming,
     body::Body,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     transport::{Channel, server::TcpIncoming},
 };
 use tower::{Service, service_fn};
+
+pub(crate) const GATHER: &str = "/test.Echo/Gather";
 
 /// Messages as they are.
 #[derive(Clone, Copy)]
@@ -56,7 +58,8 @@ impl Decoder for Raw {
     }
 }
 
-/// A service of one unary method that answers what it is sent.
+/// A service that answers what it is sent; `Gather`, which a client streams to, with how many
+/// messages it was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Echo;
 
@@ -73,7 +76,20 @@ impl Service<Request<Body>> for Echo {
         let echo = service_fn(|request: tonic::Request<Bytes>| {
             ready(Ok::<_, Status>(tonic::Response::new(request.into_inner())))
         });
-        Box::pin(async move { Ok(tonic::server::Grpc::new(Raw).unary(echo, request).await) })
+        let gather = service_fn(async |request: tonic::Request<Streaming<Bytes>>| {
+            let (mut messages, mut count) = (request.into_inner(), 0_u64);
+            while messages.message().await?.is_some() {
+                count += 1;
+            }
+            Ok::<_, Status>(tonic::Response::new(Bytes::from(count.to_string())))
+        });
+        Box::pin(async move {
+            let mut grpc = tonic::server::Grpc::new(Raw);
+            Ok(match request.uri().path() {
+                GATHER => grpc.client_streaming(gather, request).await,
+                _ => grpc.unary(echo, request).await,
+            })
+        })
     }
 }
 
@@ -83,9 +99,13 @@ pub(crate) fn incoming() -> (TcpIncoming, SocketAddr) {
     (incoming, address)
 }
 
-pub(crate) async fn connect(address: SocketAddr) -> tonic::client::Grpc<Channel> {
+pub(crate) async fn channel(address: SocketAddr) -> Channel {
     let channel = Channel::from_shared(format!("http://{address}")).expect("a uri");
-    tonic::client::Grpc::new(channel.connect().await.expect("a connection"))
+    channel.connect().await.expect("a connection")
+}
+
+pub(crate) async fn connect(address: SocketAddr) -> tonic::client::Grpc<Channel> {
+    tonic::client::Grpc::new(channel(address).await)
 }
 
 pub(crate) async fn echo(client: &mut tonic::client::Grpc<Channel>) -> Result<Bytes, Status> {
@@ -93,4 +113,15 @@ pub(crate) async fn echo(client: &mut tonic::client::Grpc<Channel>) -> Result<By
     let path = PathAndQuery::from_static("/test.Echo/Echo");
     let request = tonic::Request::new(Bytes::from_static(b"hello"));
     client.unary(request, path, Raw).await.map(tonic::Response::into_inner)
+}
+
+/// Streams `messages` to a service that counts them.
+pub(crate) async fn gather(
+    client: &mut tonic::client::Grpc<Channel>,
+    messages: impl futures::Stream<Item = Bytes> + Send + 'static,
+) -> Result<Bytes, Status> {
+    client.ready().await.expect("ready");
+    let path = PathAndQuery::from_static(GATHER);
+    let answer = client.client_streaming(tonic::Request::new(messages), path, Raw).await;
+    answer.map(tonic::Response::into_inner)
 }

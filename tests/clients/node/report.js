@@ -1,0 +1,32 @@
+// What the checks share: a line of JSON for each, as tests/clients/main.rs reads them.
+
+import { readFileSync } from 'node:fs';
+
+export const server = process.env.SERVER;
+
+export function version(name) {
+  return JSON.parse(readFileSync(`node_modules/${name}/package.json`, 'utf8')).version;
+}
+
+/** Does `act`, which says what happened, and whether that is what was expected. */
+export async function check(client, expected, act) {
+  const name = client.split(':')[0];
+  let row;
+  try {
+    row = await act();
+  } catch (error) {
+    row = { happened: String(error), ok: false };
+  }
+  console.log(JSON.stringify({ client, version: version(name), expected, ...row }));
+}
+
+/** Makes `client` wait for the time of `n` calls, and forgets what it did. */
+export async function exhaust(client, n) {
+  const answer = await fetch(`${server}/exhaust/${client}/${n}`, { method: 'POST' });
+  if (!answer.ok) throw new Error(`exhaust: ${answer.status}`);
+}
+
+/** What the server saw of `client`. */
+export async function seen(client) {
+  return (await fetch(`${server}/seen/${client}`)).json();
+}

@@ -1,0 +1,44 @@
+"""What the checks share: a line of JSON for each, as tests/clients/main.rs reads them."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from threading import Lock
+
+import urllib3
+
+server = os.environ["SERVER"]
+# without retries of its own
+plain = urllib3.PoolManager(retries=False)
+one_line = Lock()
+
+
+def check(client, expected, act):
+    """Does `act`, which gives what happened, and whether that is what was expected."""
+    try:
+        happened, ok = act()
+    except Exception as error:
+        happened, ok = repr(error), False
+    row = {"client": client, "version": version(client.split(":")[0])}
+    row |= {"expected": expected, "happened": happened, "ok": ok}
+    with one_line:
+        print(json.dumps(row), flush=True)
+
+
+def all_at_once(act, argument_lists):
+    """Calls `act` with each list of arguments, and fails if one fails."""
+    with ThreadPoolExecutor(len(argument_lists)) as pool:
+        for done in [pool.submit(act, *arguments) for arguments in argument_lists]:
+            done.result()
+
+
+def exhaust(client, n):
+    """Makes `client` wait for the time of `n` calls, and forgets what it did."""
+    answer = plain.request("POST", f"{server}/exhaust/{client}/{n}")
+    assert answer.status == 200, answer.status
+
+
+def seen(client):
+    """What the server saw of `client`."""
+    return plain.request("GET", f"{server}/seen/{client}").json()

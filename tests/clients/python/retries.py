@@ -1,0 +1,34 @@
+"""Clients of HTTP that retry by themselves: they wait as they are told, and the first retry passes.
+Their settings are the usual ones."""
+
+import httpx
+import urllib3
+from httpx_retries import RetryTransport
+
+from report import all_at_once, check, exhaust, seen, server
+
+URL = f"{server}/"
+by_httpx = httpx.Client(transport=RetryTransport())
+clients = {
+    "urllib3": lambda headers: urllib3.request("GET", URL, headers=headers).status,
+    "httpx-retries": lambda headers: by_httpx.get(URL, headers=headers).status_code,
+}
+
+
+def obeys(client, get):
+    exhaust(client, 4)
+    status = get({"x-client": client})
+    calls = seen(client)
+    gap = (calls[-1]["asked"] - calls[0]["answered"]) / 1000
+    told = calls[0]["retry_after"]
+    statuses = [call["status"] for call in calls]
+    waited = told >= 1 and told - 0.01 <= gap < told + 2
+    ok = status == 200 and statuses == [429, 200] and waited
+    return f"{', '.join(map(str, statuses))}; told {told:g} s, waited {gap:.2f} s", ok
+
+
+def asks(client, get):
+    check(client, "429, waits as told, 200", lambda: obeys(client, get))
+
+
+all_at_once(asks, list(clients.items()))

@@ -1,0 +1,123 @@
+//! The server that the clients call.
+//!
+//! | path | |
+//! |---|---|
+//! | `GET /` | limited by `x-client`, which has to wait a second per request |
+//! | `/grpc.health.v1.Health/…`, `/test.Echo/…` | limited by `x-client`, which has to wait 1.5 s per call |
+//! | `POST /exhaust/{client}/{n}` | it has to wait `n` times as long, 9 at most; what was seen of it is forgotten |
+//! | `GET /seen/{client}` | its calls, as JSON |
+//! | `GET /corpus`, `/corpus/{n}` | what is to be read in answers of ours, and those answers |
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{Path, Request, State},
+    middleware::from_fn_with_state,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use http::{StatusCode, request::Parts};
+use tokio::net::TcpListener;
+use tonic::service::Routes;
+use tower::ServiceExt as _;
+use tower_sluice::{
+    Key, KeyError, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule, RuleName, Units,
+};
+
+use crate::{
+    corpus::{Case, corpus},
+    seen::{CLIENT, Seen, note},
+    support::echo::Echo,
+};
+
+/// A call with this field costs more than its quota ever has.
+const COSTLY: &str = "x-costly";
+
+#[derive(Clone)]
+struct Server {
+    store: LocalStore,
+    seen: Seen,
+    corpus: Arc<Vec<Case>>,
+}
+
+/// What a client may do at once, so that it can owe as much again.
+const BURST: u32 = 8;
+
+fn quotas() -> [(RuleName, Quota); 2] {
+    [("http", 1_000), ("rpc", 1_500)].map(|(name, millis)| {
+        let quota = Quota::new(1, Duration::from_millis(millis)).expect("a quota");
+        (RuleName::new(name).expect("a name"), quota.burst(BURST))
+    })
+}
+
+/// Whoever does not say who he is, is told so in words that have to be escaped in gRPC.
+#[derive(Clone, Copy, Debug)]
+struct Client;
+
+impl KeyExtractor for Client {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        let name = parts.headers.get(CLIENT);
+        name.map(|name| Some(name.into())).ok_or_else(|| KeyError::missing("caf\u{e9} 100%"))
+    }
+}
+
+/// Serves on any port of the loopback interface from now on.
+pub(crate) async fn start() -> SocketAddr {
+    let server = Server {
+        store: LocalStore::with_capacity(1_024),
+        seen: Seen::new(),
+        corpus: Arc::new(corpus().await),
+    };
+    let cost =
+        || Units::from_fn(|parts| if parts.headers.contains_key(COSTLY) { BURST + 1 } else { 1 });
+    let [http, rpc] = quotas().map(|(name, quota)| {
+        RateLimitLayer::rules(Rule::named(name, Client, quota).cost(cost()), server.store.clone())
+    });
+    let echo = Echo.map_request(|request: Request| request.map(tonic::body::Body::new));
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    let app = Routes::new(health)
+        .into_axum_router()
+        .route_service("/test.Echo/{method}", echo)
+        .layer(rpc)
+        .merge(Router::new().route("/", get(async || "served\n")).layer(http))
+        .layer(from_fn_with_state(server.seen.clone(), note))
+        .merge(apart(server));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async { axum::serve(listener, app).await });
+    address
+}
+
+/// What is neither limited nor noted.
+fn apart(server: Server) -> Router {
+    Router::new()
+        .route("/exhaust/{client}/{n}", post(exhaust))
+        .route("/seen/{client}", get(seen))
+        .route("/corpus", get(index))
+        .route("/corpus/{n}", get(answer))
+        .with_state(server)
+}
+
+async fn exhaust(State(server): State<Server>, Path((client, n)): Path<(String, u32)>) {
+    for (name, quota) in quotas() {
+        let limiter = Limiter::named(name, server.store.clone());
+        limiter.reset(client.as_str(), &quota).now();
+        limiter.settle(client.as_str(), &quota, -i64::from(BURST - 1 + n)).now();
+    }
+    server.seen.forget(&client);
+}
+
+async fn seen(State(server): State<Server>, Path(client): Path<String>) -> impl IntoResponse {
+    Json(server.seen.of(&client))
+}
+
+async fn index(State(server): State<Server>) -> Response {
+    Json(&*server.corpus).into_response()
+}
+
+async fn answer(State(server): State<Server>, Path(n): Path<usize>) -> Response {
+    let Some(case) = server.corpus.get(n) else { return StatusCode::NOT_FOUND.into_response() };
+    let status = StatusCode::from_u16(case.status).expect("a status");
+    (status, case.headers.clone()).into_response()
+}

@@ -1,0 +1,120 @@
+//! gRPC and plain HTTP on one port, charged to one account.
+
+#[path = "support/programs.rs"]
+mod programs;
+mod support;
+
+use std::net::SocketAddr;
+
+use axum::{Router, routing::get};
+use programs::{ANY_PORT, Answer, Server, example};
+use support::echo::{channel, incoming};
+use tonic::{Code, Request, Status, service::Routes, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_types::StatusExt as _;
+use tower_sluice::{LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, key::Header};
+
+/// A client of both protocols; metadata of a call are header fields.
+struct Client {
+    address: SocketAddr,
+    rpc: HealthClient<Channel>,
+}
+
+impl Client {
+    async fn of(address: SocketAddr) -> Self {
+        Self { address, rpc: HealthClient::new(channel(address).await) }
+    }
+
+    async fn http(&self, key: &'static str) -> Answer {
+        let address = self.address;
+        let more = if key.is_empty() { String::new() } else { format!("x-api-key: {key}\r\n") };
+        let asking = move || {
+            let stream = std::net::TcpStream::connect(address).expect("connects");
+            programs::ask(stream, "/", &more)
+        };
+        tokio::task::spawn_blocking(asking).await.expect("an answer")
+    }
+
+    async fn rpc(&mut self, key: &'static str) -> Result<(), Status> {
+        let mut request = Request::new(HealthCheckRequest { service: String::new() });
+        if !key.is_empty() {
+            request.metadata_mut().insert("x-api-key", key.parse().expect("text"));
+        }
+        self.rpc.check(request).await.map(drop)
+    }
+
+    async fn assert_refused(&mut self, key: &'static str, quota: &str) {
+        let status = self.rpc(key).await.expect_err("refused");
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+        let failure = status.get_details_quota_failure().expect("QuotaFailure");
+        assert_eq!(failure.violations[0].subject, format!("policy:{quota}"));
+        let told = status.get_details_retry_info().and_then(|info| info.retry_delay);
+        let answer = self.http(key).await;
+        assert_eq!(answer.status, 429, "{answer:?}");
+        let wait: u64 = answer.header("retry-after").expect("a wait").parse().expect("seconds");
+        assert_eq!(answer.body, format!("Quota exhausted; retry in {wait} s."));
+        // the plain request came later
+        assert!(wait <= told.expect("a delay").as_secs() + 1, "{wait} s after {told:?}");
+    }
+}
+
+/// A key has 3 calls and a peer 10, as in the example.
+async fn one_account_is_charged_by_both(address: SocketAddr) {
+    let mut client = Client::of(address).await;
+    for _ in 0..3 {
+        assert_eq!(client.http("alice").await.status, 200);
+    }
+    client.assert_refused("alice", "key").await;
+    for _ in 0..3 {
+        client.rpc("bob").await.expect("admitted");
+    }
+    client.assert_refused("bob", "key").await;
+    // refusals cost nothing, so that the peer has four left
+    for _ in 0..2 {
+        assert_eq!(client.http("").await.status, 200);
+        client.rpc("").await.expect("admitted");
+    }
+    client.assert_refused("", "peer").await;
+    client.assert_refused("carol", "peer").await;
+    another_peer_is_admitted(address).await;
+}
+
+/// Linux gives every address of 127.0.0.0/8 to the loopback interface.
+async fn another_peer_is_admitted(address: SocketAddr) {
+    if cfg!(target_os = "linux") {
+        let other = Channel::from_shared(format!("http://{address}")).expect("a uri");
+        let other = other.local_address(Some([127, 0, 0, 2].into()));
+        let channel = other.connect().await.expect("a connection");
+        let mut client = Client { address, rpc: HealthClient::new(channel) };
+        client.rpc("").await.expect("admitted");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_is_tonic_in_axum() {
+    let mut command = example("grpc");
+    command.env("ADDR", ANY_PORT);
+    let server = Server::start(command);
+    for part in ["curl -i", "--http2-prior-knowledge"] {
+        assert!(server.line_with(part).contains(&format!("http://{}/", server.address)));
+    }
+    one_account_is_charged_by_both(server.address).await;
+}
+
+/// Nothing of axum tells the peer here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_tonic_has_plain_routes_too() {
+    let key = Rule::new("key", Header::new("x-api-key"), Quota::per_hour(3)).missing(Missing::Skip);
+    let rules = (Rule::new("peer", PeerIp::new(), Quota::per_hour(10)), key);
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    let router = Router::new().route("/", get(async || "hello"));
+    let routes = Routes::from(router).add_service(health);
+    let (incoming, address) = incoming();
+    let server = tonic::transport::Server::builder()
+        .accept_http1(true)
+        .layer(RateLimitLayer::rules(rules, LocalStore::with_capacity(64)))
+        .add_routes(routes)
+        .serve_with_incoming(incoming);
+    tokio::spawn(server);
+    one_account_is_charged_by_both(address).await;
+}

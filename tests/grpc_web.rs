@@ -1,0 +1,68 @@
+//! Refusals for browsers: the limiter stands inside the layer that translates gRPC-web.
+
+mod support;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use support::{
+    echo::{Echo, incoming},
+    header, owing, quota,
+};
+use tonic::{Status, transport::Server};
+use tonic_types::StatusExt as _;
+use tonic_web::GrpcWebLayer;
+
+/// What a browser's call over HTTP/1.1 is answered to.
+async fn call(address: std::net::SocketAddr, content_type: &str) -> (StatusCode, HeaderMap, Bytes) {
+    let request = Request::post(format!("http://{address}/test.Echo/Echo"))
+        .header("content-type", content_type)
+        .header("x-grpc-web", "1")
+        .body(Full::new(Bytes::from_static(&[0; 5])))
+        .expect("a request");
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let (head, body) = client.request(request).await.expect("an answer").into_parts();
+    (head.status, head.headers, body.collect().await.expect("a body").to_bytes())
+}
+
+#[tokio::test]
+async fn inside_the_translation_a_refusal_reaches_the_browser() {
+    let (incoming, address) = incoming();
+    // the first layer is the outermost
+    let server = Server::builder()
+        .accept_http1(true)
+        .layer(GrpcWebLayer::new())
+        .layer(owing(&[quota("2/h")], 1))
+        .serve_with_incoming(Echo, incoming);
+    tokio::spawn(server);
+    let kind = "application/grpc-web+proto";
+    let (status, headers, body) = call(address, kind).await;
+    assert_eq!((status, header(&headers, "content-type")), (StatusCode::OK, kind));
+    assert!(body.ends_with(b"grpc-status:0\r\n"), "{body:?}");
+
+    let (status, headers, _) = call(address, kind).await;
+    assert_eq!((status, header(&headers, "content-type")), (StatusCode::OK, kind));
+    let told = Status::from_header_map(&headers).expect("a status");
+    assert_eq!(told.message(), "Quota exhausted; retry in 1800 s.");
+    assert!(told.get_details_retry_info().is_some() && told.get_details_quota_failure().is_some());
+    for (field, value) in
+        [("grpc-status", "8"), ("retry-after", "1800"), ("grpc-retry-pushback-ms", "1800000")]
+    {
+        assert_eq!(header(&headers, field), value);
+    }
+}
+
+#[tokio::test]
+async fn outside_of_it_a_refusal_is_429() {
+    let (incoming, address) = incoming();
+    let server = Server::builder()
+        .accept_http1(true)
+        .layer(owing(&[quota("1/h")], 1))
+        .layer(GrpcWebLayer::new())
+        .serve_with_incoming(Echo, incoming);
+    tokio::spawn(server);
+    let (status, headers, body) = call(address, "application/grpc-web+proto").await;
+    assert_eq!((status, header(&headers, "grpc-status")), (StatusCode::TOO_MANY_REQUESTS, ""));
+    assert_eq!(body, "Quota exhausted; retry in 3600 s.");
+}
