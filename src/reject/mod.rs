@@ -19,7 +19,7 @@
 //!         response
 //!     }));
 //! ```
-
+//!
 //! # gRPC
 //!
 //! A request is gRPC by its content type: `application/grpc`, with `+proto`, `+json` or `;…` behind
