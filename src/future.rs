@@ -17,6 +17,7 @@ use crate::{
     gate::{Gate, Verdict},
     pass::{Pass, Place, Ticket},
     reject::Reject,
+    rule::Rules,
     store::{CannotFail, Store},
 };
 
@@ -116,6 +117,7 @@ where
 impl<I, K, S, R, B, C> Future for ResponseFuture<I, K, S, R, B>
 where
     I: Service<Request<B>, Response = Response<C>> + Clone,
+    K: Rules,
     S: Store<Error: CannotFail>,
     R: Reject<C>,
 {
@@ -146,6 +148,7 @@ where
 
 impl<I, K, S, R, B> Asking<I, K, S, R, B>
 where
+    K: Rules,
     S: Store<Error: CannotFail>,
 {
     /// The decision turned into the next state. A refusal drops the inner service, and with it the
@@ -183,7 +186,13 @@ where
         let sleep = tokio::time::sleep(place.wait());
         Box::pin(Self { sleep, waiting: Some((waiting, place)) })
     }
+}
 
+impl<I, K, S, R, B> Delayed<I, K, S, R, B>
+where
+    K: Rules,
+    S: Store,
+{
     /// Runs the request once its place has come up and the service is ready for it. Dropped
     /// before, it gives its place back.
     fn poll_place<A>(

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{Method, Response, StatusCode, header::ACCESS_CONTROL_REQUEST_METHOD, request::Parts};
+use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
@@ -11,8 +11,8 @@ use crate::{
     key::KeyError,
     load::{Counted, Elastic, Event},
     observe::{Started, unidentified},
-    pass::{Pass, Place, Rest, Ticket},
-    reject::{Reject, Rejection},
+    pass::{Pass, Place, Rest, Ticket, Who},
+    reject::{Again, Reject, Rejection},
     rule::{Aside, Rules},
     settings::Settings,
     store::{Answer, CannotFail, Charge, Store},
@@ -65,7 +65,7 @@ where
 
     #[inline]
     fn charge(&self, parts: &Parts) -> Result<Asked<S::Future>, KeyError> {
-        if self.passes(parts)? {
+        if self.settings.passes(parts)?.is_some() {
             return Ok(Asked::Unlimited);
         }
         let mut asked = Asked::Unlimited;
@@ -100,7 +100,10 @@ where
             && self.settings.is_plain()
         {
             self.settings.meter.answered(decision, started);
-            self.settings.meter.passed(decision);
+            self.settings.meter.passed(decision, |rule| {
+                let charge = charges.iter().find(|charge| charge.rule() == rule)?;
+                Some(charge.key().fingerprint(self.settings.secret.as_ref()?))
+            });
             let silent = self.settings.only_denied;
             let template = template.as_ref().unwrap_or(&self.template);
             let lines = if silent { None } else { template.read(decision) };
@@ -117,6 +120,7 @@ where
             template,
             spared: None,
             started,
+            who: Who::of(charges, self.settings.secret.as_ref()),
         };
         Asked::Answered(answer, ticket)
     }
@@ -128,23 +132,13 @@ where
             parts.extensions.insert(after.reserve(None, Decision::allow(), false));
         }
     }
-
-    fn passes(&self, parts: &Parts) -> Result<bool, KeyError> {
-        let settings = &self.settings;
-        if settings.switch.as_ref().is_some_and(|switch| !switch.is_on())
-            || (!settings.preflights && is_preflight(parts))
-            || settings.allow.iter().any(|list| list.holds(parts))
-        {
-            return Ok(true);
-        }
-        if settings.deny.iter().any(|list| list.holds(parts)) {
-            return Err(KeyError::refused(StatusCode::FORBIDDEN, "not admitted"));
-        }
-        Ok(false)
-    }
 }
 
-impl<K, S: Store, R> Gate<K, S, R> {
+impl<K: Rules, S: Store, R> Gate<K, S, R> {
+    fn again(&self) -> Again<'_> {
+        Again { rules: &*self.rules, secret: self.settings.secret.as_ref() }
+    }
+
     /// Lets the request pass or wait, or says what to answer instead.
     #[inline]
     pub(crate) fn conclude<B>(
@@ -182,7 +176,7 @@ impl<K, S: Store, R> Gate<K, S, R> {
         let silent = settings.only_denied || !decision.is_allowed();
         let template = ticket.template.as_ref().unwrap_or(&self.template);
         let lines = if silent { None } else { template.read(&decision) };
-        settings.meter.passed(&decision);
+        settings.meter.passed(&decision, |rule| ticket.who.under(rule));
         settings.count_passed(&decision);
         if settings.is_plain() {
             return Pass { lines, rest: None };
@@ -253,10 +247,10 @@ impl<K, S: Store, R> Gate<K, S, R> {
         R: Reject<B>,
     {
         self.settings.count(Event::Denied);
-        self.settings.meter.refused(decision);
+        self.settings.meter.refused(decision, |rule| ticket.who.under(rule));
         let template = ticket.template.as_ref().unwrap_or(&self.template);
         let retry_after = retry_after.map(|wait| self.settings.jittered(wait));
-        let why = Rejection::denied(decision, retry_after, template);
+        let why = Rejection::denied(decision, retry_after, template, self.again());
         let mut response = self.reject.reject(&why, parts);
         if let Some(wait) = retry_after {
             write_retry_after(response.headers_mut(), wait);
@@ -280,13 +274,8 @@ impl<K, S: Store, R> Gate<K, S, R> {
         if error.is_no_peer() {
             log_no_peer(error);
         }
-        self.reject.reject(&Rejection::unkeyed(error, &self.template), parts)
+        self.reject.reject(&Rejection::unkeyed(error, &self.template, self.again()), parts)
     }
-}
-
-/// A browser shows a refused preflight as an opaque failure of CORS.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Once a minute: a line per request would amplify a flood.

@@ -2,14 +2,17 @@
 
 use std::{fmt, sync::Arc};
 
-use http::response;
+use http::{request::Parts, response};
 use tower::Layer;
 
 use crate::{
     access::AccessList,
+    decision::Decision,
+    explain::{self, Explanation},
+    fingerprint::Secret,
     gate::Gate,
     headers::{Headers, Item, Template},
-    key::{KeyExtractor, PeerIp},
+    key::{KeyError, KeyExtractor, PeerIp},
     load::{Counters, Elastic, Switch},
     name::RuleName,
     quota::Quota,
@@ -18,7 +21,7 @@ use crate::{
     service::RateLimit,
     settings::{After, Settings},
     settle::Settle,
-    store::{CannotFail, LocalStore, Store},
+    store::{CannotFail, LocalStore, OwnedCharges, Store},
 };
 
 /// Limits the services it is laid around.
@@ -172,6 +175,26 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
+    /// Tells in the span field and the debug line `ratelimit.key` (feature `tracing`), and in
+    /// [explanations](RateLimitLayer::explain), whose account decided: by a
+    /// [fingerprint](crate::Fingerprint) of its key, never by the key. Nothing stands there unless
+    /// asked for.
+    ///
+    /// ```
+    /// use tower_sluice::{Key, Quota, RateLimitLayer, Secret};
+    ///
+    /// let secret = Secret::new("correct horse battery staple")?; // from configuration
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).fingerprint(secret);
+    ///
+    /// // "who is 3f…?": the fingerprint of whom you suspect
+    /// let suspected = Key::from(std::net::Ipv4Addr::new(203, 0, 113, 9)).fingerprint(&secret);
+    /// # Ok::<(), tower_sluice::SecretError>(())
+    /// ```
+    pub fn fingerprint(mut self, secret: impl Into<Secret>) -> Self {
+        self.settings.secret = Some(secret.into());
+        self
+    }
+
     /// From so many percent of a limit used a request that passes is counted in
     /// `ratelimit.near_limit` (feature `metrics`); 80 unless set.
     ///
@@ -266,6 +289,79 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         let Self { rules, store, items, dynamic, headers, settings, .. } = self;
         let reject = Arc::new(reject);
         RateLimitLayer { rules, store, reject, items, dynamic, headers, settings }
+    }
+}
+
+impl<K, S, R> RateLimitLayer<K, S, R>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Explains what the layer would answer to the request with this head, now, and charges nothing
+    /// for it: for support, and for pages that operators look at.
+    ///
+    /// What a store cannot say without charging, as a governor limiter, it says instead.
+    ///
+    /// ```
+    /// # tokio_test::block_on(async {
+    /// use http::Request;
+    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Header};
+    ///
+    /// let quota = Quota::per_minute(5);
+    /// let layer = RateLimitLayer::new(Header::new("x-api-key"), quota, LocalStore::new());
+    ///
+    /// let (head, ()) = Request::get("/").header("x-api-key", "alice").body(()).unwrap().into_parts();
+    /// let would = layer.explain(&head).await;
+    /// assert!(would.is_allowed());
+    /// assert!(would.to_string().contains("(5/min, gcra), Key(..): cost 1, 5 left"));
+    /// # });
+    /// ```
+    pub async fn explain(&self, parts: &Parts) -> Explanation {
+        let Settings { report_only, elastic, secret, .. } = &self.settings;
+        let explanation = match self.charged(parts) {
+            Ok(Ok(charges)) => self.look(charges).await,
+            Ok(Err(why)) => return Explanation::free(why),
+            Err(error) => Explanation::unkeyed(error).looked(),
+        };
+        let refused = !explanation.is_allowed();
+        let beyond = explanation.decision().is_some_and(Decision::may_pass_beyond);
+        let room = || elastic.as_ref().and_then(Elastic::try_enter).is_some();
+        let explanation = explanation.told_by(secret.as_ref());
+        if refused && *report_only {
+            explanation.passes("the layer only reports")
+        } else if refused && beyond && room() {
+            explanation.passes("the layer is elastic, and there is room")
+        } else {
+            explanation
+        }
+    }
+
+    /// Explains a decision of this layer about the request with this head, such as a handler finds
+    /// in the [extensions](RateLimitLayer::expose_decision): the rules are asked again for quotas,
+    /// costs and keys, and no store is.
+    pub fn explain_decision(&self, decision: &Decision, parts: &Parts) -> Explanation {
+        decision.explain().rules(&*self.rules, parts).told_by(self.settings.secret.as_ref())
+    }
+
+    /// What a request is charged, or why nothing limits it.
+    fn charged(&self, parts: &Parts) -> Result<Result<OwnedCharges, &'static str>, KeyError> {
+        if let Some(why) = self.settings.passes(parts)? {
+            return Ok(Err(why));
+        }
+        let charges = explain::charged(&*self.rules, parts)?;
+        Ok(charges.ok_or("no rule charges it"))
+    }
+
+    async fn look(&self, charges: OwnedCharges) -> Explanation {
+        let hurry = self.settings.report_only || self.settings.is_crowded();
+        let charges = if hurry { charges.hurried() } else { charges };
+        match Explanation::check(&*self.store, &charges) {
+            Ok(()) => {
+                let looked = Explanation::look_at(&*self.store, &charges).await;
+                looked.unwrap_or_else(CannotFail::absurd)
+            }
+            Err(why) => Explanation::unsaid(why),
+        }
     }
 }
 

@@ -107,9 +107,15 @@
 //! Of a refused request the rules that refused it are counted. A decision that names no rule, as by
 //! a store that failed open, counts for every rule of the layer.
 //!
+//! Descriptions and units are registered with a layer's first decision.
+//!
 //! With the feature `tracing`: of the current span the fields `ratelimit.result`, `.policy`,
 //! `.store`, `.remaining` and `.retry_after_ms`, where it declares `ratelimit.result`; a line at
-//! debug for each refusal; at warn what a store or a breaker turned to, once. The key is nowhere.
+//! debug for each refusal; at warn what a store or a breaker turned to, once. The key is nowhere; a
+//! [`Fingerprint`] of it is in the field `ratelimit.key` of both where a layer is
+//! [asked to](RateLimitLayer::fingerprint).
+//!
+//! Why a request was refused, or would be, with the arithmetic of every quota: [`explain`].
 //!
 //! # Features
 //!
@@ -130,6 +136,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up; imports point down (`tests/floors.rs`).
+mod fingerprint;
 mod name;
 
 mod decision;
@@ -145,6 +152,7 @@ mod deadline;
 mod rule;
 
 mod access;
+pub mod explain;
 mod headers;
 pub mod identify;
 mod limiter;
@@ -177,6 +185,8 @@ pub use crate::{
     access::AccessList,
     deadline::Deadline,
     decision::{Decision, Outcome, Source},
+    explain::Explanation,
+    fingerprint::{Fingerprint, Secret, SecretError},
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, Headers},
     identify::IdentifyLayer,

@@ -4,6 +4,7 @@ use std::{error::Error, fmt, time::Duration};
 
 use crate::{
     decision::Decision,
+    explain::Explanation,
     key::Key,
     name::RuleName,
     quota::Quota,
@@ -75,6 +76,35 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
     ) -> Answer<S::Future> {
         self.take(key, quotas, 0)
+    }
+
+    /// Explains what [`take`](Limiter::take) would say, with nothing taken: see
+    /// [`Explanation::look`].
+    ///
+    /// ```
+    /// # tokio_test::block_on(async {
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
+    /// let would = limiter.explain("alice", &quota, 1).await?;
+    /// assert!(would.is_allowed());
+    /// print!("{would}");
+    /// # Ok::<(), std::convert::Infallible>(())
+    /// # });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the store could not decide.
+    pub async fn explain(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+    ) -> Result<Explanation, S::Error> {
+        let key = key.into();
+        let charge = Charge::new(self.name, &key, quotas.as_ref()).cost(cost);
+        Explanation::look(&self.store, &[charge]).await
     }
 
     /// Gives `units` back to every quota, or, below 0, charges them late

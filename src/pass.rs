@@ -3,15 +3,18 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::Response;
+use smallvec::SmallVec;
 
 use crate::{
     decision::Decision,
+    fingerprint::{Fingerprint, Secret},
     headers::{Lines, Template},
     load::{Counted, InFlight},
+    name::RuleName,
     observe::Started,
     settings::Classify,
     settle::Reservation,
-    store::{OwnedCharges, Store},
+    store::{Charge, OwnedCharges, Store},
 };
 
 /// What is kept of the charges; nothing in the plain case.
@@ -23,6 +26,26 @@ pub(crate) struct Ticket {
     /// Where it passes without a charge, because there is room.
     pub(crate) spared: Option<InFlight>,
     pub(crate) started: Started,
+    pub(crate) who: Who,
+}
+
+/// What stands for the keys of the charges, where the layer tells it.
+#[derive(Debug, Default)]
+pub(crate) struct Who(Option<Box<SmallVec<[(RuleName, Fingerprint); 2]>>>);
+
+impl Who {
+    pub(crate) fn of(charges: &[Charge<'_>], secret: Option<&Secret>) -> Self {
+        let name = |secret| {
+            let known = charges.iter().map(|it| (it.rule(), it.key().fingerprint(secret)));
+            Box::new(known.collect())
+        };
+        Self(secret.map(name))
+    }
+
+    pub(crate) fn under(&self, rule: RuleName) -> Option<Fingerprint> {
+        let known = self.0.as_ref()?.iter().find(|(known, _)| *known == rule)?;
+        Some(known.1)
+    }
 }
 
 /// What an admitted request carries to its response.

@@ -10,11 +10,13 @@ use std::{
     time::Duration,
 };
 
-use http::response;
+use http::{Method, StatusCode, header::ACCESS_CONTROL_REQUEST_METHOD, request::Parts, response};
 
 use crate::{
     access::AccessList,
     decision::Decision,
+    fingerprint::Secret,
+    key::KeyError,
     load::{Counters, Elastic, Event, Switch},
     name::RuleName,
     observe::Meter,
@@ -40,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<After>,
     pub(crate) meter: Meter,
+    /// Tells keys by fingerprints of it.
+    pub(crate) secret: Option<Secret>,
 }
 
 /// How charges are settled after the response.
@@ -83,6 +87,24 @@ impl Settings {
     pub(crate) fn is_plain(&self) -> bool {
         let Self { expose, after, elastic, counters, .. } = self;
         !expose && after.is_none() && elastic.is_none() && counters.is_none()
+    }
+
+    /// Why a request passes before any rule is asked, where one does.
+    #[inline]
+    pub(crate) fn passes(&self, parts: &Parts) -> Result<Option<&'static str>, KeyError> {
+        if self.switch.as_ref().is_some_and(|switch| !switch.is_on()) {
+            return Ok(Some("the layer is switched off"));
+        }
+        if !self.preflights && is_preflight(parts) {
+            return Ok(Some("it is a CORS preflight"));
+        }
+        if self.allow.iter().any(|list| list.holds(parts)) {
+            return Ok(Some("it is on a list of those let in"));
+        }
+        if self.deny.iter().any(|list| list.holds(parts)) {
+            return Err(KeyError::refused(StatusCode::FORBIDDEN, "not admitted"));
+        }
+        Ok(None)
     }
 
     /// Counts a request that passes.
@@ -135,6 +157,12 @@ impl Settings {
             counters: None,
             after: None,
             meter: Meter::new(rules),
+            secret: None,
         }
     }
+}
+
+/// A browser shows a refused preflight as an opaque failure of CORS.
+fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }

@@ -1,5 +1,8 @@
 //! The examples as a user runs them: real processes, real sockets, real time.
 
+#[cfg(feature = "metrics")]
+#[path = "support/exposition.rs"]
+mod exposition;
 #[path = "support/programs.rs"]
 mod programs;
 
@@ -139,6 +142,8 @@ fn examples_of_one_question_each_show_the_answer() {
         ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),
         ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
         ("report_only", "would be refused"),
+        ("explain", "would be refused by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
+        ("explain", "\nrefused by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
     ] {
         let said = printed(name);
         assert!(said.contains(lines), "{lines:?} is not in {said}");
@@ -157,6 +162,34 @@ fn prometheus_sees_every_rule() {
         "ratelimit_keys 2",
     ] {
         assert!(said.lines().any(|said| said == line), "{line} is not in {said}");
+    }
+    assert_eq!(exposition::fault(&said), None, "{said}");
+    let described = |name: &&str| said.contains(&format!("# HELP {name} "));
+    let names = ["ratelimit_decisions", "ratelimit_decision_duration", "ratelimit_keys"];
+    assert_eq!(names.iter().find(|name| !described(name)), None, "{said}");
+}
+
+#[cfg(feature = "metrics")]
+#[test]
+fn what_prometheus_does_not_read_is_found() {
+    let good = "# TYPE a counter\na{b=\"c\\\"}\",d=\"e\"} 1\na{b=\"f\"} 2\n\n# TYPE g summary\n\
+                g{quantile=\"0.5\"} 0.1\ng_sum 1\ng_count 1\n";
+    assert_eq!(exposition::fault(good), None);
+    for bad in [
+        "",
+        "# TYPE a counter\n",
+        "# TYPE a counter\na 1",
+        "# TYPE a.b counter\na.b 1\n",
+        "# TYPE a counting\na 1\n",
+        "a 1\n",
+        "# TYPE a counter\na one\n",
+        "# TYPE a counter\na 1\na 1\n",
+        "# TYPE a counter\na{b=c} 1\n",
+        "# TYPE a counter\na{b=\"c} 1\n",
+        "# TYPE a counter\na 1\n# TYPE b counter\nb 1\na{b=\"c\"} 1\n",
+        "# TYPE a counter\n# TYPE a gauge\na 1\n",
+    ] {
+        assert!(exposition::fault(bad).is_some(), "{bad:?} is taken for good");
     }
 }
 

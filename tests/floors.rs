@@ -10,6 +10,7 @@ use std::{
 /// folder, whose files may name each other. Modules of one floor do not know each other.
 const FLOORS: &[(&str, u32)] = &[
     ("name", 0),
+    ("fingerprint", 0),
     ("quota/*", 1),
     ("decision/*", 1),
     ("algorithm/*", 2),
@@ -28,6 +29,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("load", 4),
     ("rule/*", 5),
     ("access", 6),
+    ("explain/*", 6),
     ("settle", 6),
     ("headers", 6),
     ("reject/*", 7),

@@ -105,6 +105,20 @@ fn layer_adds_only_header_fields_to_an_axum_body() {
     layer_adds_only_header_fields::<axum::body::Body>(Quota::per_hour(3));
 }
 
+/// Fingerprints are worked out where a span or a line asks for them, and nobody listens here.
+#[test]
+fn what_is_told_by_fingerprints_costs_nothing_where_nobody_listens() {
+    let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_hour(3), LocalStore::new());
+    let layer = layer.headers(Headers::None).fingerprint(*b"sixteen bytes ..");
+    let mut service = layer.layer(Hello);
+    (0..5).for_each(|_| drop(serve::<_, Full<Bytes>>(&mut service, 0)));
+    let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
+    for _ in 0..3 {
+        let (told, response) = serve::<_, Full<Bytes>>(&mut service, 1);
+        assert_eq!((told, response.status()), (bare, StatusCode::OK));
+    }
+}
+
 #[test]
 fn several_rules_allocate_nothing_either() {
     let rules = (

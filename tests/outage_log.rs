@@ -20,6 +20,39 @@ async fn an_outage_is_two_lines_without_a_key() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     breaker(&log).await;
     fallback(&log).await;
+    let time = Time::default();
+    let shared = Shaky::new(time.store());
+    open_or_closed(&log, &shared, Limiter::new(shared.clone().fail_open()), "without a limit")
+        .await;
+    open_or_closed(&log, &shared, Limiter::new(shared.clone().fail_closed()), "with 503").await;
+}
+
+async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
+    log: &Log,
+    shared: &Shaky,
+    limiter: Limiter<S>,
+    meanwhile: &str,
+) {
+    for mood in [Mood::FailingSoon, Mood::Failing] {
+        advance(secs(1)).await;
+        shared.is(mood);
+        for _ in 0..5 {
+            limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+        }
+        let failed = log.read();
+        let told = format!("{meanwhile}: redis://10.0.0.7 is down");
+        assert!(
+            matches!(&failed[..], [line] if line.contains("WARN") && line.ends_with(&told)),
+            "{failed:?}"
+        );
+        shared.is(Mood::Well);
+        for _ in 0..5 {
+            limiter.take("alice", &HOURLY, 0).await.expect("infallible");
+        }
+        let recovered = log.read();
+        assert!(matches!(&recovered[..], [line] if line.contains("INFO")), "{recovered:?}");
+        assert!(![failed, recovered].concat().concat().contains("alice"));
+    }
 }
 
 async fn breaker(log: &Log) {

@@ -194,6 +194,14 @@ impl Outcome {
         }
     }
 
+    /// How long one unit takes to come back, where units come back one by one.
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        match self.numbers {
+            Numbers::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
+            Numbers::Known { .. } | Numbers::Unknown { .. } => None,
+        }
+    }
+
     /// Says by how many nanoseconds another clock decided on it.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
@@ -211,7 +219,7 @@ impl Outcome {
         !matches!(self.numbers, Numbers::Unknown { .. })
     }
 
-    pub(super) fn set_retry(&mut self, nanos: u64) {
+    pub(crate) fn set_retry(&mut self, nanos: u64) {
         match &mut self.numbers {
             Numbers::Refilling { retry, .. }
             | Numbers::Known { retry, .. }

@@ -10,6 +10,8 @@ use std::{
 
 use http::HeaderValue;
 
+use crate::fingerprint::{Fingerprint, Secret};
+
 const WORDS: usize = 5;
 /// A UUID in text (36) fits.
 const INLINE: usize = WORDS * 8;
@@ -105,6 +107,27 @@ impl Key {
         let mut bytes = vec![self.head.to_le_bytes()[0]];
         self.with_bytes(|content| bytes.extend_from_slice(content));
         bytes
+    }
+
+    /// What stands for the key in logs: the same in every process that has the same secret.
+    ///
+    /// Support looks for a key by its fingerprint. It is that of the key as the extractor makes it:
+    /// [`PeerIp`](crate::PeerIp) makes of an IPv6 address its /64, and of several extractors in a
+    /// tuple comes one key that is [joined](Key::join).
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use tower_sluice::{Key, Secret};
+    ///
+    /// let secret = Secret::from(*b"sixteen bytes ..");
+    /// let who = |address: &str| Key::from(address.parse::<IpAddr>().unwrap()).fingerprint(&secret);
+    /// assert_eq!(who("203.0.113.9").to_string(), "55bbf4838f29aabc");
+    /// assert_eq!(who("2001:db8:0:1::").to_string(), "6999f5de37f3a617");
+    /// ```
+    #[must_use]
+    pub fn fingerprint(&self, secret: &Secret) -> Fingerprint {
+        let kind = [self.head.to_le_bytes()[0]];
+        self.with_bytes(|content| secret.fingerprint(&[&kind, content]))
     }
 
     fn bytes(kind: Kind, content: &[u8]) -> Self {

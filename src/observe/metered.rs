@@ -6,7 +6,10 @@ use std::{
     time::Instant,
 };
 
-use metrics::{Counter, Histogram, counter, gauge, histogram};
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
+};
 
 use super::Verdict;
 use crate::{
@@ -77,7 +80,10 @@ impl Meter {
             Source::Fallback => 5,
             Source::Other(_) => 6,
         };
-        let make = || histogram!("ratelimit.decision.duration", "store" => STORES[store]);
+        let make = || {
+            describe();
+            histogram!("ratelimit.decision.duration", "store" => STORES[store])
+        };
         self.durations[store].get_or_init(make).record(started.elapsed());
     }
 
@@ -116,6 +122,28 @@ impl Meter {
     fn rule(&self, rule: RuleName) -> Option<&Counters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
+}
+
+/// Says what the numbers are, to the recorder that is installed by now: once for each layer and
+/// store, since recorders keep what was said last.
+#[cold]
+fn describe() {
+    let counters = [
+        ("ratelimit.decisions", "Requests decided, each under every rule of it once."),
+        ("ratelimit.near_limit", "Requests that passed close to a limit."),
+        ("ratelimit.unidentified", "Requests refused before a store was asked."),
+        ("ratelimit.store.errors", "Questions a store could not decide."),
+        ("ratelimit.overflows", "Decisions over accounts that newcomers share for want of room."),
+    ];
+    for (name, text) in counters {
+        describe_counter!(name, Unit::Count, text);
+    }
+    let waited = "Time until the store has answered.";
+    describe_histogram!("ratelimit.decision.duration", Unit::Seconds, waited);
+    let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";
+    describe_gauge!("ratelimit.store.circuit", breaker);
+    describe_gauge!("ratelimit.keys", Unit::Count, "Accounts in debt in the embedded store.");
+    describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
 }
 
 /// A request was refused before any store was asked.

@@ -1,5 +1,6 @@
 //! What operators see: numbers for dashboards (feature `metrics`), words for log files and spans
-//! (feature `tracing`). Labels come from closed sets, and never from a key.
+//! (feature `tracing`). Labels come from closed sets, and never from a key: log lines and spans have
+//! at most its fingerprint.
 //!
 //! Without its feature each half is empty and costs nothing.
 
@@ -18,7 +19,11 @@ pub(crate) use self::metered::{
     Meter, Started, circuit, overflowed, set_keys, store_failed, unidentified,
 };
 use self::traced::trace;
-use crate::decision::{Decision, Outcome, Source};
+use crate::{
+    decision::{Decision, Outcome, Source},
+    fingerprint::Fingerprint,
+    name::RuleName,
+};
 
 /// What became of a request under one rule, as `ratelimit.decisions` counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,20 +68,28 @@ impl Verdict {
 
 impl Meter {
     /// Tells that a request passes, though `decision` may have refused it (a layer that only
-    /// reports).
+    /// reports). `who` is asked for what stands for a rule's key.
     #[inline]
-    pub(crate) fn passed(&self, decision: &Decision) {
+    pub(crate) fn passed(
+        &self,
+        decision: &Decision,
+        who: impl Fn(RuleName) -> Option<Fingerprint>,
+    ) {
         let verdict = Verdict::of(decision.source(), true);
-        trace(decision, if decision.is_allowed() { verdict } else { Verdict::ShadowLimited });
+        trace(decision, if decision.is_allowed() { verdict } else { Verdict::ShadowLimited }, who);
         self.each(decision, verdict, |denied| {
             Some(if denied { Verdict::ShadowLimited } else { verdict })
         });
     }
 
     /// Tells that a request is refused: by the rules that denied it, others were not charged.
-    pub(crate) fn refused(&self, decision: &Decision) {
+    pub(crate) fn refused(
+        &self,
+        decision: &Decision,
+        who: impl Fn(RuleName) -> Option<Fingerprint>,
+    ) {
         let verdict = Verdict::of(decision.source(), false);
-        trace(decision, verdict);
+        trace(decision, verdict, who);
         self.each(decision, verdict, |denied| denied.then_some(verdict));
     }
 

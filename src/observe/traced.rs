@@ -1,20 +1,32 @@
 //! Words, by the `tracing` facade.
 
-use tracing::{Level, Span, field::Field, level_filters::LevelFilter};
+use tracing::{
+    Level, Span,
+    field::{Field, display},
+    level_filters::LevelFilter,
+};
 
 use super::Verdict;
-use crate::decision::Decision;
+use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName};
 
 /// Fills the fields `ratelimit.*` that the current span has declared, and says at debug that a
-/// request is refused. A line for each at a higher level would amplify a flood; the key is in none.
+/// request is refused. A line for each at a higher level would amplify a flood; the key is in none,
+/// and what stands for it is worked out only where somebody listens.
 #[inline]
-pub(super) fn trace(decision: &Decision, verdict: Verdict) {
+pub(super) fn trace(
+    decision: &Decision,
+    verdict: Verdict,
+    who: impl Fn(RuleName) -> Option<Fingerprint>,
+) {
     if LevelFilter::current() == LevelFilter::OFF {
         return;
     }
     let span = Span::current();
     if let Some(result) = span.field("ratelimit.result") {
         record(&span, &result, decision, verdict);
+        if let Some(key) = key(decision, &who) {
+            span.record("ratelimit.key", display(key));
+        }
     }
     if !decision.is_allowed() && tracing::enabled!(Level::DEBUG) {
         tracing::debug!(
@@ -22,6 +34,7 @@ pub(super) fn trace(decision: &Decision, verdict: Verdict) {
             result = verdict.as_str(),
             retry_after_ms = retry_after(decision),
             store = decision.source().as_str(),
+            ratelimit.key = key(decision, &who).map(display),
             "refused"
         );
     }
@@ -45,6 +58,11 @@ fn record(span: &Span, result: &Field, decision: &Decision, verdict: Verdict) {
 /// The rule that decided.
 fn policy(decision: &Decision) -> Option<&'static str> {
     decision.binding().map(|outcome| outcome.rule().as_str())
+}
+
+/// Whose account decided.
+fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> Option<Fingerprint> {
+    who(decision.binding()?.rule())
 }
 
 /// Of a refusal, rounded up.

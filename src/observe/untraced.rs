@@ -1,7 +1,7 @@
 //! No words.
 
 use super::Verdict;
-use crate::decision::Decision;
+use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName};
 
 #[inline]
-pub(super) fn trace(_: &Decision, _: Verdict) {}
+pub(super) fn trace(_: &Decision, _: Verdict, _: impl Fn(RuleName) -> Option<Fingerprint>) {}

@@ -73,8 +73,11 @@ use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use crate::{
     decision::{Decision, Source},
+    explain::Explanation,
+    fingerprint::Secret,
     headers::Template,
     key::KeyError,
+    rule::Rules,
 };
 
 /// Answers a refused request.
@@ -113,11 +116,19 @@ impl<F> fmt::Debug for RejectFn<F> {
 }
 
 /// Why a request is refused.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Rejection<'a> {
     why: Why<'a>,
     retry_after: Option<Duration>,
     template: &'a Template,
+    again: Again<'a>,
+}
+
+/// What is asked again for an explanation.
+#[derive(Clone, Copy)]
+pub(crate) struct Again<'a> {
+    pub(crate) rules: &'a dyn Rules,
+    pub(crate) secret: Option<&'a Secret>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -147,12 +158,38 @@ impl<'a> Rejection<'a> {
         decision: &'a Decision,
         retry_after: Option<Duration>,
         template: &'a Template,
+        again: Again<'a>,
     ) -> Self {
-        Self { why: Why::Decision(decision), retry_after, template }
+        Self { why: Why::Decision(decision), retry_after, template, again }
     }
 
-    pub(crate) fn unkeyed(error: &'a KeyError, template: &'a Template) -> Self {
-        Self { why: Why::Key(error), retry_after: None, template }
+    pub(crate) fn unkeyed(error: &'a KeyError, template: &'a Template, again: Again<'a>) -> Self {
+        Self { why: Why::Key(error), retry_after: None, template, again }
+    }
+
+    /// The refusal in words, with its arithmetic, for logs and operators: the rules are asked again
+    /// for quotas, costs and keys, and no store is. The wait is the decision's, without jitter.
+    ///
+    /// ```
+    /// use http::{Response, StatusCode};
+    /// use tower_sluice::{PeerIp, LocalStore, Quota, RateLimitLayer, reject_fn};
+    ///
+    /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), LocalStore::new())
+    ///     .reject(reject_fn(|why, parts| {
+    ///         if parts.headers.contains_key("x-debug") {
+    ///             eprint!("{}", why.explain(parts));
+    ///         }
+    ///         let mut response = Response::new(String::new());
+    ///         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    ///         response
+    ///     }));
+    /// ```
+    pub fn explain(&self, parts: &Parts) -> Explanation {
+        let explanation = match self.why {
+            Why::Decision(decision) => decision.explain().rules(self.again.rules, parts),
+            Why::Key(error) => Explanation::unkeyed(error.clone()),
+        };
+        explanation.told_by(self.again.secret)
     }
 
     /// What kind of refusal this is.
@@ -196,6 +233,16 @@ impl<'a> Rejection<'a> {
         let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
         outcomes.iter().filter(|outcome| outcome.is_denied()).map(|outcome| template.name(outcome))
+    }
+}
+
+impl fmt::Debug for Rejection<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Rejection");
+        debug
+            .field("why", &self.why)
+            .field("retry_after", &self.retry_after)
+            .finish_non_exhaustive()
     }
 }
 

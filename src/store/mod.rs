@@ -229,6 +229,12 @@ impl OwnedCharges {
         let lent: SmallVec<[Charge<'_>; 4]> = self.0.iter().map(OwnedCharge::lend).collect();
         read(&lent)
     }
+
+    /// The same of callers who do not queue.
+    pub(crate) fn hurried(mut self) -> Self {
+        self.0.iter_mut().for_each(|charge| charge.ask.max_wait = 0);
+        self
+    }
 }
 
 impl From<&[Charge<'_>]> for OwnedCharges {

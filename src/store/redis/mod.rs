@@ -40,6 +40,7 @@ pub use self::{
 use super::{Answer, BoxFuture, Charge, Store, Unsupported, can_queue, rules::KnownRules};
 use crate::{
     decision::{Decision, Source},
+    fingerprint::Secret,
     observe::store_failed,
 };
 
@@ -166,11 +167,11 @@ where
     /// Hashes keys with a secret: whoever reads the server cannot tell by trying whose account is
     /// whose. All processes that share accounts need the same one.
     ///
-    /// Without it the hash is the same for everybody, and an address or a short name can be found
+    /// Sixteen bytes, or a [`Secret`] made of more. Without it the hash is the same for everybody, and an address or a short name can be found
     /// by hashing all there are.
     #[must_use]
-    pub fn secret(mut self, secret: [u8; 16]) -> Self {
-        self.settings_mut().addresses.secret = secret;
+    pub fn secret(mut self, secret: impl Into<Secret>) -> Self {
+        self.settings_mut().addresses.secret = secret.into();
         self
     }
 

@@ -9,21 +9,27 @@ use std::{
 
 use pin_project_lite::pin_project;
 
+use super::outage::{Asked, Outage};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, Charge, Store, Unsupported},
+    store::{Answer, BoxError, Charge, Store, Unsupported},
 };
 
 /// A store that allows, uncharged, whatever the inner store could not decide.
 ///
 /// Meanwhile there is no limit at all: right for a public read API behind another line of defence,
 /// wrong for a login. Such a decision's [source](Decision::source) is [`Source::FailedOpen`].
+///
+/// With the feature `tracing` a line at warn says when the store begins to fail.
 #[derive(Clone, Debug)]
-pub struct FailOpen<S>(S);
+pub struct FailOpen<S> {
+    inner: S,
+    outage: Outage,
+}
 
 impl<S> FailOpen<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self(inner)
+        Self { inner, outage: Outage::new("requests pass without a limit") }
     }
 }
 
@@ -31,14 +37,29 @@ fn passed() -> Decision {
     Decision::allow().from_source(Source::FailedOpen)
 }
 
-fn mend<F, E>(answer: Answer<F>) -> Answer<FailOpenFuture<F>>
+fn mend<F, E>(answer: Answer<F>, asked: Option<Asked<&Outage>>) -> Answer<FailOpenFuture<F>>
 where
     F: Future<Output = Result<Decision, E>>,
+    E: Into<BoxError>,
 {
     match answer {
-        Answer::Now(decision) => Answer::Now(Ok(decision.unwrap_or_else(|_| passed()))),
-        Answer::Later(inner) => Answer::Later(FailOpenFuture { inner }),
+        Answer::Now(answer) => Answer::Now(Ok(decision(answer, asked))),
+        Answer::Later(inner) => {
+            Answer::Later(FailOpenFuture { inner, asked: asked.map(Asked::kept) })
+        }
     }
+}
+
+/// Only a take tells of an outage: what a store does not do is none.
+fn decision<E: Into<BoxError>>(
+    answer: Result<Decision, E>,
+    asked: Option<Asked<&Outage>>,
+) -> Decision {
+    match asked {
+        Some(asked) => asked.answered(answer),
+        None => answer.ok(),
+    }
+    .unwrap_or_else(passed)
 }
 
 impl<S: Store> Store for FailOpen<S> {
@@ -46,37 +67,38 @@ impl<S: Store> Store for FailOpen<S> {
     type Future = FailOpenFuture<S::Future>;
 
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        mend(self.0.take(charges))
+        let asked = self.outage.ask();
+        mend(self.inner.take(charges), Some(asked))
     }
 
     fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        mend(self.0.settle(charge, units))
+        mend(self.inner.settle(charge, units), None)
     }
 
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        mend(self.0.reset(charge))
+        mend(self.inner.reset(charge), None)
     }
 
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        mend(self.0.block(charge, time))
+        mend(self.inner.block(charge, time), None)
     }
 
     fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        mend(self.0.unblock(charge))
+        mend(self.inner.unblock(charge), None)
     }
 
     fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
         if taken.source() != Source::FailedOpen {
-            self.0.give_back(charges, taken);
+            self.inner.give_back(charges, taken);
         }
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.check(charges)
+        self.inner.check(charges)
     }
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.announce(charges)
+        self.inner.announce(charges)
     }
 }
 
@@ -86,16 +108,19 @@ pin_project! {
     pub struct FailOpenFuture<F> {
         #[pin]
         inner: F,
+        asked: Option<Asked<Outage>>,
     }
 }
 
 impl<F, E> Future for FailOpenFuture<F>
 where
     F: Future<Output = Result<Decision, E>>,
+    E: Into<BoxError>,
 {
     type Output = Result<Decision, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(Ok(ready!(self.project().inner.poll(cx)).unwrap_or_else(|_| passed())))
+        let this = self.project();
+        Poll::Ready(Ok(decision(ready!(this.inner.poll(cx)), this.asked.as_ref().map(Asked::lent))))
     }
 }

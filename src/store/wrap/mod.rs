@@ -5,4 +5,6 @@ pub(super) mod deadline;
 pub(super) mod fail_closed;
 pub(super) mod fail_open;
 pub(super) mod fallback;
+mod health;
+mod outage;
 pub(super) mod setting;

@@ -1,6 +1,5 @@
 //! Decides by a store in this process while the shared one fails.
 
-mod health;
 mod journal;
 mod mirror;
 mod recovery;
@@ -18,8 +17,11 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use self::{health::Health, journal::Journal, mirror::Stripes, share::shares};
-use super::setting::{SettingError, literal};
+use self::{journal::Journal, mirror::Stripes, share::shares};
+use super::{
+    health::Health,
+    setting::{SettingError, literal},
+};
 use crate::{
     decision::{Decision, Source},
     store::{Answer, Charge, Never, OwnedCharges, Store, Unsupported},

@@ -1,0 +1,46 @@
+//! Why was that request refused?
+//!
+//! `cargo run --example explain`
+#![allow(clippy::print_stdout)]
+
+use axum::{Router, body::Body, http::Request, routing::get};
+use tower::ServiceExt;
+use tower_sluice::{
+    Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Secret, Units,
+    key::{Everyone, Header},
+};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let price = Units::from_fn(|parts| if parts.uri.path() == "/report" { 3 } else { 1 });
+    let by_key = [Quota::per_minute(5).burst(20), Quota::per_day(10_000)];
+    let rules = (
+        Rule::new("user", Header::new("x-api-key"), by_key).cost(price),
+        Rule::new("site", Everyone, Quota::per_second(1_000)),
+    );
+    let secret = Secret::new("sixteen bytes at least, from configuration")?;
+    let layer =
+        RateLimitLayer::rules(rules, LocalStore::new()).expose_decision().fingerprint(secret);
+    let app = Router::new()
+        .route("/", get(|| async { "hello" }))
+        .route("/report", get(|| async { "a report" }))
+        .layer(layer.clone());
+
+    let request = |path: &str| Request::get(path).header("x-api-key", "alice").body(());
+    for _ in 0..19 {
+        app.clone().oneshot(request("/")?.map(|()| Body::empty())).await?;
+    }
+
+    println!("# what would become of alice's report now; nothing is charged");
+    let (head, ()) = request("/report")?.into_parts();
+    print!("{}", layer.explain(&head).await);
+
+    println!("# what became of it, from the decision in the response");
+    let response = app.oneshot(request("/report")?.map(|()| Body::empty())).await?;
+    let decision = response.extensions().get::<Decision>().ok_or("no decision")?;
+    print!("{}", layer.explain_decision(decision, &head));
+
+    println!("# whose key that is");
+    println!("alice is {}", Key::from("alice").fingerprint(&secret));
+    Ok(())
+}

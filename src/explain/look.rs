@@ -1,0 +1,132 @@
+//! What a store would say, without charging: it is asked for what it must refuse.
+//!
+//! A look of cost 0 does not tell how long a cost has to wait, and only the store knows its accounts.
+//! But every store keeps a promise: a refusal charges nothing. So beside the quotas of a charge is
+//! asked for one that is blocked, in a place of the account that no rule has: on the same node of a
+//! cluster, and in the account of each rule, since one that only reports is charged by itself.
+
+use smallvec::SmallVec;
+
+use crate::{
+    decision::{Decision, Outcome, Source},
+    quota::{Algorithm, Quota},
+    store::{Charge, OwnedCharges, Store, Unsupported},
+};
+
+/// The most quotas of a rule of which one more may be asked.
+const MOST: usize = 254;
+
+/// What [`Store::take`] would decide.
+pub(super) async fn look<S: Store>(
+    store: &S,
+    charges: &OwnedCharges,
+) -> Result<Decision, S::Error> {
+    let refused = ask(store, charges, false).await?;
+    let decides = !matches!(refused.source(), Source::FailedOpen | Source::FailedClosed);
+    if !decides || refused.is_blocked() {
+        return Ok(refused);
+    }
+    // a block on the key of a rule that only reports would hide the others
+    let reports = charges.with(|charges| charges.iter().any(Charge::is_report_only));
+    let shadow = if reports { Some(ask(store, charges, true).await?) } else { None };
+    Ok(charges.with(|charges| decision(charges, &refused, shadow.as_ref())))
+}
+
+/// Whether the store can be asked so.
+pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
+    refusing(charges, false, |charges| store.check(charges))?;
+    refusing(charges, true, |charges| store.check(charges))
+}
+
+/// Asks for the charges that refuse, or for those that only report.
+async fn ask<S: Store>(
+    store: &S,
+    charges: &OwnedCharges,
+    report_only: bool,
+) -> Result<Decision, S::Error> {
+    refusing(charges, report_only, |charges| store.take(charges)).await
+}
+
+/// Lends charges that are refused, by a rule that only reports too.
+fn refusing<T>(
+    charges: &OwnedCharges,
+    report_only: bool,
+    read: impl FnOnce(&[Charge<'_>]) -> T,
+) -> T {
+    charges.with(|charges| {
+        let of_them = |charge: &&Charge<'_>| charge.is_report_only() == report_only;
+        let asked: Vec<_> = charges.iter().filter(of_them).collect();
+        let blocked: Vec<_> = asked.iter().map(|charge| with_blocked(charge)).collect();
+        let mut refused = SmallVec::<[Charge<'_>; 4]>::new();
+        for (charge, quotas) in asked.iter().zip(&blocked) {
+            let never = Charge::new(charge.rule(), charge.key(), quotas)
+                .cost(charge.units())
+                .headroom(charge.reserve());
+            match charge.place() {
+                None => refused.push(never),
+                Some(place) => refused.extend([never.only(place), never.only(quotas.len() - 1)]),
+            }
+        }
+        read(&refused)
+    })
+}
+
+fn with_blocked(charge: &Charge<'_>) -> SmallVec<[Quota; 4]> {
+    let quotas = charge.quotas().iter().take(MOST).copied();
+    quotas.chain([Quota::blocked()]).collect()
+}
+
+/// The decision without what made it a refusal.
+fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision>) -> Decision {
+    let (mut overage, mut wait, mut allowed) = (false, 0, true);
+    let mut outcomes = SmallVec::<[Outcome; 4]>::new();
+    for charge in charges {
+        let told = if charge.is_report_only() { shadow } else { Some(refused) };
+        for (place, quota) in charge.placed().take(MOST) {
+            let of_it = |it: &&Outcome| it.rule() == charge.rule() && it.place() == place;
+            let Some(outcome) = told.and_then(|told| told.outcomes().iter().find(of_it)) else {
+                continue;
+            };
+            let outcome = outcome.report_only(charge.is_report_only());
+            if !charge.is_report_only() {
+                let queues = place_in(quota, &outcome, charge);
+                allowed &= !outcome.is_denied() || queues.is_some();
+                wait = wait.max(queues.unwrap_or(0));
+                overage |= !outcome.is_denied() && need(charge) > outcome.remaining().into();
+            }
+            outcomes.push(outcome);
+        }
+    }
+    let mut decision = Decision::new(allowed, refused.instant()).from_source(refused.source());
+    if allowed {
+        decision.passes(overage, wait);
+    }
+    for mut outcome in outcomes {
+        if allowed && !outcome.is_report_only() {
+            outcome.set_retry(0);
+        }
+        decision.push(outcome);
+    }
+    decision
+}
+
+fn need(charge: &Charge<'_>) -> u64 {
+    match u64::from(charge.units()) {
+        0 => 0,
+        cost => cost + u64::from(charge.reserve()),
+    }
+}
+
+/// How long the charge would wait for its place, where it may: a place of a paced window is in that
+/// window, which ends when it is untouched again.
+fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
+    let wait = outcome.retry_after().filter(|wait| *wait <= charge.patience())?;
+    let ends = outcome.reset_after();
+    let queues = match quota.counted_by() {
+        Algorithm::Gcra => true,
+        Algorithm::FixedWindow { paced: true, .. } => ends.is_zero() || wait < ends,
+        _ => false,
+    };
+    let wait = u64::try_from(wait.as_nanos()).ok()?;
+    (queues && wait > 0 && quota.soft_units() == 0).then_some(wait)
+}

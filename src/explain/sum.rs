@@ -1,0 +1,168 @@
+//! The arithmetic of one quota, in words.
+
+use std::time::Duration;
+
+use super::{reckoning::Asked, time::Exact};
+use crate::{
+    decision::{Decision, Outcome, Source},
+    quota::{Algorithm, Quota},
+};
+
+/// The arithmetic of one quota.
+pub(super) struct Sum<'a> {
+    pub(super) decision: &'a Decision,
+    pub(super) outcome: &'a Outcome,
+    pub(super) asked: Option<&'a Asked>,
+    pub(super) looked: bool,
+}
+
+impl Sum<'_> {
+    /// The quota by which it was decided, where that is the rule's own.
+    fn own(&self) -> Option<&Quota> {
+        let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
+        self.asked.filter(|_| own).map(|asked| &asked.quota)
+    }
+
+    fn counts(&self) -> bool {
+        self.outcome.is_known() && self.outcome.limit() > 0
+    }
+
+    /// How units come back.
+    pub(super) fn comes_back(&self) -> String {
+        if let Some(interval) = self.outcome.interval().filter(|_| self.counts()) {
+            return format!("one unit comes back every {}", Exact(interval));
+        }
+        let Some(quota) = self.own().filter(|_| self.counts()) else { return String::new() };
+        let (units, period) = (quota.units(), Exact(quota.period()));
+        match quota.counted_by() {
+            Algorithm::Gcra => format!("one unit comes back every {}", Exact(quota.interval())),
+            Algorithm::TokenBucket => format!("{units} come back together every {period}"),
+            Algorithm::FixedWindow { carry_over, paced } => {
+                let lent = match carry_over {
+                    0 => String::new(),
+                    most => format!(", which lend what they leave, at most {most}, to the next"),
+                };
+                let paced = if paced { ", whose units come evenly spaced" } else { "" };
+                format!("windows of {period} by the clock (UTC){lent}{paced}")
+            }
+            Algorithm::AnchoredWindow => format!("a window of {period} from its first charge on"),
+            Algorithm::SlidingWindow { buckets } => {
+                format!("the last {period} count, in buckets ({buckets}), the oldest by its share")
+            }
+            Algorithm::SlidingLog => format!("each charge counts for {period}"),
+        }
+    }
+
+    /// What the account holds.
+    pub(super) fn state(&self) -> String {
+        let outcome = self.outcome;
+        let (full, next) = (Exact(outcome.reset_after()), Exact(outcome.next_after()));
+        if !self.counts() {
+            return String::new();
+        }
+        if full.0.is_zero() {
+            return if outcome.remaining() < outcome.limit() { "" } else { "full" }.into();
+        }
+        let mut state = match (outcome.interval(), self.own().map(Quota::counted_by)) {
+            (Some(_), _) => {
+                let owed = outcome.owed();
+                match owed - i64::from(outcome.limit()) {
+                    beyond @ 1.. => format!("{owed} owed, {beyond} beyond the limit"),
+                    _ => format!("{owed} owed"),
+                }
+            }
+            (None, Some(Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow)) => {
+                format!("this one ends in {full}")
+            }
+            (None, _) => format!("full again in {full}"),
+        };
+        if outcome.interval().is_some() {
+            state += &format!(", full again in {full}");
+        }
+        if !next.0.is_zero() && next.0 != full.0 {
+            state += &format!(", more is left in {next}");
+        }
+        state
+    }
+
+    /// What was asked against what there is.
+    pub(super) fn need(&self) -> String {
+        let (outcome, retry) = (self.outcome, self.outcome.retry_after());
+        let looked = self.looked && self.asked.is_some_and(|asked| asked.cost > 0);
+        if !outcome.is_denied() && !looked {
+            return String::new();
+        }
+        let would = if self.decision.is_allowed() && outcome.is_denied() {
+            "would be refused: "
+        } else {
+            ""
+        };
+        if outcome.is_known() && outcome.limit() == 0 {
+            return format!("{would}the quota is blocked: waiting does not help");
+        }
+        let Some(need) = self.asked.map(|asked| asked.cost + u64::from(asked.headroom)) else {
+            return match retry {
+                Some(wait) => format!("{would}room for it in {}", Exact(wait)),
+                None => format!("{would}waiting does not help"),
+            };
+        };
+        let soft = self.own().map_or(0, Quota::soft_units);
+        let limit = u64::from(outcome.limit());
+        let Some(wait) = retry else {
+            return if outcome.is_known() && need > limit + u64::from(soft) {
+                let and = if soft > 0 { format!(" and its {soft} soft") } else { String::new() };
+                format!(
+                    "{would}needs {need}, which is above the limit {limit}{and}: waiting does not help"
+                )
+            } else {
+                format!("{would}needs {need}: waiting does not help")
+            };
+        };
+        let has = match (outcome.is_known(), soft) {
+            (false, _) => String::new(),
+            (true, 0) => format!(", has {}", outcome.remaining()),
+            (true, soft) => format!(", has {} and up to {soft} soft", outcome.remaining()),
+        };
+        let then = if outcome.is_denied() {
+            match self.missing(need, soft, wait) {
+                Some(missing) => format!("{missing} more in {}", Exact(wait)),
+                None => format!("room for it in {}", Exact(wait)),
+            }
+        } else if need <= outcome.remaining().into() || !outcome.is_known() {
+            "it fits".into()
+        } else if self.decision.wait().is_zero() {
+            "it passes as overage".into()
+        } else {
+            "it waits for its place".into()
+        };
+        format!("{would}needs {need}{has}: {then}")
+    }
+
+    /// Units that have to come back before `need` is there, where the account tells exactly.
+    fn missing(&self, need: u64, soft: u32, wait: Duration) -> Option<u64> {
+        let outcome = self.outcome;
+        let there = i64::from(soft) + outcome.left();
+        let missing = need.checked_add_signed(-there).filter(|missing| *missing > 0)?;
+        let exact = match outcome.interval() {
+            // the wait is the sum: what is owed and needed beyond the capacity, at an interval each
+            Some(interval) => {
+                let whole = i128::from(need) - i128::from(outcome.limit()) - i128::from(soft);
+                let nanos = |time: Duration| i128::try_from(time.as_nanos()).unwrap_or(i128::MAX);
+                let owed = nanos(outcome.reset_after());
+                owed + whole * nanos(interval) == nanos(wait)
+            }
+            // at 0 it may be in debt, and does not tell how deep
+            None => outcome.is_known() && outcome.remaining() > 0,
+        };
+        exact.then_some(missing)
+    }
+
+    /// Who decided, where that changes what the numbers mean.
+    pub(super) fn decided_by(&self) -> &'static str {
+        match self.decision.source() {
+            Source::Fallback => "decided here by this process's part, as the store fails",
+            Source::Governor => "told by governor, whose times are at most so long",
+            _ => "",
+        }
+    }
+}

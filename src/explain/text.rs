@@ -1,0 +1,184 @@
+//! An explanation as text.
+
+use std::{fmt, time::Duration};
+
+use super::{About, Explanation, reckoning::Reckoning, sum::Sum, time::Exact};
+use crate::{
+    decision::{Decision, Outcome, Source},
+    quota::{Algorithm, Quota},
+};
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.about {
+            About::Decision(decision, reckonings) => self.decision_text(f, decision, reckonings),
+            About::Free(why) => writeln!(f, "{}: {why}", self.allowed()),
+            About::Unkeyed(error) => {
+                write!(f, "{} with {}: {error}", self.refused(), error.status().as_u16())?;
+                self.end(f)
+            }
+            About::Unsaid(why) => writeln!(f, "the store cannot say without charging: {why}"),
+        }
+    }
+}
+
+impl Explanation {
+    fn refused(&self) -> &'static str {
+        if self.looked { "would be refused" } else { "refused" }
+    }
+
+    fn allowed(&self) -> &'static str {
+        if self.looked { "would be allowed" } else { "allowed" }
+    }
+
+    /// Ends the line that says what became of the request.
+    fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.beside {
+            Some(because) => writeln!(f, "; it passes all the same: {because}"),
+            None => writeln!(f),
+        }
+    }
+
+    fn decision_text(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        decision: &Decision,
+        reckonings: &[Reckoning],
+    ) -> fmt::Result {
+        let source = decision.source();
+        if decision.is_allowed() {
+            f.write_str(self.allowed())?;
+            if source == Source::FailedOpen {
+                f.write_str(", uncharged: the store failed, and meanwhile everybody passes")?;
+            } else if reckonings.is_empty() {
+                f.write_str(": no quota was asked")?;
+            } else if !decision.wait().is_zero() {
+                write!(f, ", to wait {} for its place", Exact(decision.wait()))?;
+            } else if is_spared(decision) {
+                f.write_str(", uncharged, beyond its quota: there is room")?;
+            } else if decision.is_overage() {
+                f.write_str(" as overage, beyond a quota that is soft")?;
+            }
+            self.end(f)?;
+            return reckonings.iter().try_for_each(|one| self.block(f, decision, one, false));
+        }
+        if source == Source::FailedClosed {
+            write!(f, "{}: the store failed, and meanwhile nobody passes", self.refused())?;
+            retry(f, decision.retry_after())?;
+            return self.end(f);
+        }
+        let Some(binding) = decision.binding() else {
+            write!(f, "{} by the store ({source}), which names no quota", self.refused())?;
+            return self.end(f);
+        };
+        let binds = |one: &&Reckoning| {
+            let (outcome, only) = (&one.outcome, one.outcome.is_report_only());
+            outcome.rule() == binding.rule() && outcome.place() == binding.place() && !only
+        };
+        let first = reckonings.iter().position(|one| binds(&one)).unwrap_or(0);
+        if let Some(because) = self.beside {
+            writeln!(f, "passes all the same: {because}")?;
+        }
+        write!(f, "{} by ", self.refused())?;
+        for at in [first].into_iter().chain((0..reckonings.len()).filter(|at| *at != first)) {
+            self.block(f, decision, &reckonings[at], at == first)?;
+        }
+        Ok(())
+    }
+
+    /// One quota: what it is, and below it the sum.
+    fn block(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        decision: &Decision,
+        one: &Reckoning,
+        binding: bool,
+    ) -> fmt::Result {
+        let (outcome, asked) = (&one.outcome, one.asked.as_ref());
+        write!(f, "rule {:?}", outcome.rule())?;
+        if let Some(asked) = asked.filter(|_| !decision.is_blocked()) {
+            if asked.quotas > 1 {
+                write!(f, ", quota {} of {}", outcome.place() + 1, asked.quotas)?;
+            }
+            write!(f, " ({})", Described(&asked.quota))?;
+        } else if outcome.place() > 0 {
+            write!(f, ", quota {}", outcome.place() + 1)?;
+        }
+        if outcome.is_report_only() {
+            f.write_str(", which only reports")?;
+        }
+        match (asked, &self.secret) {
+            (Some(asked), Some(secret)) => write!(f, ", key {}", asked.key.fingerprint(secret))?,
+            (Some(asked), None) => write!(f, ", {:?}", asked.key)?,
+            (None, _) => {}
+        }
+        f.write_str(": ")?;
+        if let Some(asked) = asked {
+            write!(f, "cost {}", asked.cost)?;
+            if asked.headroom > 0 {
+                write!(f, " and headroom {}", asked.headroom)?;
+            }
+            f.write_str(", ")?;
+        }
+        if decision.is_blocked() {
+            f.write_str("the key is blocked")?;
+            retry(f, outcome.retry_after())?;
+            return writeln!(f);
+        }
+        if outcome.is_known() {
+            write!(f, "{} left", outcome.remaining())?;
+            if asked.is_none_or(|asked| asked.quota.limit() != outcome.limit()) {
+                write!(f, " of {}", outcome.limit())?;
+            }
+        } else {
+            f.write_str("the store does not tell what is left")?;
+        }
+        let sum = Sum { decision, outcome, asked, looked: self.looked };
+        let mut gap = "\n  ";
+        for part in [sum.comes_back(), sum.state(), sum.need(), sum.decided_by().into()] {
+            if !part.is_empty() {
+                write!(f, "{gap}{part}")?;
+                gap = "; ";
+            }
+        }
+        if binding {
+            retry(f, outcome.retry_after())?;
+        }
+        writeln!(f)
+    }
+}
+
+/// Passed because a layer that is elastic had room: nobody charged it.
+fn is_spared(decision: &Decision) -> bool {
+    let refuses = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
+    decision.is_overage() && decision.outcomes().iter().any(refuses)
+}
+
+fn retry(f: &mut fmt::Formatter<'_>, wait: Option<Duration>) -> fmt::Result {
+    wait.map_or(Ok(()), |wait| write!(f, " → retry after {}", Exact(wait)))
+}
+
+/// A quota with its algorithm.
+struct Described<'a>(&'a Quota);
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quota = self.0;
+        if quota.is_blocked() {
+            return quota.fmt(f);
+        }
+        let algorithm = match quota.counted_by() {
+            Algorithm::Gcra => "gcra",
+            Algorithm::TokenBucket => "token bucket",
+            Algorithm::FixedWindow { .. } => "fixed window",
+            Algorithm::AnchoredWindow => "anchored window",
+            Algorithm::SlidingWindow { .. } => "sliding window",
+            Algorithm::SlidingLog => "sliding log",
+        };
+        write!(f, "{quota}, {algorithm}")?;
+        match quota.soft_units() {
+            0 => Ok(()),
+            soft => write!(f, ", {soft} soft"),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What stands for a key where people read: in log lines, spans and explanations.
+//!
+//! A key may be personal or secret, so it is never written. But whoever looks into a complaint has
+//! to tell one key from another. A fingerprint is a keyed hash of the key: SipHash-2-4 of 64 bits
+//! (Aumasson and Bernstein, 2012) under a [`Secret`]. One key has one fingerprint in every process
+//! and after every restart, as long as the secret is the same. A plain hash would not do: four
+//! billion IPv4 addresses are hashed in seconds, and with them the one that was written.
+//!
+//! ```
+//! use tower_sluice::{Key, Secret};
+//!
+//! let secret = Secret::from(*b"sixteen bytes ..");
+//! let fingerprint = Key::from("alice").fingerprint(&secret);
+//! assert_eq!(fingerprint.to_string(), "bc6ccc7043dc9acb");
+//! ```
+//!
+//! A layer tells it where it is asked to ([`RateLimitLayer::fingerprint`]):
+//!
+//! ```
+//! use tower_sluice::{Quota, RateLimitLayer, Secret};
+//!
+//! # let from_configuration = "correct horse battery staple";
+//! let secret = Secret::new(from_configuration)?;
+//! let layer = RateLimitLayer::per_ip(Quota::per_second(10)).fingerprint(secret);
+//! # Ok::<(), tower_sluice::SecretError>(())
+//! ```
+//!
+//! # What it does not protect against
+//!
+//! Whoever has the secret finds a short key by trying all there are. And lines of one key can be
+//! told to be of one key: a fingerprint is a pseudonym, no anonymity. A new secret cuts old lines
+//! off from new ones.
+//!
+//! [`RateLimitLayer::fingerprint`]: crate::RateLimitLayer::fingerprint
+
+use std::{fmt, hash::Hasher};
+
+use siphasher::{
+    sip::SipHasher24,
+    sip128::{Hasher128, SipHasher24 as SipHasher128},
+};
+
+/// The length of the key of `SipHash`, in bytes.
+const LENGTH: usize = 16;
+
+/// What keys are hashed with: 128 bits that only the operator knows.
+///
+/// Take sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a longer text of as much
+/// chance. `Debug` never prints it.
+#[derive(Clone, Copy)]
+pub struct Secret([u8; LENGTH]);
+
+/// A secret was too short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecretError(usize);
+
+/// What stands for a key: 64 bits, written as 16 hexadecimal digits. Made by
+/// [`Key::fingerprint`](crate::Key::fingerprint).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint(u64);
+
+impl Secret {
+    /// The secret of these bytes. Sixteen are taken as they are, and more are hashed to sixteen.
+    ///
+    /// ```
+    /// use tower_sluice::Secret;
+    ///
+    /// assert!(Secret::new("correct horse battery staple").is_ok());
+    /// assert!(Secret::new("too short").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When there are fewer than 16; the error says how many there are, and never which.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, SecretError> {
+        let bytes = bytes.as_ref();
+        match <[u8; LENGTH]>::try_from(bytes) {
+            Ok(whole) => Ok(Self(whole)),
+            Err(_) if bytes.len() < LENGTH => Err(SecretError(bytes.len())),
+            Err(_) => Ok(Self(Self::PUBLIC.hash128(&[bytes]))),
+        }
+    }
+
+    /// Known to everybody: what it hashes can be found by trying.
+    pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
+
+    /// The fingerprint of what these parts are together.
+    pub(crate) fn fingerprint(&self, parts: &[&[u8]]) -> Fingerprint {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        parts.iter().for_each(|part| hasher.write(part));
+        Fingerprint(hasher.finish())
+    }
+
+    /// The same in 128 bits, for addresses in a store that others may read.
+    pub(crate) fn hash128(&self, parts: &[&[u8]]) -> [u8; 16] {
+        let mut hasher = SipHasher128::new_with_key(&self.0);
+        parts.iter().for_each(|part| hasher.write(part));
+        hasher.finish128().as_bytes()
+    }
+}
+
+impl From<[u8; LENGTH]> for Secret {
+    fn from(bytes: [u8; LENGTH]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl fmt::Display for SecretError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.0;
+        write!(
+            f,
+            "secret: {n} bytes; give at least {LENGTH}, of `head -c 16 /dev/urandom | base64`"
+        )
+    }
+}
+
+impl std::error::Error for SecretError {}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first and the last vector of the reference implementation: the secret 00 to 0f, over
+    /// nothing and over 00 to 3e.
+    #[test]
+    fn the_hash_is_that_of_the_paper() {
+        let secret = Secret(std::array::from_fn(|at| u8::try_from(at).expect("small")));
+        let bytes: Vec<u8> = (0..63).collect();
+        assert_eq!(secret.fingerprint(&[]).to_string(), "726fdb47dd0e0e31");
+        assert_eq!(secret.fingerprint(&[&bytes]).to_string(), "958a324ceb064572");
+        assert_eq!(secret.fingerprint(&[&bytes[..5], &bytes[5..]]), secret.fingerprint(&[&bytes]));
+    }
+
+    #[test]
+    fn a_short_secret_is_refused_with_the_fix_and_a_long_one_counts_whole() {
+        for n in 0..LENGTH {
+            let error = Secret::new("hunter2".repeat(3).get(..n).expect("long enough"));
+            let said = error.expect_err("too short").to_string();
+            assert!(said.starts_with(&format!("secret: {n} bytes; give at least 16")), "{said}");
+            assert!(!said.contains("hunter2"));
+        }
+        let of = |text: &str| Secret::new(text).expect("long enough").fingerprint(&[b"key"]);
+        assert_eq!(of("sixteen bytes .."), Secret(*b"sixteen bytes ..").fingerprint(&[b"key"]));
+        assert_ne!(of("sixteen bytes .."), of("sixteen bytes ..!"));
+        assert_ne!(of("sixteen bytes ..!"), of("sixteen bytes ..?"));
+        assert_eq!(format!("{:?}", Secret(*b"sixteen bytes ..")), "Secret(..)");
+    }
+}
