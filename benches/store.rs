@@ -13,7 +13,7 @@ use std::{
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use governor::RateLimiter;
-use tower_sluice::{Algorithm, Charge, Key, LocalStore, Quota, RuleName, Store};
+use tower_sluice::{Algorithm, Answer, Charge, Key, LocalStore, Quota, RuleName, Store};
 
 /// Never exhausted: a unit comes back each nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
@@ -70,6 +70,31 @@ fn algorithms(c: &mut Criterion) {
     }
 }
 
+/// What a deny cache adds to a decision that it asks for, and what one takes that it knows.
+fn deny_cache(c: &mut Criterion) {
+    const KEYS: u32 = 1_000;
+    let mut group = c.benchmark_group("deny cache, 1000 keys");
+    let (local, cached) = (LocalStore::new(), LocalStore::new().deny_cache());
+    let cached = cached.at_most(Duration::from_secs(60));
+    let passes = |quota: Quota, key: u32| {
+        let (key, quotas) = (Key::from(address(key)), [quota]);
+        let answer = cached.take(&[Charge::new(RuleName::default(), &key, &quotas)]);
+        matches!(answer, Answer::Now(Ok(decision)) if decision.is_allowed())
+    };
+    let mut key = 0;
+    let mut next = move || {
+        key = (key + 919) % KEYS;
+        key
+    };
+    let (mut again, mut once_more) = (next, next);
+    group.bench_function("without it", |b| {
+        b.iter(|| take(&local, &[AMPLE], black_box(address(next()))));
+    });
+    group.bench_function("asked", |b| b.iter(|| passes(AMPLE, black_box(again()))));
+    (0..KEYS).for_each(|key| assert!(!passes(Quota::blocked(), key)));
+    group.bench_function("known", |b| b.iter(|| passes(Quota::blocked(), black_box(once_more()))));
+}
+
 fn two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("store, two threads");
     for (name, apart) in [("same key", 0), ("a key each", 1)] {
@@ -92,5 +117,5 @@ fn two_threads(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, one_thread, algorithms, two_threads);
+criterion_group!(benches, one_thread, algorithms, deny_cache, two_threads);
 criterion_main!(benches);

@@ -15,8 +15,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{
-    Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, RuleName,
-    Store, TooManyRequests,
+    Answer, Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule,
+    RuleName, Source, Store, TooManyRequests,
 };
 
 type Inner<B> = Ready<Result<Response<B>, Infallible>>;
@@ -154,6 +154,29 @@ fn a_store_decides_without_allocating() {
         assert_eq!(count, 0);
         let (count, _) = allocated(|| store.reset(&charges[0]).now());
         assert_eq!(count, 0);
+    }
+}
+
+#[test]
+fn what_a_deny_cache_knows_is_told_without_allocating() {
+    let store = LocalStore::new().deny_cache();
+    let (quotas, day) = ([Quota::per_hour(2), Quota::per_day(2)], [Quota::per_day(9)]);
+    let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+    let one = Charge::new(name("one"), &alice, &quotas[..1]);
+    let three = [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &day)];
+    let take = |charges: &[Charge<'_>]| {
+        let (count, answer) = allocated(|| store.take(charges));
+        let Answer::Now(Ok(decision)) = answer else { panic!("it answers at once") };
+        (count, decision.is_allowed(), decision.source())
+    };
+    for charges in [&[one][..], &three] {
+        assert_eq!(take(charges), (0, true, Source::Local));
+        assert_eq!(take(charges), (0, true, Source::Local));
+        // what is learned takes room
+        assert_eq!((take(charges).1, take(charges).2), (false, Source::DenyCache));
+        assert_eq!(take(charges), (0, false, Source::DenyCache));
+        let dear: Vec<_> = charges.iter().map(|charge| charge.cost(2)).collect();
+        assert_eq!(take(&dear), (0, false, Source::DenyCache));
     }
 }
 

@@ -79,6 +79,27 @@ fn each_rule_counts_what_became_of_a_request_under_it() {
     assert!(!told.keys().any(|name| name.contains("alice")), "no key is a label: {told:?}");
 }
 
+/// A layer's rules that are known to refuse are counted as ever, and the time by who told it.
+#[test]
+fn a_refusal_that_was_told_without_asking_is_one_of_the_rule_that_is_known() {
+    let told = told(async || {
+        let site = Rule::new("site", Everyone, Quota::per_hour(100));
+        let user = Rule::new("user", Everyone, Quota::per_hour(2));
+        let layer = RateLimitLayer::rules((site, user), LocalStore::new().deny_cache());
+        for _ in 0..7 {
+            answer(&layer, get("/")).await;
+        }
+    });
+    let decisions = pairs([
+        ("policy=site result=allowed", 2),
+        ("policy=user result=allowed", 2),
+        ("policy=user result=limited", 5),
+    ]);
+    assert_eq!(under(&told, "ratelimit.decisions"), decisions);
+    let durations = pairs([("store=deny_cache", 4), ("store=local", 3)]);
+    assert_eq!(under(&told, "ratelimit.decision.duration"), durations);
+}
+
 #[test]
 fn near_its_limit_is_from_80_percent_unless_set() {
     let near = |percent: Option<u8>| {

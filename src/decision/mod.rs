@@ -228,13 +228,15 @@ pub enum Source {
     FailedClosed,
     /// The store failed and the local one of a [`Fallback`](crate::store::Fallback) decided.
     Fallback,
+    /// A [`DenyCache`](crate::store::DenyCache) refused by what its store had said before.
+    DenyCache,
     /// A store of another crate, by its own name.
     Other(&'static str),
 }
 
 impl Source {
-    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, or the store's own
-    /// name.
+    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, `deny_cache`, or
+    /// the store's own name.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -244,6 +246,7 @@ impl Source {
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",
             Self::Fallback => "fallback",
+            Self::DenyCache => "deny_cache",
             Self::Other(name) => name,
         }
     }

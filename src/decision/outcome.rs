@@ -219,6 +219,24 @@ impl Outcome {
         !matches!(self.numbers, Numbers::Unknown { .. })
     }
 
+    /// What it is so many nanoseconds later, unless anything was charged since. Where the store does
+    /// not tell when more than the next unit comes back, what remains is what is known to.
+    pub(crate) fn aged(mut self, age: u64) -> Self {
+        let left = |nanos: u64| if nanos == NEVER { NEVER } else { nanos.saturating_sub(age) };
+        // what was to come is still to come
+        let coming = |nanos: u64| left(nanos).max(nanos.min(1));
+        match &mut self.numbers {
+            Numbers::Refilling { ahead, retry, .. } => {
+                (*ahead, *retry) = (ahead.saturating_sub(age), left(*retry));
+            }
+            Numbers::Known { full, next, retry, .. } => {
+                (*full, *next, *retry) = (coming(*full), coming(*next), left(*retry));
+            }
+            Numbers::Unknown { retry } => *retry = left(*retry),
+        }
+        self
+    }
+
     pub(crate) fn set_retry(&mut self, nanos: u64) {
         match &mut self.numbers {
             Numbers::Refilling { retry, .. }
@@ -227,7 +245,8 @@ impl Outcome {
         }
     }
 
-    pub(super) fn retry(&self) -> u64 {
+    /// [`retry_after`](Outcome::retry_after) in nanoseconds, [`NEVER`] where waiting does not help.
+    pub(crate) fn retry(&self) -> u64 {
         match self.numbers {
             Numbers::Refilling { retry, .. }
             | Numbers::Known { retry, .. }

@@ -39,8 +39,16 @@ struct Counters {
 pub(crate) struct Started(Option<Instant>);
 
 const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
-const STORES: [&str; 7] =
-    ["local", "governor", "redis", "failed_open", "failed_closed", "fallback", "other"];
+const STORES: [&str; 8] = [
+    "local",
+    "governor",
+    "redis",
+    "failed_open",
+    "failed_closed",
+    "fallback",
+    "deny_cache",
+    "other",
+];
 
 impl Started {
     #[inline]
@@ -78,7 +86,8 @@ impl Meter {
             Source::FailedOpen => 3,
             Source::FailedClosed => 4,
             Source::Fallback => 5,
-            Source::Other(_) => 6,
+            Source::DenyCache => 6,
+            Source::Other(_) => 7,
         };
         let make = || {
             describe();

@@ -24,8 +24,9 @@
 //! is wrapped, and the wrapper says what becomes of a request meanwhile:
 //! [`fail_open`](Store::fail_open), [`fail_closed`](Store::fail_closed) or
 //! [`fallback`](Store::fallback), which keeps a limit. Inside it, a [`deadline`](Store::deadline)
-//! bounds how long a request waits for its decision, and a [`breaker`](Store::breaker) leaves a
-//! store alone that fails: `store.deadline(d).breaker().fallback(local)`.
+//! bounds how long a request waits for its decision, a [`breaker`](Store::breaker) leaves a
+//! store alone that fails, and a [`deny_cache`](Store::deny_cache) does not ask again for what the
+//! store has just refused: `store.deadline(d).breaker().deny_cache().fallback(local)`.
 
 mod answer;
 mod boxed;
@@ -55,6 +56,7 @@ pub use self::{
     wrap::{
         breaker::{Breaker, BreakerError, BreakerFuture},
         deadline::{Deadline, DeadlineError, DeadlineFuture},
+        deny_cache::{DenyCache, DenyCacheFuture},
         fail_closed::{FailClosed, FailClosedFuture},
         fail_open::{FailOpen, FailOpenFuture},
         fallback::{Fallback, FallbackFuture},
@@ -359,6 +361,14 @@ pub trait Store {
         Self: Sized,
     {
         Breaker::new(self)
+    }
+
+    /// Refuses in this process, for at most a second, what this store has said it will refuse.
+    fn deny_cache(self) -> DenyCache<Self>
+    where
+        Self: Sized,
+    {
+        DenyCache::new(self)
     }
 
     /// Decides by `local` what this store could not.

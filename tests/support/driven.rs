@@ -56,6 +56,20 @@ pub(crate) fn left(store: &LocalStore, name: &str, key: impl Into<Key>, quota: &
     look.remaining().expect("one quota")
 }
 
+/// What a store says that is wrapped and answers at once all the same.
+pub(crate) trait AtOnce {
+    fn now(self) -> Decision;
+}
+
+impl<F: Future<Output = Result<Decision, Infallible>>> AtOnce for Answer<F> {
+    fn now(self) -> Decision {
+        match self {
+            Self::Now(Ok(decision)) => decision,
+            Self::Later(_) => panic!("it answers later"),
+        }
+    }
+}
+
 /// A call that is under way: nothing of it has been polled.
 pub(crate) async fn begin<S>(service: &mut S, request: Request<()>) -> Spawn<S::Future>
 where
@@ -74,6 +88,11 @@ pub(crate) struct Counting<S> {
 impl<S> Counting<S> {
     pub(crate) fn new(store: S) -> Self {
         Self { store, counts: Arc::default() }
+    }
+
+    /// To ask without counting.
+    pub(crate) fn store(&self) -> &S {
+        &self.store
     }
 
     pub(crate) fn takes(&self) -> usize {

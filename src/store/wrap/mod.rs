@@ -2,6 +2,7 @@
 
 pub(super) mod breaker;
 pub(super) mod deadline;
+pub(super) mod deny_cache;
 pub(super) mod fail_closed;
 pub(super) mod fail_open;
 pub(super) mod fallback;

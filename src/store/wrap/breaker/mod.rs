@@ -18,7 +18,7 @@ use pin_project_lite::pin_project;
 use self::circuit::{Circuit, Permit, Settings};
 use super::setting::{SettingError, literal};
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     store::{Answer, BoxError, Charge, Store, Unsupported},
 };
 
@@ -169,6 +169,10 @@ impl<S> Breaker<S> {
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match call(&self.inner) {
+            // nobody was asked, as with an error
+            Answer::Now(Ok(decision)) if decision.source() == Source::DenyCache => {
+                Answer::Now(Ok(decision))
+            }
             Answer::Now(Ok(decision)) => {
                 permit.answered(true);
                 Answer::Now(Ok(decision))

@@ -183,6 +183,8 @@ where
         answer: Result<Decision, S::Error>,
     ) -> Decision {
         match answer {
+            // the inner store was not asked, so that it may fail as before
+            Ok(decision) if decision.source() == Source::DenyCache => decision,
             Ok(decision) => {
                 self.answered(begun);
                 self.follow(call, charges, &decision);

@@ -1,0 +1,595 @@
+//! A key that is known to be refused is refused without asking, and nobody else. Time stands still but
+//! where a test moves it.
+
+#[path = "support/slow.rs"]
+mod slow;
+mod support;
+
+use std::time::Duration;
+
+use http::StatusCode;
+use slow::Slow;
+use support::{
+    answer,
+    driven::{AtOnce, Counting, Time, millis, secs},
+    get, header,
+    random::rows,
+    shaky::{Mood, Shaky},
+};
+use tokio_test::{assert_pending, assert_ready, task};
+use tower_sluice::{
+    Algorithm, Charge, Decision, Elastic, Key, Limiter, LocalStore, Outcome, Quota, RateLimitLayer,
+    Rule, RuleName, Source, Store, key::Everyone, store::DenyCache,
+};
+
+const HOURLY: Quota = Quota::per_hour(10);
+const NANO: Duration = Duration::from_nanos(1);
+
+type Cached = DenyCache<Counting<LocalStore>>;
+
+/// A store, and its cache in front of something that counts what it is asked.
+fn cached(time: &Time) -> (Counting<LocalStore>, Cached) {
+    let inner = Counting::new(time.0.store(64));
+    (inner.clone(), inner.deny_cache())
+}
+
+/// Takes a refusal of `cost` whose account owes everything.
+fn exhaust(store: &Cached, quota: Quota, cost: u32) -> Decision {
+    let limiter = Limiter::new(store.clone());
+    limiter.settle("alice", &quota, -i64::from(quota.limit())).now();
+    let refusal = limiter.take("alice", &quota, cost).now();
+    assert_eq!((refusal.is_allowed(), refusal.source()), (false, Source::Local));
+    refusal
+}
+
+/// Lends the charge of a unit to alice.
+fn charged<T>(quotas: &[Quota], read: impl FnOnce(Charge<'_>) -> T) -> T {
+    read(Charge::new(RuleName::default(), &Key::from("alice"), quotas))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hammered_key_is_asked_for_once_in_a_life() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let mut told = exhaust(&store, HOURLY, 1).retry_after();
+    for n in 1..5_000 {
+        time.pass(millis(1)).await;
+        let refusal = Limiter::new(store.clone()).take("alice", &HOURLY, 1).now();
+        told = told.map(|told| told - millis(1));
+        let source = if n % 1_000 == 0 { Source::Local } else { Source::DenyCache };
+        assert_eq!((refusal.source(), refusal.retry_after()), (source, told), "after {n} ms");
+    }
+    assert_eq!((inner.takes(), store.refusals()), (5, 4_995));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whose_wait_is_over_is_asked_for_to_the_nanosecond() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let quota = Quota::per_second(5);
+    let wait = exhaust(&store, quota, 1).retry_after().expect("a wait");
+    time.pass(wait - NANO).await;
+    let limiter = Limiter::new(store);
+    let last = limiter.take("alice", &quota, 1).now();
+    assert_eq!((last.source(), last.retry_after()), (Source::DenyCache, Some(NANO)));
+    time.pass(NANO).await;
+    assert!(limiter.take("alice", &quota, 1).now().is_allowed());
+    assert_eq!(inner.takes(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_greater_cost_is_told_its_own_wait_and_a_smaller_one_is_asked_for() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let limiter = Limiter::new(store.clone());
+    limiter.take("alice", &HOURLY, 7).now();
+    assert!(!limiter.take("alice", &HOURLY, 5).now().is_allowed());
+    time.pass(millis(700)).await;
+    for cost in [5, 6, 10, 11] {
+        let refusal = limiter.take("alice", &HOURLY, cost).now();
+        let plain = Limiter::new(inner.store()).take("alice", &HOURLY, cost).now();
+        assert_eq!((refusal.source(), plain.source()), (Source::DenyCache, Source::Local));
+        assert_eq!(rows(&refusal), rows(&plain), "cost {cost}");
+    }
+    assert_eq!(limiter.take("alice", &HOURLY, 11).now().retry_after(), None);
+    let asked = inner.takes();
+    assert!(limiter.take("alice", &HOURLY, 3).now().is_allowed());
+    assert_eq!(inner.takes(), asked + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_never_fits_is_known_too() {
+    let (inner, store) = cached(&Time::default());
+    let limiter = Limiter::new(store);
+    for quota in [HOURLY, HOURLY.algorithm(Algorithm::SlidingLog)] {
+        let asked = inner.takes();
+        for source in [Source::Local, Source::DenyCache, Source::DenyCache] {
+            let refusal = limiter.take("dear", &quota, 11).now();
+            assert_eq!((refusal.source(), refusal.retry_after()), (source, None));
+        }
+        assert_eq!(inner.takes(), asked + 1);
+        assert!(limiter.take("dear", &quota, 5).now().is_allowed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_and_what_refuses_nobody_are_always_asked_for() {
+    let (inner, store) = cached(&Time::default());
+    exhaust(&store, HOURLY, 1);
+    let quotas = [HOURLY];
+    charged(&quotas, |charge| {
+        let asks = [charge.cost(0), charge.report_only(), charge.only(0)];
+        for (n, ask) in asks.into_iter().enumerate() {
+            assert_eq!(store.take(&[ask]).now().source(), Source::Local, "{ask:?}");
+            assert_eq!(inner.takes(), n + 2);
+        }
+        // nor is anything learned from them
+        let fresh = inner.clone().deny_cache();
+        for ask in [charge.report_only(), charge.only(0)] {
+            fresh.take(&[ask]).now();
+        }
+        assert_eq!(fresh.take(&[charge]).now().source(), Source::Local);
+        assert_eq!(fresh.take(&[charge]).now().source(), Source::DenyCache);
+        assert_eq!(fresh.take(&[charge, charge]).now().source(), Source::Local, "named twice");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_ready_to_queue_is_refused_while_the_queue_is_longer() {
+    let time = Time::default();
+    let (_, store) = cached(&time);
+    let quota = Quota::per_second(10).burst(1);
+    let patient = |store: &Cached| {
+        let quotas = [quota];
+        charged(&quotas, |charge| store.take(&[charge.max_wait(millis(500))]).now())
+    };
+    let waits: Vec<_> = (0..6).map(|_| patient(&store).wait()).collect();
+    assert_eq!(waits, [0, 100, 200, 300, 400, 500].map(millis));
+    for source in [Source::Local, Source::DenyCache] {
+        let refusal = patient(&store);
+        assert_eq!((refusal.source(), refusal.retry_after()), (source, Some(millis(600))));
+    }
+    time.pass(millis(100) - NANO).await;
+    assert_eq!(patient(&store).source(), Source::DenyCache);
+    time.pass(NANO).await;
+    assert_eq!((patient(&store).wait(), patient(&store).is_allowed()), (millis(500), false));
+}
+
+/// Every change of an account that is made here.
+const CHANGES: [&str; 7] =
+    ["refund", "late", "reset", "block", "unblock", "give_back", "smaller charge"];
+
+fn change(store: &Cached, name: &str, charge: Charge<'_>, taken: &Decision) {
+    match name {
+        "refund" => drop(store.settle(&charge, 1).now()),
+        "late" => drop(store.settle(&charge, -1).now()),
+        "reset" => drop(store.reset(&charge).now()),
+        "block" => drop(store.block(&charge, secs(9)).now()),
+        "unblock" => drop(store.unblock(&charge).now()),
+        "give_back" => store.give_back(&[charge.cost(8)], taken),
+        _ => assert!(store.take(&[charge.cost(1)]).now().is_allowed()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_changed_here_is_known_at_once() {
+    for name in CHANGES {
+        let (inner, store) = cached(&Time::default());
+        let quotas = [HOURLY];
+        charged(&quotas, |charge| {
+            let taken = store.take(&[charge.cost(8)]).now();
+            assert!(!store.take(&[charge.cost(5)]).now().is_allowed());
+            assert_eq!(store.take(&[charge.cost(5)]).now().source(), Source::DenyCache);
+            change(&store, name, charge, &taken);
+            let asked = inner.takes();
+            let (plain, told) =
+                (inner.store().take(&[charge.cost(5)]), store.take(&[charge.cost(5)]));
+            assert_eq!(rows(&plain.now()).len(), rows(&told.now()).len());
+            assert_eq!(inner.takes(), asked + 1, "{name}");
+        });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_blocked_key_is_known_and_its_end_too() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let quotas = [HOURLY];
+    charged(&quotas, |charge| {
+        store.block(&charge, secs(9)).now();
+        for source in [Source::Local, Source::DenyCache] {
+            let refusal = store.take(&[charge.cost(2)]).now();
+            assert_eq!((refusal.source(), refusal.retry_after()), (source, Some(secs(9))));
+        }
+        let dearer = store.take(&[charge.cost(11)]).now();
+        assert_eq!((dearer.source(), dearer.retry_after()), (Source::DenyCache, Some(secs(9))));
+        assert_eq!(store.take(&[charge]).now().source(), Source::DenyCache, "whatever the cost");
+        store.unblock(&charge).now();
+        assert!(store.take(&[charge]).now().is_allowed());
+        assert_eq!(inner.takes(), 2);
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_plan_ends_what_was_known_under_the_first() {
+    let (inner, store) = cached(&Time::default());
+    exhaust(&store, HOURLY, 1);
+    let limiter = Limiter::new(store);
+    let dear = Quota::per_hour(100).burst(200);
+    assert!(limiter.take("alice", &dear, 1).now().is_allowed());
+    assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed());
+    assert_eq!(limiter.take("alice", &HOURLY, 1).now().source(), Source::DenyCache);
+    assert!(!limiter.take("alice", &Quota::per_hour(9), 1).now().is_allowed());
+    assert_eq!(limiter.take("alice", &HOURLY, 1).now().source(), Source::Local);
+    assert_eq!(inner.takes(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_and_rules_do_not_refuse_for_one_another() {
+    let (_, store) = cached(&Time::default());
+    exhaust(&store, HOURLY, 1);
+    assert!(Limiter::new(store.clone()).take("bob", &HOURLY, 1).now().is_allowed());
+    let other = Limiter::named(RuleName::new("other").expect("a name"), store);
+    assert!(other.take("alice", &HOURLY, 1).now().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_process_changes_is_seen_in_time() {
+    let time = Time::default();
+    let shared = time.0.store(64);
+    for (life, store) in [
+        (secs(1), shared.clone().deny_cache()),
+        (millis(250), shared.clone().deny_cache().at_most(millis(250))),
+    ] {
+        let limiter = Limiter::new(store);
+        limiter.settle("alice", &HOURLY, -10).now();
+        assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed());
+        Limiter::new(shared.clone()).reset("alice", &HOURLY).now();
+        time.pass(life - NANO).await;
+        assert!(!limiter.take("alice", &HOURLY, 1).now().is_allowed(), "not yet");
+        time.pass(NANO).await;
+        assert!(limiter.take("alice", &HOURLY, 1).now().is_allowed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_life_begins_with_the_question_and_what_is_told_with_the_answer() {
+    let time = Time::default();
+    let inner = Slow::new(time.store());
+    let limiter = Limiter::new(inner.clone().deny_cache());
+    Limiter::new(inner.store.clone()).settle("alice", &HOURLY, -10).now();
+    let mut asked = task::spawn(limiter.take("alice", &HOURLY, 1).into_future());
+    assert_pending!(asked.poll());
+    time.pass(millis(300)).await;
+    inner.tell(1);
+    let wait = assert_ready!(asked.poll()).expect("infallible").retry_after().expect("a wait");
+    time.pass(millis(700) - NANO).await;
+    let told = limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+    assert_eq!(told.source(), Source::DenyCache);
+    assert_eq!(told.retry_after(), Some(wait - (millis(700) - NANO)));
+    let now = Limiter::new(inner.store.clone()).take("alice", &HOURLY, 1).now();
+    assert!(told.retry_after() >= now.retry_after(), "no wait is told shorter than it is");
+    time.pass(NANO).await;
+    inner.tell(1);
+    let again = limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+    assert_eq!(again.source(), Source::Local);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_a_change_has_overtaken_is_not_kept() {
+    for name in ["refund", "reset", "give_back", "another plan"] {
+        let inner = Slow::new(Time::default().store());
+        let store = inner.clone().deny_cache();
+        let (key, quotas, rule) = (Key::from("alice"), [HOURLY], RuleName::default());
+        let charge = Charge::new(rule, &key, &quotas);
+        let taken = inner.store.take(&[charge.cost(10)]).now();
+        // decided now, and told below
+        let mut before = task::spawn(store.take(&[charge]).into_future());
+        inner.confirm(1);
+        match name {
+            "refund" => drop(store.settle(&charge, 10).await),
+            "reset" => drop(store.reset(&charge).await),
+            "give_back" => store.give_back(&[charge.cost(10)], &taken),
+            _ => {
+                let other = [Quota::per_hour(9)];
+                inner.tell(1);
+                let dear = Charge::new(rule, &key, &other).cost(9);
+                let refusal = store.take(&[dear]).await.expect("infallible");
+                assert!(!refusal.is_allowed());
+                // as a store does that drops what another plan left
+                inner.store.reset(&charge).now();
+            }
+        }
+        inner.tell(1);
+        let refusal = assert_ready!(before.poll()).expect("infallible");
+        assert!(!refusal.is_allowed(), "{name}: it was asked before");
+        inner.tell(1);
+        let now = store.take(&[charge]).await.expect("infallible");
+        assert!(now.is_allowed(), "{name}: {now:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_nobody_waits_for_ends_what_is_known() {
+    let inner = Slow::new(Time::default().store());
+    let limiter = Limiter::new(inner.clone().deny_cache());
+    Limiter::new(inner.store.clone()).settle("alice", &HOURLY, -10).now();
+    inner.tell(1);
+    assert!(!limiter.take("alice", &HOURLY, 1).await.expect("infallible").is_allowed());
+    drop(limiter.reset("alice", &HOURLY));
+    inner.tell(1);
+    assert!(limiter.take("alice", &HOURLY, 1).await.expect("infallible").is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_charges_are_refused_by_the_one_that_is_known() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let [user, site, trial] = ["user", "site", "trial"].map(|n| RuleName::new(n).expect("a name"));
+    let (alice, all) = (Key::from("alice"), Key::everyone());
+    let (by_user, by_site) = ([HOURLY, Quota::per_day(50)], [Quota::per_hour(100)]);
+    let charges = [
+        Charge::new(trial, &all, &by_site).report_only(),
+        Charge::new(site, &all, &by_site),
+        Charge::new(user, &alice, &by_user),
+    ];
+    store.settle(&charges[2], -10).now();
+    let plain = store.take(&charges).now();
+    assert_eq!((plain.source(), plain.is_allowed()), (Source::Local, false));
+    time.pass(millis(9)).await;
+    let told = store.take(&charges).now();
+    let now = inner.store().take(&charges).now();
+    assert_eq!((told.source(), inner.takes()), (Source::DenyCache, 1));
+    let outcomes = told.outcomes();
+    assert_eq!(outcomes.len(), 4);
+    assert_eq!(rows(&told)[2..], rows(&now)[2..]);
+    assert_eq!(told.binding().map(|outcome| (outcome.rule(), outcome.place())), Some((user, 0)));
+    for (told, now) in outcomes.iter().zip(now.outcomes()) {
+        let place = |outcome: &Outcome| {
+            (outcome.rule(), outcome.place(), outcome.is_report_only(), outcome.is_denied())
+        };
+        assert_eq!(place(told), place(now));
+    }
+    // the site's account was not refused
+    assert!(store.take(&charges[1..2]).now().is_allowed());
+    assert_eq!(store.take(&charges[2..]).now().source(), Source::DenyCache);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rule_that_only_reports_is_passed_over_beside_one_that_is_known() {
+    let (_, store) = cached(&Time::default());
+    let [one, two] = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
+    let (key, quotas) = (Key::from("alice"), [HOURLY]);
+    let charges = [Charge::new(one, &key, &quotas), Charge::new(two, &key, &quotas)];
+    for charge in charges {
+        store.settle(&charge, -10).now();
+        assert!(!store.take(&[charge]).now().is_allowed());
+    }
+    let told = store.take(&[charges[0].report_only(), charges[1]]).now();
+    let flags = |outcome: &Outcome| (outcome.is_report_only(), outcome.is_denied());
+    assert_eq!(told.source(), Source::DenyCache);
+    assert_eq!(
+        told.outcomes().iter().map(flags).collect::<Vec<_>>(),
+        [(true, false), (false, true)]
+    );
+}
+
+/// As a cluster does, whose accounts are on different servers.
+#[tokio::test(start_paused = true)]
+async fn what_a_refused_call_charged_for_a_moment_is_not_kept_as_owed() {
+    let inner = Slow::new(Time::default().store());
+    let store = inner.clone().deny_cache();
+    let [site, user] = ["site", "user"].map(|name| RuleName::new(name).expect("a name"));
+    let (all, alice) = (Key::everyone(), Key::from("alice"));
+    let (once, hourly) = ([Quota::per_hour(1)], [HOURLY]);
+    let (site, user) = (Charge::new(site, &all, &once), Charge::new(user, &alice, &hourly));
+    inner.store.settle(&user, -10).now();
+    // on its way, and the site is charged until the other server has refused
+    let mut call = task::spawn(store.take(&[site, user]).into_future());
+    let moment = inner.store.take(&[site]).now();
+    inner.tell(1);
+    assert!(!store.take(&[site]).await.expect("infallible").is_allowed());
+    assert_eq!(store.take(&[site]).await.expect("infallible").source(), Source::DenyCache);
+    inner.store.give_back(&[site], &moment);
+    inner.tell(1);
+    assert!(!assert_ready!(call.poll()).expect("infallible").is_allowed());
+    inner.tell(1);
+    assert!(store.take(&[site]).await.expect("infallible").is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_contact_that_opens_an_account_is_not_kept_from_the_store() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let late = [Quota::per_second(10).initial(0)];
+    let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+    let [one, two] = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
+    let hourly = [HOURLY];
+    let known = Charge::new(one, &alice, &hourly);
+    store.settle(&known, -10).now();
+    assert!(!store.take(&[known]).now().is_allowed());
+    let stranger = Charge::new(two, &bob, &late);
+    assert_eq!(store.take(&[known, stranger]).now().source(), Source::Local);
+    time.pass(millis(100)).await;
+    assert!(store.take(&[stranger]).now().is_allowed(), "it was opened by the refusal");
+    assert_eq!(inner.takes(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_stands_in_for_the_store_is_not_kept() {
+    let shaky = Shaky::new(Time::default().store());
+    let (closed, here) = (shaky.clone().fail_closed(), Time::default().store());
+    shaky.is(Mood::Failing);
+    let limiter = Limiter::new(closed.deny_cache());
+    for _ in 0..2 {
+        let refusal = limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+        assert_eq!(refusal.source(), Source::FailedClosed);
+    }
+    let limiter = Limiter::new(shaky.clone().fallback(here).deny_cache());
+    limiter.take("alice", &HOURLY, 10).await.expect("infallible");
+    for _ in 0..2 {
+        let refusal = limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+        assert_eq!((refusal.is_allowed(), refusal.source()), (false, Source::Fallback));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_who_was_refused_stays_so_and_nobody_is_misled() {
+    let time = Time::default();
+    let shaky = Shaky::new(time.store());
+    let breaker = shaky.clone().deadline(millis(10)).breaker();
+    let store = breaker.clone().deny_cache().fallback(time.store());
+    let limiter = Limiter::new(store.clone());
+    let take = async |key: &str| limiter.take(key, &HOURLY, 1).await.expect("infallible");
+    limiter.take("alice", &HOURLY, 10).await.expect("infallible");
+    assert_eq!(take("alice").await.source(), Source::Local);
+    shaky.is(Mood::FailingSoon);
+    while !breaker.is_open() {
+        assert_eq!(take("bob").await.source(), Source::Fallback);
+    }
+    let calls = shaky.calls();
+    for _ in 0..9 {
+        // long enough for a probe: what is known is none
+        time.pass(millis(100)).await;
+        let refusal = take("alice").await;
+        assert_eq!((refusal.is_allowed(), refusal.source()), (false, Source::DenyCache));
+        assert!(breaker.is_open() && store.is_failing());
+    }
+    assert_eq!(shaky.calls(), calls);
+    time.pass(millis(100)).await;
+    let refusal = take("alice").await;
+    assert_eq!((refusal.is_allowed(), refusal.source()), (false, Source::Fallback), "mirrored");
+
+    // and with the breaker around it
+    let shaky = Shaky::new(time.store());
+    let store = shaky.clone().deny_cache().breaker().failures(2).rate(100, 1_000);
+    let limiter = Limiter::new(store.clone());
+    limiter.take("alice", &HOURLY, 10).await.expect("it works");
+    limiter.take("alice", &HOURLY, 1).await.expect("it works");
+    shaky.is(Mood::FailingSoon);
+    for _ in 0..2 {
+        assert!(!store.is_open());
+        limiter.take("alice", &HOURLY, 1).await.expect("known");
+        limiter.take("bob", &HOURLY, 1).await.expect_err("it fails");
+    }
+    assert!(store.is_open(), "what is known is no success");
+    time.pass(millis(100)).await;
+    limiter.take("alice", &HOURLY, 1).await.expect("known");
+    assert!(store.is_open(), "and no probe");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_takes_each_others_place_and_no_more() {
+    const KEYS: u64 = 1_000_000;
+    let store = Time::default().store().deny_cache().capacity(1_000);
+    let limiter = Limiter::new(store.clone());
+    let nobody = Quota::blocked();
+    let refuse = |key: u64| assert!(!limiter.take(key, &nobody, 1).now().is_allowed());
+    (0..KEYS).for_each(refuse);
+    assert_eq!(store.refusals(), 0, "no key for another");
+    // the oldest and the newest: who ends at one instant is kept
+    (0..20_000).chain(KEYS - 20_000..KEYS).for_each(refuse);
+    let known = store.refusals();
+    assert!((500..=1_000).contains(&known), "{known} were known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_set_gives_up_what_ends_first() {
+    let time = Time::default();
+    let store = time.store().deny_cache().capacity(1);
+    let limiter = Limiter::new(store.clone());
+    let quick = Quota::per_second(20);
+    limiter.settle("quick", &quick, -20).now();
+    assert!(!limiter.take("quick", &quick, 1).now().is_allowed());
+    let nobody = Quota::blocked();
+    for key in 0..8_u32 {
+        assert!(!limiter.take(key, &nobody, 1).now().is_allowed());
+    }
+    for key in 0..8_u32 {
+        assert_eq!(limiter.take(key, &nobody, 1).now().source(), Source::DenyCache);
+    }
+    assert_eq!(limiter.take("quick", &quick, 1).now().source(), Source::Local);
+}
+
+#[tokio::test(start_paused = true)]
+async fn through_the_layer_a_refusal_that_is_known_reads_as_the_first() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let rules = (
+        Rule::new("site", Everyone, Quota::per_hour(100)),
+        Rule::new("user", Everyone, [Quota::per_minute(2), Quota::per_hour(60)]),
+        Rule::new("trial", Everyone, Quota::per_hour(1)).report_only(),
+    );
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_decision();
+    for _ in 0..2 {
+        assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
+    }
+    let first = answer(&layer, get("/")).await;
+    assert_eq!(header(first.headers(), "retry-after"), "30");
+    assert_eq!(
+        header(first.headers(), "ratelimit"),
+        "\"site\";r=98;t=36, \"user-1min\";r=0;t=30, \"user-1h\";r=58;t=60"
+    );
+    time.pass(millis(400)).await;
+    let known = answer(&layer, get("/")).await;
+    assert_eq!(known.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(known.headers(), "retry-after"), "30", "rounded up");
+    assert_eq!(
+        header(known.headers(), "ratelimit"),
+        "\"user-1min\";r=0;t=30, \"user-1h\";r=58;t=60",
+        "of what is known"
+    );
+    assert_eq!(
+        header(known.headers(), "ratelimit-policy"),
+        header(first.headers(), "ratelimit-policy")
+    );
+    let decision = known.extensions().get::<Decision>().expect("exposed");
+    assert_eq!(decision.source(), Source::DenyCache);
+    assert_eq!((inner.takes(), store.refusals()), (3, 1));
+    time.pass(millis(600)).await;
+    let again = answer(&layer, get("/")).await;
+    assert_eq!(header(again.headers(), "retry-after"), "29");
+    assert_eq!(inner.takes(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_elastic_layer_lets_pass_what_a_known_quota_refuses() {
+    let time = Time::default();
+    let (inner, store) = cached(&time);
+    let rule = || Rule::new("api", Everyone, HOURLY);
+    let layer = RateLimitLayer::rules(rule(), store.clone());
+    let elastic = RateLimitLayer::rules(rule(), store.clone()).elastic(Elastic::when(|| true));
+    for _ in 0..10 {
+        answer(&layer, get("/")).await;
+    }
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let spared = answer(&elastic, get("/")).await;
+    assert_eq!(spared.status(), StatusCode::OK);
+    assert_eq!(header(spared.headers(), "retry-after"), "");
+    assert_eq!(inner.takes(), 11);
+
+    let charge = [HOURLY];
+    let key = Key::everyone();
+    let blocked = Charge::new(RuleName::new("api").expect("a name"), &key, &charge);
+    store.block(&blocked, secs(9)).now();
+    for _ in 0..2 {
+        let refused = answer(&elastic, get("/")).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "blocked");
+    }
+    assert_eq!(inner.takes(), 12);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_with_the_fix() {
+    let cache = || LocalStore::with_capacity(1).deny_cache();
+    for (wrong, text) in [
+        (cache().try_at_most(Duration::ZERO), "deny cache: at most is 0 s; give it time"),
+        (cache().try_at_most(secs(61)), "deny cache: at most is 61s; give at most 60 s"),
+        (cache().try_capacity(0), "deny cache: capacity is 0; give room for at least 1"),
+        (cache().try_capacity(usize::MAX), "; give at most 16777216"),
+    ] {
+        let error = wrong.expect_err("refused").to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    assert!(cache().try_at_most(secs(60)).and_then(|c| c.try_capacity(1 << 10)).is_ok());
+}
