@@ -108,7 +108,12 @@ impl Item {
         Ok(items)
     }
 
-    fn named(shapes: &[Shape<'_>]) -> Vec<Self> {
+    /// What clients read it is called.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn named(shapes: &[Shape<'_>]) -> Vec<Self> {
         let of = |shape: &Shape<'_>| {
             let quotas = shape.quotas.filter(|_| !shape.report_only).unwrap_or_default();
             let (rule, alone) = (shape.name, quotas.len() == 1);

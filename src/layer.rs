@@ -13,6 +13,7 @@ use crate::{
     gate::Gate,
     headers::{Headers, Item, Template},
     key::{KeyError, KeyExtractor, PeerIp},
+    lint::{self, Finding, Knobs, Lint, Lints},
     load::{Counters, Elastic, Switch},
     name::RuleName,
     quota::Quota,
@@ -43,7 +44,7 @@ use crate::{
 ///     ),
 ///     LocalStore::new(),
 /// )
-/// .headers(Headers::Draft07);
+/// .headers(Headers::Draft11);
 /// ```
 ///
 /// # What is one limit
@@ -71,6 +72,21 @@ use crate::{
 /// let mistake = RateLimitLayer::try_rules(rule("pages", Quota::per_hour(9)), store);
 /// assert!(mistake.is_err());
 /// ```
+///
+/// # What is probably a mistake
+///
+/// What would refuse or confuse every request is an error of
+/// [`try_rules`](RateLimitLayer::try_rules). What is legal and probably not meant, as a quota that
+/// never refuses, is told by [`lints`](RateLimitLayer::lints), for a test to assert that it is
+/// empty, and in the log (feature `tracing`). Build a layer once and clone it: one that is built
+/// for every request counts nothing, and makes a whole store each time.
+///
+/// ```
+/// use tower_sluice::{Headers, Quota, RateLimitLayer};
+///
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(Headers::XRateLimit);
+/// assert_eq!(layer.lints(), []);
+/// ```
 #[must_use]
 pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     rules: Arc<K>,
@@ -81,6 +97,7 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     dynamic: bool,
     headers: Headers,
     settings: Settings,
+    lints: Lints,
 }
 
 impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
@@ -89,6 +106,7 @@ impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
     /// With axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`: only
     /// so a request knows its [peer](PeerIp). Behind a proxy every peer is the proxy: there, give
     /// [`new`](RateLimitLayer::new) a [`ClientIp`](crate::ClientIp).
+    #[track_caller]
     pub fn per_ip(quota: Quota) -> Self {
         Self::new(PeerIp::new(), quota, LocalStore::new())
     }
@@ -135,8 +153,8 @@ where
     /// # Errors
     ///
     /// When two rules have one name, two quotas would be called the same in header fields, a fixed
-    /// cost is above a quota's limit, the store cannot do what the rules ask, or it serves a layer
-    /// with other quotas for a rule of this name.
+    /// cost, with what must be left over, is above a quota's limit, the store cannot do what the
+    /// rules ask, or it serves a layer with other quotas for a rule of this name.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
         let mut shapes = Vec::new();
         rules.describe(&mut shapes);
@@ -152,14 +170,57 @@ where
             dynamic,
             headers: Headers::default(),
             settings,
+            lints: Lints::default(),
         })
+    }
+}
+
+impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
+    /// What is legal and probably a mistake, as the layer is now; the text of each names the rule,
+    /// the value and the fix. The kinds are those of [`Lint`]. Quotas of a [`LivePlan`](crate::LivePlan) are judged as they are at
+    /// the moment. The same is in the log, at warn, when the layer is first put around a service
+    /// (feature `tracing`).
+    ///
+    /// ```
+    /// use tower_sluice::{Lint, LocalStore, Quota, RateLimitLayer, key::Everyone};
+    ///
+    /// let quotas = [Quota::per_second(10), Quota::per_minute(600)];
+    /// let layer = RateLimitLayer::new(Everyone, quotas, LocalStore::with_capacity(1));
+    /// assert_eq!(layer.lints()[0].lint(), Lint::DominatedQuota);
+    /// ```
+    #[must_use]
+    pub fn lints(&self) -> Vec<Finding> {
+        let mut shapes = Vec::new();
+        self.rules.describe(&mut shapes);
+        let knobs = Knobs {
+            headers: self.headers,
+            max_waiters: self.settings.max_waiters,
+            settles: self.settings.after.is_some(),
+        };
+        self.lints.sift(lint::find(&shapes, &knobs))
     }
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Which header fields tell clients what is left; [`Headers::Draft11`] unless set.
-    pub fn headers(self, headers: Headers) -> Self {
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.lints.anew();
         Self { headers, ..self }
+    }
+
+    /// Allows one kind of what [`lints`](RateLimitLayer::lints) finds, as meant so.
+    ///
+    /// ```
+    /// use tower_sluice::{Lint, LocalStore, Quota, RateLimitLayer, key::Everyone};
+    ///
+    /// let quotas = [Quota::per_second(10), Quota::per_minute(600)];
+    /// let layer = RateLimitLayer::new(Everyone, quotas, LocalStore::with_capacity(1))
+    ///     .allow_lint(Lint::DominatedQuota); // clients are to read of both
+    /// assert_eq!(layer.lints(), []);
+    /// ```
+    pub fn allow_lint(mut self, lint: Lint) -> Self {
+        self.lints.allow(lint);
+        self
     }
 
     /// Sends the [`headers`](RateLimitLayer::headers) on refusals only.
@@ -281,14 +342,15 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// further ones are refused at once.
     pub fn max_waiters(mut self, most: usize) -> Self {
         self.settings.max_waiters = most;
+        self.lints.anew();
         self
     }
 
     /// Answers refused requests with `reject`; [`TooManyRequests`] unless set.
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, dynamic, headers, settings, .. } = self;
+        let Self { rules, store, items, dynamic, headers, settings, lints, .. } = self;
         let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, dynamic, headers, settings }
+        RateLimitLayer { rules, store, reject, items, dynamic, headers, settings, lints }
     }
 }
 
@@ -408,10 +470,11 @@ where
     }
 }
 
-impl<I, K, S, R> Layer<I> for RateLimitLayer<K, S, R> {
+impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
     type Service = RateLimit<I, K, S, R>;
 
     fn layer(&self, inner: I) -> Self::Service {
+        self.lints.tell(|| self.lints());
         let gate = Gate {
             rules: self.rules.clone(),
             store: self.store.clone(),
@@ -433,6 +496,7 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             dynamic: self.dynamic,
             headers: self.headers,
             settings: self.settings.clone(),
+            lints: self.lints.clone(),
         }
     }
 }

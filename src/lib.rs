@@ -78,6 +78,7 @@
 //! | admit more, marked or while there is room | [`Quota::soft`], [`Elastic`] |
 //! | leave units for what matters more | [`Rule::headroom`] |
 //! | try a limit out, or turn it off | [`Rule::report_only`], [`Switch`] |
+//! | be told of quotas and knobs that are probably a mistake | [`RateLimitLayer::lints`] |
 //! | let in or shut out | [`AccessList`], [`Rule::mode`], [`Limiter::block`] |
 //!
 //! # What it does not protect against
@@ -111,9 +112,9 @@
 //!
 //! With the feature `tracing`: of the current span the fields `ratelimit.result`, `.policy`,
 //! `.store`, `.remaining` and `.retry_after_ms`, where it declares `ratelimit.result`; a line at
-//! debug for each refusal; at warn what a store or a breaker turned to, once. The key is nowhere; a
-//! [`Fingerprint`] of it is in the field `ratelimit.key` of both where a layer is
-//! [asked to](RateLimitLayer::fingerprint).
+//! debug for each refusal; at warn what a store or a breaker turned to, once, and what is probably a
+//! mistake in a layer ([`lint`]). The key is nowhere; a [`Fingerprint`] of it is in the field
+//! `ratelimit.key` of both where a layer is [asked to](RateLimitLayer::fingerprint).
 //!
 //! Why a request was refused, or would be, with the arithmetic of every quota: [`explain`].
 //!
@@ -160,6 +161,7 @@ mod load;
 pub mod reject;
 mod settle;
 
+pub mod lint;
 mod settings;
 
 mod pass;
@@ -193,6 +195,7 @@ pub use crate::{
     key::{ClientIp, Key, KeyError, KeyExtractor, NetworkError, PeerIp, key_fn},
     layer::RateLimitLayer,
     limiter::{Limiter, NotReady},
+    lint::{Finding, Lint},
     load::{Counters, Counts, Elastic, Switch},
     name::{NameError, RuleName},
     quota::{Algorithm, Quota, QuotaError},

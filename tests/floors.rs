@@ -35,6 +35,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reject/*", 7),
     ("limiter", 7),
     ("identify", 7),
+    ("lint/*", 7),
     ("settings", 8),
     ("pass", 9),
     ("gate", 10),

@@ -58,6 +58,11 @@ mod prefix;
 mod route;
 mod tuple;
 mod value;
+#[cfg(feature = "tracing")]
+mod watch;
+#[cfg(not(feature = "tracing"))]
+#[path = "unwatched.rs"]
+mod watch;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 

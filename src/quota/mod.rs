@@ -332,6 +332,11 @@ impl Quota {
         self.soft
     }
 
+    /// Whether both count alike, whatever they are called.
+    pub(crate) fn counts_like(&self, other: &Self) -> bool {
+        Self { name: None, ..*self } == Self { name: None, ..*other }
+    }
+
     /// The period as in the text form: `10s`, `1h`.
     pub(crate) fn period_text(&self) -> String {
         let (unit, n) = self.period_parts();

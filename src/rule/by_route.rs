@@ -92,7 +92,11 @@ impl<K: KeyExtractor> Rules for ByRoute<K> {
     }
 
     fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        let first = shapes.len();
         self.routes.iter().for_each(|route| route.rule.describe(shapes));
+        let routes = first..shapes.len();
         self.other.describe(shapes);
+        let other = shapes.last().map(|other| other.name);
+        shapes[routes].iter_mut().for_each(|route| route.instead_of = other);
     }
 }

@@ -28,6 +28,18 @@ pub enum RuleError {
         /// What the quota ever has.
         limit: u32,
     },
+    /// Every request that costs anything would be refused: its cost and what it must leave over are
+    /// together above a quota's limit.
+    HeadroomAboveLimit {
+        /// The rule.
+        rule: RuleName,
+        /// What a request costs, at least.
+        cost: u32,
+        /// What it must leave over.
+        headroom: u32,
+        /// What the quota ever has.
+        limit: u32,
+    },
     /// The store cannot do what the rules ask.
     Unsupported(Unsupported),
 }
@@ -50,6 +62,12 @@ impl fmt::Display for RuleError {
                 f,
                 "rule {rule}: cost {cost} is above the quota's limit {limit}, so that every \
                  request would be refused; lower the cost or raise the burst"
+            ),
+            Self::HeadroomAboveLimit { rule, cost, headroom, limit } => write!(
+                f,
+                "rule {rule}: cost {cost} and headroom {headroom} are together above the quota's \
+                 limit {limit}, so that every request would be refused; lower the headroom or \
+                 raise the burst"
             ),
             Self::Unsupported(what) => write!(f, "the store cannot do this: {what}"),
         }
@@ -76,20 +94,28 @@ pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), Rul
             if cost > limit {
                 return Err(RuleError::CostAboveLimit { rule, cost, limit });
             }
+            if shape.least_need() > limit.into() {
+                let (cost, headroom) = (shape.cost.unwrap_or(1), shape.headroom.unwrap_or(0));
+                return Err(RuleError::HeadroomAboveLimit { rule, cost, headroom, limit });
+            }
         }
     }
     if limiting.is_empty() {
         return Ok(());
     }
     let anyone = Key::everyone();
-    let mut charges = Vec::new();
+    let (mut charges, mut asked) = (Vec::new(), Vec::new());
     for shape in limiting {
         if let Some(quotas) = shape.quotas {
             let wait = if shape.queues { Duration::from_nanos(1) } else { Duration::ZERO };
             let charge = Charge::new(shape.name, &anyone, quotas).cost(shape.cost.unwrap_or(1));
-            charges.push(charge.max_wait(wait));
+            let charge = charge.max_wait(wait);
+            charges.push(charge);
+            // what is read from the request is above 0 now and then
+            let charge = charge.headroom(shape.headroom.unwrap_or(1));
+            asked.push(if shape.report_only { charge.report_only() } else { charge });
         }
     }
-    let fit = store.check(&charges).and_then(|()| store.announce(&charges));
+    let fit = store.check(&asked).and_then(|()| store.announce(&charges));
     fit.map_err(RuleError::Unsupported)
 }

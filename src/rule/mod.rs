@@ -243,9 +243,12 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         shapes.push(Shape {
             name: self.name,
             quotas: self.plan.fixed(),
+            live: self.plan.live(),
             cost: self.cost.fixed(),
+            headroom: self.headroom.fixed(),
             queues: !self.max_wait.is_zero(),
             report_only: self.report_only,
+            instead_of: None,
         });
     }
 }

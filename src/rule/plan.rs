@@ -20,7 +20,7 @@ pub(super) const MOST: usize = 255;
 
 impl Quotas {
     /// What is charged: no more than a decision can tell apart.
-    fn charged(&self) -> &[Quota] {
+    pub(crate) fn charged(&self) -> &[Quota] {
         &self.0[..self.0.len().min(MOST)]
     }
 
@@ -111,6 +111,13 @@ impl Plan {
         match &self.0 {
             Source::Fixed(quotas) => Some(&quotas.0),
             Source::Chosen(_) | Source::Live(_) => None,
+        }
+    }
+
+    pub(super) fn live(&self) -> Option<&LivePlan> {
+        match &self.0 {
+            Source::Live(live) => Some(live),
+            Source::Fixed(_) | Source::Chosen(_) => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use http::request::Parts;
 use smallvec::SmallVec;
 
+use super::LivePlan;
 use crate::{key::KeyError, name::RuleName, quota::Quota, store::Charge};
 
 /// What a layer charges for a request: a [`Rule`](crate::Rule), a tuple of up to four (tuples
@@ -40,12 +41,19 @@ pub struct Shape<'a> {
     pub name: RuleName,
     /// Its quotas; `None` where they are chosen per request or may change.
     pub quotas: Option<&'a [Quota]>,
+    /// The plan from which they may be replaced while the server runs.
+    pub live: Option<&'a LivePlan>,
     /// What a request costs, where that is fixed.
     pub cost: Option<u32>,
+    /// What a request must leave over, where that is fixed.
+    pub headroom: Option<u32>,
     /// Whether requests may wait for their place.
     pub queues: bool,
     /// Whether it refuses nobody.
     pub report_only: bool,
+    /// The rule that charges a request where this one does not: of the rules of one
+    /// `by_route` exactly one charges.
+    pub instead_of: Option<RuleName>,
 }
 
 impl<'a> Shape<'a> {
@@ -54,9 +62,21 @@ impl<'a> Shape<'a> {
         Self {
             name: charge.rule(),
             quotas: Some(charge.quotas()),
+            live: None,
             cost: Some(charge.units()),
+            headroom: Some(charge.reserve()),
             queues: !charge.patience().is_zero(),
             report_only: charge.is_report_only(),
+            instead_of: None,
+        }
+    }
+
+    /// The fewest units that must fit for a request that costs anything: what it costs and leaves
+    /// over, as far as that is fixed; 0 where it costs nothing.
+    pub(crate) fn least_need(&self) -> u64 {
+        match self.cost.unwrap_or(1) {
+            0 => 0,
+            cost => u64::from(cost) + u64::from(self.headroom.unwrap_or(0)),
         }
     }
 }

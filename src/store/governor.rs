@@ -24,6 +24,10 @@ const LOOK: Unsupported =
     Unsupported::new("a governor limiter cannot look (cost 0); use LocalStore to peek");
 const QUEUE: Unsupported =
     Unsupported::new("a governor limiter knows no headroom and no queue; use LocalStore");
+const REPORT: Unsupported = Unsupported::new(
+    "a governor limiter refuses and cannot only report; use RateLimitLayer::report_only, or \
+     LocalStore",
+);
 const SETTLE: Unsupported =
     Unsupported::new("a governor limiter cannot settle, reset or block an account; use LocalStore");
 
@@ -160,6 +164,9 @@ fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32),
     }
     if charge.reserve() > 0 || !charge.patience().is_zero() {
         return Err(QUEUE);
+    }
+    if charge.is_report_only() {
+        return Err(REPORT);
     }
     NonZeroU32::new(charge.units()).map(|cost| (charge, cost)).ok_or(LOOK)
 }

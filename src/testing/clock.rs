@@ -35,6 +35,7 @@ impl FakeClock {
 
     /// An embedded store for `keys` keys that lives by this clock.
     #[must_use]
+    #[track_caller]
     pub fn store(&self, keys: usize) -> LocalStore {
         LocalStore::on(self.clock.clone(), keys)
     }

@@ -6,6 +6,7 @@ mod clock;
 mod crowd;
 mod instants;
 mod ledger;
+mod life;
 mod overflow;
 mod slots;
 mod sync;
@@ -14,7 +15,7 @@ mod windows;
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 pub(crate) use self::clock::Clock;
-use self::ledger::Ledger;
+use self::{ledger::Ledger, life::Life};
 use super::{Answer, Charge, Never, Store, Unsupported, can_queue, rules::KnownRules};
 use crate::{decision::Decision, observe::set_keys};
 
@@ -51,7 +52,13 @@ const DEFAULT_KEYS: usize = 131_072;
 #[derive(Clone)]
 pub struct LocalStore {
     ledger: Arc<Ledger>,
-    rules: Arc<KnownRules>,
+    layers: Arc<Layers>,
+}
+
+/// What is known of the layers over a store.
+struct Layers {
+    rules: KnownRules,
+    life: Life,
 }
 
 /// How full a [`LocalStore`] is.
@@ -71,18 +78,22 @@ pub struct Stats {
 impl LocalStore {
     /// A store for 131 072 keys in debt at a time (4.5 MB).
     #[must_use]
+    #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(DEFAULT_KEYS)
     }
 
     /// A store for `keys` keys in debt at a time, at 34 bytes each, rounded up to a whole set.
     #[must_use]
+    #[track_caller]
     pub fn with_capacity(keys: usize) -> Self {
         Self::on(Clock::shared(), keys)
     }
 
+    #[track_caller]
     pub(crate) fn on(clock: Clock, keys: usize) -> Self {
-        Self { ledger: Arc::new(Ledger::new(clock, keys)), rules: Arc::default() }
+        let layers = Layers { rules: KnownRules::default(), life: Life::new(clock.clone()) };
+        Self { ledger: Arc::new(Ledger::new(clock, keys)), layers: Arc::new(layers) }
     }
 
     /// How full the store is. Looks at every slot: call it now and then, not per request. The
@@ -131,11 +142,14 @@ impl Store for LocalStore {
     }
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.rules.agree(charges)
+        self.layers.rules.agree(charges)?;
+        self.layers.life.layered();
+        Ok(())
     }
 }
 
 impl Default for LocalStore {
+    #[track_caller]
     fn default() -> Self {
         Self::new()
     }

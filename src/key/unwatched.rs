@@ -1,0 +1,15 @@
+//! Nobody would be told.
+
+use std::net::IpAddr;
+
+#[derive(Clone, Debug)]
+pub(super) struct Watch;
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        Self
+    }
+
+    #[inline]
+    pub(super) fn see(&self, _: IpAddr) {}
+}

@@ -1,0 +1,116 @@
+//! Whether all requests come from one private address, as from a proxy that nobody thought of.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+/// So many requests are looked at.
+const FIRST: u32 = 1_000;
+
+/// Looks at the addresses of the first requests and then no longer. Clones look together.
+#[derive(Clone)]
+pub(super) struct Watch(Arc<Seen>);
+
+#[derive(Default)]
+struct Seen {
+    /// Of one private address; at [`FIRST`] or above there is no more to look at.
+    requests: AtomicU32,
+    address: OnceLock<IpAddr>,
+}
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    #[inline]
+    pub(super) fn see(&self, address: IpAddr) {
+        if self.0.requests.load(Relaxed) < FIRST {
+            self.look(address.to_canonical());
+        }
+    }
+
+    #[cold]
+    fn look(&self, address: IpAddr) {
+        let Seen { requests, address: first } = &*self.0;
+        if *first.get_or_init(|| address) != address || !is_private(address) {
+            requests.store(FIRST, Relaxed);
+        } else if requests.fetch_add(1, Relaxed) == FIRST - 1 {
+            warn(address);
+        }
+    }
+}
+
+/// An address that no client on the internet has.
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            // 100.64.0.0/10 stands between a carrier or a cloud and its customers (RFC 6598)
+            let [first, second, ..] = address.octets();
+            let shared = first == 100 && second & 0b1100_0000 == 64;
+            address.is_private() || address.is_loopback() || address.is_link_local() || shared
+        }
+        IpAddr::V6(address) => {
+            address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local()
+        }
+    }
+}
+
+fn warn(address: IpAddr) {
+    tracing::warn!(
+        target: "tower_sluice::lint",
+        lint = "one_private_peer",
+        "the first {FIRST} requests all came from {address}, a private address, so that they share \
+         one account: if that is a proxy or a sidecar, name it with ClientIp::behind([\"{address}\"]); \
+         if it is a load test, all is well"
+    );
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_private;
+
+    #[test]
+    fn private_is_what_no_client_on_the_internet_has() {
+        let private = |text: &str| is_private(text.parse().expect("an address"));
+        for text in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "169.254.0.9",
+            "100.64.0.1",
+            "100.127.255.255",
+            "::1",
+            "fe80::1",
+            "fd12::1",
+            "fc00::1",
+        ] {
+            assert!(private(text), "{text}");
+        }
+        for text in [
+            "203.0.113.9",
+            "172.32.0.1",
+            "100.63.255.255",
+            "100.128.0.1",
+            "11.0.0.1",
+            "2001:db8::1",
+            "::ffff:10.0.0.1",
+            "2600::1",
+        ] {
+            assert!(!private(text), "{text}");
+        }
+    }
+}

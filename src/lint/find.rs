@@ -1,0 +1,118 @@
+//! Looks for what is legal and probably a mistake, in what is known of rules before any request.
+
+use super::{Finding, Lint, dominated};
+use crate::{
+    headers::{Headers, Item},
+    name::RuleName,
+    quota::Quota,
+    rule::{LivePlan, Quotas, Shape},
+};
+
+/// What a layer has set that decides what its rules come to.
+pub(crate) struct Knobs {
+    pub(crate) headers: Headers,
+    pub(crate) max_waiters: usize,
+    /// Whether charges are changed after the response.
+    pub(crate) settles: bool,
+}
+
+/// Looks for what is legal and probably a mistake, live plans as they are now.
+pub(crate) fn find(shapes: &[Shape<'_>], knobs: &Knobs) -> Vec<Finding> {
+    let live: Vec<Option<Quotas>> =
+        shapes.iter().map(|shape| shape.live.map(LivePlan::quotas)).collect();
+    let shapes: Vec<Shape<'_>> =
+        shapes.iter().zip(&live).map(|(shape, live)| as_now(shape, live.as_ref())).collect();
+    let mut found = Vec::new();
+    for shape in &shapes {
+        found.extend(cost_above_limit(shape));
+        found.extend(nobody_waits(shape, knobs));
+        found.extend(dominated_quotas(shape, knobs));
+    }
+    found.extend(unnamed_quotas(&shapes, knobs.headers));
+    found
+}
+
+/// The shape with the quotas that its live plan has now.
+fn as_now<'a>(shape: &Shape<'a>, live: Option<&'a Quotas>) -> Shape<'a> {
+    Shape { quotas: shape.quotas.or(live.map(Quotas::charged)), ..*shape }
+}
+
+fn dominated_quotas(shape: &Shape<'_>, knobs: &Knobs) -> Vec<Finding> {
+    let quotas = shape.quotas.unwrap_or_default();
+    let told = |at: usize| match quotas[at].name() {
+        Some(name) => format!("quota {} ({name:?}), {}", at + 1, quotas[at]),
+        None => format!("quota {}, {}", at + 1, quotas[at]),
+    };
+    let only_alike = knobs.settles || shape.queues;
+    let finding = |(loose, tight)| {
+        let (loose, tight) = (told(loose), told(tight));
+        let text = format!(
+            "{loose}, never refuses what {tight}, admits, so that it limits nothing; lower its \
+             units, or drop it"
+        );
+        Finding::of(Lint::DominatedQuota, shape.name, &text)
+    };
+    dominated::pairs(quotas, only_alike).into_iter().map(finding).collect()
+}
+
+fn cost_above_limit(shape: &Shape<'_>) -> Option<Finding> {
+    let quotas = shape.live.and(shape.quotas)?;
+    let need = shape.least_need();
+    let limits = quotas.iter().filter(|quota| !quota.is_blocked()).map(Quota::raised_limit);
+    let limit = limits.min().filter(|limit| need > u64::from(*limit))?;
+    let what = match shape.headroom {
+        Some(headroom) if headroom > 0 => format!("cost and headroom of {need}"),
+        _ => format!("cost {need}"),
+    };
+    let text = format!(
+        "{what} is above the limit {limit} that its live plan has now, so that every request is \
+         refused until it is replaced; lower the cost or raise the burst"
+    );
+    Some(Finding::of(Lint::CostAboveLimit, shape.name, &text))
+}
+
+fn nobody_waits(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
+    const TEXT: &str = "it has a max_wait, and the layer's max_waiters is 0, so that nobody waits; \
+                        raise max_waiters, or drop max_wait";
+    let never = shape.queues && knobs.max_waiters == 0;
+    never.then(|| Finding::of(Lint::NobodyWaits, shape.name, TEXT))
+}
+
+fn unnamed_quotas(shapes: &[Shape<'_>], headers: Headers) -> Option<Finding> {
+    if matches!(headers, Headers::Draft11 | Headers::None) {
+        return None;
+    }
+    let names = told_together(shapes);
+    let several = names.len() > 1;
+    several.then(|| {
+        let text = format!(
+            "headers: {headers:?} tells the numbers of one quota without its name, and a request is \
+             charged under {} ({}), so that a client cannot tell whose it reads; use \
+             Headers::Draft11, or Headers::None",
+            names.len(),
+            names.join(", ")
+        );
+        Finding { lint: Lint::UnnamedQuotas, rule: None, text }
+    })
+}
+
+/// The names of the quotas that clients are told of one request, at most.
+fn told_together(shapes: &[Shape<'_>]) -> Vec<String> {
+    let group = |shape: &Shape<'_>| shape.instead_of.unwrap_or(shape.name);
+    let told = shapes.iter().filter(|shape| !shape.report_only);
+    let mut groups: Vec<(RuleName, Vec<String>)> = Vec::new();
+    for shape in told {
+        let names = match shape.quotas {
+            // how many is not known; at least one
+            None => vec![shape.name.to_string()],
+            Some(_) => Item::named(&[*shape]).iter().map(|item| item.name().to_owned()).collect(),
+        };
+        match groups.iter_mut().find(|(known, _)| *known == group(shape)) {
+            // of these only one is charged
+            Some((_, most)) if most.len() >= names.len() => {}
+            Some((_, most)) => *most = names,
+            None => groups.push((group(shape), names)),
+        }
+    }
+    groups.into_iter().flat_map(|(_, names)| names).map(|name| format!("{name:?}")).collect()
+}

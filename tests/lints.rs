@@ -1,0 +1,453 @@
+//! What is legal and probably a mistake: the whole text, with the rule, the value and the fix; and
+//! what is certainly one, which is an error. That a quota never refuses is proved where it is said:
+//! whatever is charged, the decisions are those of the other quota alone.
+//!
+//! What is only seen at work is in `lints_log`.
+
+mod support;
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use governor::RateLimiter;
+use http::Method;
+use proptest::prelude::*;
+use support::quota;
+use tower_sluice::{
+    Algorithm, Charge, Decision, Finding, Headers, Key, Lint, LivePlan, LocalStore, PeerIp, Plan,
+    Quota, Quotas, RateLimitLayer, Rule, RuleName, Rules, Settle, Store, Units, by_route,
+    key::Everyone, store::GovernorStore, testing::FakeClock,
+};
+
+const TEN: Quota = Quota::per_second(10);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn rule(plan: impl Into<Plan>) -> Rule<Everyone> {
+    Rule::new("api", Everyone, plan)
+}
+
+fn layer<K: Rules>(rules: K) -> RateLimitLayer<K, LocalStore> {
+    RateLimitLayer::rules(rules, LocalStore::with_capacity(1))
+}
+
+fn texts(found: &[Finding]) -> Vec<String> {
+    found.iter().map(ToString::to_string).collect()
+}
+
+fn lints<K: Rules>(rules: K) -> Vec<String> {
+    texts(&layer(rules).lints())
+}
+
+#[test]
+fn a_quota_that_never_refuses_is_named_with_the_one_that_does() {
+    let found = layer(rule([TEN, Quota::per_minute(600).named("minute")])).lints();
+    assert_eq!(found.len(), 1);
+    let api = RuleName::new("api").expect("a name");
+    assert_eq!((found[0].lint(), found[0].rule()), (Lint::DominatedQuota, Some(api)));
+    assert_eq!(
+        found[0].to_string(),
+        "rule api: quota 2 (\"minute\"), 600/min, never refuses what quota 1, 10/s, admits, so that \
+         it limits nothing; lower its units, or drop it"
+    );
+    assert_eq!(found[0].lint().to_string(), "dominated_quota");
+}
+
+#[test]
+fn each_quota_is_told_once_and_of_equals_the_later_one() {
+    let (day, equal) = (Quota::per_day(900_000), TEN.named("again"));
+    let found = lints(rule([day, TEN, equal, Quota::per_minute(60)]));
+    let heads: Vec<_> = found.iter().map(|text| text.split(" admits").next()).collect();
+    assert_eq!(
+        heads,
+        [
+            Some("rule api: quota 1, 900000/day, never refuses what quota 2, 10/s,"),
+            Some("rule api: quota 3 (\"again\"), 10/s, never refuses what quota 2, 10/s,"),
+        ]
+    );
+}
+
+/// A quota by its text, and the algorithm that counts it.
+fn counted((text, by): (&str, Algorithm)) -> Quota {
+    quota(text).try_algorithm(by).expect("counted")
+}
+
+const GCRA: Algorithm = Algorithm::Gcra;
+const BUCKET: Algorithm = Algorithm::TokenBucket;
+const FIXED: Algorithm = Algorithm::fixed_window();
+const ANCHORED: Algorithm = Algorithm::AnchoredWindow;
+const LOG: Algorithm = Algorithm::SlidingLog;
+
+const fn sliding(buckets: u32) -> Algorithm {
+    Algorithm::SlidingWindow { buckets }
+}
+
+/// Whether of these two the second never refuses.
+fn is_dominated(tight: Quota, loose: Quota) -> bool {
+    let found = lints(rule([tight.named("tight"), loose.named("loose")]));
+    found.iter().any(|text| text.starts_with("rule api: quota 2 (\"loose\")"))
+}
+
+#[test]
+fn the_edge_between_limiting_and_not_is_where_the_algorithms_have_it() {
+    // the tighter quota, one that never refuses beside it, and one that just does
+    for (tight, never, refuses) in [
+        (("10/s", GCRA), ("600/min", GCRA), ("599/min", GCRA)),
+        (("10/s burst 20", GCRA), ("36000/h burst 20", GCRA), ("36000/h burst 19", GCRA)),
+        (("3/s burst 9", GCRA), ("180/min burst 9", GCRA), ("179/min burst 9", GCRA)),
+        (("10/s burst 20", BUCKET), ("10/s burst 25", BUCKET), ("10/s burst 19", BUCKET)),
+        (("100/h", FIXED), ("100/min", FIXED), ("99/min", FIXED)),
+        (("10/min", FIXED), ("600/h", FIXED), ("599/h", FIXED)),
+        (("10/min", FIXED), ("30/90s", FIXED), ("29/90s", FIXED)),
+        (("10/min", ANCHORED), ("10/min", ANCHORED), ("9/min", ANCHORED)),
+        (("10/min", sliding(6)), ("10/min", sliding(6)), ("9/min", sliding(6))),
+        (("10/min", LOG), ("10/s", LOG), ("9/s", LOG)),
+        (("10/min", LOG), ("10/min", FIXED), ("9/min", FIXED)),
+        (("10/min", LOG), ("10/min", GCRA), ("10/min burst 9", GCRA)),
+        (("10/min", FIXED), ("10/min burst 20", GCRA), ("10/min burst 19", GCRA)),
+        (("10/min", FIXED), ("20/min", LOG), ("19/min", LOG)),
+        (("10/min", sliding(5)), ("10/min burst 12", GCRA), ("10/min burst 11", GCRA)),
+        (("10/s", GCRA), ("610/min", LOG), ("608/min", LOG)),
+        (("10/s", GCRA), ("609/min", FIXED), ("608/min", FIXED)),
+        (("10/s", GCRA), ("600/min burst 609", BUCKET), ("600/min burst 608", BUCKET)),
+        (("10/s", BUCKET), ("10/s burst 20", GCRA), ("10/s burst 19", GCRA)),
+        (("10/min", LOG), ("20/min", sliding(60)), ("19/min", sliding(60))),
+        (("10/min", LOG), ("10/59s", sliding(59)), ("10/min", sliding(60))),
+    ] {
+        assert!(is_dominated(counted(tight), counted(never)), "{tight:?} {never:?}");
+        assert!(!is_dominated(counted(tight), counted(refuses)), "{tight:?} {refuses:?}");
+    }
+}
+
+/// Each of them refuses now and then, as the sequence beside it shows.
+#[test]
+fn what_only_seems_to_be_looser_is_not_said() {
+    for (tight, loose) in [
+        // 6 at 0 s, 5 right before 2 s, 9 at 2 s: full in between, the larger one is not refilled
+        (("5/s burst 10", BUCKET), ("6/s burst 10", BUCKET)),
+        // 60 right before 60 s, and at 60 s
+        (("60/min", BUCKET), ("1/s burst 60", BUCKET)),
+        // 1 at 0 s, 9 at 55 s, 10 at 60 s: there another window has begun
+        (("10/min", ANCHORED), ("10/50s", ANCHORED)),
+        (("10/min", ANCHORED), ("10/min", FIXED)),
+        (("10/min", FIXED), ("10/min", ANCHORED)),
+        (("10/min", FIXED), ("10/min", GCRA)),
+        // 10 at 59 s and at 60 s
+        (("10/min", FIXED), ("10/min", LOG)),
+        (("10/min", FIXED), ("11/50s", FIXED)),
+        // of other buckets another share is leaving
+        (("10/min", sliding(1)), ("10/min", sliding(2))),
+        (("10/min", sliding(2)), ("10/min", sliding(1))),
+        (("10/min", LOG), ("10/min", sliding(60))),
+        (("10/s", GCRA), ("600/min", LOG)),
+        (("10/s", BUCKET), ("10/s", GCRA)),
+    ] {
+        assert!(!is_dominated(counted(tight), counted(loose)), "{tight:?} {loose:?}");
+    }
+    let bucket = Quota::per_second(5).burst(10).algorithm(BUCKET);
+    assert!(!is_dominated(bucket.initial(0), bucket), "it is full earlier, and has another grid");
+    let (soft, hour) = (Quota::per_minute(10).algorithm(FIXED).soft(1), Quota::per_hour(659));
+    assert!(!is_dominated(soft, hour.algorithm(FIXED)), "overage in each of sixty windows");
+    assert!(is_dominated(soft, Quota::per_hour(660).algorithm(FIXED)));
+}
+
+#[test]
+fn what_passes_beyond_or_begins_lower_is_taken_into_account() {
+    let minute = Quota::per_minute(600);
+    assert!(is_dominated(TEN.soft(590), minute));
+    assert!(!is_dominated(TEN.soft(591), minute), "overage comes to more");
+    assert!(is_dominated(TEN.soft(591), minute.soft(1)));
+    assert!(!is_dominated(TEN, minute.burst(9).soft(600)), "it marks what passes as overage");
+    assert!(is_dominated(TEN.initial(0), minute));
+    assert!(is_dominated(TEN, minute.initial(600)));
+    assert!(!is_dominated(TEN, minute.initial(599)), "idle, it would begin lower");
+    let lends = Quota::per_minute(10).algorithm(FIXED.carry_over(5));
+    assert!(is_dominated(lends, counted(("900/h", FIXED))));
+    assert!(!is_dominated(lends, counted(("899/h", FIXED))), "what is lent passes too");
+    assert!(!is_dominated(
+        counted(("10/min", FIXED)),
+        Quota::per_minute(11).algorithm(FIXED.paced())
+    ));
+    assert!(is_dominated(Quota::blocked(), TEN) && !is_dominated(TEN, Quota::blocked()));
+}
+
+#[test]
+fn where_charges_are_taken_back_only_quotas_that_count_alike_are_judged() {
+    let dominated = || rule([TEN, Quota::per_minute(600)]);
+    let alike = || rule([TEN.named("one"), TEN.named("other")]);
+    assert_eq!(layer(dominated()).settle(|_| Settle::Refund).lints(), []);
+    assert_eq!(layer(dominated()).reserve(Settle::Keep).lints(), []);
+    assert_eq!(layer(dominated().max_wait(SECOND)).lints(), []);
+    assert_eq!(layer(alike()).settle(|_| Settle::Refund).lints().len(), 1);
+    assert_eq!(layer(alike().max_wait(SECOND)).lints().len(), 1);
+}
+
+/// The numbers of a quota, so small that many pairs are on an edge.
+type Numbers = (Algorithm, u64, u32, u32, u32, Option<u32>);
+
+fn numbers() -> impl Strategy<Value = Numbers> {
+    let algorithm = prop_oneof![
+        3 => Just(GCRA),
+        3 => Just(BUCKET),
+        2 => Just(FIXED),
+        1 => (1..9_u32).prop_map(|lent| FIXED.carry_over(lent)),
+        1 => Just(FIXED.paced()),
+        2 => Just(ANCHORED),
+        1 => Just(sliding(1)),
+        1 => Just(sliding(2)),
+        1 => Just(sliding(3)),
+        2 => Just(LOG),
+    ];
+    let period = prop::sample::select(vec![6_u64, 12, 18, 24, 30, 60, 72, 90, 120, 360]);
+    let units = prop_oneof![3 => 1..8_u32, 1 => 1..40_u32];
+    let burst = prop_oneof![3 => 1..20_u32, 1 => 1..60_u32];
+    let soft = prop_oneof![3 => Just(0), 1 => 1..10_u32];
+    let initial = prop_oneof![4 => Just(None), 1 => (0..10_u32).prop_map(Some)];
+    (algorithm, period, units, burst, soft, initial)
+}
+
+fn quota_of(
+    (algorithm, period, units, burst, soft, initial): Numbers,
+    scale: u64,
+) -> Option<Quota> {
+    let quota = Quota::new(units, Duration::from_nanos(period * scale)).ok()?;
+    let quota = match algorithm {
+        GCRA | BUCKET => quota.try_burst(burst).ok()?,
+        _ => quota,
+    };
+    let quota = quota.try_algorithm(algorithm).ok()?.try_soft(soft).ok()?;
+    initial.map_or(Some(quota), |initial| quota.try_initial(initial).ok())
+}
+
+/// Two quotas that have some of their numbers in common.
+fn pair() -> impl Strategy<Value = [Quota; 2]> {
+    let scale = prop::sample::select(vec![1_u64, 7, 1_000_000_000]);
+    let common = prop::array::uniform6(prop::bool::weighted(0.6));
+    (numbers(), numbers(), common, scale).prop_filter_map("valid", |(one, other, common, scale)| {
+        let [algorithm, period, units, burst, soft, initial] = common;
+        let second = (
+            if algorithm { one.0 } else { other.0 },
+            if period { one.1 } else { other.1 },
+            if units { one.2 } else { other.2 },
+            if burst { one.3 } else { other.3 },
+            if soft { one.4 } else { other.4 },
+            if initial { one.5 } else { other.5 },
+        );
+        Some([quota_of(one, scale)?, quota_of(second, scale)?])
+    })
+}
+
+/// A time, in sixths of one of the periods and a nanosecond more or less; a cost, in sixths of a
+/// limit and some units more; and a headroom.
+type Step = ((bool, u64, i64), (u32, u32), u32);
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let sixths = prop_oneof![4 => Just(0), 4 => 0..8_u64, 1 => 0..40_u64];
+    let time = (any::<bool>(), sixths, -1..2_i64);
+    let cost = (prop_oneof![2 => Just(0), 1 => 0..7_u32], 0..4_u32);
+    let headroom = prop_oneof![4 => Just(0), 1 => 0..10_u32];
+    prop::collection::vec((time, cost, headroom), 400)
+}
+
+/// What a decision says that does not depend on how many quotas there are.
+fn said(decision: &Decision) -> (bool, bool, Option<Duration>) {
+    (decision.is_allowed(), decision.is_overage(), decision.retry_after())
+}
+
+/// Plays the steps to both quotas and to `tight` alone, and compares the decisions.
+fn play(quotas: [Quota; 2], tight: Quota, steps: &[Step]) -> Result<(), TestCaseError> {
+    let (clock, key, name) = (FakeClock::new(), Key::from("alice"), RuleName::default());
+    let (both, alone) = (clock.store(16), clock.store(16));
+    clock.advance(Duration::from_secs(1_000_003));
+    for ((first, sixths, more), (share, units), headroom) in steps {
+        let period = quotas[usize::from(*first)].period();
+        let nanos = u64::try_from(period.as_nanos()).expect("fits") / 6 * sixths;
+        clock.advance(Duration::from_nanos(nanos.saturating_add_signed(*more)));
+        let cost = tight.limit() * share / 6 + units;
+        let charge = |quotas| Charge::new(name, &key, quotas).cost(cost).headroom(*headroom);
+        let (one, two) =
+            (both.take(&[charge(&quotas)]).now(), alone.take(&[charge(&[tight])]).now());
+        prop_assert_eq!(said(&one), said(&two), "{:?}: cost {} at {:?}", quotas, cost, clock.now());
+    }
+    Ok(())
+}
+
+/// Which quota of the two is said never to refuse.
+fn loose(quotas: [Quota; 2]) -> Option<usize> {
+    let names = [quotas[0].named("first"), quotas[1].named("second")];
+    // a quota that a cost of 1 never fits is an error
+    let layer = RateLimitLayer::try_rules(rule(names), LocalStore::with_capacity(1)).ok()?;
+    let found = layer.lints();
+    assert!(found.len() < 2, "one of two refuses: {found:?}");
+    let text = found.first()?.to_string();
+    Some(usize::from(text.starts_with("rule api: quota 2")))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, max_global_rejects: 1_000_000, ..Default::default() })]
+
+    /// Five hundred pairs of which one is said never to refuse, four hundred charges each.
+    #[test]
+    fn a_quota_that_is_said_never_to_refuse_never_does(
+        (quotas, loose) in pair().prop_filter_map("one dominates", |quotas| Some((quotas, loose(quotas)?))),
+        steps in steps(),
+    ) {
+        play(quotas, quotas[1 - loose], &steps)?;
+    }
+}
+
+#[test]
+fn a_cost_above_a_live_plan_is_found_as_the_plan_is_now() {
+    let live = LivePlan::new(TEN);
+    let one = layer(rule(&live).cost(11));
+    assert_eq!(
+        texts(&one.lints()),
+        [
+            "rule api: cost 11 is above the limit 10 that its live plan has now, so that every request \
+          is refused until it is replaced; lower the cost or raise the burst"
+        ]
+    );
+    let leaves = layer(rule(&live).cost(5).headroom(6)).lints();
+    assert_eq!(leaves[0].lint(), Lint::CostAboveLimit);
+    assert!(texts(&leaves)[0].starts_with("rule api: cost and headroom of 11 is above the limit"));
+    live.replace(TEN.burst(11));
+    assert_eq!(one.lints(), []);
+    live.replace([TEN, Quota::per_minute(600)]);
+    assert_eq!(one.lints().len(), 2, "cost, and a quota that never refuses");
+    live.replace(Quota::blocked());
+    assert_eq!(one.lints(), [], "that is meant");
+}
+
+#[test]
+fn a_headroom_that_leaves_nothing_is_refused_when_the_layer_is_built() {
+    let refused = |rule: Rule<Everyone>| {
+        let layer = RateLimitLayer::try_rules(rule, LocalStore::with_capacity(1));
+        layer.map(drop).map_err(|wrong| wrong.to_string())
+    };
+    let text = |cost, headroom| {
+        Err(format!(
+            "rule api: cost {cost} and headroom {headroom} are together above the quota's limit 10, \
+             so that every request would be refused; lower the headroom or raise the burst"
+        ))
+    };
+    let read = || Units::from_fn(|_| 1);
+    assert_eq!(refused(rule(TEN).cost(5).headroom(6)), text(5, 6));
+    assert_eq!(refused(rule(TEN).cost(read()).headroom(10)), text(1, 10));
+    for fits in [
+        rule(TEN).cost(5).headroom(5),
+        rule(TEN.soft(1)).cost(5).headroom(6),
+        rule(TEN).cost(0).headroom(11),
+        rule(TEN).headroom(Units::from_fn(|_| 11)),
+        rule(Quota::blocked()).headroom(11),
+        rule(&LivePlan::new(TEN)).headroom(11),
+    ] {
+        assert_eq!(refused(fits), Ok(()));
+    }
+}
+
+#[test]
+fn what_a_governor_limiter_would_fail_at_is_refused_when_the_layer_is_built() {
+    let ten = governor::Quota::per_second(NonZeroU32::new(10).expect("above 0"));
+    let limiter = Arc::new(RateLimiter::<Key, _, _>::keyed(ten));
+    let refused = |rule: Rule<Everyone>| {
+        let store = GovernorStore::new(limiter.clone()).fail_open();
+        RateLimitLayer::try_rules(rule, store).map(drop).map_err(|wrong| wrong.to_string())
+    };
+    let headroom =
+        Err("the store cannot do this: a governor limiter knows no headroom and no queue; \
+                        use LocalStore"
+            .to_owned());
+    assert_eq!(refused(rule(TEN)), Ok(()));
+    assert_eq!(refused(rule(TEN).headroom(1)), headroom);
+    assert_eq!(refused(rule(TEN).headroom(Units::from_fn(|_| 0))), headroom);
+    assert_eq!(
+        refused(rule(TEN).report_only()),
+        Err("the store cannot do this: a governor limiter refuses and cannot only report; use \
+             RateLimitLayer::report_only, or LocalStore"
+            .to_owned())
+    );
+}
+
+#[test]
+fn header_fields_that_cannot_tell_quotas_apart_name_the_family_that_can() {
+    let rules = || {
+        let user = Rule::new("user", Everyone, [Quota::per_second(5), Quota::per_day(900)]);
+        (Rule::new("ip", PeerIp::new(), TEN), user)
+    };
+    for (family, name) in [
+        (Headers::Draft07, "Draft07"),
+        (Headers::Draft06, "Draft06"),
+        (Headers::XRateLimit, "XRateLimit"),
+        (Headers::XRateLimitDelta, "XRateLimitDelta"),
+    ] {
+        let found = layer(rules()).headers(family).lints();
+        assert_eq!((found[0].lint(), found[0].rule()), (Lint::UnnamedQuotas, None));
+        assert_eq!(
+            texts(&found),
+            [format!(
+                "headers: {name} tells the numbers of one quota without its name, and a request is \
+                 charged under 3 (\"ip\", \"user-1s\", \"user-1day\"), so that a client cannot tell \
+                 whose it reads; use Headers::Draft11, or Headers::None"
+            )]
+        );
+        assert_eq!(layer(rule(TEN)).headers(family).lints(), [], "one quota needs no name");
+        let (ip, user) = rules();
+        assert_eq!(layer((ip, user.report_only())).headers(family).lints(), [], "clients see one");
+    }
+    for family in [Headers::Draft11, Headers::None] {
+        assert_eq!(layer(rules()).headers(family).lints(), []);
+    }
+}
+
+#[test]
+fn of_routes_one_is_charged_and_of_chosen_quotas_at_least_one() {
+    let routes = |quotas: Quotas| by_route([(Method::GET, "/a", quotas)], TEN);
+    let family = Headers::XRateLimit;
+    assert_eq!(layer(routes(TEN.into())).headers(family).lints(), []);
+    let two = layer(routes([TEN, Quota::per_day(900)].into())).headers(family).lints();
+    assert!(texts(&two)[0].contains("under 2 (\"GET /a-1s\", \"GET /a-1day\")"), "{two:?}");
+    let beside = (Rule::new("site", Everyone, Quota::per_second(99)), routes(TEN.into()));
+    let beside = layer(beside).headers(family).lints();
+    assert!(texts(&beside)[0].contains("under 2 (\"site\", \"GET /a\")"), "{beside:?}");
+
+    let chosen = || rule(Plan::from_fn(|_, _| TEN.into()));
+    assert_eq!(layer(chosen()).headers(family).lints(), []);
+    let beside = layer((chosen(), Rule::new("site", Everyone, TEN))).headers(family).lints();
+    assert!(texts(&beside)[0].contains("under 2 (\"api\", \"site\")"), "{beside:?}");
+}
+
+#[test]
+fn a_queue_without_places_is_found() {
+    let waits = || layer(rule(TEN).max_wait(SECOND));
+    assert_eq!(waits().lints(), []);
+    assert_eq!(layer(rule(TEN)).max_waiters(0).lints(), []);
+    let found = waits().max_waiters(0).lints();
+    assert_eq!(found[0].lint(), Lint::NobodyWaits);
+    assert_eq!(
+        texts(&found),
+        [
+            "rule api: it has a max_wait, and the layer's max_waiters is 0, so that nobody waits; raise \
+          max_waiters, or drop max_wait"
+        ]
+    );
+}
+
+#[test]
+fn what_is_meant_is_allowed_by_its_kind() {
+    let two = [TEN, Quota::per_minute(600)];
+    let kinds = |found: &[Finding]| found.iter().map(Finding::lint).collect::<Vec<_>>();
+    let layer = layer(rule(two)).headers(Headers::XRateLimit);
+    assert_eq!(kinds(&layer.lints()), [Lint::DominatedQuota, Lint::UnnamedQuotas]);
+    let layer = layer.allow_lint(Lint::DominatedQuota);
+    assert_eq!(kinds(&layer.clone().lints()), [Lint::UnnamedQuotas]);
+    let layer = layer.headers(Headers::Draft06).max_waiters(9);
+    assert_eq!(kinds(&layer.lints()), [Lint::UnnamedQuotas], "whatever is set afterwards");
+    assert_eq!(layer.allow_lint(Lint::UnnamedQuotas).lints(), []);
+}
+
+#[test]
+fn what_the_documentation_shows_has_no_lints() {
+    let by_key = [Quota::per_second(5).burst(20), Quota::per_day(10_000)];
+    let rules = (Rule::new("ip", PeerIp::new(), Quota::per_second(20)), rule(by_key));
+    assert_eq!(lints(rules), [""; 0]);
+    assert_eq!(RateLimitLayer::per_ip(TEN).lints(), []);
+    assert_eq!(lints(Rule::unlimited()), [""; 0]);
+}

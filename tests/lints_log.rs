@@ -1,0 +1,179 @@
+//! What is probably a mistake, in the log: what a layer finds, once; a proxy that nobody thought of;
+//! and a layer that is built per request.
+
+#[path = "support/log.rs"]
+mod log;
+mod support;
+
+use std::{net::IpAddr, panic::Location, thread, time::Duration};
+
+use http::Request;
+use log::Log;
+use support::{Strict, get};
+use tower::Layer;
+use tower_sluice::{
+    Headers, KeyExtractor, Limiter, Lint, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    key::Everyone, testing::FakeClock,
+};
+
+const TEN: Quota = Quota::per_second(10);
+
+/// One test, since what another thread does first decides whether this one's lines are caught.
+#[test]
+fn each_mistake_is_a_line_once() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    of_a_layer(&log);
+    one_private_peer(&log);
+    layer_rebuilt(&log);
+}
+
+/// The text of the only line there is, which is a warning.
+fn warning(log: &Log) -> String {
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let text = lines[0].split_once("WARN tower_sluice::lint: ").expect("a warning").1;
+    text.to_owned()
+}
+
+const NOTHING: [&str; 0] = [];
+
+fn of_a_layer(log: &Log) {
+    let store = LocalStore::with_capacity(1);
+    let quotas = [TEN, Quota::per_minute(600)];
+    let layer = RateLimitLayer::new(Everyone, quotas, store.clone());
+    assert_eq!(log.read(), NOTHING, "it may yet be allowed");
+    for _ in 0..3 {
+        let _service = layer.clone().layer(Strict::default());
+        let _service = layer.layer(Strict::default());
+    }
+    assert_eq!(
+        warning(log),
+        "rule default: quota 2, 600/min, never refuses what quota 1, 10/s, admits, so that it \
+         limits nothing; lower its units, or drop it lint=\"dominated_quota\""
+    );
+    let layer = layer.allow_lint(Lint::DominatedQuota).headers(Headers::XRateLimit);
+    let _service = layer.layer(Strict::default());
+    assert!(warning(log).ends_with("lint=\"unnamed_quotas\""), "a knob was turned");
+
+    let allowed = RateLimitLayer::new(Everyone, quotas, store).allow_lint(Lint::DominatedQuota);
+    let _service = allowed.layer(Strict::default());
+    let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    assert_eq!(log.read(), NOTHING);
+}
+
+/// Requests from these addresses, in turn.
+fn ask(peer: &PeerIp, addresses: &[&str], requests: usize) {
+    for address in addresses.iter().cycle().take(requests) {
+        let ip: IpAddr = address.parse().expect("an address");
+        let mut request: Request<()> = get("/");
+        request.extensions_mut().insert(std::net::SocketAddr::new(ip, 4711));
+        peer.extract(&request.into_parts().0).expect("a peer");
+    }
+}
+
+fn one_private_peer(log: &Log) {
+    let peer = PeerIp::new();
+    ask(&peer, &["10.0.3.7"], 999);
+    assert_eq!(log.read(), NOTHING, "it is too early to say");
+    ask(&peer.clone().ipv6_prefix(48), &["::ffff:10.0.3.7"], 1);
+    assert_eq!(
+        warning(log),
+        "the first 1000 requests all came from 10.0.3.7, a private address, so that they share one \
+         account: if that is a proxy or a sidecar, name it with ClientIp::behind([\"10.0.3.7\"]); if \
+         it is a load test, all is well lint=\"one_private_peer\""
+    );
+    ask(&peer, &["10.0.3.7"], 3_000);
+    assert_eq!(log.read(), NOTHING, "once");
+
+    for peers in [&["203.0.113.9"][..], &["10.0.3.7", "10.0.3.8"], &["127.0.0.1", "2001:db8::1"]] {
+        ask(&PeerIp::new(), peers, 3_000);
+        assert_eq!(log.read(), NOTHING, "{peers:?}");
+    }
+    let late = PeerIp::new();
+    ask(&late, &["127.0.0.1"], 998);
+    ask(&late, &["127.0.0.2"], 1);
+    ask(&late, &["127.0.0.1"], 3_000);
+    assert_eq!(log.read(), NOTHING, "there was another");
+    ask(&PeerIp::new(), &["fd00::1"], 1_000);
+    assert!(warning(log).contains("ClientIp::behind([\"fd00::1\"])"));
+
+    // of many threads the one that comes last tells
+    let shared = PeerIp::new();
+    let lines: usize = thread::scope(|scope| {
+        let asking = || {
+            let (log, _guard) = Log::start(tracing::Level::INFO);
+            ask(&shared.clone(), &["::1"], 500);
+            log.read().len()
+        };
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(asking)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it ends")).sum()
+    });
+    assert_eq!((lines, log.read().len()), (1, 0));
+}
+
+/// A store that is made by one line, for a layer that is then dropped.
+fn build(clock: &FakeClock, times: usize, lives: Duration) -> &'static Location<'static> {
+    #[track_caller]
+    fn store(clock: &FakeClock) -> (LocalStore, &'static Location<'static>) {
+        (clock.store(1), Location::caller())
+    }
+    let mut place = Location::caller();
+    for _ in 0..times {
+        let (store, here) = store(clock);
+        place = here;
+        let layer = RateLimitLayer::new(Everyone, TEN, store);
+        let _service = layer.layer(Strict::default());
+        clock.advance(lives);
+    }
+    place
+}
+
+fn layer_rebuilt(log: &Log) {
+    let clock = FakeClock::new();
+    let minute = Duration::from_secs(60);
+    let none = Duration::ZERO;
+
+    // kept, without a layer, long-lived, or with pauses: nothing is said
+    let rule = |name: &str| Rule::new(name, Everyone, TEN);
+    let tenants: Vec<_> =
+        (0..5_000).map(|n| RateLimitLayer::rules(rule(&n.to_string()), clock.store(1))).collect();
+    (0..5_000).for_each(|_| drop(Limiter::new(clock.store(1))));
+    let shared = clock.store(1);
+    (0..5_000).for_each(|_| drop(RateLimitLayer::rules(rule("one"), shared.clone())));
+    clock.advance(minute);
+    drop((tenants, shared));
+    build(&clock, 100, minute);
+    build(&clock, 999, none);
+    clock.advance(2 * minute);
+    build(&clock, 999, none);
+    assert_eq!(log.read(), NOTHING);
+
+    // low traffic, minute after minute
+    clock.advance(2 * minute);
+    build(&clock, 31, none);
+    clock.advance(minute);
+    build(&clock, 500, none);
+    assert_eq!(log.read(), NOTHING, "the minute before had less");
+    clock.advance(minute);
+    build(&clock, 31, none);
+    assert_eq!(log.read(), NOTHING);
+    let place = build(&clock, 1, none);
+    assert_eq!(
+        warning(log),
+        format!(
+            "layers are built and dropped all the time with the store that {place} makes: each \
+             begins to count anew, so that nobody is limited, and sets memory aside for a whole \
+             store; build the layer once, outside of what runs per request or connection, and clone \
+             it lint=\"layer_rebuilt\""
+        )
+    );
+    build(&clock, 3_000, none);
+    assert_eq!(log.read(), NOTHING, "once for a line");
+
+    // a load test of the plain layer, by the real clock
+    let here = Location::caller().line() + 1;
+    let handle = || RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    (0..1_000).for_each(|_| drop(handle()));
+    let said = warning(log);
+    assert!(said.contains(&format!("tests/lints_log.rs:{here}:")), "{said}");
+}
