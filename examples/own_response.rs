@@ -5,13 +5,7 @@
 
 use std::net::SocketAddr;
 
-use axum::{
-    Json, Router,
-    body::Body,
-    http::{Request, StatusCode},
-    response::IntoResponse,
-    routing::get,
-};
+use axum::{Json, Router, body::Body, http::Request, response::IntoResponse, routing::get};
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
@@ -19,14 +13,15 @@ use tower_sluice::{Quota, RateLimitLayer, reject_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Retry-After and the RateLimit fields are added to whatever is returned here
+    // every refusal comes here, so the status is its own: 429, or 400 for a request without a key;
+    // Retry-After and the RateLimit fields are added to whatever is returned
     let sorry = reject_fn(|why, _parts| {
         let body = json!({
             "error": format!("{:?}", why.reason()),
             "limits": why.violated().collect::<Vec<_>>(),
-            "wait_ms": why.retry_after().map(|wait| wait.as_millis()),
+            "seconds": why.retry_after_seconds(),
         });
-        (StatusCode::TOO_MANY_REQUESTS, Json(body)).into_response()
+        (why.status(), Json(body)).into_response()
     });
     let layer = RateLimitLayer::per_ip(Quota::per_minute(2)).reject(sorry);
     let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);

@@ -64,6 +64,10 @@ pub const EXPOSED_HEADERS: [HeaderName; 10] = [
 pub enum Headers {
     /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, one item per
     /// quota: Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
+    ///
+    /// `q` is the most at once (the burst) and `w` the seconds in which that many come back, so that
+    /// 50 a minute with a burst of 100 is `q=100;w=120`. `r` is left now, and `t` are the seconds until
+    /// more is; a full account has no `t`.
     #[default]
     Draft11,
     /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1`: revision 07.

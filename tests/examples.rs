@@ -133,7 +133,8 @@ fn printed(name: &str) -> String {
 fn examples_of_one_question_each_show_the_answer() {
     for (name, lines) in [
         ("two_limits", "alice: 429"),
-        ("plans", "bob (free): 429 Too Many Requests Some(\"\\\"user\\\";q=4;w=3600\")"),
+        ("plans", "k-1: 429 Too Many Requests Some(\"\\\"user\\\";r=0;t=720"),
+        ("plans", "not refilled\nk-2: 429 Too Many Requests Some(\"\\\"user\\\";r=0;t=900"),
         ("per_route", "DELETE /url/2: 429"),
         ("late_cost", "after ten words: 990 tokens left\nafter one that was cut: 890 tokens left"),
         ("smooth", "request 8: 429 Too Many Requests after"),

@@ -43,6 +43,10 @@ async fn a_dead_port_is_an_error_within_a_second() {
     assert_eq!(error.kind(), Kind::Disconnected, "{error}");
     assert!(start.elapsed() < SECOND + BUSY, "{:?}", start.elapsed());
     assert!(error.to_string().contains("refused"), "{error}");
+    let (_, address) =
+        server.url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a url");
+    let fix = format!("; is it at {address}? `connect_lazy` starts without it");
+    assert!(error.to_string().ends_with(&fix), "{error}");
 }
 
 #[tokio::test]

@@ -75,16 +75,49 @@ fn no_source_file_takes_a_shortcut() {
     }
 }
 
+const READMES: [&str; 2] = ["README.md", "README.zh-CN.md"];
+
+/// Whether a test or an example has the name.
+fn is_program(kind: &str, name: &str) -> bool {
+    let path = root().join(kind).join(name);
+    path.with_extension("rs").exists() || path.join("main.rs").exists()
+}
+
 #[test]
 fn the_readme_names_examples_that_exist() {
-    let readme = read(&root().join("README.md"));
-    let names = readme.split("--example ").skip(1).map(|rest| {
-        rest.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').next().expect("a name")
-    });
-    for name in names {
-        let file = root().join("examples").join(name).with_extension("rs");
-        let folder = root().join("examples").join(name).join("main.rs");
-        assert!(file.exists() || folder.exists(), "README.md names the example {name:?}");
+    for readme in READMES {
+        let text = read(&root().join(readme));
+        let names = text.split("--example ").skip(1).map(|rest| {
+            let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '-';
+            rest.split(end).next().expect("a name")
+        });
+        for name in names.filter(|name| !["NAME", "名字"].contains(name)) {
+            assert!(is_program("examples", name), "{readme} names the example {name:?}");
+        }
+    }
+}
+
+/// The tables' last cell has, as `test `a`, example `b``, what shows the row.
+#[test]
+fn what_shows_a_line_of_the_readme_is_there() {
+    for readme in READMES {
+        let text = read(&root().join(readme));
+        let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
+        let shown = cells.filter(|cell| {
+            ["test", "example", "`scripts/", "测试", "示例"]
+                .iter()
+                .any(|word| cell.starts_with(word))
+        });
+        let mut rows = 0;
+        for cell in shown {
+            rows += 1;
+            for name in cell.split('`').skip(1).step_by(2) {
+                let script = name.starts_with("scripts/") && root().join(name).exists();
+                let known = script || is_program("tests", name) || is_program("examples", name);
+                assert!(known, "{readme}: {cell}: there is no {name:?}");
+            }
+        }
+        assert!(rows > 10, "{readme}: {rows} rows");
     }
 }
 

@@ -5,17 +5,19 @@
 //! nothing to HEAD, and a gRPC status to gRPC. The layer adds `Retry-After` and the
 //! [`Headers`](crate::Headers) to whatever a `Reject` returns.
 //!
-//! A closure enters through [`reject_fn`]:
+//! A closure enters through [`reject_fn`]. It answers *every* refusal, also those of a missing key
+//! or of a store that failed, so it takes its status from the [`Rejection`]; and nothing but the
+//! fields above is added, so that `Cache-Control: no-store`, which the default sends, is its own.
 //!
 //! ```
-//! use http::{Response, StatusCode};
+//! use http::Response;
 //! use tower_sluice::{PeerIp, LocalStore, Quota, RateLimitLayer, reject_fn};
 //!
 //! let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), LocalStore::new())
 //!     .reject(reject_fn(|why, _parts| {
 //!         let name = why.violated().next().unwrap_or("limit");
 //!         let mut response = Response::new(format!("slow down ({name})"));
-//!         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+//!         *response.status_mut() = why.status();
 //!         response
 //!     }));
 //! ```
@@ -75,7 +77,7 @@ use crate::{
     decision::{Decision, Source},
     explain::Explanation,
     fingerprint::Secret,
-    headers::Template,
+    headers::{Template, retry_seconds},
     key::KeyError,
     rule::Rules,
 };
@@ -171,7 +173,7 @@ impl<'a> Rejection<'a> {
     /// for quotas, costs and keys, and no store is. The wait is the decision's, without jitter.
     ///
     /// ```
-    /// use http::{Response, StatusCode};
+    /// use http::Response;
     /// use tower_sluice::{PeerIp, LocalStore, Quota, RateLimitLayer, reject_fn};
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), LocalStore::new())
@@ -180,7 +182,7 @@ impl<'a> Rejection<'a> {
     ///             eprint!("{}", why.explain(parts));
     ///         }
     ///         let mut response = Response::new(String::new());
-    ///         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    ///         *response.status_mut() = why.status();
     ///         response
     ///     }));
     /// ```
@@ -202,6 +204,13 @@ impl<'a> Rejection<'a> {
             Some(_) if decision.retry_after().is_none() => Reason::TooCostly,
             _ => Reason::Limited,
         }
+    }
+
+    /// The status that says so: 429 for a quota, 403 for one that is blocked, 503 for a store that
+    /// failed, and the key error's own for a request without a usable key.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        TooManyRequests::new().status(self)
     }
 
     /// The store's decision; `None` when the request had no usable key.
@@ -226,6 +235,12 @@ impl<'a> Rejection<'a> {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+
+    /// The same in whole seconds, as `Retry-After` has it: rounded up, and at least 1.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.retry_after.map(retry_seconds)
     }
 
     /// The names of the quotas that refused, as in the header fields.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::ACCEPT};
 
 use super::{Reason, Rejection};
-use crate::headers::{COMMON_WAITS, push_json_string, retry_seconds};
+use crate::headers::{COMMON_WAITS, push_json_string};
 
 /// The problem types of the `RateLimit` draft.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -27,7 +27,7 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
 /// One line; that of a common wait is made once.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
-    let seconds = why.retry_after().map(retry_seconds);
+    let seconds = why.retry_after_seconds();
     if let (Reason::Limited, Some(n)) = (why.reason(), seconds)
         && let Some(text) = usize::try_from(n).ok().and_then(|n| COMMON.get(n))
     {
@@ -63,7 +63,7 @@ pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
 }
 
 pub(super) fn detail(why: &Rejection<'_>) -> String {
-    let seconds = why.retry_after().map(retry_seconds);
+    let seconds = why.retry_after_seconds();
     match (why.reason(), seconds) {
         (Reason::Limited, Some(n)) => limited(n),
         (Reason::Limited, None) => "Quota exhausted; retrying does not help.".into(),

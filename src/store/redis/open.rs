@@ -37,7 +37,14 @@ impl RedisStore {
     /// When the address is none, the server cannot be reached, or the probe fails. To start while
     /// the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
-        Self::connect_lazy(url)?.probed().await
+        let store = Self::connect_lazy(url)?.probed().await;
+        store.map_err(|error| match (error.kind(), address(url)) {
+            (RedisErrorKind::Disconnected, Ok(at)) => {
+                let at = at.addr();
+                error.advice(&format!("is it at {at}? `connect_lazy` starts without it"))
+            }
+            _ => error,
+        })
     }
 
     /// The same without asking the server anything yet: it connects with the first request.

@@ -127,7 +127,7 @@ fn log_failed(_: &BoxError) {}
 
 #[cfg(feature = "tracing")]
 fn log_recovered(accounts: u64) {
-    tracing::info!("the store answers again; {accounts} accounts were charged late");
+    tracing::info!("the store answers again; accounts charged late: {accounts}");
 }
 
 #[cfg(not(feature = "tracing"))]
