@@ -59,7 +59,12 @@ pub const EXPOSED_HEADERS: [HeaderName; 10] = [
 
 /// Which header fields tell a client how much is left. `Retry-After` is sent on refusals whatever
 /// the choice, because it is the one field every client obeys.
+///
+/// With the feature `serde`: `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
+/// `"x-ratelimit-delta"` or `"none"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Headers {
     /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, one item per
@@ -77,8 +82,10 @@ pub enum Headers {
     Draft06,
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the last as Unix time in seconds, as
     /// GitHub sends it and most parsers read it.
+    #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit"))]
     XRateLimit,
     /// The same with `-Reset` in seconds from now, which some parsers read as a date in 1970.
+    #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit-delta"))]
     XRateLimitDelta,
     /// None of them.
     None,

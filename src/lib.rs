@@ -73,6 +73,7 @@
 //! |---|---|
 //! | count by windows, logs or a token bucket | [`Algorithm`] |
 //! | choose or change quotas while the server runs | [`Plan`], [`LivePlan`], [`by_route`] |
+//! | read limits from a file, and again when it changes | [`RuleSettings`](Rule) (feature `serde`) |
 //! | charge what a request really cost | [`RateLimitLayer::settle`], [`Reservation`] |
 //! | let requests wait for their place | [`Rule::max_wait`], [`Limiter::until_ready`] |
 //! | admit more, marked or while there is room | [`Quota::soft`], [`Elastic`] |
@@ -131,6 +132,7 @@
 //! | `redis-tls` | no | `rediss://` addresses |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
 //! | `metrics` | no | counters, histograms and gauges |
+//! | `serde` | no | quotas, plans and [`RuleSettings`](Rule) from TOML, JSON and other files |
 //! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
 
 #![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
@@ -138,6 +140,8 @@
 
 // From the ground up; imports point down (`tests/floors.rs`).
 mod fingerprint;
+#[cfg(feature = "serde")]
+mod fields;
 mod name;
 
 mod decision;
@@ -206,6 +210,8 @@ pub use crate::{
     store::{Answer, Charge, LocalStore, Store},
 };
 
+#[cfg(feature = "serde")]
+pub use crate::rule::RuleSettings;
 #[cfg(feature = "axum")]
 pub use crate::rule::{ByRoute, by_route};
 #[cfg(feature = "redis")]

@@ -127,6 +127,35 @@ impl fmt::Debug for RuleName {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for RuleName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.name)
+    }
+}
+
+/// As [`RuleName::new`].
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for RuleName {
+    fn deserialize<D: serde::Deserializer<'de>>(name: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl serde::de::Visitor<'_> for Name {
+            type Value = RuleName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name of 1 to 64 printable ASCII characters")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<RuleName, E> {
+                RuleName::new(name).map_err(E::custom)
+            }
+        }
+
+        name.deserialize_str(Name)
+    }
+}
+
 /// Why a name was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError(String);

@@ -13,6 +13,7 @@
 //! | networks, prefixes and hops | here |
 //! | names of rules, quotas and headers | here |
 //! | settings of wrappers and layers | here |
+//! | quotas and rules in files | `config` |
 //! | addresses of Redis | here; that no password is shown: `redis_probe` |
 //! | a server that is old, forbids commands, or evicts | `redis_probe` |
 //! | a layer on a store that knows the rule otherwise | `one_limit` |

@@ -194,6 +194,112 @@ fn what_prometheus_does_not_read_is_found() {
     }
 }
 
+/// A file as an editor leaves it: another one, put in its place.
+#[cfg(feature = "serde")]
+struct LimitsFile(std::path::PathBuf);
+
+#[cfg(feature = "serde")]
+impl LimitsFile {
+    fn new(name: &str) -> Self {
+        let name = format!("{name}-{}.toml", std::process::id());
+        Self(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name))
+    }
+
+    /// `user` is what the rule says, below its name.
+    fn write(&self, user: &str) -> &Self {
+        let text = format!(
+            "[site]\nname = 'site'\nquotas = []\n\n[user]\nname = 'user'\n{user}\n\n\
+             [plans]\ngold = '9/h'\n\n[customers]\nalice = 'gold'\n"
+        );
+        let beside = self.0.with_extension("new");
+        std::fs::write(&beside, text).expect("a file");
+        std::fs::rename(beside, &self.0).expect("in its place");
+        self
+    }
+
+    fn serve(&self) -> Command {
+        let mut command = example("config");
+        command.arg(&self.0).env("ADDR", ANY_PORT);
+        command
+    }
+}
+
+#[cfg(feature = "serde")]
+impl Drop for LimitsFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The status, and the limit of the rule `user`.
+#[cfg(feature = "serde")]
+fn asked(server: &Server, key: &str) -> (u16, String) {
+    let answer = server.get_with("/", &format!("x-api-key: {key}\r\n"));
+    let policy = answer.header("ratelimit-policy").expect("a policy");
+    let limit = policy.split("q=").nth(1).and_then(|rest| rest.split(';').next()).expect("a limit");
+    (answer.status, limit.to_owned())
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn config_applies_new_limits_to_a_running_server_and_refills_nobody() {
+    let file = LimitsFile::new("reload");
+    let server = Server::start(file.write("quotas = '3/h'").serve());
+    let of = |key: &str| asked(&server, key);
+    for _ in 0..3 {
+        assert_eq!(of("bob"), (200, "3".into()));
+    }
+    assert_eq!(of("bob"), (429, "3".into()));
+    assert_eq!(of("alice"), (200, "9".into()), "a plan of her own");
+
+    file.write("quotas = '5/h'");
+    server.line_with("the new limits apply");
+    assert_eq!(of("bob"), (429, "5".into()), "an hour is still owed");
+    for _ in 0..5 {
+        assert_eq!(of("carol"), (200, "5".into()));
+    }
+    assert_eq!(of("carol"), (429, "5".into()));
+
+    for (user, said) in [
+        ("quotas = '5/week'", "period is \"week\"; end it with one of"),
+        ("quotas = '7/h'\nrate = 7", "\"rate\" (set to 7) is no field; give name, quotas"),
+        ("quotas = '7/h", "TOML parse error at line 7"),
+        ("quotas = '7/h'\ncost = 8", "rule user: cost 8 is above the quota's limit 7"),
+    ] {
+        file.write(user);
+        // the line of the file, and what is wrong with it, follow where TOML tells
+        let mut line = server.line_with("the old limits stay");
+        if !line.contains(said) {
+            line = server.line_with(said);
+        }
+        assert!(line.contains(said));
+        assert_eq!(of("dave").1, "5");
+    }
+    assert_eq!(of("bob"), (429, "5".into()));
+
+    file.write("quotas = '7/h'\nmissing = 'skip'");
+    server.line_with("user: missing stays as it is until a restart");
+    server.line_with("the new limits apply");
+    assert_eq!(of("erin"), (200, "7".into()));
+    assert_eq!(server.get("/").status, 400, "the rule still refuses who has no key");
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn config_does_not_start_with_a_wrong_file_and_runs_with_its_own() {
+    let file = LimitsFile::new("wrong");
+    let output = end(file.write("quotas = 5").serve());
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("TOML parse error at line 7, column 10"), "{said}");
+    let mut own = example("config");
+    own.env("ADDR", ANY_PORT);
+    let server = Server::start(own);
+    let status = |key: &str| server.get_with("/", &format!("x-api-key: {key}\r\n")).status;
+    assert_eq!(["alice", "bob", "mallory"].map(status), [200, 200, 403]);
+    assert_eq!(server.get("/").status, 401);
+}
+
 #[test]
 fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
     let said = printed("login");

@@ -9,6 +9,7 @@ use std::{
 /// The floor of every module. `name` is one file (or its folder's `mod.rs`), `name/*` a whole
 /// folder, whose files may name each other. Modules of one floor do not know each other.
 const FLOORS: &[(&str, u32)] = &[
+    ("fields", 0),
     ("name", 0),
     ("fingerprint", 0),
     ("quota/*", 1),

@@ -1,4 +1,5 @@
-//! Text to quotas and back, and quotas made of numbers as those of the text that says the same.
+//! Text to quotas and back, JSON to quotas and back, and quotas made of numbers as those of the text
+//! that says the same.
 
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ const TEN_YEARS: u128 = 10 * 365 * 86_400 * 1_000_000_000;
 /// Any text; the same bytes are numbers too.
 pub(crate) fn check(bytes: &[u8]) {
     reads_back(&String::from_utf8_lossy(bytes));
+    reads_back_from_json(bytes);
     same_as_its_text(&mut Input::new(bytes));
 }
 
@@ -19,6 +21,18 @@ fn reads_back(text: &str) {
         Ok(quota) => {
             is_sound(&quota);
             assert_eq!(quota.to_string().parse(), Ok(quota), "{text:?} was shown as {quota}");
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+fn reads_back_from_json(bytes: &[u8]) {
+    match serde_json::from_slice::<Quota>(bytes) {
+        Ok(quota) => {
+            is_sound(&quota);
+            let written = serde_json::to_vec(&quota).expect("JSON");
+            let read = serde_json::from_slice::<Quota>(&written).expect("what was written");
+            assert_eq!(read, quota, "{}", written.escape_ascii());
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

@@ -1,13 +1,19 @@
 //! How much: so many units per period, with a burst.
 
 mod algorithm;
+#[cfg(feature = "serde")]
+mod algorithm_table;
 mod error;
 mod share;
+#[cfg(feature = "serde")]
+mod table;
 mod text;
 
 use std::time::Duration;
 
 use self::error::{Fault, Wrong};
+#[cfg(feature = "serde")]
+pub(crate) use self::table::{read_time, time_text};
 pub use self::{algorithm::Algorithm, error::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
@@ -47,6 +53,39 @@ const UNITS: [(&str, u64); 7] = [
 /// assert_eq!(search, "200/10s".parse()?);
 /// assert_eq!(LOGIN.to_string(), "5/min burst 10");
 /// # Ok::<(), tower_sluice::QuotaError>(())
+/// ```
+///
+/// With the feature `serde` a quota is read from a file, by any format that tells numbers from
+/// text (TOML, JSON): as text, or as a table whose fields are called as the setters, with `name` for
+/// [`named`](Quota::named) and `blocked = true` where a [blocked](Quota::blocked) one has a name. An
+/// error names the field, its value and the fix. It is written in the shorter form that says all.
+/// A name is kept for the life of the process, as [`RuleName`](crate::RuleName) says.
+///
+/// ```
+/// # #[cfg(feature = "serde")] {
+/// use tower_sluice::{Algorithm, Quota};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Limits {
+///     login: Quota,
+///     search: Quota,
+///     report: Quota,
+///     guests: Quota,
+/// }
+///
+/// let limits: Limits = toml::from_str(
+///     r#"
+///     login = "5/min burst 10"
+///     search = { units = 200, period = "10s", burst = 50, initial = 10, soft = 5, name = "search" }
+///     report = { units = 60, period = "day", algorithm = { sliding_window = { buckets = 24 } } }
+///     guests = "blocked"
+///     "#,
+/// )?;
+/// assert_eq!(limits.login, Quota::per_minute(5).burst(10));
+/// let hourly = Algorithm::SlidingWindow { buckets: 24 };
+/// assert_eq!(limits.report, Quota::per_day(60).algorithm(hourly));
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
@@ -339,13 +378,8 @@ impl Quota {
 
     /// The period as in the text form: `10s`, `1h`.
     pub(crate) fn period_text(&self) -> String {
-        let (unit, n) = self.period_parts();
+        let (n, unit) = text::parts(self.period);
         format!("{n}{unit}")
-    }
-
-    fn period_parts(&self) -> (&'static str, u64) {
-        let whole = UNITS.iter().find(|(_, nanos)| self.period.is_multiple_of(*nanos));
-        whole.map_or(("ns", self.period), |(unit, nanos)| (*unit, self.period / nanos))
     }
 
     /// A quota of the default algorithm whose burst is its units.

@@ -10,9 +10,9 @@ impl fmt::Display for Quota {
         if self.is_blocked() {
             return f.write_str("blocked");
         }
-        match self.period_parts() {
-            (unit, 1) => write!(f, "{}/{unit}", self.units)?,
-            (unit, n) => write!(f, "{}/{n}{unit}", self.units)?,
+        match parts(self.period) {
+            (1, unit) => write!(f, "{}/{unit}", self.units)?,
+            (n, unit) => write!(f, "{}/{n}{unit}", self.units)?,
         }
         if self.burst != self.units {
             write!(f, " burst {}", self.burst)?;
@@ -43,22 +43,32 @@ impl FromStr for Quota {
         const COUNT: &str = "give a whole number from 1 to 4294967295";
         let units =
             whole_number(units.trim()).ok_or_else(|| wrong("units", units.trim(), COUNT))?;
-        let digits = period.len() - period.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let (n, unit) = (&period[..digits], period[digits..].trim_start());
-        let (_, nanos) = *UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(|| {
-            wrong("period", period, "end it with one of ns, us, ms, s, min, h or day")
-        })?;
-        let n: u64 = match n {
-            "" => 1,
-            n => n.parse().map_err(|_| wrong("period", period, "it is at most ten years"))?,
-        };
-        let period = Duration::from_nanos(n.saturating_mul(nanos));
+        let period = time(period).map_err(|fix| wrong("period", period, fix))?;
         let quota = Self::new(units, period)?;
         match burst {
             None => Ok(quota),
             Some(n) => quota.try_burst(whole_number(n).ok_or_else(|| wrong("burst", n, COUNT))?),
         }
     }
+}
+
+/// Reads `"10s"` or, for one of a unit, `"min"`; the error is the fix.
+pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (n, unit) = (&text[..digits], text[digits..].trim_start());
+    let unit = UNITS.iter().find(|(name, _)| *name == unit);
+    let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h or day")?;
+    let n: u64 = match n {
+        "" => 1,
+        n => n.parse().map_err(|_| "it is at most ten years")?,
+    };
+    Ok(Duration::from_nanos(n.saturating_mul(*nanos)))
+}
+
+/// The largest unit of which the time, in nanoseconds, is so many.
+pub(super) fn parts(nanos: u64) -> (u64, &'static str) {
+    let whole = UNITS.iter().find(|(_, unit)| nanos.is_multiple_of(*unit));
+    whole.map_or((nanos, "ns"), |(name, unit)| (nanos / unit, name))
 }
 
 /// Digits only: `u32::from_str` would also take a sign.

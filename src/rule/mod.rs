@@ -6,6 +6,10 @@ mod check;
 mod mode;
 mod plan;
 mod rules;
+#[cfg(feature = "serde")]
+mod settings;
+#[cfg(feature = "serde")]
+mod table;
 mod units;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -15,6 +19,8 @@ use http::{StatusCode, request::Parts};
 #[cfg(feature = "axum")]
 pub use self::by_route::{ByRoute, by_route};
 pub(crate) use self::check::check;
+#[cfg(feature = "serde")]
+pub use self::settings::RuleSettings;
 pub use self::{
     check::RuleError,
     mode::{Missing, Mode},
@@ -107,6 +113,11 @@ impl<K> Rule<K> {
             report_only,
             max_key_len,
         }
+    }
+
+    /// Charges the quotas of `plan` instead of those it was made with.
+    pub fn plan(self, plan: impl Into<Plan>) -> Self {
+        Self { plan: plan.into(), ..self }
     }
 
     /// What a request costs: a number of units, or [`Units::from_fn`]; 1 unless set. A request of

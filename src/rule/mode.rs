@@ -18,6 +18,9 @@ pub enum Mode {
 }
 
 /// What becomes of a request that does not say who it is.
+///
+/// With the feature `serde`: `"reject"` (with 400), `"skip"`, `"share"`, or a status for refusals,
+/// from 400 to 599, as `{ reject = 401 }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{key::Key, quota::Quota};
 
 /// Quotas charged all or none: made of a [`Quota`], an array, a slice or a `Vec`; an empty one
-/// limits nothing.
+/// limits nothing. In a file (feature `serde`), a quota or a list of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quotas(SmallVec<[Quota; 1]>);
 
@@ -28,6 +28,13 @@ impl Quotas {
     fn checked(self) -> Self {
         assert!(self.0.len() <= MOST, "rule: {} quotas; give at most {MOST}", self.0.len());
         self
+    }
+}
+
+/// As [`Limiter::take`](crate::Limiter::take) wants them.
+impl AsRef<[Quota]> for Quotas {
+    fn as_ref(&self) -> &[Quota] {
+        &self.0
     }
 }
 

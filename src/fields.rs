@@ -1,0 +1,192 @@
+//! Settings from outside, read field by field.
+//!
+//! What serde says of a wrong value by itself names a type of Rust (`expected u32`) and no field. Who
+//! writes a file of limits needs the field, its value and the fix, so everything is read through
+//! here. Where in the file that is, its format adds: `toml` shows the line.
+
+use std::{fmt, marker::PhantomData, ops::RangeInclusive};
+
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+
+/// What is written as a table, or as one word where that says all.
+pub(crate) trait Table: Default {
+    type Read;
+
+    /// How it is written, for whoever wrote something else.
+    const SHAPE: &'static str;
+
+    /// What the text alone says.
+    fn text(text: &str) -> Result<Self::Read, String>;
+
+    /// Takes the value of one field.
+    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error>;
+
+    /// What the fields say together.
+    fn read(self) -> Result<Self::Read, String>;
+}
+
+/// Reads a [`Table`], or the text that stands for one.
+pub(crate) fn read<'de, T: Table, D: Deserializer<'de>>(value: D) -> Result<T::Read, D::Error> {
+    value.deserialize_any(Reader::<T>(PhantomData))
+}
+
+struct Reader<T>(PhantomData<T>);
+
+impl<'de, T: Table> Visitor<'de> for Reader<T> {
+    type Value = T::Read;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::SHAPE)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T::Read, E> {
+        T::text(text).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T::Read, A::Error> {
+        let (mut table, mut seen) = (T::default(), Vec::new());
+        while let Some(name) = map.next_key::<String>()? {
+            map.next_value_seed(Field { table: &mut table, name: &name, seen: &seen })?;
+            seen.push(name);
+        }
+        table.read().map_err(A::Error::custom)
+    }
+}
+
+/// The value of a field: errors arise while it is read, so that the format knows where it stands.
+struct Field<'a, T> {
+    table: &'a mut T,
+    name: &'a String,
+    seen: &'a [String],
+}
+
+impl<'de, T: Table> DeserializeSeed<'de> for Field<'_, T> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
+        if self.seen.contains(self.name) {
+            return Err(D::Error::custom(format!("{} is given twice; drop one", self.name)));
+        }
+        self.table.field(self.name, value)
+    }
+}
+
+/// A whole number within `range`.
+pub(crate) fn number<'de, D: Deserializer<'de>>(
+    field: &str,
+    value: D,
+    range: RangeInclusive<u32>,
+) -> Result<u32, D::Error> {
+    let (value, least, most) = (Value::deserialize(value)?, range.start(), range.end());
+    let number = match value {
+        Value::Whole(number) => u32::try_from(number).ok().filter(|number| range.contains(number)),
+        _ => None,
+    };
+    let fix = format!("give a whole number from {least} to {most}");
+    number.ok_or_else(|| wrong(field, &value, &fix))
+}
+
+pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<bool, D::Error> {
+    match Value::deserialize(value)? {
+        Value::Flag(flag) => Ok(flag),
+        value => Err(wrong(field, &value, "give true or false")),
+    }
+}
+
+/// What `read` makes of a text; its error is a whole sentence, and `fix` is for what is no text.
+pub(crate) fn text<'de, T, D: Deserializer<'de>>(
+    field: &str,
+    value: D,
+    fix: &str,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    match Value::deserialize(value)? {
+        Value::Text(text) => read(&text).map_err(D::Error::custom),
+        value => Err(wrong(field, &value, fix)),
+    }
+}
+
+/// What is said of a field that there is not: `fix` names those there are.
+pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
+    match Value::deserialize(value) {
+        Ok(value) => D::Error::custom(format!("{name:?} (set to {value}) is no field; {fix}")),
+        Err(error) => error,
+    }
+}
+
+fn wrong<E: Error>(field: &str, value: &Value, fix: &str) -> E {
+    E::custom(format!("{field} is {value}; {fix}"))
+}
+
+/// A value of any type.
+enum Value {
+    Flag(bool),
+    Whole(u64),
+    Text(String),
+    /// One that no field has, as it is shown.
+    Other(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::Whole(number) => write!(f, "{number}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Other(shown) => f.write_str(shown),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(AnyValue)
+    }
+}
+
+struct AnyValue;
+
+impl<'de> Visitor<'de> for AnyValue {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
+        Ok(Value::Flag(flag))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(Value::Whole(number))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        let negative = |_| Value::Other(number.to_string());
+        Ok(u64::try_from(number).map_or_else(negative, Value::Whole))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(Value::Other(format!("{number:?}")))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::Text(text.to_owned()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Other("empty".into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Value::Other("a list".into()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Value, A::Error> {
+        while table.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Value::Other("a table".into()))
+    }
+}

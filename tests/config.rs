@@ -1,0 +1,560 @@
+//! What files say of limits: quotas, rules and plans in TOML and JSON, as they were meant or with an
+//! error that names the field, its value and the fix. That a running server takes a new file is in
+//! `examples`.
+
+mod support;
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::StatusCode;
+use proptest::prelude::*;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use support::{Broken, Strict, answer, ask, driven::secs, get, header, periods, with};
+use tower::Layer;
+use tower_sluice::{
+    Algorithm, Answer, Charge, Decision, Headers, Limiter, LivePlan, LocalStore, Missing, Quota,
+    Quotas, RateLimitLayer, Rule, RuleName, RuleSettings, Store,
+    key::{Everyone, Header},
+    store::Never,
+    testing::FakeClock,
+};
+
+/// A value of a field, since TOML has fields only.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+struct File<T> {
+    it: T,
+}
+
+/// Reads the same from TOML and JSON, and what is written of it.
+fn reads_back<T: Debug + DeserializeOwned + PartialEq + Serialize>(it: T) {
+    let file = File { it };
+    let text = toml::to_string(&file).expect("TOML");
+    assert_eq!(toml::from_str::<File<T>>(&text).as_ref(), Ok(&file), "{text}");
+    let text = serde_json::to_string(&file).expect("JSON");
+    assert_eq!(serde_json::from_str::<File<T>>(&text).ok().as_ref(), Some(&file), "{text}");
+}
+
+fn written<T: Serialize>(it: &T) -> Value {
+    serde_json::to_value(it).expect("JSON")
+}
+
+/// What is said of the value of `it = …`, without where it stands.
+fn error<T: Debug + DeserializeOwned>(it: &str) -> String {
+    let wrong = toml::from_str::<File<T>>(&format!("it = {it}")).expect_err(it);
+    wrong.message().to_owned()
+}
+
+#[test]
+fn every_quota_is_spelled_as_its_setters_are_called() {
+    let minute = Quota::per_minute(100);
+    let lending = Algorithm::fixed_window().carry_over(30).paced();
+    for (quota, spelled) in [
+        (minute, json!("100/min")),
+        (minute.burst(20), json!("100/min burst 20")),
+        (Quota::blocked(), json!("blocked")),
+        (minute.soft(5), json!({"units": 100, "period": "1min", "soft": 5})),
+        (
+            minute.burst(20).initial(0).named("slow"),
+            json!({"units": 100, "period": "1min", "burst": 20, "initial": 0, "name": "slow"}),
+        ),
+        (
+            minute.burst(7).algorithm(Algorithm::TokenBucket),
+            json!({"units": 100, "period": "1min", "burst": 7, "algorithm": "token_bucket"}),
+        ),
+        (
+            Quota::per_day(9).algorithm(Algorithm::fixed_window()),
+            json!({"units": 9, "period": "1day", "algorithm": "fixed_window"}),
+        ),
+        (
+            Quota::per_hour(9).algorithm(lending),
+            json!({"units": 9, "period": "1h",
+                   "algorithm": {"fixed_window": {"carry_over": 30, "paced": true}}}),
+        ),
+        (
+            Quota::per_hour(9).algorithm(Algorithm::AnchoredWindow),
+            json!({"units": 9, "period": "1h", "algorithm": "anchored_window"}),
+        ),
+        (
+            minute.algorithm(Algorithm::SlidingWindow { buckets: 60 }),
+            json!({"units": 100, "period": "1min", "algorithm": {"sliding_window": {"buckets": 60}}}),
+        ),
+        (
+            Quota::per_second(9).algorithm(Algorithm::SlidingLog),
+            json!({"units": 9, "period": "1s", "algorithm": "sliding_log"}),
+        ),
+        (
+            Quota::blocked().named("banned").algorithm(Algorithm::SlidingLog),
+            json!({"blocked": true, "algorithm": "sliding_log", "name": "banned"}),
+        ),
+    ] {
+        assert_eq!(written(&quota), spelled);
+        reads_back(quota);
+    }
+    let paced: File<Quota> =
+        toml::from_str("it = { units = 5, period = \"s\", algorithm.fixed_window.paced = true }")
+            .expect("dotted keys");
+    assert_eq!(paced.it, Quota::per_second(5).algorithm(Algorithm::fixed_window().paced()));
+}
+
+#[test]
+fn families_names_and_policies_have_a_word() {
+    for (family, word) in [
+        (Headers::Draft11, "draft11"),
+        (Headers::Draft07, "draft07"),
+        (Headers::Draft06, "draft06"),
+        (Headers::XRateLimit, "x-ratelimit"),
+        (Headers::XRateLimitDelta, "x-ratelimit-delta"),
+        (Headers::None, "none"),
+    ] {
+        assert_eq!(written(&family), word);
+        reads_back(family);
+    }
+    for (missing, spelled) in [
+        (Missing::default(), json!("reject")),
+        (Missing::Reject(StatusCode::UNAUTHORIZED), json!({"reject": 401})),
+        (Missing::Skip, json!("skip")),
+        (Missing::Share, json!("share")),
+    ] {
+        assert_eq!(written(&missing), spelled);
+        reads_back(missing);
+    }
+    reads_back(RuleName::new("login").expect("a name"));
+    let by_name = toml::from_str::<HashMap<RuleName, Quotas>>("login = '5/min'").expect("a key");
+    assert_eq!(by_name.keys().map(RuleName::as_str).collect::<Vec<_>>(), ["login"]);
+}
+
+/// Every valid quota that can be made, up to the extremes.
+fn quotas() -> impl Strategy<Value = Quota> {
+    let units = || prop_oneof![1..20_u32, 1..20_000_u32, 1..=u32::MAX];
+    let algorithm = prop_oneof![
+        Just(Algorithm::Gcra),
+        Just(Algorithm::TokenBucket),
+        (0..9_u32, any::<bool>())
+            .prop_map(|(carry_over, paced)| { Algorithm::FixedWindow { carry_over, paced } }),
+        Just(Algorithm::AnchoredWindow),
+        (1..=1_000_u32).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
+        Just(Algorithm::SlidingLog),
+    ];
+    let name = prop::sample::select(vec![None, Some("daily"), Some("a \"b\" \\ c")]);
+    let options = (prop::option::of(units()), prop::option::of(0..50_u32), 0..50_u32);
+    let parts = (units(), periods(), algorithm, options, name);
+    parts.prop_filter_map("valid", |(units, period, algorithm, (burst, initial, soft), name)| {
+        let refills = matches!(algorithm, Algorithm::Gcra | Algorithm::TokenBucket);
+        let period = match algorithm {
+            Algorithm::SlidingWindow { buckets } => period - period % u64::from(buckets),
+            _ => period,
+        };
+        let most = if algorithm == Algorithm::SlidingLog { 9_000 } else { u32::MAX };
+        let units = units.min(u32::try_from(period).unwrap_or(most)).min(most);
+        let mut quota = Quota::new(units, Duration::from_nanos(period)).ok()?;
+        if let Some(burst) = burst.filter(|_| refills) {
+            quota = quota.try_burst(burst).ok()?;
+        }
+        quota = quota.try_algorithm(algorithm).ok()?;
+        quota = quota.try_soft(soft).unwrap_or(quota);
+        if let Some(initial) = initial.filter(|_| refills) {
+            quota = quota.try_initial(initial.min(quota.limit())).ok()?;
+        }
+        Some(name.map_or(quota, |name| quota.named(name)))
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_quota_reads_back(quota in quotas(), others in prop::collection::vec(quotas(), 0..4)) {
+        reads_back(quota);
+        reads_back(Quotas::from(others));
+    }
+
+    #[test]
+    fn all_settings_read_back(
+        all in prop::collection::vec(quotas(), 0..3),
+        numbers in (0..9_u32, 0..9_u32, 1..9_000_usize),
+        wait in prop_oneof![Just(0), periods()],
+        missing in prop::sample::select(vec![Missing::default(), Missing::Skip, Missing::Share]),
+        report_only: bool,
+        name in "[ -~]{1,64}",
+    ) {
+        let mut settings = RuleSettings::new(all);
+        settings.name = RuleName::new(&name).expect("printable");
+        (settings.cost, settings.headroom, settings.max_key_len) = numbers;
+        settings.max_wait = Duration::from_nanos(wait);
+        settings.missing = missing;
+        settings.report_only = report_only;
+        reads_back(settings);
+    }
+}
+
+#[test]
+fn a_wrong_quota_is_told_with_field_value_and_fix() {
+    const NUMBER: &str = "give a whole number from 1 to 4294967295";
+    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, name or blocked";
+    const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \
+        \"anchored_window\", \"sliding_log\", { sliding_window = { buckets = 60 } } or \
+        { fixed_window = { carry_over = 30, paced = true } }";
+    for (it, said) in [
+        ("\"5\"", "quota \"5\": quota is \"5\"; write units/period, as 5/s, 200/10s or 100/min burst 20".into()),
+        ("\"x/s\"", format!("quota \"x/s\": units is \"x\"; {NUMBER}")),
+        ("{ units = \"ten\", period = \"s\" }", format!("units is \"ten\"; {NUMBER}")),
+        ("{ units = 0, period = \"s\" }", format!("units is 0; {NUMBER}")),
+        ("{ units = -5, period = \"s\" }", format!("units is -5; {NUMBER}")),
+        ("{ units = 1.5, period = \"s\" }", format!("units is 1.5; {NUMBER}")),
+        ("{ units = 4294967296, period = \"s\" }", format!("units is 4294967296; {NUMBER}")),
+        ("{ units = [], period = \"s\" }", format!("units is a list; {NUMBER}")),
+        ("{ units = { a = 1 }, period = \"s\" }", format!("units is a table; {NUMBER}")),
+        ("{ period = \"s\" }", "units is missing; add it, as units = 100".into()),
+        ("{ units = 5 }", "period is missing; add it, as period = \"1min\"".into()),
+        ("{ units = 5, period = 60 }", "period is 60; give text, as \"10s\" or \"day\"".into()),
+        (
+            "{ units = 5, period = \"week\" }",
+            "period is \"week\"; end it with one of ns, us, ms, s, min, h or day".into(),
+        ),
+        ("{ units = 5, period = \"4000day\" }", "period is \"4000day\"; it is at most ten years".into()),
+        ("{ units = 5, period = \"0s\" }", "quota: period is 0; give at least 1 ns per unit".into()),
+        ("{ units = 5, period = \"s\", burst = 0 }", format!("burst is 0; {NUMBER}")),
+        (
+            "{ units = 5, period = \"s\", initial = 6 }",
+            "quota: initial is above burst; lower it or raise burst (initial 6)".into(),
+        ),
+        ("{ units = 5, period = \"s\", rate = 7 }", format!("\"rate\" (set to 7) is no field; {FIELDS}")),
+        ("{ units = 5, period = \"s\", algorithm = \"leaky\" }", format!("algorithm is \"leaky\"; {ALGORITHMS}")),
+        (
+            "{ units = 5, period = \"s\", algorithm = \"sliding_window\" }",
+            format!("algorithm is \"sliding_window\"; {ALGORITHMS}"),
+        ),
+        (
+            "{ units = 5, period = \"s\", algorithm = { sliding_window = { buckets = 0 } } }",
+            "buckets is 0; give a whole number from 1 to 1000".into(),
+        ),
+        (
+            "{ units = 5, period = \"s\", algorithm = { sliding_window = {} } }",
+            "buckets is missing; add it, as buckets = 60".into(),
+        ),
+        (
+            "{ units = 5, period = \"s\", algorithm = { fixed_window = { paced = 1 } } }",
+            "paced is 1; give true or false".into(),
+        ),
+        (
+            "{ units = 5, period = \"s\", algorithm = { fixed_window = {}, sliding_window.buckets = 5 } }",
+            format!("algorithm is 2 algorithms; {ALGORITHMS}"),
+        ),
+        (
+            "{ units = 5, period = \"s\", algorithm = { sliding_log = {} } }",
+            format!("\"sliding_log\" (set to a table) is no field; {ALGORITHMS}"),
+        ),
+        ("{ units = 5, period = \"s\", algorithm = {} }", format!("algorithm is 0 algorithms; {ALGORITHMS}")),
+        (
+            "{ units = 5, period = \"s\", burst = 9, algorithm = \"sliding_log\" }",
+            "quota: burst is set on a window, whose burst is its units; drop it (burst 5, interval 200ms)"
+                .into(),
+        ),
+        (
+            "{ units = 5, period = \"s\", name = \"\" }",
+            "name \"\": it is empty; give 1 to 64 characters".into(),
+        ),
+        (
+            "{ blocked = true, units = 5 }",
+            "blocked is true beside numbers, of which a blocked quota has none; drop them, or blocked"
+                .into(),
+        ),
+        (
+            "5",
+            "invalid type: integer `5`, expected a quota, as \"100/min burst 20\" or { units = 100, \
+             period = \"1min\", burst = 20 }"
+                .into(),
+        ),
+    ] {
+        assert_eq!(error::<Quota>(it), said, "{it}");
+    }
+    // JSON has what TOML refuses by itself
+    for (json, said) in [
+        (
+            r#"{"units": null, "period": "s"}"#,
+            format!("units is empty; {NUMBER} at line 1 column 14"),
+        ),
+        (
+            r#"{"units": 5, "units": 6}"#,
+            "units is given twice; drop one at line 1 column 22".into(),
+        ),
+    ] {
+        assert_eq!(serde_json::from_str::<Quota>(json).expect_err(json).to_string(), said);
+    }
+}
+
+#[test]
+fn a_wrong_setting_of_a_rule_is_told_with_field_value_and_fix() {
+    const FIELDS: &str =
+        "give name, quotas, cost, headroom, max_wait, missing, report_only or max_key_len";
+    const MISSING: &str = "give \"reject\", \"skip\", \"share\" or { reject = 401 }";
+    for (it, said) in [
+        (
+            "{ name = \"ip\" }",
+            "quotas is missing; add it, as quotas = \"20/s\", or quotas = [] to limit nothing"
+                .into(),
+        ),
+        (
+            "{ quotas = [], quota = \"5/s\" }",
+            format!("\"quota\" (set to \"5/s\") is no field; {FIELDS}"),
+        ),
+        (
+            "{ quotas = [], cost = \"two\" }",
+            "cost is \"two\"; give a whole number from 0 to 4294967295".into(),
+        ),
+        ("{ quotas = [], max_wait = 2 }", "max_wait is 2; give text, as \"500ms\"".into()),
+        (
+            "{ quotas = [], max_wait = \"2\" }",
+            "max_wait is \"2\"; end it with one of ns, us, ms, s, min, h or day".into(),
+        ),
+        (
+            "{ quotas = [], max_wait = \"99999day\" }",
+            "max_wait is \"99999day\"; it is at most ten years".into(),
+        ),
+        ("{ quotas = [], missing = \"no\" }", format!("missing is \"no\"; {MISSING}")),
+        (
+            "{ quotas = [], missing = { reject = 200 } }",
+            "reject is 200; give a whole number from 400 to 599".into(),
+        ),
+        (
+            "{ quotas = [], missing = { skip = 1 } }",
+            format!("\"skip\" (set to 1) is no field; {MISSING}"),
+        ),
+        (
+            "{ quotas = [], report_only = \"yes\" }",
+            "report_only is \"yes\"; give true or false".into(),
+        ),
+        (
+            "{ quotas = [], max_key_len = 0 }",
+            "max_key_len is 0; give a whole number from 1 to 4294967295".into(),
+        ),
+        (
+            "{ quotas = [], name = \"a\\nb\" }",
+            "name \"a\\nb\": '\\n' at byte 1 is not printable ASCII; drop it".into(),
+        ),
+        (
+            "\"20/s\"",
+            "a rule is \"20/s\"; give a table, as { name = \"ip\", quotas = \"20/s\" }".into(),
+        ),
+    ] {
+        assert_eq!(error::<RuleSettings>(it), said, "{it}");
+    }
+    let many = format!("[{}]", "\"1/s\",".repeat(256));
+    assert_eq!(error::<Quotas>(&many), "quotas are more than 255; give fewer");
+    let family = error::<Headers>("\"draft3\"");
+    assert!(family.starts_with("unknown variant `draft3`, expected one of `draft11`,"), "{family}");
+}
+
+/// As it is printed: with the line, and a mark below the value.
+#[test]
+fn the_place_of_a_wrong_value_is_shown() {
+    let file = "[ip]\nquotas = '20/s'\n\n[user]\nquotas = [\n    '5/s',\n    { units = 9, period = 60 },\n]\n";
+    let said =
+        toml::from_str::<HashMap<String, RuleSettings>>(file).expect_err("wrong").to_string();
+    assert_eq!(
+        said,
+        concat!(
+            "TOML parse error at line 7, column 27\n",
+            "  |\n",
+            "7 |     { units = 9, period = 60 },\n",
+            "  |                           ^^\n",
+            "period is 60; give text, as \"10s\" or \"day\"\n",
+        )
+    );
+    let said = toml::from_str::<HashMap<String, RuleSettings>>("[ip]\nquotas = []\nburst = 9\n");
+    let said = said.expect_err("wrong").to_string();
+    assert!(said.starts_with("TOML parse error at line 3, column 9\n"), "{said}");
+}
+
+const FILE: &str = r#"
+[user]
+name = "user"
+quotas = ["10/min", { units = 100, period = "day", algorithm = "anchored_window", name = "daily" }]
+cost = 2
+headroom = 1
+missing = { reject = 401 }
+max_key_len = 5
+
+[plans]
+gold = ["20/min burst 40", "200/day"]
+partner = []
+"#;
+
+#[derive(Deserialize)]
+struct Limits {
+    user: RuleSettings,
+    plans: HashMap<String, Quotas>,
+}
+
+fn limits() -> Limits {
+    let limits: Limits = toml::from_str(FILE).expect("TOML");
+    let other: Value = toml::from_str(FILE).expect("TOML");
+    let json: Limits = serde_json::from_value(other).expect("the same in JSON");
+    assert_eq!((&json.user, &json.plans), (&limits.user, &limits.plans));
+    limits
+}
+
+#[tokio::test]
+async fn a_rule_of_a_file_does_what_the_same_rule_of_code_does() {
+    let daily = Quota::per_day(100).algorithm(Algorithm::AnchoredWindow).named("daily");
+    let in_code = Rule::new("user", Header::new("x-user"), [Quota::per_minute(10), daily])
+        .cost(2)
+        .headroom(1)
+        .missing(Missing::Reject(StatusCode::UNAUTHORIZED))
+        .max_key_len(5);
+    let in_file = limits().user.rule(Header::new("x-user"));
+    let layers =
+        [in_code, in_file].map(|rule| RateLimitLayer::rules(rule, FakeClock::new().store(64)));
+    let mut told = Vec::new();
+    for layer in &layers {
+        let mut lines = Vec::new();
+        for user in ["alice", "alice", "alice", "alice", "alice", "", "mallory"] {
+            let response = answer(layer, with(&[("x-user", user)])).await;
+            let fields = ["ratelimit-policy", "ratelimit", "retry-after"];
+            let fields = fields.map(|name| header(response.headers(), name).to_owned());
+            lines.push((response.status().as_u16(), fields));
+        }
+        told.push(lines);
+    }
+    assert_eq!(told[0], told[1]);
+    let statuses: Vec<_> = told[1].iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 429, 401, 400], "two of ten, and one left over");
+}
+
+#[tokio::test]
+async fn a_rule_of_a_file_may_wait_or_only_report() {
+    let settings = |text: &str| toml::from_str::<RuleSettings>(text).expect("TOML");
+    let store = FakeClock::new().store(64);
+    let reporting = settings("quotas = '1/min'\nreport_only = true").rule(Everyone);
+    let reporting = RateLimitLayer::rules(reporting, store).expose_decision();
+    for would_deny in [false, true] {
+        let response = answer(&reporting, get("/")).await;
+        let decision = response.extensions().get::<Decision>().expect("asked");
+        assert_eq!((response.status().as_u16(), decision.would_deny()), (200, would_deny));
+    }
+    let settings = settings("quotas = '1/min'\nmax_wait = '1min'");
+    assert_eq!(settings.max_wait, secs(60));
+    let patient = RateLimitLayer::rules(settings.rule(Everyone), FakeClock::new().store(64));
+    tokio::time::pause();
+    let mut service = patient.expose_decision().layer(Strict::default());
+    for wait in [0, 60] {
+        let response = ask(&mut service, get("/")).await;
+        let decision = response.extensions().get::<Decision>().expect("asked");
+        assert_eq!(decision.wait(), secs(wait));
+    }
+}
+
+#[test]
+fn quotas_of_a_file_are_plans_and_serve_outside_http() {
+    let Limits { user, plans } = limits();
+    let live = LivePlan::new(user.quotas.clone());
+    live.replace(plans["gold"].clone());
+    assert_eq!(live.quotas(), Quotas::from([Quota::per_minute(20).burst(40), Quota::per_day(200)]));
+    assert_eq!(plans["partner"], Quotas::from([]));
+    let limiter = Limiter::new(FakeClock::new().store(64));
+    assert_eq!(limiter.take("alice", &user.quotas, 3).now().outcomes().len(), 2);
+}
+
+#[test]
+fn what_cannot_work_together_is_found_where_the_layer_is_built() {
+    let said = |text: &str| {
+        let settings: RuleSettings = toml::from_str(text).expect("TOML");
+        let layer =
+            RateLimitLayer::try_rules(settings.rule(Everyone), LocalStore::with_capacity(16));
+        layer.map(drop).expect_err("nonsense").to_string()
+    };
+    assert_eq!(
+        said("name = 'ip'\nquotas = '5/s'\ncost = 6"),
+        "rule ip: cost 6 is above the quota's limit 5, so that every request would be refused; lower \
+         the cost or raise the burst"
+    );
+    assert!(said("quotas = ['5/s', '9/s']").contains("give them different periods"));
+    let two: HashMap<String, RuleSettings> =
+        toml::from_str("a.quotas = '5/s'\nb.quotas = '5/s'").expect("TOML");
+    let rules = (two["a"].rule(Everyone), two["b"].rule(Everyone));
+    let layer = RateLimitLayer::try_rules(rules, LocalStore::with_capacity(16));
+    assert_eq!(
+        layer.map(drop).expect_err("one name").to_string(),
+        "two rules are named \"default\"; rename one"
+    );
+}
+
+#[test]
+fn a_new_file_tells_which_field_takes_a_restart() {
+    let old = limits().user;
+    let field = |line: &str| {
+        let name = line.split(' ').next().expect("a name");
+        let kept = FILE.lines().filter(|kept| !kept.starts_with(&format!("{name} =")));
+        let mut lines: Vec<_> = kept.collect();
+        lines.insert(lines.iter().position(|line| *line == "[user]").expect("a table") + 1, line);
+        let new: Limits = toml::from_str(&lines.join("\n")).expect(line);
+        old.needs_restart(&new.user)
+    };
+    assert_eq!(field("quotas = 'blocked'"), None);
+    for line in [
+        "name = 'other'",
+        "cost = 3",
+        "headroom = 0",
+        "max_wait = '1s'",
+        "missing = 'skip'",
+        "report_only = true",
+        "max_key_len = 6",
+    ] {
+        assert_eq!(field(line), line.split(' ').next(), "{line}");
+    }
+}
+
+/// Keeps the quotas it is asked about.
+#[derive(Debug, Default)]
+struct Seen(Mutex<Vec<Quota>>);
+
+impl Seen {
+    fn pass(&self, charges: &[Charge<'_>]) -> Answer<Never<Result<Decision, Infallible>>> {
+        let mut seen = self.0.lock().expect("one thread");
+        charges.iter().for_each(|charge| seen.extend(charge.quotas()));
+        Answer::Now(Ok(Decision::allow()))
+    }
+}
+
+impl Store for Seen {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        self.pass(charges)
+    }
+
+    fn settle(&self, charge: &Charge<'_>, _: i64) -> Answer<Self::Future> {
+        self.pass(&[*charge])
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.pass(&[*charge])
+    }
+
+    fn block(&self, charge: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
+        self.pass(&[*charge])
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.pass(&[*charge])
+    }
+}
+
+/// A share of a quota comes back more slowly than its units say: as text it would be looser.
+#[tokio::test]
+async fn a_share_of_a_quota_is_not_written() {
+    let seen = Arc::new(Seen::default());
+    let store = Broken::Now.fallback(seen.clone()).one_of(4);
+    let whole = Quota::per_second(10);
+    assert!(Limiter::new(store).take("alice", &whole, 1).await.is_ok());
+    let share = seen.0.lock().expect("one thread")[0];
+    assert!(share.interval() > whole.interval(), "{share:?}");
+    let wrong = serde_json::to_string(&share).expect_err("not written").to_string();
+    assert!(wrong.contains("write the whole quota"), "{wrong}");
+}

@@ -1,0 +1,77 @@
+//! What is published: the library with its examples, and nothing that only this repository needs.
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+/// The files at the top, the last four of which cargo makes.
+const TOP: [&str; 9] = [
+    "CHANGELOG.md",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "SECURITY.md",
+    ".cargo_vcs_info.json",
+    "Cargo.lock",
+    "Cargo.toml",
+    "Cargo.toml.orig",
+];
+/// Whatever lies in these, if it ends so.
+const FOLDERS: [(&str, &[&str]); 3] =
+    [("src/", &["rs", "md"]), ("examples/", &["rs", "toml"]), ("lua/", &["lua", "md"])];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn packed() -> BTreeSet<String> {
+    let arguments = ["package", "--list", "--locked", "--allow-dirty"];
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output();
+    let output = output.expect("cargo runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let list = String::from_utf8(output.stdout).expect("text");
+    // on Windows, too
+    list.lines().map(|path| path.replace('\\', "/")).collect()
+}
+
+fn ending(path: &str) -> &str {
+    Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or_default()
+}
+
+/// Every file of a folder that ends so, as cargo calls it.
+fn there(folder: &Path, endings: &[&str], found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            there(&path, endings, found);
+        } else if endings.contains(&ending(&path.to_string_lossy())) {
+            let path = path.strip_prefix(root()).expect("below the root");
+            found.insert(path.to_string_lossy().replace('\\', "/"));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_packed_that_was_not_meant_to_be() {
+    for path in packed() {
+        let folder = FOLDERS.iter().find(|(folder, _)| path.starts_with(folder));
+        let meant = match folder {
+            Some((_, endings)) => endings.contains(&ending(&path)),
+            None => TOP.contains(&path.as_str()),
+        };
+        assert!(meant, "{path} is packed; change `include` in Cargo.toml, or what is meant here");
+    }
+}
+
+#[test]
+fn everything_is_packed_that_was_meant_to_be() {
+    let packed = packed();
+    let mut meant = BTreeSet::new();
+    for (folder, endings) in FOLDERS {
+        there(&root().join(folder), endings, &mut meant);
+    }
+    // where there is no repository, cargo does not say which commit this is
+    meant.extend(TOP.map(str::to_owned));
+    meant.remove(".cargo_vcs_info.json");
+    let lacking: Vec<_> = meant.difference(&packed).collect();
+    assert!(lacking.is_empty(), "not packed, see `include` in Cargo.toml: {lacking:?}");
+}
