@@ -139,9 +139,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up; imports point down (`tests/floors.rs`).
-mod fingerprint;
 #[cfg(feature = "serde")]
 mod fields;
+mod fingerprint;
 mod name;
 
 mod decision;

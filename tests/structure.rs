@@ -97,7 +97,7 @@ fn the_readme_names_examples_that_exist() {
     }
 }
 
-/// The tables' last cell has, as `test `a`, example `b``, what shows the row.
+/// The last cell of a row begins with the kind, and has names in backticks.
 #[test]
 fn what_shows_a_line_of_the_readme_is_there() {
     for readme in READMES {
