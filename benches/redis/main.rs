@@ -27,6 +27,9 @@ mod wire;
 use server::Server;
 
 fn main() {
+    // a RedisStore asks in a runtime only, also where no server is
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _entered = runtime.enter();
     let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(40);
     let mut server = Server::start();
     println!("{}, {rounds} rounds\n", server.about());
