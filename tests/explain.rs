@@ -16,7 +16,7 @@ use support::{
 use tower::Layer;
 use tower_sluice::{
     AccessList, Algorithm, Charge, Decision, Elastic, Explanation, Key, Limiter, LocalStore,
-    Missing, Mode, Quota, RateLimitLayer, Rule, RuleName, Secret, Store, Switch,
+    Missing, Mode, Quota, RateLimitLayer, Rule, RuleName, Secret, Store, Switch, Units,
     key::{Everyone, Header},
     reject_fn,
     store::GovernorStore,
@@ -216,7 +216,7 @@ async fn every_kind_of_quota_says_why_it_refuses_or_lets_pass() {
         (full(user(Q).headroom(2)), "cost 1 and headroom 2, 0 left"),
         (full(user(Q).headroom(2)), "needs 3, has 0: 3 more in 600ms → retry after 600ms"),
         (
-            full(user(Q).headroom(9)),
+            full(user(Q).headroom(Units::from_fn(|_| 9))),
             "needs 10, which is above the limit 5: waiting does not help\n",
         ),
         (full(user(soft)), "would be allowed as overage, beyond a quota that is soft\n"),
