@@ -8,6 +8,7 @@ mod apps;
 mod cell;
 mod log;
 mod requests;
+mod resident;
 mod rows;
 mod table;
 mod versions;

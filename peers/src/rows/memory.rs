@@ -1,6 +1,6 @@
 //! Floods of keys, each in a process of its own, so that one does not grow into what another left.
 
-use std::{fs, process::Command, time::Instant};
+use std::{process::Command, time::Instant};
 
 use axum::body::Body;
 use axum_governor::extractor as theirs;
@@ -11,6 +11,7 @@ use crate::{
     apps::{self, App, Peer, Place, THREE},
     cell::Cell,
     requests::{ATTACKER, admitted, ask, from, ip, v4},
+    resident::resident,
     table::Table,
 };
 
@@ -114,11 +115,4 @@ fn app(flood: &str, peer: Peer) -> Option<App> {
         ("long", Peer::AxumGovernor) => Some(apps::axum_governor(theirs::Header(&API_KEY), THREE)),
         _ => None,
     }
-}
-
-/// Bytes of this process in memory.
-fn resident() -> f64 {
-    let pages = fs::read_to_string("/proc/self/statm").expect("Linux tells");
-    let pages = pages.split(' ').nth(1).expect("the second number");
-    4096.0 * pages.parse::<f64>().expect("a number")
 }

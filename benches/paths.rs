@@ -1,0 +1,158 @@
+//! Instructions of the four main paths, as callgrind counts them: the same on a busy machine as on
+//! an idle one, so that a change which makes a path longer shows.
+//!
+//! `cargo bench --bench paths` prints them and fails where a path has grown by more than a tenth of
+//! what `benches/paths.txt` has; `-- --record` writes that file. It needs valgrind.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "prints a table")]
+
+use std::{
+    convert::Infallible,
+    fs,
+    future::{Ready, ready},
+    hint::black_box,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    pin::pin,
+    process::{Command, ExitCode},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use tower::{Layer, Service};
+use tower_sluice::{Charge, Headers, Key, LocalStore, Quota, RateLimitLayer, RuleName, Store};
+
+type Body = Full<Bytes>;
+
+/// A path and the one whose instructions it has too, which are not its own.
+const PATHS: [(&str, Option<&str>); 6] = [
+    ("bare service", None),
+    ("store, admitted", None),
+    ("store, refused", None),
+    ("layer, admitted, no fields", Some("bare service")),
+    ("layer, admitted, two fields", Some("bare service")),
+    ("layer, refused", Some("bare service")),
+];
+/// What is not of a call, such as the clock's setting out, is in both of two runs.
+const FEW: u64 = 100_000;
+const MANY: u64 = 500_000;
+/// Never exhausted: a unit comes back each nanosecond.
+const AMPLE: Quota = Quota::per_second(1_000_000_000);
+const ONE: Quota = Quota::per_hour(1);
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    if let [word, path, calls] = arguments.as_slice()
+        && word == "run"
+    {
+        run(path, calls.parse().expect("a number"));
+        return ExitCode::SUCCESS;
+    }
+    let counts = PATHS.map(|(path, _)| count(path));
+    let own = PATHS.iter().zip(&counts).map(|((path, within), count)| {
+        let at = within.and_then(|within| PATHS.iter().position(|(path, _)| *path == within));
+        (*path, count - at.map_or(0, |at| counts[at]))
+    });
+    let own: Vec<_> = own.collect();
+    if arguments.iter().any(|argument| argument == "--record") {
+        let lines: String = own.iter().map(|(path, count)| format!("{count:>6}  {path}\n")).collect();
+        fs::write(record(), lines).expect("the file can be written");
+    }
+    compare(&own)
+}
+
+fn record() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/paths.txt")
+}
+
+/// Prints the counts beside those of the file; whether none has grown.
+fn compare(counts: &[(&str, u64)]) -> ExitCode {
+    let known = fs::read_to_string(record()).expect("benches/paths.txt; `-- --record` writes it");
+    let mut code = ExitCode::SUCCESS;
+    println!("instructions of a call, and of it as recorded");
+    for (path, count) in counts {
+        let line = known.lines().find_map(|line| line.trim_start().strip_suffix(path));
+        let before: u64 = line.and_then(|line| line.trim().parse().ok()).expect("every path is there");
+        println!("  {path:<28} {count:>6} {before:>6}");
+        if *count > before + before / 10 {
+            eprintln!("{path}: {count} instructions, where {before} are recorded");
+            code = ExitCode::FAILURE;
+        }
+    }
+    code
+}
+
+/// Instructions of one call.
+fn count(path: &str) -> u64 {
+    (counted(path, MANY) - counted(path, FEW)) / (MANY - FEW)
+}
+
+/// What callgrind counts of a process that makes so many calls.
+fn counted(path: &str, calls: u64) -> u64 {
+    let itself = std::env::current_exe().expect("this program");
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(itself)
+        .args(["run", path, &calls.to_string()])
+        .output()
+        .expect("valgrind is installed");
+    let told = String::from_utf8_lossy(&output.stderr);
+    let count = told.split("Collected :").nth(1).and_then(|rest| rest.split_whitespace().next());
+    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{path}: {told}"))
+}
+
+/// The child's part.
+fn run(path: &str, calls: u64) {
+    let layer = |quota, headers| RateLimitLayer::per_ip(quota).headers(headers).layer(Hello);
+    match path {
+        "bare service" => serve(Hello, calls),
+        "store, admitted" => decide(&AMPLE, calls),
+        "store, refused" => decide(&ONE, calls),
+        "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
+        "layer, admitted, two fields" => serve(layer(AMPLE, Headers::Draft11), calls),
+        "layer, refused" => serve(layer(ONE, Headers::Draft11), calls),
+        _ => panic!("no such path: {path}"),
+    }
+}
+
+fn decide(quota: &Quota, calls: u64) {
+    let (store, rule) = (LocalStore::new(), RuleName::default());
+    let quotas = [*quota];
+    for _ in 0..calls {
+        let key = Key::from(black_box(Ipv4Addr::LOCALHOST));
+        let decision = store.take(&[Charge::new(rule, &key, &quotas)]).now();
+        black_box(decision.is_allowed());
+    }
+}
+
+fn serve<S>(mut service: S, calls: u64)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    for _ in 0..calls {
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(SocketAddr::from((Ipv4Addr::LOCALHOST, 4000)));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(service.poll_ready(&mut cx).is_ready());
+        assert!(pin!(service.call(black_box(request))).poll(&mut cx).is_ready());
+    }
+}
+
+/// An inner service that answers at once.
+#[derive(Clone)]
+struct Hello;
+
+impl Service<Request<Body>> for Hello {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        ready(Ok(Response::new(Body::from("hello"))))
+    }
+}

@@ -1,0 +1,120 @@
+//! The cases: whose requests come, and what they cost over the bare service, by turns in short
+//! rounds. On a machine with noisy neighbours only numbers of one moment can be compared.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Barrier,
+    thread,
+};
+
+use axum::{body::Body, extract::ConnectInfo};
+use http::{HeaderValue, Request};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand_distr::{Distribution, Zipf};
+
+use crate::subject::{Limit, Runner, Served, Subject};
+
+/// Requests in a row before the next subject's turn.
+const BATCH: usize = 1_000;
+const MANY: u32 = 100_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    One,
+    Uniform,
+    Zipf,
+    /// Each thread its own.
+    OneEach,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub title: &'static str,
+    pub keys: Keys,
+    pub limit: Limit,
+    pub threads: usize,
+}
+
+pub const CASES: [Case; 6] = [
+    Case { title: "one hot key, admitted", keys: Keys::One, limit: Limit::Ample, threads: 1 },
+    Case { title: "one hot key, refused", keys: Keys::One, limit: Limit::One, threads: 1 },
+    Case { title: "100 000 keys, uniform", keys: Keys::Uniform, limit: Limit::Ample, threads: 1 },
+    Case { title: "100 000 keys, zipf", keys: Keys::Zipf, limit: Limit::Ample, threads: 1 },
+    Case { title: "2 threads, one key", keys: Keys::One, limit: Limit::Ample, threads: 2 },
+    Case { title: "2 threads, a key each", keys: Keys::OneEach, limit: Limit::Ample, threads: 2 },
+];
+
+/// Nanoseconds a request costs over the bare service: per subject, the difference in each round.
+pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
+    let mut dice = SmallRng::seed_from_u64(1);
+    let mut subjects = Subject::ALL.map(|subject| {
+        let mut runners = subject.runners(case.limit, case.threads);
+        // every account is there, and exhausted where it is to be
+        let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
+        for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
+            runners[0](batch.iter().map(|key| request(*key)).collect());
+        }
+        (subject, runners, Vec::new())
+    });
+    for _ in 0..rounds {
+        let mut bare = 0.0;
+        for (subject, runners, costs) in &mut subjects {
+            let batches = (0..case.threads).map(|thread| batch(case, thread, &mut dice));
+            let batches: Vec<_> = batches.collect();
+            let all: usize = batches.iter().map(Vec::len).sum();
+            let Served { nanos: cost, admitted } = together(runners, batches);
+            let due = if case.limit == Limit::Ample || *subject == Subject::Bare { all } else { 0 };
+            assert_eq!(admitted, due, "{}: {}", case.title, subject.title());
+            match subject {
+                Subject::Bare => bare = cost,
+                _ => costs.push(cost - bare),
+            }
+        }
+    }
+    subjects.into_iter().skip(1).map(|(subject, _, costs)| (subject, costs)).collect()
+}
+
+/// The mean of the threads, which start at once.
+fn together(runners: &mut [Runner], mut batches: Vec<Vec<Request<Body>>>) -> Served {
+    if let [alone] = runners {
+        return alone(batches.remove(0));
+    }
+    let (count, gate) = (runners.len(), &Barrier::new(runners.len()));
+    let all: Vec<Served> = thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (runner, batch) in runners.iter_mut().zip(batches) {
+            threads.push(scope.spawn(move || {
+                gate.wait();
+                runner(batch)
+            }));
+        }
+        threads.into_iter().map(|thread| thread.join().expect("it ran")).collect()
+    });
+    let nanos: f64 = all.iter().map(|served| served.nanos).sum();
+    let admitted = all.iter().map(|served| served.admitted).sum();
+    Served { nanos: nanos / count as f64, admitted }
+}
+
+fn batch(case: &Case, thread: usize, dice: &mut SmallRng) -> Vec<Request<Body>> {
+    let zipf = Zipf::new(f64::from(MANY), 1.0).expect("a distribution");
+    let mut key = || match case.keys {
+        Keys::One => 0,
+        Keys::OneEach => u32::try_from(thread).expect("few"),
+        Keys::Uniform => dice.random_range(0..MANY),
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to MANY")]
+        Keys::Zipf => zipf.sample(dice) as u32 - 1,
+    };
+    // threads need time to meet
+    let length = if case.threads == 1 { BATCH } else { 10 * BATCH };
+    (0..length).map(|_| request(key())).collect()
+}
+
+/// As axum hands it to a layer; the key is a header field too, for those who see no address.
+pub fn request(key: u32) -> Request<Body> {
+    let address = Ipv4Addr::from_bits(0x0b00_0000 + key);
+    let mut request = Request::new(Body::empty());
+    let text = HeaderValue::try_from(address.to_string()).expect("a value");
+    request.headers_mut().insert("x-api-key", text);
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::from((address, 4711))));
+    request
+}

@@ -1,0 +1,70 @@
+//! What a limiter costs: this crate and its peers around one service, interleaved, in one run.
+//!
+//! `cargo run --release --features speed --ignore-rust-version --manifest-path peers/Cargo.toml
+//! --bin speed [ROUNDS]` prints a table. Instructions are counted where valgrind is installed.
+
+mod cases;
+mod counts;
+#[path = "../resident.rs"]
+mod resident;
+mod subject;
+
+use cases::CASES;
+use subject::{Limit, Subject};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let words: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let subject = |title| Subject::named(title).expect("a subject");
+    match words.as_slice() {
+        ["serve", title, limit, requests] => {
+            let limit = Limit::named(limit).expect("a limit");
+            counts::serve(subject(title), limit, requests.parse().expect("a number"));
+        }
+        ["keys", title] => counts::keys(subject(title)),
+        [] => table(300),
+        [rounds] => table(rounds.parse().expect("a number of rounds")),
+        _ => panic!("give a number of rounds, or nothing"),
+    }
+}
+
+fn table(rounds: usize) {
+    for case in &CASES {
+        let costs = cases::measure(case, rounds);
+        let of = |wanted| &costs.iter().find(|(subject, _)| *subject == wanted).expect("it ran").1;
+        let (quiet, told) = (of(Subject::Governor), of(Subject::GovernorTold));
+        println!("\n### {}\n", case.title);
+        println!("| | of tower_governor | of it with 2 fields | ns |\n|---|---|---|---|");
+        for (subject, costs) in &costs {
+            let ratio = |to: &[f64]| median(costs.iter().zip(to).map(|(cost, to)| cost / to));
+            let (quiet, told, cost) = (ratio(quiet), ratio(told), median(costs.iter().copied()));
+            println!("| {} | {quiet:.2} | {told:.2} | {cost:.0} |", subject.title());
+        }
+    }
+    println!("\n### Counted\n");
+    println!(
+        "| | allocations, admitted | refused | instructions, admitted | refused | bytes a key |\n\
+         |---|---|---|---|---|---|"
+    );
+    for subject in Subject::ALL.into_iter().skip(1) {
+        let allocations =
+            [Limit::Ample, Limit::One].map(|limit| counts::allocations(subject, limit));
+        let instructions = [Limit::Ample, Limit::One].map(|limit| {
+            counts::instructions(subject, limit).map_or("–".into(), |count| format!("{count:.0}"))
+        });
+        let [[admitted, refused], [run, turned]] =
+            [allocations.map(|n| format!("{n:.0}")), instructions];
+        let bytes = counts::memory(subject);
+        println!(
+            "| {} | {admitted} | {refused} | {run} | {turned} | {bytes:.0} |",
+            subject.title()
+        );
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
