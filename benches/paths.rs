@@ -56,7 +56,8 @@ fn main() -> ExitCode {
     });
     let own: Vec<_> = own.collect();
     if arguments.iter().any(|argument| argument == "--record") {
-        let lines: String = own.iter().map(|(path, count)| format!("{count:>6}  {path}\n")).collect();
+        let lines: String =
+            own.iter().map(|(path, count)| format!("{count:>6}  {path}\n")).collect();
         fs::write(record(), lines).expect("the file can be written");
     }
     compare(&own)
@@ -73,7 +74,8 @@ fn compare(counts: &[(&str, u64)]) -> ExitCode {
     println!("instructions of a call, and of it as recorded");
     for (path, count) in counts {
         let line = known.lines().find_map(|line| line.trim_start().strip_suffix(path));
-        let before: u64 = line.and_then(|line| line.trim().parse().ok()).expect("every path is there");
+        let before: u64 =
+            line.and_then(|line| line.trim().parse().ok()).expect("every path is there");
         println!("  {path:<28} {count:>6} {before:>6}");
         if *count > before + before / 10 {
             eprintln!("{path}: {count} instructions, where {before} are recorded");
