@@ -224,7 +224,7 @@ async fn every_kind_of_quota_says_why_it_refuses_or_lets_pass() {
         (full(user(soft)), "needs 1, has 0 and up to 2 soft: it passes as overage\n"),
         (owing(user(soft), Q, 7), "needs 1, has 0 and up to 2 soft: 1 more in 200ms → retry after"),
         (
-            full(user(soft).cost(7).headroom(1)),
+            full(user(soft).cost(7).headroom(Units::from_fn(|_| 1))),
             "above the limit 5 and its 2 soft: waiting does not help",
         ),
         (
