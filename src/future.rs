@@ -1,7 +1,7 @@
 //! The response of a limited service.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -47,7 +47,7 @@ pin_project! {
     enum State<F, Res, A, D> {
         Asking { asking: A },
         Delayed { delayed: D },
-        Running { #[pin] future: F, pass: Option<Pass> },
+        Running { #[pin] future: F, pass: Pass },
         Rejected { response: Option<Res> },
     }
 }
@@ -89,10 +89,12 @@ where
     I: Service<Request<B>>,
     S: Store,
 {
-    pub(crate) fn running(future: I::Future, pass: Option<Pass>) -> Self {
+    #[inline]
+    pub(crate) fn running(future: I::Future, pass: Pass) -> Self {
         Self { state: State::Running { future, pass } }
     }
 
+    #[inline]
     pub(crate) fn rejected(response: I::Response) -> Self {
         Self { state: State::Rejected { response: Some(response) } }
     }
@@ -123,6 +125,7 @@ where
 {
     type Output = Result<Response<C>, I::Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
@@ -130,11 +133,11 @@ where
                 StateProj::Asking { asking } => ready!(asking.as_mut().poll_decision(cx)),
                 StateProj::Delayed { delayed } => ready!(delayed.as_mut().poll_place(cx))?,
                 StateProj::Running { future, pass } => {
+                    if pass.is_empty() {
+                        return future.poll(cx);
+                    }
                     let response = ready!(future.poll(cx))?;
-                    return Poll::Ready(Ok(match pass.take() {
-                        Some(pass) => pass.stamp(response),
-                        None => response,
-                    }));
+                    return Poll::Ready(Ok(mem::take(pass).stamp(response)));
                 }
                 StateProj::Rejected { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
@@ -226,7 +229,7 @@ impl<I: Service<Request<B>>, K, S, R, B> Waiting<I, K, S, R, B> {
     fn run<A, D>(self, pass: Pass) -> State<I::Future, I::Response, A, D> {
         let Self { mut inner, parts, body, .. } = self;
         let future = inner.call(Request::from_parts(parts, body));
-        State::Running { future, pass: Some(pass) }
+        State::Running { future, pass }
     }
 }
 

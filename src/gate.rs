@@ -7,9 +7,11 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Source},
+    fingerprint::Fingerprint,
     headers::{Template, write_retry_after},
     key::KeyError,
     load::{Counted, Elastic, Event},
+    name::RuleName,
     observe::{Started, unidentified},
     pass::{Pass, Place, Rest, Ticket, Who},
     reject::{Again, Reject, Rejection},
@@ -29,14 +31,18 @@ pub(crate) struct Gate<K, S, R> {
 }
 
 /// How far a request has come.
-pub(crate) enum Asked<F: Future> {
+pub(crate) enum Asked<B, S: Store> {
     /// Nothing limits it.
     Unlimited,
-    /// It passes, and nothing more is to be known: the common case, in which the decision is not
-    /// moved, since it is large.
+    /// It passes, and nothing more is to be done. This and the next two are the common cases, in
+    /// which the decision stays where it was made: moving it costs as much as deciding.
+    Admitted,
+    /// It passes, and its response is told of it.
     Passed(Pass),
-    /// The answer, and what is needed to conclude.
-    Answered(Answer<F>, Ticket),
+    /// It is refused, with this answer.
+    Refused(Response<B>),
+    /// The answer of the store, and what is needed to conclude.
+    Answered(Box<(Answer<S::Future>, Ticket)>),
 }
 
 /// What becomes of a request.
@@ -53,76 +59,95 @@ where
 {
     /// Asks the store.
     #[inline]
-    pub(crate) fn ask(&self, parts: &Parts) -> Result<Asked<S::Future>, KeyError> {
-        match self.charge(parts) {
-            Err(_) if self.settings.report_only => {
+    pub(crate) fn ask<B>(&self, parts: &Parts) -> Asked<B, S>
+    where
+        R: Reject<B>,
+    {
+        let asked = match self.settings.passes(parts) {
+            Ok(None) => self.rules.charges(parts, |charges| match charges {
+                [] => Asked::Unlimited,
+                charges => self.take(charges, parts),
+            }),
+            Ok(Some(_)) => Err(Aside::Exempt),
+            Err(error) => Err(Aside::Refused(error)),
+        };
+        asked.unwrap_or_else(|aside| self.set_aside(aside, parts))
+    }
+
+    /// What becomes of a request that no store is asked about.
+    #[cold]
+    #[inline(never)]
+    fn set_aside<B>(&self, aside: Aside, parts: &Parts) -> Asked<B, S>
+    where
+        R: Reject<B>,
+    {
+        match aside {
+            Aside::Exempt => Asked::Unlimited,
+            Aside::Refused(_) if self.settings.report_only => {
                 self.settings.count(Event::WouldDeny);
-                Ok(Asked::Unlimited)
+                Asked::Unlimited
             }
-            asked => asked,
+            Aside::Refused(error) => Asked::Refused(self.refuse_unkeyed(&error, parts)),
         }
     }
 
     #[inline]
-    fn charge(&self, parts: &Parts) -> Result<Asked<S::Future>, KeyError> {
-        if self.settings.passes(parts)?.is_some() {
-            return Ok(Asked::Unlimited);
-        }
-        let mut asked = Asked::Unlimited;
-        let set_aside = self.rules.charge(parts, &[], &mut |charges| {
-            if !charges.is_empty() {
-                asked = self.take(charges);
-            }
-        });
-        match set_aside {
-            Ok(()) => Ok(asked),
-            Err(Aside::Exempt) => Ok(Asked::Unlimited),
-            Err(Aside::Refused(error)) => Err(error),
-        }
-    }
-
-    #[inline]
-    fn take(&self, charges: &[Charge<'_>]) -> Asked<S::Future> {
+    fn take<B>(&self, charges: &[Charge<'_>], parts: &Parts) -> Asked<B, S>
+    where
+        R: Reject<B>,
+    {
         let started = Started::now();
-        let queues = charges.iter().any(|charge| !charge.patience().is_zero());
+        let queues = charges.iter().any(Charge::queues);
         // a layer that only reports delays nobody either
         let hurry = queues && (self.settings.report_only || self.settings.is_crowded());
-        let answer = if hurry {
-            let hurried = charges.iter().map(|charge| charge.max_wait(Duration::ZERO));
-            self.store.take(&hurried.collect::<SmallVec<[_; 4]>>())
-        } else {
-            self.store.take(charges)
-        };
-        let template = self.template.for_charges(charges).map(Arc::new);
+        let answer = if hurry { self.hurry(charges) } else { self.store.take(charges) };
+        let chosen = self.template.for_charges(charges);
+        let template = chosen.as_ref().unwrap_or(&self.template);
         if let Answer::Now(Ok(decision)) = &answer
-            && decision.is_allowed()
-            && decision.wait().is_zero()
+            && !decision.waits()
             && self.settings.is_plain()
         {
-            self.settings.meter.answered(decision, started);
-            self.settings.meter.passed(decision, |rule| {
+            let secret = self.settings.secret.as_ref();
+            let who = |rule| {
                 let charge = charges.iter().find(|charge| charge.rule() == rule)?;
-                Some(charge.key().fingerprint(self.settings.secret.as_ref()?))
-            });
-            let silent = self.settings.only_denied;
-            let template = template.as_ref().unwrap_or(&self.template);
-            let lines = if silent { None } else { template.read(decision) };
-            return Asked::Passed(Pass { lines, rest: None });
+                Some(charge.key().fingerprint(secret?))
+            };
+            if decision.is_allowed() {
+                self.settings.meter.answered(decision, started);
+                self.settings.meter.passed(decision, who);
+                let silent = self.settings.only_denied;
+                let lines = if silent { None } else { template.read(decision) };
+                return match lines {
+                    None => Asked::Admitted,
+                    lines => Asked::Passed(Pass { lines, rest: None }),
+                };
+            } else if !self.settings.report_only {
+                self.settings.meter.answered(decision, started);
+                let wait = decision.retry_after();
+                return Asked::Refused(self.refuse(decision, wait, template, who, parts));
+            }
         }
         let keep = match &answer {
             _ if self.settings.after.is_some() => true,
-            Answer::Now(Ok(decision)) => !decision.wait().is_zero(),
+            Answer::Now(Ok(decision)) => decision.waits(),
             Answer::Now(Err(_)) => false,
             Answer::Later(_) => queues,
         };
         let ticket = Ticket {
             charges: keep.then(|| Box::new(charges.into())),
-            template,
+            template: chosen,
             spared: None,
             started,
             who: Who::of(charges, self.settings.secret.as_ref()),
         };
-        Asked::Answered(answer, ticket)
+        Asked::Answered(Box::new((answer, ticket)))
+    }
+
+    /// Takes for a request that is not to queue, though its rules would let it.
+    #[cold]
+    fn hurry(&self, charges: &[Charge<'_>]) -> Answer<S::Future> {
+        let hurried = charges.iter().map(|charge| charge.max_wait(Duration::ZERO));
+        self.store.take(&hurried.collect::<SmallVec<[_; 4]>>())
     }
 
     /// What the handler of a request finds that nothing limits.
@@ -156,7 +181,7 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
         if !decision.is_allowed() {
             return self.denied(decision, ticket, parts);
         }
-        if !decision.wait().is_zero() {
+        if decision.waits() {
             return self.delayed(decision, ticket, parts);
         }
         Verdict::Pass(self.pass(decision, ticket, parts))
@@ -233,22 +258,24 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
             let ticket = Ticket { spared: Some(in_flight), ..ticket };
             return Verdict::Pass(self.pass(decision.passed(), ticket, parts));
         }
-        Verdict::Refuse(self.refuse(&decision, retry_after, &ticket, parts))
+        let template = ticket.template.as_ref().unwrap_or(&self.template);
+        let who = |rule| ticket.who.under(rule);
+        Verdict::Refuse(self.refuse(&decision, retry_after, template, who, parts))
     }
 
     fn refuse<B>(
         &self,
         decision: &Decision,
         retry_after: Option<Duration>,
-        ticket: &Ticket,
+        template: &Arc<Template>,
+        who: impl Fn(RuleName) -> Option<Fingerprint>,
         parts: &Parts,
     ) -> Response<B>
     where
         R: Reject<B>,
     {
         self.settings.count(Event::Denied);
-        self.settings.meter.refused(decision, |rule| ticket.who.under(rule));
-        let template = ticket.template.as_ref().unwrap_or(&self.template);
+        self.settings.meter.refused(decision, who);
         let retry_after = retry_after.map(|wait| self.settings.jittered(wait));
         let why = Rejection::denied(decision, retry_after, template, self.again());
         let mut response = self.reject.reject(&why, parts);

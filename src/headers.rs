@@ -172,8 +172,9 @@ impl Template {
     }
 
     /// A template for one request, where its quotas are not those known beforehand.
-    pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Self> {
-        self.dynamic.then(|| Self::new(self.family, Item::charged(charges), false))
+    #[inline]
+    pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
+        self.dynamic.then(|| Arc::new(Self::new(self.family, Item::charged(charges), false)))
     }
 
     /// The name on the wire of the quota an outcome speaks of.
@@ -187,9 +188,13 @@ impl Template {
     }
 
     /// The numbers to tell, small enough to wait for the response with.
+    #[inline]
     pub(crate) fn read(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
+        if self.family == Headers::None { None } else { self.readings(decision) }
+    }
+
+    fn readings(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
         let listed = match self.family {
-            Headers::None => return None,
             Headers::Draft11 => decision.outcomes(),
             _ => decision.binding().map_or(&[][..], std::slice::from_ref),
         };

@@ -69,6 +69,11 @@ impl fmt::Debug for Rest {
 }
 
 impl Pass {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lines.is_none() && self.rest.is_none()
+    }
+
     pub(crate) fn stamp<B>(self, mut response: Response<B>) -> Response<B> {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());

@@ -6,12 +6,13 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, request::Parts};
 use tower::Service;
 
 use crate::{
     future::{ResponseFuture, Waiting},
     gate::{Asked, Gate, Verdict},
+    pass::Pass,
     reject::{Reject, TooManyRequests},
     rule::Rules,
     store::{Answer, CannotFail, Store},
@@ -48,45 +49,81 @@ where
         self.inner.poll_ready(cx)
     }
 
+    #[inline]
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (mut parts, body) = request.into_parts();
-        let refusal = match self.gate.ask(&parts) {
-            Ok(Asked::Passed(pass)) => {
+        let (parts, body) = request.into_parts();
+        match self.gate.ask(&parts) {
+            Asked::Admitted => {
                 let future = self.inner.call(Request::from_parts(parts, body));
-                return ResponseFuture::running(future, Some(pass));
+                ResponseFuture::running(future, Pass::default())
             }
-            Ok(Asked::Unlimited) => {
+            Asked::Refused(response) => self.refuse(response),
+            asked => self.go_on(asked, parts, body),
+        }
+    }
+}
+
+impl<I: Clone, K, S, R> RateLimit<I, K, S, R>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// What is left of a call when it is neither simply admitted nor simply refused.
+    #[inline(never)]
+    fn go_on<B, C>(
+        &mut self,
+        asked: Asked<C, S>,
+        mut parts: Parts,
+        body: B,
+    ) -> ResponseFuture<I, K, S, R, B>
+    where
+        I: Service<Request<B>, Response = Response<C>>,
+        R: Reject<C>,
+    {
+        let (decision, ticket) = match asked {
+            Asked::Passed(pass) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                return ResponseFuture::running(future, pass);
+            }
+            Asked::Admitted | Asked::Unlimited => {
                 self.gate.excuse(&mut parts);
                 let future = self.inner.call(Request::from_parts(parts, body));
-                return ResponseFuture::running(future, None);
+                return ResponseFuture::running(future, Pass::default());
             }
-            Ok(Asked::Answered(Answer::Later(answer), ticket)) => {
-                let fresh = self.inner.clone();
-                let inner = mem::replace(&mut self.inner, fresh);
-                let waiting = Waiting { inner, gate: self.gate.clone(), parts, body };
-                return ResponseFuture::asking(answer, waiting, ticket);
-            }
-            Ok(Asked::Answered(Answer::Now(decision), ticket)) => {
-                match self.gate.conclude(decision, ticket, &mut parts) {
-                    Verdict::Pass(pass) => {
-                        let future = self.inner.call(Request::from_parts(parts, body));
-                        return ResponseFuture::running(future, Some(pass));
-                    }
-                    Verdict::Wait(place) => {
-                        self.inner = self.inner.clone();
-                        let (inner, gate) = (self.inner.clone(), self.gate.clone());
-                        let waiting = Waiting { inner, gate, parts, body };
-                        return ResponseFuture::delayed(place, waiting);
-                    }
-                    Verdict::Refuse(response) => response,
+            Asked::Refused(response) => return self.refuse(response),
+            Asked::Answered(answered) => match *answered {
+                (Answer::Now(decision), ticket) => (decision, ticket),
+                (Answer::Later(answer), ticket) => {
+                    let fresh = self.inner.clone();
+                    let inner = mem::replace(&mut self.inner, fresh);
+                    let waiting = Waiting { inner, gate: self.gate.clone(), parts, body };
+                    return ResponseFuture::asking(answer, waiting, ticket);
                 }
-            }
-            Err(error) => self.gate.refuse_unkeyed(&error, &parts),
+            },
         };
-        // `poll_ready` may have reserved a place in the inner service, such as a permit of a
-        // concurrency limit. An idle connection that was just refused must not sit on it.
+        match self.gate.conclude(decision, ticket, &mut parts) {
+            Verdict::Pass(pass) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                ResponseFuture::running(future, pass)
+            }
+            Verdict::Wait(place) => {
+                self.inner = self.inner.clone();
+                let (inner, gate) = (self.inner.clone(), self.gate.clone());
+                ResponseFuture::delayed(place, Waiting { inner, gate, parts, body })
+            }
+            Verdict::Refuse(response) => self.refuse(response),
+        }
+    }
+
+    /// `poll_ready` may have reserved a place in the inner service, such as a permit of a
+    /// concurrency limit. An idle connection that was just refused must not sit on it.
+    #[inline]
+    fn refuse<B, C>(&mut self, response: Response<C>) -> ResponseFuture<I, K, S, R, B>
+    where
+        I: Service<Request<B>, Response = Response<C>>,
+    {
         self.inner = self.inner.clone();
-        ResponseFuture::rejected(refusal)
+        ResponseFuture::rejected(response)
     }
 }
 

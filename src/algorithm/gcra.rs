@@ -30,6 +30,17 @@ pub(crate) struct Gcra {
     cold: u64,
 }
 
+/// What became of an [`Ask`], in nanoseconds: a [`Step`] without what is the quota's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighed {
+    pub(crate) allowed: bool,
+    pub(crate) overage: bool,
+    pub(crate) wait: u64,
+    /// Until the account is full.
+    ahead: u64,
+    retry: u64,
+}
+
 impl Gcra {
     /// The quota, if this algorithm counts it.
     #[inline]
@@ -48,30 +59,36 @@ impl Gcra {
         Self { limit, soft: quota.soft_units(), interval, kept, cold }
     }
 
-    /// What to store of the account after `ask` (`None`: leave it as it is), and what to say.
+    /// Charges what is asked of the account, if it fits: the instant to store, if any, and what to
+    /// say.
     #[inline]
     pub(crate) fn take(self, stored: u64, now: u64, ask: Ask) -> (Option<u64>, Step) {
-        let step = self.look(stored, now, ask);
-        if !step.allowed {
-            return (self.open(stored, now, ask), step);
-        }
-        if ask.cost == 0 {
-            return (None, step);
-        }
-        let tat = self.tat(stored, now) + self.worth(ask.cost.into());
-        (Some(self.stored(tat)), Step { numbers: self.numbers(tat, now, 0), ..step })
+        let (new, weighed) = self.charge(stored, now, ask);
+        (new, self.step(weighed))
     }
 
     /// What [`take`](Gcra::take) would say, with nothing charged.
     #[inline]
     pub(crate) fn look(self, stored: u64, now: u64, ask: Ask) -> Step {
-        let tat = self.tat(stored, now);
-        let say = |allowed, overage, wait, retry| Step {
-            allowed,
-            overage,
-            wait,
-            numbers: self.numbers(tat, now, retry),
-        };
+        self.step(self.weigh(stored, now, ask))
+    }
+
+    /// [`take`](Gcra::take) in bare numbers, which stay in registers.
+    #[inline]
+    pub(crate) fn charge(self, stored: u64, now: u64, ask: Ask) -> (Option<u64>, Weighed) {
+        let weighed = self.weigh(stored, now, ask);
+        if !weighed.allowed {
+            return (self.open(stored, now, ask), weighed);
+        }
+        let worth = self.worth(ask.cost.into());
+        let charged = Weighed { ahead: weighed.ahead + worth, ..weighed };
+        ((ask.cost > 0).then(|| self.stored(now + charged.ahead)), charged)
+    }
+
+    #[inline]
+    fn weigh(self, stored: u64, now: u64, ask: Ask) -> Weighed {
+        let ahead = self.tat(stored, now) - now;
+        let say = |allowed, overage, wait, retry| Weighed { allowed, overage, wait, ahead, retry };
         let need = ask.need();
         if need == 0 {
             return say(true, false, 0, 0);
@@ -79,7 +96,7 @@ impl Gcra {
         if !self.possible(need) {
             return say(false, false, 0, NEVER);
         }
-        let over = (tat + self.worth(need)).saturating_sub(now + self.worth(self.limit.into()));
+        let over = (ahead + self.worth(need)).saturating_sub(self.worth(self.limit.into()));
         // What does not fit passes as overage or queues, never both.
         let soft = self.worth(self.soft.into());
         let slack = if self.soft > 0 { soft } else { ask.max_wait };
@@ -90,6 +107,12 @@ impl Gcra {
         } else {
             say(true, false, over, 0)
         }
+    }
+
+    #[inline]
+    pub(crate) fn step(self, weighed: Weighed) -> Step {
+        let Weighed { allowed, overage, wait, ahead, retry } = weighed;
+        Step { allowed, overage, wait, numbers: self.told_as(ahead, retry) }
     }
 
     /// What to store after a refusal of `ask`: the first contact opens an account with `initial`.
@@ -172,7 +195,13 @@ impl Gcra {
 
     #[inline]
     fn numbers(self, tat: u64, now: u64, retry: u64) -> Numbers {
-        Numbers::Refilling { ahead: tat - now, interval: self.interval, limit: self.limit, retry }
+        self.told_as(tat - now, retry)
+    }
+
+    /// The account, full in `ahead`, as it is told.
+    #[inline]
+    fn told_as(self, ahead: u64, retry: u64) -> Numbers {
+        Numbers::Refilling { ahead, interval: self.interval, limit: self.limit, retry }
     }
 
     /// Whether a full account could ever pay.

@@ -73,6 +73,7 @@ impl Decision {
 
     /// Whether every quota was charged. A look (cost 0) is always allowed.
     #[must_use]
+    #[inline]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
@@ -172,6 +173,12 @@ impl Decision {
     #[inline]
     pub(crate) fn passes(&mut self, overage: bool, wait: u64) {
         (self.overage, self.wait) = (overage, wait);
+    }
+
+    /// Whether it has to wait before it may run.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.wait > 0
     }
 
     pub(crate) fn blocked(mut self) -> Self {

@@ -71,6 +71,7 @@ impl Default for PeerIp {
 }
 
 impl KeyExtractor for PeerIp {
+    #[inline]
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         match peer(parts) {
             Some(address) => {
@@ -87,6 +88,7 @@ pub(crate) fn peer_address(parts: &Parts) -> Option<IpAddr> {
     peer(parts).map(|peer| peer.ip().to_canonical())
 }
 
+#[inline]
 fn peer(parts: &Parts) -> Option<SocketAddr> {
     #[cfg(feature = "axum")]
     if let Some(info) = parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {

@@ -28,6 +28,7 @@ impl Prefix {
     }
 
     /// Mapped addresses are unfolded first, or all of IPv4 would be one IPv6 prefix.
+    #[inline]
     pub(super) fn key(self, address: IpAddr) -> Key {
         match address.to_canonical() {
             IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & self.v4).into(),

@@ -89,12 +89,14 @@ impl Key {
     /// The length of its content in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an empty key is a blank one")]
+    #[inline]
     pub fn len(&self) -> usize {
         usize::try_from(self.head >> 8).unwrap_or(usize::MAX)
     }
 
     /// Whether it is a text of nothing or white space only, which counts as missing.
     #[must_use]
+    #[inline]
     pub fn is_blank(&self) -> bool {
         self.head & 0xff == Kind::Text as u64
             && self.with_bytes(|content| content.iter().all(u8::is_ascii_whitespace))

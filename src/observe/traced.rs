@@ -18,9 +18,13 @@ pub(super) fn trace(
     verdict: Verdict,
     who: impl Fn(RuleName) -> Option<Fingerprint>,
 ) {
-    if LevelFilter::current() == LevelFilter::OFF {
-        return;
+    if LevelFilter::current() != LevelFilter::OFF {
+        tell(decision, verdict, who);
     }
+}
+
+#[inline(never)]
+fn tell(decision: &Decision, verdict: Verdict, who: impl Fn(RuleName) -> Option<Fingerprint>) {
     let span = Span::current();
     if let Some(result) = span.field("ratelimit.result") {
         record(&span, &result, decision, verdict);

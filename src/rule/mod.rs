@@ -12,7 +12,7 @@ mod settings;
 mod table;
 mod units;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{cell::OnceCell, fmt, slice, sync::Arc, time::Duration};
 
 use http::{StatusCode, request::Parts};
 
@@ -193,16 +193,60 @@ impl Rule<Everyone> {
 }
 
 impl<K: KeyExtractor> Rule<K> {
-    fn key(&self, parts: &Parts, required: bool) -> Result<Option<Key>, KeyError> {
-        let error = match self.extractor.extract(parts) {
+    /// Hands the charge of the request with this head to `then`, if it has one.
+    #[inline]
+    fn lend<T>(
+        &self,
+        parts: &Parts,
+        then: impl FnOnce(Option<&Charge<'_>>) -> T,
+    ) -> Result<T, Aside> {
+        let mode = self.mode.as_ref().map_or(Mode::Charge, |mode| mode(parts));
+        if mode == Mode::Exempt {
+            return Err(Aside::Exempt);
+        } else if mode == Mode::Skip || self.plan.is_unlimited() {
+            return Ok(then(None));
+        }
+        // the key stays where the extractor has put it: moving it costs as much as hashing it
+        let found = self.extractor.extract(parts);
+        let instead = OnceCell::new();
+        let key = match &found {
+            Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => key,
+            _ => match instead.get_or_init(|| self.instead(&found, mode == Mode::Require)) {
+                Ok(Some(key)) => key,
+                Err(error) if !self.report_only => return Err(Aside::Refused(error.clone())),
+                Ok(None) | Err(_) => return Ok(then(None)),
+            },
+        };
+        let mut made = None;
+        let quotas = self.plan.quotas(parts, key, &mut made);
+        let mut charge = Charge::new(self.name, key, quotas)
+            .cost(self.cost.of(parts))
+            .headroom(self.headroom.of(parts));
+        if !self.max_wait.is_zero() {
+            charge = charge.max_wait(deadline::within(parts, self.max_wait));
+        }
+        if self.report_only {
+            charge = charge.report_only();
+        }
+        Ok(then(Some(&charge)))
+    }
+
+    /// The key of a request that has none to be charged, if it is to be charged all the same.
+    #[cold]
+    fn instead(
+        &self,
+        found: &Result<Option<Key>, KeyError>,
+        required: bool,
+    ) -> Result<Option<Key>, KeyError> {
+        let error = match found {
             Ok(Some(key)) if key.len() > self.max_key_len => {
                 let why = format!("key of {} bytes; at most {}", key.len(), self.max_key_len);
                 return Err(KeyError::refused(StatusCode::BAD_REQUEST, why));
             }
             Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
             Ok(None) if required => KeyError::missing("key"),
-            Err(error) if error.is_missing() => error,
-            found => return found,
+            Err(error) if error.is_missing() => error.clone(),
+            found => return found.clone(),
         };
         match self.missing {
             Missing::Reject(status) => Err(error.with_status(status)),
@@ -221,33 +265,15 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Aside> {
-        let mode = self.mode.as_ref().map_or(Mode::Charge, |mode| mode(parts));
-        let key = match mode {
-            Mode::Exempt => return Err(Aside::Exempt),
-            Mode::Skip => None,
-            Mode::Charge | Mode::Require if self.plan.is_unlimited() => None,
-            Mode::Charge | Mode::Require => match self.key(parts, mode == Mode::Require) {
-                Err(_) if self.report_only => None,
-                key => key?,
-            },
-        };
-        let Some(key) = key else {
-            then(before);
-            return Ok(());
-        };
-        self.plan.lend(parts, &key, |quotas| {
-            let mut charge = Charge::new(self.name, &key, quotas)
-                .cost(self.cost.of(parts))
-                .headroom(self.headroom.of(parts));
-            if !self.max_wait.is_zero() {
-                charge = charge.max_wait(deadline::within(parts, self.max_wait));
-            }
-            if self.report_only {
-                charge = charge.report_only();
-            }
-            rules::extend(before, charge, then);
-        });
-        Ok(())
+        self.lend(parts, |charge| match charge {
+            Some(charge) => rules::extend(before, *charge, then),
+            None => then(before),
+        })
+    }
+
+    #[inline]
+    fn charges<T>(&self, parts: &Parts, then: impl FnOnce(&[Charge<'_>]) -> T) -> Result<T, Aside> {
+        self.lend(parts, |charge| then(charge.map_or(&[], slice::from_ref)))
     }
 
     fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {

@@ -100,13 +100,20 @@ impl Plan {
         Self(Source::Chosen(Arc::new(choose)))
     }
 
+    /// What this request is charged under; where that is made for it, it is kept in `made`.
     #[inline]
-    pub(super) fn lend<T>(&self, parts: &Parts, key: &Key, read: impl FnOnce(&[Quota]) -> T) -> T {
+    pub(super) fn quotas<'a>(
+        &'a self,
+        parts: &Parts,
+        key: &Key,
+        made: &'a mut Option<Quotas>,
+    ) -> &'a [Quota] {
         match &self.0 {
-            Source::Fixed(quotas) => read(quotas.charged()),
-            Source::Chosen(choose) => read(choose(parts, key).charged()),
-            Source::Live(live) => read(live.quotas().charged()),
+            Source::Fixed(quotas) => quotas,
+            Source::Chosen(choose) => made.insert(choose(parts, key)),
+            Source::Live(live) => made.insert(live.quotas()),
         }
+        .charged()
     }
 
     /// Whether there is never anything to charge.

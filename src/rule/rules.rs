@@ -27,6 +27,28 @@ pub trait Rules {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Aside>;
 
+    /// Hands the charges of the request with this head to `then`, and back what it says: what
+    /// [`charge`](Rules::charge) does, for a caller who knows the type and so is compiled into one
+    /// piece with it.
+    ///
+    /// # Errors
+    ///
+    /// When the request is set aside before any store is asked; `then` is not called.
+    #[inline]
+    fn charges<T>(&self, parts: &Parts, then: impl FnOnce(&[Charge<'_>]) -> T) -> Result<T, Aside>
+    where
+        Self: Sized,
+    {
+        let (mut then, mut said) = (Some(then), None);
+        self.charge(parts, &[], &mut |charges| {
+            if let Some(then) = then.take() {
+                said = Some(then(charges));
+            }
+        })?;
+        // nobody was told of a charge: nothing limits it
+        said.ok_or(Aside::Exempt)
+    }
+
     /// Adds the shape of every rule to `shapes`.
     fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>);
 }

@@ -27,6 +27,7 @@ impl Units {
         Self(Kind::Read(Arc::new(read)))
     }
 
+    #[inline]
     pub(super) fn of(&self, parts: &Parts) -> u32 {
         match &self.0 {
             Kind::Fixed(units) => *units,

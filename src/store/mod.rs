@@ -193,6 +193,12 @@ impl<'a> Charge<'a> {
         Duration::from_nanos(self.ask.max_wait)
     }
 
+    /// Whether it may wait for its place.
+    #[inline]
+    pub(crate) fn queues(&self) -> bool {
+        self.ask.max_wait > 0
+    }
+
     /// Whether it refuses nobody.
     #[must_use]
     pub fn is_report_only(&self) -> bool {

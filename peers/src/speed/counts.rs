@@ -1,5 +1,5 @@
-//! What does not depend on the moment: allocations, instructions, and memory of a million keys.
-//! Instructions and memory are counted in processes of their own.
+//! What does not depend on the moment: allocations, instructions, and memory of a million keys, each
+//! counted in processes of their own.
 
 use std::process::Command;
 
@@ -11,37 +11,51 @@ use crate::{
 
 const KEYS: u32 = 1_000_000;
 const BATCH: usize = 1_000;
+const CALLGRIND: [&str; 2] = ["--tool=callgrind", "--callgrind-out-file=/dev/null"];
+/// Requests after which all is warm.
+const FEW: u32 = 20_000;
 
-/// Allocations of a request.
-pub fn allocations(subject: Subject, limit: Limit) -> f64 {
-    let runner = &mut subject.runners(limit, 1)[0];
-    runner((0..10).map(|_| request(0)).collect());
-    let requests: Vec<_> = (0..BATCH).map(|_| request(0)).collect();
-    let counted = allocation_counter::measure(|| {
-        runner(requests);
-    });
-    counted.count_total as f64 / BATCH as f64
+/// Allocations and instructions of a request, of which the bare service's are none; `None` without
+/// valgrind.
+pub fn counts(subject: Subject, limit: Limit) -> Option<[f64; 2]> {
+    let of = |subject| {
+        let allocated = per_request(subject, limit, &["--undef-value-errors=no"], 20_000, heap)?;
+        Some([allocated, per_request(subject, limit, &CALLGRIND, 300_000, collected)?])
+    };
+    let (own, bare) = (of(subject)?, of(Subject::Bare)?);
+    Some([own[0] - bare[0], own[1] - bare[1]])
 }
 
-/// Instructions of a request, of which the bare service's are none; `None` without valgrind.
-pub fn instructions(subject: Subject, limit: Limit) -> Option<f64> {
-    let of = |subject: Subject, requests| counted(subject, limit, requests);
-    let each = |subject| Some((of(subject, 401_000)? - of(subject, 101_000)?) / 300_000.0);
-    Some(each(subject)? - each(Subject::Bare)?)
+/// What a tool of valgrind counts of a process that serves so many more.
+fn per_request(
+    subject: Subject,
+    limit: Limit,
+    arguments: &[&str],
+    more: u32,
+    read: fn(&str) -> Option<&str>,
+) -> Option<f64> {
+    let counted = |requests: u32| {
+        let itself = std::env::current_exe().expect("this program");
+        let output = Command::new("valgrind")
+            .args(arguments)
+            .arg(itself)
+            .args(["serve", subject.title(), limit.name(), &requests.to_string()])
+            .output()
+            .ok()?;
+        let told = String::from_utf8(output.stderr).expect("text");
+        read(&told)?.replace(',', "").parse::<f64>().ok()
+    };
+    Some((counted(FEW + more)? - counted(FEW)?) / f64::from(more))
 }
 
-/// What callgrind counts of a process that serves so many.
-fn counted(subject: Subject, limit: Limit, requests: u32) -> Option<f64> {
-    let itself = std::env::current_exe().expect("this program");
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(itself)
-        .args(["serve", subject.title(), limit.name(), &requests.to_string()])
-        .output()
-        .ok()?;
-    let told = String::from_utf8(output.stderr).expect("text");
-    let count = told.split("Collected :").nth(1)?.split_whitespace().next()?;
-    count.parse().ok()
+/// From the line `total heap usage: 1,234 allocs, ...`.
+fn heap(told: &str) -> Option<&str> {
+    told.split("total heap usage: ").nth(1)?.split(' ').next()
+}
+
+/// From the line `Collected : 1234`.
+fn collected(told: &str) -> Option<&str> {
+    told.split("Collected : ").nth(1)?.split_whitespace().next()
 }
 
 /// The child's part.

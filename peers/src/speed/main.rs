@@ -1,7 +1,8 @@
 //! What a limiter costs: this crate and its peers around one service, interleaved, in one run.
 //!
 //! `cargo run --release --features speed --ignore-rust-version --manifest-path peers/Cargo.toml
-//! --bin speed [ROUNDS]` prints a table. Instructions are counted where valgrind is installed.
+//! --bin speed [ROUNDS]` prints a table. Allocations and instructions are
+//! counted where valgrind is installed.
 
 mod cases;
 mod counts;
@@ -48,17 +49,19 @@ fn table(rounds: usize) {
          |---|---|---|---|---|---|"
     );
     for subject in Subject::ALL.into_iter().skip(1) {
-        let allocations =
-            [Limit::Ample, Limit::One].map(|limit| counts::allocations(subject, limit));
-        let instructions = [Limit::Ample, Limit::One].map(|limit| {
-            counts::instructions(subject, limit).map_or("–".into(), |count| format!("{count:.0}"))
-        });
-        let [[admitted, refused], [run, turned]] =
-            [allocations.map(|n| format!("{n:.0}")), instructions];
+        let [admitted, refused] =
+            [Limit::Ample, Limit::One].map(|limit| counts::counts(subject, limit));
+        let told = |counts: Option<[f64; 2]>, which: usize| {
+            counts.map_or("–".into(), |counts| format!("{:.0}", counts[which]))
+        };
         let bytes = counts::memory(subject);
         println!(
-            "| {} | {admitted} | {refused} | {run} | {turned} | {bytes:.0} |",
-            subject.title()
+            "| {} | {} | {} | {} | {} | {bytes:.0} |",
+            subject.title(),
+            told(admitted, 0),
+            told(refused, 0),
+            told(admitted, 1),
+            told(refused, 1),
         );
     }
 }

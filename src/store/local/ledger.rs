@@ -75,21 +75,13 @@ impl Ledger {
     #[inline]
     fn take_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Decision {
         let ask = charge.ask();
-        let found = Gcra::counting(quota).and_then(|gcra| {
+        if let Some(gcra) = Gcra::counting(quota) {
             let id = self.addresses.id(charge, 0);
-            self.instants.find(id, |stored| gcra.take(stored, now, ask))
-        });
-        let step = match found {
-            Some(step) => step,
-            None => self.charge_one(charge, quota, now),
-        };
-        let report_only = charge.is_report_only();
-        let mut decision = Decision::new(step.allowed || report_only, now);
-        if !report_only {
-            decision.passes(step.overage, step.wait);
+            if let Some(weighed) = self.instants.find(id, |stored| gcra.charge(stored, now, ask)) {
+                return decision(charge, gcra.step(weighed), now);
+            }
         }
-        decision.push(Outcome::with(charge.rule(), 0, step.numbers).report_only(report_only));
-        decision
+        decision(charge, self.charge_one(charge, quota, now), now)
     }
 
     #[cold]
@@ -293,4 +285,16 @@ impl Ledger {
         let steps: Steps = accounts.distinct.iter().map(settled).collect();
         accounts.decision(&steps, now, true)
     }
+}
+
+/// What is said of one charge of one quota.
+#[inline]
+fn decision(charge: &Charge<'_>, step: Step, now: u64) -> Decision {
+    let report_only = charge.is_report_only();
+    let mut decision = Decision::new(step.allowed || report_only, now);
+    if !report_only {
+        decision.passes(step.overage, step.wait);
+    }
+    decision.push(Outcome::with(charge.rule(), 0, step.numbers).report_only(report_only));
+    decision
 }
