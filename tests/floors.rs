@@ -32,7 +32,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("access", 6),
     ("explain/*", 6),
     ("settle", 6),
-    ("headers", 6),
+    ("headers/*", 6),
     ("reject/*", 7),
     ("limiter", 7),
     ("identify", 7),
