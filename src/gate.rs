@@ -1,8 +1,8 @@
 //! What a layer does with a request before the service sees it: ask, then admit, delay or refuse.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::Cell, sync::Arc, time::Duration};
 
-use http::{Response, request::Parts};
+use http::{Response, header::RETRY_AFTER, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
@@ -277,13 +277,18 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
         self.settings.count(Event::Denied);
         self.settings.meter.refused(decision, who);
         let retry_after = retry_after.map(|wait| self.settings.jittered(wait));
-        let why = Rejection::denied(decision, retry_after, template, self.again());
+        let told = Cell::new(false);
+        let why = Rejection::denied(decision, retry_after, template, self.again(), &told);
         let mut response = self.reject.reject(&why, parts);
-        if let Some(wait) = retry_after {
-            write_retry_after(response.headers_mut(), wait);
-        }
-        if let Some(lines) = template.read(decision) {
-            lines.write(response.headers_mut());
+        let headers = response.headers_mut();
+        // unless they are in what was answered: who rejects may have thrown that away
+        if !told.get() || headers.keys().next() != Some(&RETRY_AFTER) {
+            if let Some(wait) = retry_after {
+                write_retry_after(headers, wait);
+            }
+            if let Some(lines) = template.read(decision) {
+                lines.write(headers);
+            }
         }
         if self.settings.expose {
             response.extensions_mut().insert(decision.clone());
@@ -301,7 +306,9 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
         if error.is_no_peer() {
             log_no_peer(error);
         }
-        self.reject.reject(&Rejection::unkeyed(error, &self.template, self.again()), parts)
+        let told = Cell::new(false);
+        let why = Rejection::unkeyed(error, &self.template, self.again(), &told);
+        self.reject.reject(&why, parts)
     }
 }
 

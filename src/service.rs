@@ -57,6 +57,10 @@ where
                 let future = self.inner.call(Request::from_parts(parts, body));
                 ResponseFuture::running(future, Pass::default())
             }
+            Asked::Passed(pass) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                ResponseFuture::running(future, pass)
+            }
             Asked::Refused(response) => self.refuse(response),
             asked => self.go_on(asked, parts, body),
         }

@@ -166,14 +166,20 @@ impl Outcome {
     /// nothing is to come.
     #[must_use]
     pub fn next_after(&self) -> Duration {
-        Duration::from_nanos(match self.numbers {
+        Duration::from_nanos(self.remaining_and_next().1)
+    }
+
+    /// Both at once, the wait in nanoseconds: a division is the dearest step of telling them.
+    pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
+        match self.numbers {
             Numbers::Refilling { ahead, interval, limit, .. } => {
-                let more = u64::from(limit - self.remaining()).saturating_sub(1);
-                ahead.saturating_sub(more * interval)
+                let remaining = self.remaining();
+                let more = u64::from(limit - remaining).saturating_sub(1);
+                (remaining, ahead.saturating_sub(more * interval))
             }
-            Numbers::Known { next, .. } => next,
-            Numbers::Unknown { .. } => 0,
-        })
+            Numbers::Known { remaining, next, .. } => (remaining, next),
+            Numbers::Unknown { .. } => (0, 0),
+        }
     }
 
     /// The shortest wait after which this cost passes: zero when nothing stood in its way, `None`

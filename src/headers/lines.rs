@@ -1,14 +1,21 @@
 //! The header fields of one response.
 
 use std::{
+    io::{self, Write},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
+};
 use smallvec::SmallVec;
 
-use super::{Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, seconds, template::Template};
+use super::{
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, digits::number, seconds,
+    template::Template,
+};
 
 /// Numbers of one decision, to be written when the response is there.
 #[derive(Debug)]
@@ -27,14 +34,83 @@ pub(super) struct Reading {
     pub(super) next: u32,
 }
 
+/// The names of the fields that are filled in, in this order, and whether the policy follows them.
+fn names(family: Headers) -> (Vec<HeaderName>, bool) {
+    match family {
+        Headers::None => (Vec::new(), false),
+        Headers::Draft11 | Headers::Draft07 => (vec![RATELIMIT], true),
+        Headers::Draft06 => (TRIPLET.into(), true),
+        Headers::XRateLimit | Headers::XRateLimitDelta => (X_TRIPLET.into(), false),
+    }
+}
+
+/// The fields of a response that has no other, before they are filled in: a map's names are hashed
+/// byte by byte, so that copying one costs less than making it.
+pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    prepare(&mut fields, family, policy);
+    fields
+}
+
+/// The same of a refusal in plain text: `Retry-After` comes first.
+pub(super) fn refusal(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    fields.insert(RETRY_AFTER, TO_FILL_IN);
+    prepare(&mut fields, family, policy);
+    fields.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    fields
+}
+
+const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
+
+fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>) {
+    let (names, ruled) = names(family);
+    for name in names {
+        fields.insert(name, TO_FILL_IN);
+    }
+    if let Some(policy) = policy.filter(|_| ruled) {
+        fields.insert(POLICY, policy.clone());
+    }
+}
+
 impl Lines {
     /// Adds the fields to a response, beside what an inner limiter has already said.
     pub(crate) fn write(self, headers: &mut HeaderMap) {
-        let Some(first) = self.readings.first().copied() else { return };
+        let Some(first) = self.readings.first() else { return };
+        if headers.is_empty() {
+            *headers = self.template.prepared();
+            self.fill_in(headers.values_mut());
+        } else {
+            self.add(first, headers);
+        }
         if first.overage {
             headers.insert(OVERAGE, HeaderValue::from_static("1"));
         }
-        let limit = self.template.items[usize::from(first.item)].limit;
+    }
+
+    /// Writes the numbers into prepared fields.
+    pub(super) fn fill_in<'a>(&self, mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
+        let Some(first) = self.readings.first() else { return };
+        let mut fill_in = |value| {
+            if let Some(field) = fields.next() {
+                *field = value;
+            }
+        };
+        match self.template.family {
+            Headers::None => {}
+            Headers::Draft11 => self.list().into_iter().for_each(fill_in),
+            Headers::Draft07 => self.dictionary(first).into_iter().for_each(fill_in),
+            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
+                let [limit, remaining, reset] = self.triplet(first);
+                fill_in(limit);
+                fill_in(remaining);
+                fill_in(reset);
+            }
+        }
+    }
+
+    fn add(&self, first: &Reading, headers: &mut HeaderMap) {
         match self.template.family {
             Headers::None => {}
             Headers::Draft11 => {
@@ -42,22 +118,14 @@ impl Lines {
                 // a list, which may stand on several lines
                 self.list().map(|list| headers.append(RATELIMIT, list));
             }
-            Headers::Draft07 => {
-                if insert_dictionary(headers, limit, first.remaining, first.next) {
-                    self.policy(headers);
-                }
-            }
+            Headers::Draft07 => self.add_dictionary(first, headers),
             Headers::Draft06 => {
-                if insert_triplet(headers, TRIPLET, limit, first.remaining, first.next.into()) {
+                if self.add_triplet(first, headers, TRIPLET) {
                     self.policy(headers);
                 }
             }
-            Headers::XRateLimit => {
-                let reset = unix_seconds_in(Duration::from_secs(first.next.into()));
-                insert_triplet(headers, X_TRIPLET, limit, first.remaining, reset);
-            }
-            Headers::XRateLimitDelta => {
-                insert_triplet(headers, X_TRIPLET, limit, first.remaining, first.next.into());
+            Headers::XRateLimit | Headers::XRateLimitDelta => {
+                self.add_triplet(first, headers, X_TRIPLET);
             }
         }
     }
@@ -71,57 +139,82 @@ impl Lines {
     /// A list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
     fn list(&self) -> Option<HeaderValue> {
         // on the stack first, so that the value is allocated once and whole
-        let mut text = SmallVec::<[u8; 256]>::new();
+        let mut text = [0; 256];
+        let mut rest = &mut text[..];
+        if self.put_list(&mut rest).is_ok() {
+            let length = 256 - rest.len();
+            return HeaderValue::from_bytes(&text[..length]).ok();
+        }
+        let mut text = Vec::new();
+        self.put_list(&mut text).ok()?;
+        HeaderValue::from_bytes(&text).ok()
+    }
+
+    fn put_list(&self, text: &mut impl Write) -> io::Result<()> {
         let mut digits = itoa::Buffer::new();
         for (at, reading) in self.readings.iter().enumerate() {
             if at > 0 {
-                text.extend_from_slice(b", ");
+                text.write_all(b", ")?;
             }
-            text.extend_from_slice(self.template.quoted[usize::from(reading.item)].as_bytes());
-            text.extend_from_slice(b";r=");
-            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
+            text.write_all(self.template.quoted[usize::from(reading.item)].as_bytes())?;
+            text.write_all(b";r=")?;
+            text.write_all(digits.format(reading.remaining).as_bytes())?;
             if reading.next > 0 {
-                text.extend_from_slice(b";t=");
-                text.extend_from_slice(digits.format(reading.next).as_bytes());
+                text.write_all(b";t=")?;
+                text.write_all(digits.format(reading.next).as_bytes())?;
             }
         }
-        HeaderValue::from_bytes(&text).ok()
+        Ok(())
     }
-}
 
-/// Sets `limit=5, remaining=4, reset=1`, unless what is there leaves less: of a dictionary on two
-/// lines the last would win.
-fn insert_dictionary(headers: &mut HeaderMap, limit: u32, remaining: u32, reset: u32) -> bool {
-    let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
-    let mut members = there.into_iter().flat_map(|text| text.split(','));
-    let left = members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok());
-    if left.is_some_and(|left: u32| left <= remaining) {
-        return false;
+    /// Sets `limit=5, remaining=4, reset=1`, unless what is there leaves less: of a dictionary on
+    /// two lines the last would win.
+    fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
+        let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
+        let mut members = there.into_iter().flat_map(|text| text.split(','));
+        let left =
+            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok());
+        if left.is_none_or(|left: u32| left > first.remaining)
+            && let Some(dictionary) = self.dictionary(first)
+        {
+            headers.insert(RATELIMIT, dictionary);
+            self.policy(headers);
+        }
     }
-    let text = format!("limit={limit}, remaining={remaining}, reset={reset}");
-    HeaderValue::try_from(text).is_ok_and(|value| {
-        headers.insert(RATELIMIT, value);
+
+    fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
+        let Reading { item, remaining, next, .. } = first;
+        let limit = self.template.items[usize::from(*item)].limit;
+        HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
+    }
+
+    /// Sets three single-valued fields, unless those that are there leave less.
+    fn add_triplet(
+        &self,
+        first: &Reading,
+        headers: &mut HeaderMap,
+        names: [HeaderName; 3],
+    ) -> bool {
+        let there = headers.get(&names[1]).and_then(|value| value.to_str().ok());
+        let left = there.and_then(|there| there.parse::<u64>().ok());
+        if left.is_some_and(|left| left <= first.remaining.into()) {
+            return false;
+        }
+        for (name, value) in names.into_iter().zip(self.triplet(first)) {
+            headers.insert(name, value);
+        }
         true
-    })
-}
-
-/// Sets three single-valued fields, unless those that are there leave less.
-fn insert_triplet(
-    headers: &mut HeaderMap,
-    names: [HeaderName; 3],
-    limit: u32,
-    remaining: u32,
-    reset: u64,
-) -> bool {
-    let there = headers.get(&names[1]).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if there.is_some_and(|there| there <= remaining.into()) {
-        return false;
     }
-    let [first, second, third] = names;
-    headers.insert(first, limit.into());
-    headers.insert(second, remaining.into());
-    headers.insert(third, reset.into());
-    true
+
+    /// The limit, what is left of it, and when there is more.
+    fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
+        let reset = match self.template.family {
+            Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),
+            _ => first.next.into(),
+        };
+        let limit = self.template.items[usize::from(first.item)].told.clone();
+        [limit, number(first.remaining.into()), number(reset)]
+    }
 }
 
 fn unix_seconds_in(wait: Duration) -> u64 {

@@ -1,12 +1,14 @@
 //! Decisions as header fields. Seconds exist here and nowhere else, and are always rounded up.
 
+mod digits;
 mod lines;
 mod template;
 
-use std::{fmt::Write as _, sync::OnceLock, time::Duration};
+use std::{fmt::Write as _, time::Duration};
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
+use self::digits::number;
 pub(crate) use self::{
     lines::Lines,
     template::{Item, Template},
@@ -85,17 +87,9 @@ pub enum Headers {
     None,
 }
 
-/// Waits up to here, in seconds, are put into words once and kept.
-pub(crate) const COMMON_WAITS: usize = 4_096;
-
 /// Sets `Retry-After` unless it is there: at least 1, because clients retry at once on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
-    static COMMON: [OnceLock<HeaderValue>; COMMON_WAITS] =
-        [const { OnceLock::new() }; COMMON_WAITS];
-    let n = retry_seconds(wait);
-    let common = usize::try_from(n).ok().and_then(|n| COMMON.get(n));
-    let value = || common.map_or_else(|| n.into(), |kept| kept.get_or_init(|| n.into()).clone());
-    headers.entry(RETRY_AFTER).or_insert_with(value);
+    headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }
 
 /// The wait of a refusal in whole seconds.

@@ -1,14 +1,19 @@
 //! What is known of a layer's header fields before the first request.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
 
 use super::{
     Headers,
-    lines::{Lines, Reading},
-    seconds,
+    digits::number,
+    lines::{self, Lines, Reading},
+    retry_seconds,
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -25,6 +30,8 @@ pub(crate) struct Item {
     place: usize,
     name: Cow<'static, str>,
     pub(super) limit: u32,
+    /// The limit as a field.
+    pub(super) told: HeaderValue,
     window: u64,
 }
 
@@ -64,6 +71,7 @@ impl Item {
                     None => format!("{rule}-{}", quota.period_text()).into(),
                 },
                 limit: quota.limit(),
+                told: number(quota.limit().into()),
                 window: window(quota),
             };
             quotas.iter().enumerate().map(item).collect::<Vec<_>>()
@@ -80,6 +88,10 @@ pub(crate) struct Template {
     /// A string of structured fields (RFC 9651) per item: quoted, escaped.
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
+    /// The fields of a response that has none of its own, where the numbers are filled in.
+    prepared: OnceLock<HeaderMap>,
+    /// The same of a refusal in plain text.
+    refusal: OnceLock<HeaderMap>,
     /// Whether quotas are chosen per request.
     dynamic: bool,
 }
@@ -95,13 +107,39 @@ impl Template {
         let policies: Vec<_> = items.iter().zip(&quoted).map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !items.is_empty());
-        Self { family, items, quoted, policy, dynamic }
+        let (prepared, refusal) = (OnceLock::new(), OnceLock::new());
+        Self { family, items, quoted, policy, prepared, refusal, dynamic }
     }
 
     /// A template for one request, where its quotas are not those known beforehand.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         self.dynamic.then(|| Arc::new(Self::new(self.family, Item::charged(charges), false)))
+    }
+
+    pub(super) fn prepared(&self) -> HeaderMap {
+        let prepare = || lines::prepared(self.family, self.policy.as_ref());
+        self.prepared.get_or_init(prepare).clone()
+    }
+
+    /// All fields of the refusal of `decision`, in plain text, where every quota of it is known.
+    pub(crate) fn refusal(
+        self: &Arc<Self>,
+        decision: &Decision,
+        wait: Duration,
+    ) -> Option<HeaderMap> {
+        let lines = self.read(decision);
+        if lines.is_none() && self.family != Headers::None || decision.is_overage() {
+            return None;
+        }
+        let prepare = || lines::refusal(self.family, self.policy.as_ref());
+        let mut headers = self.refusal.get_or_init(prepare).clone();
+        let mut fields = headers.values_mut();
+        *fields.next()? = number(retry_seconds(wait));
+        if let Some(lines) = lines {
+            lines.fill_in(fields);
+        }
+        Some(headers)
     }
 
     /// The name on the wire of the quota an outcome speaks of.
@@ -128,9 +166,9 @@ impl Template {
         let known = listed.iter().filter(|outcome| outcome.is_known());
         let reading = |outcome: &Outcome| {
             let item = u16::try_from(self.find(outcome)?).ok()?;
-            let next = u32::try_from(seconds(outcome.next_after())).unwrap_or(u32::MAX);
-            let overage = decision.is_overage();
-            Some(Reading { item, overage, remaining: outcome.remaining(), next })
+            let (remaining, next) = outcome.remaining_and_next();
+            let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
+            Some(Reading { item, overage: decision.is_overage(), remaining, next })
         };
         let readings: SmallVec<_> = known.filter_map(reading).collect();
         (!readings.is_empty()).then(|| Lines { template: self.clone(), readings })

@@ -68,10 +68,9 @@ mod body;
 mod grpc;
 mod text;
 
-use std::{fmt, time::Duration};
+use std::{cell::Cell, fmt, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use crate::{
     decision::{Decision, Source},
@@ -122,8 +121,10 @@ impl<F> fmt::Debug for RejectFn<F> {
 pub struct Rejection<'a> {
     why: Why<'a>,
     retry_after: Option<Duration>,
-    template: &'a Template,
+    template: &'a Arc<Template>,
     again: Again<'a>,
+    /// Whether the layer's own fields were written already.
+    told: &'a Cell<bool>,
 }
 
 /// What is asked again for an explanation.
@@ -159,14 +160,27 @@ impl<'a> Rejection<'a> {
     pub(crate) fn denied(
         decision: &'a Decision,
         retry_after: Option<Duration>,
-        template: &'a Template,
+        template: &'a Arc<Template>,
         again: Again<'a>,
+        told: &'a Cell<bool>,
     ) -> Self {
-        Self { why: Why::Decision(decision), retry_after, template, again }
+        Self { why: Why::Decision(decision), retry_after, template, again, told }
     }
 
-    pub(crate) fn unkeyed(error: &'a KeyError, template: &'a Template, again: Again<'a>) -> Self {
-        Self { why: Why::Key(error), retry_after: None, template, again }
+    pub(crate) fn unkeyed(
+        error: &'a KeyError,
+        template: &'a Arc<Template>,
+        again: Again<'a>,
+        told: &'a Cell<bool>,
+    ) -> Self {
+        Self { why: Why::Key(error), retry_after: None, template, again, told }
+    }
+
+    /// All fields of an answer in plain text, with those that the layer adds to any answer.
+    fn fields(&self) -> Option<HeaderMap> {
+        let fields = self.template.refusal(self.decision()?, self.retry_after?)?;
+        self.told.set(true);
+        Some(fields)
     }
 
     /// The refusal in words, with its arithmetic, for logs and operators: the rules are asked again
@@ -307,24 +321,31 @@ impl Default for TooManyRequests {
     }
 }
 
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
         let status = self.status(why);
         if let Some(content_type) = grpc::content_type(parts) {
             return grpc::response(why, status, content_type);
         }
-        let (content_type, text) = if text::accepts_json(&parts.headers) {
-            ("application/problem+json", Bytes::from(text::problem(why, status)))
-        } else {
-            ("text/plain; charset=utf-8", text::plain(why))
-        };
+        let json = text::accepts_json(&parts.headers);
+        let text = if json { text::problem(why, status).into() } else { text::plain(why) };
         let length = text.len();
         let head = parts.method == Method::HEAD;
         let mut response = Response::new(if head { B::default() } else { body::of(text) });
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        match why.fields() {
+            Some(fields) if !json => *headers = fields,
+            fields => {
+                *headers = fields.unwrap_or_default();
+                let kind = if json { PROBLEM } else { PLAIN };
+                headers.insert(header::CONTENT_TYPE, kind);
+                headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            }
+        }
         if head {
             headers.insert(header::CONTENT_LENGTH, length.into());
         }

@@ -6,9 +6,11 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header::ACCEPT};
 
 use super::{Reason, Rejection};
-use crate::headers::{COMMON_WAITS, push_json_string};
+use crate::headers::push_json_string;
 
 /// The problem types of the `RateLimit` draft.
+/// Waits up to here, in seconds, are put into words once and kept.
+const COMMON_WAITS: usize = 4_096;
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// Whether `Accept` names JSON with a quality above 0; `*/*` reads text.
