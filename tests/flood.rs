@@ -59,7 +59,7 @@ fn a_flood_grows_nothing_and_frees_nobody() {
     });
     let stats = store.stats();
     assert!(resident() < before + before / 10, "{before} bytes before, {} after", resident());
-    // what newcomers share is bounded by the number of rules, far below the table's 34 bytes a key
+    // what newcomers share is bounded by the number of rules, far below the table's 35 bytes a key
     assert!(allocated.bytes_max < 4 * 131_072, "{allocated:?}");
     assert_eq!(stats.slots, slots);
     assert!(stats.in_debt > slots / 2 && stats.overflowed > 0, "{stats:?}");
@@ -126,6 +126,23 @@ fn a_newcomer_takes_its_debt_along_into_a_slot() {
     assert!(allows(&store, "late", "me", &hour) && !allows(&store, "late", "me", &hour));
     assert_eq!(store.stats().in_debt, 1);
     assert_eq!(store.stats().overflowed, overflowed, "it has its own now");
+}
+
+/// Some sets are full and some are not: each is to remember its own newcomers.
+#[test]
+fn who_shared_takes_its_debt_along_whatever_its_set() {
+    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(1));
+    for _ in 0..10 {
+        let store = clock.store(128);
+        (0..250_u32).for_each(|key| _ = allows(&store, "filler", key, &second));
+        let shares = |key: &u32| {
+            let before = store.stats().overflowed;
+            allows(&store, "late", *key, &hour) && store.stats().overflowed > before
+        };
+        let shared: Vec<u32> = (1_000..1_030).filter(shares).collect();
+        clock.advance(Duration::from_secs(2));
+        assert!(!shared.into_iter().any(|key| allows(&store, "late", key, &hour)));
+    }
 }
 
 /// Each would fit alone. Looking again does not help, and must not go on for ever.

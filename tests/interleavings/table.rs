@@ -41,7 +41,7 @@ pub(crate) struct Table {
 impl Table {
     /// A set whose accounts hold `limit` units; slots are in debt as told, from the first on.
     pub(crate) fn new(limit: u64, debts: &[(u64, Instant)]) -> Self {
-        let table = Self { slots: Slots::new(1), shared: Overflow::default(), limit };
+        let table = Self { slots: Slots::new(1), shared: Overflow::new(1), limit };
         for (id, until) in debts {
             let open = |_| (Some(*until), ());
             table.slots.claim(*id, 1, open, open, |_| panic!("no room"));

@@ -37,7 +37,7 @@ pub fn fill(table: &mut Table) {
     let cells = |floods: &[Option<Flooded>; 4], cell: fn(&Flooded) -> Cell| {
         floods.each_ref().map(|flooded| flooded.as_ref().map_or_else(Cell::none, cell))
     };
-    // a default store has 4.5 MB, and newcomers share at most 270 kB; the rest is what else runs
+    // a default store has 4.6 MB, and newcomers share at most 270 kB; the rest is what else runs
     let grown = |it: &Flooded| Cell::new(format!("{:.0} MiB", it.grown), it.grown < 8.0);
     let freed = |it: &Flooded| Cell::at_most(0, it.freed, 10);
     let bounded = |it: &Flooded| {

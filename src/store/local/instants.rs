@@ -18,7 +18,8 @@ impl Instants {
     /// A table of at least so many slots.
     pub(super) fn new(slots: usize) -> Self {
         let slots = Slots::new(slots);
-        Self { slots, overflow: Overflow::default(), crowd: Crowd::default() }
+        let overflow = Overflow::new(slots.sets());
+        Self { slots, overflow, crowd: Crowd::default() }
     }
 
     pub(super) fn len(&self) -> usize {

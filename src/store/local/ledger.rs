@@ -98,8 +98,12 @@ impl Ledger {
             return refusal;
         }
         let accounts = self.addresses.accounts(charges);
-        let race = |n| self.take_all(&accounts, now, n == RACES);
-        (1..=RACES).find_map(race).unwrap_or_else(Decision::deny)
+        for race in 1..=RACES {
+            if let Some(decision) = self.take_all(&accounts, now, race == RACES) {
+                return decision;
+            }
+        }
+        Decision::deny()
     }
 
     /// Looks at all, then charges all. `None` when another thread charged in between: what was
@@ -113,7 +117,8 @@ impl Ledger {
             // a refusal tells the waits of those who do not queue
             steps = all.iter().map(|account| look(&account.hurried())).collect();
         }
-        let never = all.iter().zip(&steps).any(|(a, step)| !a.report_only && step.is_never());
+        let never =
+            !fits && all.iter().zip(&steps).any(|(a, step)| !a.report_only && step.is_never());
         for (at, account) in all.iter().enumerate() {
             if !fits {
                 if !never {

@@ -23,7 +23,7 @@ const DEFAULT_KEYS: usize = 131_072;
 
 /// The embedded store: accounts in this process's memory.
 ///
-/// Its memory is fixed at construction (34 bytes for each key of the capacity) and a flood of
+/// Its memory is fixed at construction (35 bytes for each key of the capacity) and a flood of
 /// fresh keys cannot grow it, but for at most 270 kB for each rule and quota that shares accounts.
 /// An account in debt is never forgotten; when there is no room for a
 /// newcomer, newcomers share an account per rule and quota until there is, so they may be refused
@@ -44,7 +44,7 @@ const DEFAULT_KEYS: usize = 131_072;
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota};
 ///
-/// let store = LocalStore::with_capacity(1_000_000); // 34 MB
+/// let store = LocalStore::with_capacity(1_000_000); // 35 MB
 /// let limiter = Limiter::new(store.clone());
 /// limiter.take("alice", &Quota::per_minute(5), 1).now();
 /// assert_eq!(store.stats().in_debt, 1);
@@ -76,14 +76,14 @@ pub struct Stats {
 }
 
 impl LocalStore {
-    /// A store for 131 072 keys in debt at a time (4.5 MB).
+    /// A store for 131 072 keys in debt at a time (4.6 MB).
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(DEFAULT_KEYS)
     }
 
-    /// A store for `keys` keys in debt at a time, at 34 bytes each, rounded up to a whole set.
+    /// A store for `keys` keys in debt at a time, at 35 bytes each, rounded up to a whole set.
     #[must_use]
     #[track_caller]
     pub fn with_capacity(keys: usize) -> Self {

@@ -5,8 +5,10 @@
 //! had part in. So a flood of fresh keys neither frees an exhausted key nor locks out other rules,
 //! and its memory is bounded by the number of rules.
 //!
-//! Groups are many, because one set without room costs the newcomers of its whole group: at its
-//! capacity a table has some such sets (four in a thousand) while it is half empty.
+//! At its capacity a table has some sets without room (four in a thousand) while it is half empty.
+//! They cost nobody but their own newcomers: each set has the instant until which newcomers of it
+//! may owe something. A group is many sets in a large table, and without that the newcomers of all
+//! of them would start with what those of one owe.
 
 use std::collections::HashMap;
 
@@ -23,7 +25,7 @@ const GROUPS: usize = 4_096;
 /// Which shared account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
-    group: usize,
+    set: usize,
     rule: RuleName,
     place: usize,
 }
@@ -31,46 +33,60 @@ pub(super) struct Address {
 impl Address {
     /// The account that newcomers of this set share under the quota at `place` of `rule`.
     pub(super) fn new(set: usize, rule: RuleName, place: usize) -> Self {
-        Self { group: set % GROUPS, rule, place }
+        Self { set, rule, place }
+    }
+
+    /// The address of the first set of its group.
+    fn group(self) -> Self {
+        Self { set: self.set % GROUPS, ..self }
     }
 }
 
 /// Shared accounts of type `A`; the default one is cold.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Overflow<A> {
+    /// Per set: until when its newcomers owe something. Past it there is nothing to look up.
+    until: Box<[AtomicU64]>,
     shards: [Shard<A>; SHARDS],
 }
 
 #[derive(Debug)]
 struct Shard<A> {
-    /// The latest instant of its accounts: past it there is nothing to look up.
-    until: AtomicU64,
     decisions: AtomicU64,
     accounts: Mutex<HashMap<Address, A>>,
 }
 
 impl<A: Clone + Default> Overflow<A> {
-    /// The shared account, cold where there is no debt.
+    /// What the newcomers of so many sets share.
+    pub(super) fn new(sets: usize) -> Self {
+        Self {
+            until: (0..sets).map(|_| AtomicU64::default()).collect(),
+            shards: Default::default(),
+        }
+    }
+
+    /// The shared account, cold where newcomers of this set owe nothing.
     pub(super) fn get(&self, address: Address, now: u64) -> A {
-        let shard = self.shard(address);
-        if shard.until.load(Acquire) <= now {
+        if self.until[address.set].load(Acquire) <= now {
             return A::default();
         }
-        shard.accounts().get(&address).cloned().unwrap_or_default()
+        let (group, shard) = self.shard(address);
+        shard.accounts().get(&group).cloned().unwrap_or_default()
     }
 
     /// Changes the shared account; `change` also says until when it is to be kept.
     pub(super) fn update<R>(&self, address: Address, change: impl FnOnce(&mut A) -> (u64, R)) -> R {
-        let shard = self.shard(address);
+        let (group, shard) = self.shard(address);
         shard.decisions.fetch_add(1, Relaxed);
-        let (until, said) = change(shard.accounts().entry(address).or_default());
-        shard.until.fetch_max(until, Release);
+        let (until, said) = change(shard.accounts().entry(group).or_default());
+        self.until[address.set].fetch_max(until, Release);
         said
     }
 
     /// Changes the shared account, if there is one.
     pub(super) fn lower(&self, address: Address, change: impl FnOnce(&mut A)) {
-        if let Some(account) = self.shard(address).accounts().get_mut(&address) {
+        let (group, shard) = self.shard(address);
+        if let Some(account) = shard.accounts().get_mut(&group) {
             change(account);
         }
     }
@@ -80,8 +96,10 @@ impl<A: Clone + Default> Overflow<A> {
         self.shards.iter().map(|shard| shard.decisions.load(Relaxed)).sum()
     }
 
-    fn shard(&self, address: Address) -> &Shard<A> {
-        &self.shards[address.group % SHARDS]
+    /// Where the account is, and by which name.
+    fn shard(&self, address: Address) -> (Address, &Shard<A>) {
+        let group = address.group();
+        (group, &self.shards[group.set % SHARDS])
     }
 }
 
@@ -93,6 +111,6 @@ impl<A> Shard<A> {
 
 impl<A> Default for Shard<A> {
     fn default() -> Self {
-        Self { until: AtomicU64::new(0), decisions: AtomicU64::new(0), accounts: Mutex::default() }
+        Self { decisions: AtomicU64::new(0), accounts: Mutex::default() }
     }
 }

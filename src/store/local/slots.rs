@@ -95,6 +95,10 @@ impl Slots {
         self.sets.len() * WAYS
     }
 
+    pub(super) fn sets(&self) -> usize {
+        self.sets.len()
+    }
+
     /// Accounts in debt now. Looks at every slot.
     pub(super) fn in_debt(&self, now: u64) -> usize {
         let slots = self.sets.iter().flat_map(|set| &set.0);

@@ -1,6 +1,6 @@
 //! Accounts that hold more than one instant: the windowed algorithms and the token bucket.
 //!
-//! The same bound and the same rule as the [slot table](super::slots): sets of eight entries, an
+//! The same bound and the same rule as the [slot table](super::slots): sets of sixteen entries, an
 //! entry whose account may be forgotten is free to claim, and when a set holds only debt newcomers
 //! share an account. A set is small and locked as a whole, so that a step is plain code. The table
 //! is made with the first such account.
@@ -13,14 +13,19 @@ use super::{
 };
 use crate::{algorithm::State, name::RuleName, quota::Quota};
 
-const WAYS: usize = 8;
+const WAYS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Windows {
-    sets: OnceLock<Box<[Mutex<Vec<Entry>>]>>,
+    table: OnceLock<Table>,
     entries: usize,
-    overflow: Overflow<Option<State>>,
     crowd: Crowd,
+}
+
+#[derive(Debug)]
+struct Table {
+    sets: Box<[Mutex<Vec<Entry>>]>,
+    overflow: Overflow<Option<State>>,
 }
 
 #[derive(Debug)]
@@ -43,22 +48,17 @@ pub(super) struct Place<'a> {
 impl Windows {
     /// A table of at least so many entries.
     pub(super) fn new(entries: usize) -> Self {
-        Self {
-            sets: OnceLock::new(),
-            entries,
-            overflow: Overflow::default(),
-            crowd: Crowd::default(),
-        }
+        Self { table: OnceLock::new(), entries, crowd: Crowd::default() }
     }
 
     /// Entries that cannot be forgotten now.
     pub(super) fn in_debt(&self, now: u64) -> usize {
-        let sets = self.sets.get().into_iter().flatten();
+        let sets = self.table.get().into_iter().flat_map(|table| &table.sets);
         sets.map(|set| lock(set).iter().filter(|entry| entry.until > now).count()).sum()
     }
 
     pub(super) fn overflowed(&self) -> u64 {
-        self.overflow.decisions()
+        self.table.get().map_or(0, |table| table.overflow.decisions())
     }
 
     /// Shows the account to `read`.
@@ -68,11 +68,11 @@ impl Windows {
         now: u64,
         read: impl FnOnce(Option<&State>) -> R,
     ) -> R {
-        let (number, set) = self.set(at.id);
-        let set = lock(set);
+        let (table, number) = self.set(at.id);
+        let set = table.lock(number);
         match set.iter().find(|entry| entry.id == at.id) {
             Some(entry) => read(Some(&entry.state)),
-            None => read(self.overflow.get(at.address(number), now).as_ref()),
+            None => read(table.overflow.get(at.address(number), now).as_ref()),
         }
     }
 
@@ -85,10 +85,10 @@ impl Windows {
         step: impl FnOnce(&mut Option<State>) -> R,
         read: impl FnOnce(Option<&State>) -> R,
     ) -> R {
-        let (number, set) = self.set(at.id);
-        let mut set = lock(set);
+        let (table, number) = self.set(at.id);
+        let mut set = table.lock(number);
         let Some(found) = set.iter().position(|entry| entry.id == at.id) else {
-            return read(self.overflow.get(at.address(number), now).as_ref());
+            return read(table.overflow.get(at.address(number), now).as_ref());
         };
         change(&mut set, found, at, step)
     }
@@ -100,10 +100,10 @@ impl Windows {
         now: u64,
         read: impl FnOnce(Option<&State>) -> R,
     ) -> R {
-        let (number, set) = self.set(at.id);
-        let mut set = lock(set);
+        let (table, number) = self.set(at.id);
+        let mut set = table.lock(number);
         set.retain(|entry| entry.id != at.id);
-        read(self.overflow.get(at.address(number), now).as_ref())
+        read(table.overflow.get(at.address(number), now).as_ref())
     }
 
     /// Runs `step` on the account, which is opened where the step leaves one; `opens` says of a
@@ -115,15 +115,15 @@ impl Windows {
         step: impl FnOnce(&mut Option<State>) -> R,
         opens: impl FnOnce(&R) -> bool,
     ) -> R {
-        let (number, set) = self.set(at.id);
-        let mut set = lock(set);
+        let (table, number) = self.set(at.id);
+        let mut set = table.lock(number);
         if let Some(found) = set.iter().position(|entry| entry.id == at.id) {
             return change(&mut set, found, at, step);
         }
         set.retain(|entry| entry.until > now);
         let address = at.address(number);
         if set.len() >= WAYS {
-            let said = self.overflow.update(address, |account| {
+            let said = table.overflow.update(address, |account| {
                 let said = step(account);
                 (account.as_ref().map_or(0, |state| state.forget_at(at.quota)), said)
             });
@@ -132,7 +132,7 @@ impl Windows {
             return said;
         }
         // A newcomer inherits the debt it may have had part in.
-        let mut account = self.overflow.get(address, now);
+        let mut account = table.overflow.get(address, now);
         let said = step(&mut account);
         if opens(&said) {
             set.extend(account.map(|state| at.entry(state)));
@@ -140,13 +140,21 @@ impl Windows {
         said
     }
 
-    fn set(&self, id: u64) -> (usize, &Mutex<Vec<Entry>>) {
-        let sets = self.sets.get_or_init(|| {
-            (0..self.entries.div_ceil(WAYS).max(1)).map(|_| Mutex::default()).collect()
-        });
-        let scaled = (u128::from(id) * sets.len() as u128) >> 64;
-        let number = usize::try_from(scaled).unwrap_or(0);
-        (number, &sets[number])
+    /// The table, and the number of the account's set.
+    fn set(&self, id: u64) -> (&Table, usize) {
+        let table = self.table.get_or_init(|| Table::new(self.entries.div_ceil(WAYS).max(1)));
+        let scaled = (u128::from(id) * table.sets.len() as u128) >> 64;
+        (table, usize::try_from(scaled).unwrap_or(0))
+    }
+}
+
+impl Table {
+    fn new(sets: usize) -> Self {
+        Self { sets: (0..sets).map(|_| Mutex::default()).collect(), overflow: Overflow::new(sets) }
+    }
+
+    fn lock(&self, set: usize) -> MutexGuard<'_, Vec<Entry>> {
+        lock(&self.sets[set])
     }
 }
 
