@@ -1,0 +1,48 @@
+//! What an account takes, and what becomes of keys when a store holds as many as it was made for.
+
+use std::{fs, process::Command};
+
+use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
+
+const TWO: Quota = Quota::per_hour(2);
+
+/// Each size in a process of its own, so that none grows into what another left.
+pub(crate) fn table() {
+    println!("memory, and keys without a slot of their own, at the capacity");
+    for keys in [1_000, 10_000, 100_000, 1_000_000] {
+        let itself = std::env::current_exe().expect("this program");
+        let output = Command::new(itself).args(["memory", &keys.to_string()]).output();
+        let output = output.expect("it runs");
+        print!("  {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+/// The child's part.
+pub(crate) fn count(keys: u32) {
+    let (rule, before) = (RuleName::default(), resident());
+    let store = LocalStore::with_capacity(keys as usize);
+    let admits = |key: u32| {
+        let key = Key::from(key);
+        store.take(&[Charge::new(rule, &key, TWO.as_ref())]).now().is_allowed()
+    };
+    // both units of each
+    let refused = (0..keys).filter(|key| !(admits(*key) && admits(*key))).count();
+    let (bytes, per) = ((resident() - before) as f64, f64::from(keys));
+    let without = keys as usize - store.stats().in_debt;
+    let freed = (0..keys).filter(|key| admits(*key)).count();
+    let newcomers = (keys..keys + keys / 100).filter(|key| !admits(*key)).count();
+    println!(
+        "{keys:>7} keys: {:.1} bytes each; {:.3} % without a slot, {:.3} % refused early, {freed} in \
+         debt forgotten; of newcomers {:.2} % refused early",
+        bytes / per,
+        100.0 * without as f64 / per,
+        100.0 * refused as f64 / per,
+        10_000.0 * newcomers as f64 / per,
+    );
+}
+
+/// Bytes of this process in memory.
+fn resident() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    4_096 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0)
+}

@@ -1,0 +1,48 @@
+//! A store that is almost empty, at its capacity, and full.
+
+use std::{hint::black_box, time::Duration};
+
+use tower_sluice::{Charge, Key, LocalStore, RuleName, Store};
+
+use crate::{
+    accounts::{BATCH, DEEP, address, decide, put_in_debt, take},
+    rounds::{Case, each, table},
+};
+
+const KEYS: u32 = 131_072;
+/// How many keys are in debt, in hundredths of the capacity. Slots are twice as many.
+const LOADS: [u32; 5] = [1, 50, 100, 150, 200];
+
+pub(crate) fn tables(time: Duration) {
+    let stores = LOADS.map(|load| {
+        let (store, keys) = (LocalStore::with_capacity(KEYS as usize), KEYS / 100 * load);
+        put_in_debt(&store, keys, DEEP);
+        (store, keys, format!("{load} % of the capacity"))
+    });
+    let known = stores.each_ref().map(|(store, _, name)| {
+        // the same number of keys for each, so that caches hold as much
+        Case::new(name, decide(store.clone(), KEYS / 100, DEEP))
+    });
+    table("store, a known key, by load", time, known.into());
+    let new = stores.each_ref().map(|(store, keys, name)| {
+        let mut next = *keys;
+        Case::new(name, move || {
+            let first = next;
+            next += u32::try_from(BATCH).expect("few");
+            let nanos = each(BATCH, || {
+                (first..next).for_each(|key| {
+                    black_box(take(store, address(key), DEEP, 1));
+                });
+            });
+            (first..next).for_each(|key| forget(store, key));
+            nanos
+        })
+    });
+    table("store, a newcomer, by load", time, new.into());
+}
+
+/// Makes the key's slot free, so that the store stays as full as it is.
+fn forget(store: &LocalStore, key: u32) {
+    let key = Key::from(address(key));
+    store.reset(&Charge::new(RuleName::default(), &key, DEEP.as_ref())).now();
+}

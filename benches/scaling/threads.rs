@@ -1,0 +1,112 @@
+//! Threads that meet at one key, and threads that do not.
+
+use std::{
+    hint::{black_box, spin_loop},
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tower_sluice::{
+    Algorithm, Charge, Headers, Key, LocalStore, PeerIp, Quota, Rule, RuleName, Store,
+};
+
+use crate::{
+    accounts::{DEEP, address},
+    layer::{limited, request, serve},
+    rounds::{Case, each, table},
+};
+
+/// Decisions of a thread in a round: threads need time to meet.
+const LONG: usize = 10_000;
+const REQUESTS: usize = 1_000;
+const MOST_TRIES: usize = 50;
+/// Threads, whether they have a key each, and how that is called.
+const CASES: [(usize, bool, &str); 3] =
+    [(1, false, "1 thread"), (2, false, "2 threads, one key"), (2, true, "2 threads, a key each")];
+
+pub(crate) fn tables(time: Duration) {
+    let window = DEEP.algorithm(Algorithm::fixed_window());
+    for (title, quota) in [("store, threads", DEEP), ("store, threads, fixed window", window)] {
+        let cases = CASES.map(|(threads, apart, name)| {
+            let store = LocalStore::new();
+            let run = move || {
+                together(threads, |thread| decide(&store, quota, thread * u32::from(apart)))
+            };
+            Case { threads, ..Case::new(name, run) }
+        });
+        table(title, time, cases.into());
+    }
+    let cases = CASES.map(|(threads, apart, name)| {
+        let service =
+            limited(Rule::new("default", PeerIp::new(), DEEP), LocalStore::new(), Headers::None);
+        let run = move || {
+            together(threads, |thread| {
+                let mut service = service.clone();
+                let requests = (0..REQUESTS).map(|_| request(thread * u32::from(apart))).collect();
+                move || each(REQUESTS, || serve(&mut service, requests))
+            })
+        };
+        Case { threads, ..Case::new(name, run) }
+    });
+    table("layer, threads, no fields", time, cases.into());
+}
+
+/// A thread's part: decisions for its key.
+fn decide(store: &LocalStore, quota: Quota, key: u32) -> impl FnOnce() -> f64 + Send {
+    move || {
+        each(LONG, || {
+            for _ in 0..LONG {
+                let key = Key::from(black_box(address(key)));
+                let charge = Charge::new(RuleName::default(), &key, quota.as_ref());
+                assert!(store.take(&[charge]).now().is_allowed());
+            }
+        })
+    }
+}
+
+/// The mean of the threads, of a round in which they ran beside each other: a busy machine may run
+/// one after the other, which costs nothing and says nothing.
+fn together<W>(threads: usize, prepare: impl Fn(u32) -> W + Sync) -> f64
+where
+    W: FnOnce() -> f64,
+{
+    let mut rounds = (0..MOST_TRIES).map(|_| round(threads, &prepare));
+    let mut last = 0.0;
+    rounds
+        .find_map(|(nanos, beside)| {
+            last = nanos;
+            beside.then_some(nanos)
+        })
+        .unwrap_or(last)
+}
+
+/// The mean, and whether the threads ran at the same time but for a tenth of it.
+fn round<W>(threads: usize, prepare: &(impl Fn(u32) -> W + Sync)) -> (f64, bool)
+where
+    W: FnOnce() -> f64,
+{
+    let (waiting, epoch) = (&AtomicUsize::new(threads), Instant::now());
+    let part = move |thread| {
+        let work = prepare(thread);
+        waiting.fetch_sub(1, SeqCst);
+        while waiting.load(SeqCst) > 0 {
+            spin_loop();
+        }
+        let start = epoch.elapsed();
+        (work(), start, epoch.elapsed())
+    };
+    let parts: Vec<_> = thread::scope(|scope| {
+        let own = u32::try_from(threads).expect("few");
+        let all: Vec<_> = (0..own).map(|thread| scope.spawn(move || part(thread))).collect();
+        all.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let nanos = parts.iter().map(|(nanos, ..)| nanos).sum::<f64>() / threads as f64;
+    let (mut first, mut last) = (Duration::MAX, Duration::ZERO);
+    let (mut all_run, mut one_ends) = (Duration::ZERO, Duration::MAX);
+    for (_, start, end) in parts {
+        (first, last) = (first.min(start), last.max(end));
+        (all_run, one_ends) = (all_run.max(start), one_ends.min(end));
+    }
+    (nanos, one_ends.saturating_sub(all_run) * 10 >= (last - first) * 9)
+}

@@ -1,0 +1,64 @@
+//! Accounts that hold more than one word: sliding logs and sliding windows. Time is driven, so that an
+//! account holds as much in every round.
+
+use std::{hint::black_box, time::Duration};
+
+use tower_sluice::{
+    Algorithm, Charge, Key, LocalStore, Quota, RuleName, Store, testing::FakeClock,
+};
+
+use crate::{
+    accounts::{BATCH, address},
+    rounds::{Case, each, table},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) fn tables(time: Duration) {
+    let log = |units| Quota::per_second(units).algorithm(Algorithm::SlidingLog);
+    let lengths = [10, 100, 1_000, 10_000];
+    // a charge leaves as another comes
+    let admitted = lengths.map(|units| {
+        let every = SECOND / units;
+        Case::new(format!("{units} charges"), decide(log(units), units, every, every))
+    });
+    table("store, sliding log, admitted", time, admitted.into());
+    let refused = lengths.map(|units| {
+        let run = decide(log(units), units, SECOND / units / 2, Duration::ZERO);
+        Case::new(format!("{units} charges"), run)
+    });
+    table("store, sliding log, refused", time, refused.into());
+    let windows = [2, 6, 12, 30, 60].map(|buckets| {
+        let quota = Quota::per_minute(60_000_000).algorithm(Algorithm::SlidingWindow { buckets });
+        let every = 60 * SECOND / 1_000;
+        Case::new(format!("{buckets} buckets"), decide(quota, 1_000, every, every))
+    });
+    table("store, sliding window, admitted", time, windows.into());
+}
+
+/// Batches of decisions for one key that was charged so many times, one `every` so long; and so
+/// much time before each of them. Without any, the account is exhausted.
+fn decide(quota: Quota, charges: u32, every: Duration, before: Duration) -> impl FnMut() -> f64 {
+    let clock = FakeClock::new();
+    let store = clock.store(1_000);
+    for _ in 0..charges {
+        clock.advance(every);
+        assert!(take(&store, quota));
+    }
+    move || {
+        let mut admitted = 0;
+        let nanos = each(BATCH, || {
+            for _ in 0..BATCH {
+                clock.advance(before);
+                admitted += usize::from(take(&store, quota));
+            }
+        });
+        assert_eq!(admitted, if before.is_zero() { 0 } else { BATCH });
+        nanos
+    }
+}
+
+fn take(store: &LocalStore, quota: Quota) -> bool {
+    let key = Key::from(black_box(address(0)));
+    store.take(&[Charge::new(RuleName::default(), &key, quota.as_ref())]).now().is_allowed()
+}

@@ -1,0 +1,131 @@
+//! A server in a process of its own, `wrk` against it, and the CPU time that it took.
+
+use std::{
+    fmt, fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+use crate::server::{Limit, Subject};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wire/told.lua");
+const CONNECTIONS: &str = "16";
+/// Linux counts a process's time in hundredths of a second.
+const MICROS_A_TICK: f64 = 10_000.0;
+
+/// What came of some seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Requests a second.
+    pub rate: f64,
+    /// Microseconds of the server's CPU time for a request.
+    pub cpu: f64,
+    /// Microseconds until the answer, of the median request and of the hundredth slowest.
+    pub p50: f64,
+    pub p99: f64,
+}
+
+/// Whether servers and `wrk` have a core each.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    pinned: bool,
+}
+
+impl Places {
+    pub fn find() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let there = Command::new("taskset").arg("--version").output().is_ok();
+        Self { pinned: there && cores > 1 }
+    }
+
+    /// A command that stays on `core`, where there is one for it.
+    fn on(self, core: &str, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        if !self.pinned {
+            return Command::new(program);
+        }
+        let mut command = Command::new("taskset");
+        command.args(["-c", core]).arg(program);
+        command
+    }
+}
+
+impl fmt::Display for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.pinned {
+            true => "servers on core 0, wrk on core 1",
+            false => "servers and wrk on any core: there is no second one, or no taskset",
+        })
+    }
+}
+
+/// Says how to get `wrk` where it is missing.
+pub fn find_wrk() -> Result<(), String> {
+    // it knows no way to be asked and do nothing, and says so with an error
+    match Command::new("wrk").arg("--version").output() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("wrk cannot be run ({error}): install it (apt-get install wrk)")),
+    }
+}
+
+/// A server that is stopped when this is dropped.
+pub struct Driven {
+    server: Child,
+    url: String,
+    places: Places,
+}
+
+impl Driven {
+    pub fn start(subject: Subject, limit: Limit, places: &Places) -> Self {
+        let itself = std::env::current_exe().expect("this program");
+        let mut command = places.on("0", itself);
+        command.args(["serve", subject.title(), limit.title()]);
+        let mut server =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut port = String::new();
+        let told = server.stdout.take().expect("a pipe");
+        BufReader::new(told).read_line(&mut port).expect("it prints its port");
+        let url = format!("http://127.0.0.1:{}/", port.trim());
+        Self { server, url, places: *places }
+    }
+
+    /// So many seconds of `wrk`. All answers are as `limit` wants them; without one, nobody looks.
+    pub fn drive(&self, seconds: u32, subject: Subject, limit: Option<Limit>) -> Run {
+        let before = self.ticks();
+        let mut wrk = self.places.on("1", "wrk");
+        wrk.args(["-t1", "-c", CONNECTIONS, "-d", &format!("{seconds}s"), "-s", SCRIPT, &self.url]);
+        let output = wrk.output().expect("wrk runs");
+        let ticks = self.ticks() - before;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let told = text.lines().find_map(|line| line.strip_prefix("told "));
+        let told = told.unwrap_or_else(|| panic!("wrk says {output:?}"));
+        let numbers: Vec<f64> =
+            told.split(' ').map(|number| number.parse().expect("a number")).collect();
+        let &[requests, micros, refused, broken, p50, p99] = numbers.as_slice() else {
+            panic!("wrk says {told:?}")
+        };
+        let title = subject.title();
+        assert!(requests > 0.0 && broken == 0.0, "{title}: {broken} requests broken; {told}");
+        if let Some(limit) = limit {
+            let due = if limit == Limit::One && subject != Subject::Bare { requests } else { 0.0 };
+            assert!(refused == due, "{title}: {refused} of {requests} refused");
+        }
+        Run { rate: requests / micros * 1e6, cpu: ticks * MICROS_A_TICK / requests, p50, p99 }
+    }
+
+    /// The server's CPU time so far, in user and in kernel mode.
+    fn ticks(&self) -> f64 {
+        let path = format!("/proc/{}/stat", self.server.id());
+        let stat = fs::read_to_string(path).expect("the server runs, on Linux");
+        let (_, after_name) = stat.rsplit_once(')').expect("a name in parentheses");
+        let mut fields = after_name.split_whitespace().skip(11);
+        let mut next = || fields.next().and_then(|ticks| ticks.parse::<f64>().ok());
+        next().zip(next()).map(|(user, system)| user + system).expect("two times")
+    }
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
