@@ -165,6 +165,73 @@ async fn of_two_draft07_fields_the_stricter_is_kept() {
     assert_eq!(told("limit=99, remaining=50, reset=88").await, "limit=10, remaining=9, reset=1");
 }
 
+const FAMILIES: [Headers; 6] = [
+    Headers::Draft11,
+    Headers::Draft07,
+    Headers::Draft06,
+    Headers::XRateLimit,
+    Headers::XRateLimitDelta,
+    Headers::None,
+];
+
+/// A response without fields is given a prepared map, any other its fields one by one.
+#[tokio::test]
+async fn what_else_a_response_has_changes_nothing() {
+    for family in FAMILIES {
+        for quotas in [&["10/s"][..], &["5/10s", "1000/h"], &["100000/h"]] {
+            let quotas: Vec<_> = quotas.iter().map(|text| quota(text)).collect();
+            let layer = || owing(&quotas, 2).headers(family);
+            let alone = beside(&layer(), &[]).await;
+            let among = beside(&layer(), &[("content-type", "text/plain")]).await;
+            assert_eq!(limits(&alone), limits(&among), "{family:?}");
+            assert_eq!(alone.len() + 1, among.len(), "{family:?}");
+            assert_eq!(alone.is_empty(), family == Headers::None);
+        }
+    }
+}
+
+/// The fields of a refusal are the layer's, whoever words it: one who answers as the crate does,
+/// one who throws that away, and one who answers by himself.
+#[tokio::test]
+async fn who_rejects_changes_nothing() {
+    use tower_sluice::{Reject, Rejection, TooManyRequests, reject_fn};
+
+    type Words = fn(&Rejection<'_>, &http::request::Parts) -> Response<String>;
+    let ours: Words = |why, parts| TooManyRequests::new().reject(why, parts);
+    let thrown_away: Words = |why, parts| {
+        let kept: Response<String> = TooManyRequests::new().reject(why, parts);
+        Response::new(kept.into_body())
+    };
+    let own: Words = |_, _| Response::new("no".to_owned());
+    for family in FAMILIES {
+        let refused = |words: Words, accept| {
+            let layer = owing(&[quota("2/min"), quota("1000/h")], 2).headers(family);
+            async move {
+                let request = Request::get("/").header("accept", accept).body(()).expect("one");
+                let inner = service_fn(|_| async { Ok::<_, Infallible>(Response::default()) });
+                ask(&mut layer.reject(reject_fn(words)).layer(inner), request).await
+            }
+        };
+        let [plain, json] =
+            [refused(ours, "text/html").await, refused(ours, "application/json").await];
+        assert_eq!(header(plain.headers(), "content-type"), "text/plain; charset=utf-8");
+        assert_eq!(header(json.headers(), "content-type"), "application/problem+json");
+        let told = |response: &Response<String>| {
+            let wait = header(response.headers(), "retry-after").to_owned();
+            (
+                wait,
+                response.headers().get_all("retry-after").iter().count(),
+                limits(response.headers()),
+            )
+        };
+        assert_eq!(told(&plain).0, "30");
+        for other in [json, refused(thrown_away, "*/*").await, refused(own, "*/*").await] {
+            assert_eq!(told(&other), told(&plain), "{family:?}");
+        }
+        assert_eq!(plain.headers().len() - limits(plain.headers()).len(), 3, "{plain:?}");
+    }
+}
+
 #[tokio::test]
 async fn fields_may_be_kept_for_refusals() {
     let layer = owing(&[quota("2/h")], 1).headers_only_when_denied();

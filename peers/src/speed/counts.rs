@@ -3,6 +3,9 @@
 
 use std::process::Command;
 
+use axum::body::Body;
+use http::{HeaderValue, Request};
+
 use crate::{
     cases::request,
     resident::resident,
@@ -66,20 +69,35 @@ pub fn serve(subject: Subject, limit: Limit, requests: u32) {
     }
 }
 
-/// Bytes of memory for each of a million keys.
-pub fn memory(subject: Subject) -> f64 {
-    let itself = std::env::current_exe().expect("this program");
-    let output = Command::new(itself).args(["keys", subject.title()]).output().expect("it runs");
-    let told = String::from_utf8(output.stdout).expect("text");
-    told.trim().parse().unwrap_or_else(|_| panic!("{subject:?}: {told:?}"))
+/// Bytes of memory for each of a million keys: addresses, and texts of 36 characters.
+pub fn memory(subject: Subject) -> [Option<f64>; 2] {
+    ["addresses", "texts"].map(|kind| {
+        let itself = std::env::current_exe().expect("this program");
+        let output = Command::new(itself).args(["keys", subject.title(), kind]).output();
+        let told = String::from_utf8(output.expect("it runs").stdout).expect("text");
+        told.trim().parse().ok()
+    })
 }
 
-/// The child's part: prints it.
-pub fn keys(subject: Subject) {
+/// The child's part: prints it, where the subject has such keys.
+pub fn keys(subject: Subject, kind: &str) {
     let before = resident();
-    let runner = &mut subject.runners(Limit::Slow, 1)[0];
+    let texts = kind == "texts";
+    let runner = match texts {
+        true => subject.by_text(Limit::Slow),
+        false => subject.runners(Limit::Slow, 1).into_iter().next(),
+    };
+    let Some(mut runner) = runner else { return };
     for start in (0..KEYS).step_by(BATCH) {
-        runner((start..).take(BATCH).map(request).collect());
+        let keys = (start..).take(BATCH);
+        runner(if texts { keys.map(with_text).collect() } else { keys.map(request).collect() });
     }
     println!("{}", (resident() - before) / f64::from(KEYS));
+}
+
+fn with_text(key: u32) -> Request<Body> {
+    let mut request = request(key);
+    let text = HeaderValue::try_from(format!("{key:036}")).expect("a value");
+    request.headers_mut().insert("x-api-key", text);
+    request
 }

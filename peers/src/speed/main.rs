@@ -23,7 +23,7 @@ async fn main() {
             let limit = Limit::named(limit).expect("a limit");
             counts::serve(subject(title), limit, requests.parse().expect("a number"));
         }
-        ["keys", title] => counts::keys(subject(title)),
+        ["keys", title, kind] => counts::keys(subject(title), kind),
         [] => table(300),
         [rounds] => table(rounds.parse().expect("a number of rounds")),
         _ => panic!("give a number of rounds, or nothing"),
@@ -45,8 +45,8 @@ fn table(rounds: usize) {
     }
     println!("\n### Counted\n");
     println!(
-        "| | allocations, admitted | refused | instructions, admitted | refused | bytes a key |\n\
-         |---|---|---|---|---|---|"
+        "| | allocations, admitted | refused | instructions, admitted | refused | bytes an address | \
+         a 36-character key |\n|---|---|---|---|---|---|---|"
     );
     for subject in Subject::ALL.into_iter().skip(1) {
         let [admitted, refused] =
@@ -55,8 +55,10 @@ fn table(rounds: usize) {
             counts.map_or("–".into(), |counts| format!("{:.0}", counts[which]))
         };
         let bytes = counts::memory(subject);
+        let [address, text] =
+            bytes.map(|bytes| bytes.map_or("–".into(), |bytes| format!("{bytes:.0}")));
         println!(
-            "| {} | {} | {} | {} | {} | {bytes:.0} |",
+            "| {} | {} | {} | {} | {} | {address} | {text} |",
             subject.title(),
             told(admitted, 0),
             told(refused, 0),

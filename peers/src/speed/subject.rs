@@ -15,7 +15,7 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_rate_limiter::RateLimitFields as Fields;
-use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer};
+use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer, key::Header};
 
 /// Serves requests one after the other.
 pub type Runner = Box<dyn FnMut(Vec<Request<Body>>) -> Served + Send>;
@@ -93,6 +93,19 @@ impl Subject {
         Self::ALL.into_iter().find(|subject| subject.title() == title)
     }
 
+    /// One way into a service limited by what the request has in `x-api-key`, by crates that have
+    /// an extractor for it or let one be written in a few lines.
+    pub fn by_text(self, limit: Limit) -> Option<Runner> {
+        let all = match self {
+            Self::Bare => runners(&tower::layer::util::Identity::new(), 1),
+            Self::Governor => runners(&tower_governor_by_text(limit), 1),
+            Self::Ours => runners(&ours_by_text(limit), 1),
+            Self::RateTierTold => runners(&rate_tier(limit), 1),
+            _ => return None,
+        };
+        all.into_iter().next()
+    }
+
     /// So many threads' ways into one limited service.
     pub fn runners(self, limit: Limit, threads: usize) -> Vec<Runner> {
         match self {
@@ -140,6 +153,42 @@ impl Limit {
         let quota = governor::Quota::with_period(interval).expect("a period");
         quota.allow_burst(burst.try_into().expect("above 0"))
     }
+}
+
+fn ours_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
+    let (burst, interval) = limit.parts();
+    let quota = Quota::new(1, interval).expect("a quota").burst(burst);
+    let store = LocalStore::with_capacity(1_000_000);
+    RateLimitLayer::new(Header::new("x-api-key"), quota, store).headers(Headers::None)
+}
+
+/// The same header as a key of tower_governor.
+#[derive(Clone, Debug)]
+struct ApiKey;
+
+impl tower_governor::key_extractor::KeyExtractor for ApiKey {
+    type Key = String;
+
+    fn name(&self) -> &'static str {
+        "api key"
+    }
+
+    fn extract<T>(&self, request: &Request<T>) -> Result<String, tower_governor::GovernorError> {
+        let key = request.headers().get("x-api-key").and_then(|key| key.to_str().ok());
+        key.map(str::to_owned).ok_or(tower_governor::GovernorError::UnableToExtractKey)
+    }
+
+    fn key_name(&self, key: &String) -> Option<String> {
+        Some(key.clone())
+    }
+}
+
+fn tower_governor_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
+    let (burst, interval) = limit.parts();
+    let mut config = tower_governor::governor::GovernorConfigBuilder::default();
+    config.period(interval).burst_size(burst);
+    let config = config.key_extractor(ApiKey).finish();
+    tower_governor::GovernorLayer::<_, _, Body>::new(config.expect("a configuration"))
 }
 
 fn ours(limit: Limit, headers: Headers) -> RateLimitLayer<tower_sluice::Rule<PeerIp>, LocalStore> {
