@@ -95,6 +95,29 @@ fn deny_cache(c: &mut Criterion) {
     group.bench_function("known", |b| b.iter(|| passes(Quota::blocked(), black_box(once_more()))));
 }
 
+/// What a decision takes that is admitted from what is in hand, beside one of the store.
+fn leased(c: &mut Criterion) {
+    let mut group = c.benchmark_group("leased, one hot key");
+    let (local, store) = (LocalStore::new(), LocalStore::new().leased(5));
+    let passes = |address: IpAddr| {
+        let (key, quotas) = (Key::from(address), [AMPLE]);
+        let answer = store.take(&[Charge::new(RuleName::default(), &key, &quotas)]);
+        matches!(answer, Answer::Now(Ok(decision)) if decision.is_allowed())
+    };
+    group
+        .bench_function("without it", |b| b.iter(|| take(&local, &[AMPLE], black_box(address(1)))));
+    let (before, mut asks) = (store.admitted(), 0_u64);
+    group.bench_function("in hand", |b| {
+        b.iter(|| {
+            asks += 1;
+            passes(black_box(address(1)))
+        });
+    });
+    // all but some are
+    let here = store.admitted() - before;
+    assert!(here * 100 > asks * 99, "{here} of {asks}");
+}
+
 fn two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("store, two threads");
     for (name, apart) in [("same key", 0), ("a key each", 1)] {
@@ -117,5 +140,5 @@ fn two_threads(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, one_thread, algorithms, deny_cache, two_threads);
+criterion_group!(benches, one_thread, algorithms, deny_cache, leased, two_threads);
 criterion_main!(benches);

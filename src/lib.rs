@@ -100,7 +100,7 @@
 //! | `ratelimit.decisions` | counter, each rule of a request once | `policy` (the rule), `result`: `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`, `fallback_allowed`, `fallback_limited` |
 //! | `ratelimit.near_limit` | counter, of requests that pass from 80 % of a limit on | `policy` |
 //! | `ratelimit.unidentified` | counter, of requests refused before a store was asked | |
-//! | `ratelimit.decision.duration` | histogram, seconds until the store has answered | `store`: a [`Source`], `deny_cache` for a refusal that was told without asking |
+//! | `ratelimit.decision.duration` | histogram, seconds until the store has answered | `store`: a [`Source`], `deny_cache` for a refusal that was told without asking, `leased` for what was admitted so |
 //! | `ratelimit.store.errors` | counter | `kind`: `timeout`, or of Redis one of [`RedisErrorKind`](store) |
 //! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | |
 //! | `ratelimit.overflows` | counter, of decisions over accounts that newcomers share for want of room | |

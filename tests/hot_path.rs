@@ -181,6 +181,27 @@ fn what_a_deny_cache_knows_is_told_without_allocating() {
 }
 
 #[test]
+fn what_is_in_hand_is_admitted_without_allocating() {
+    let store = LocalStore::new().leased(5);
+    let quotas = [Quota::per_hour(1_000), Quota::per_day(2_000)];
+    let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+    let one = Charge::new(name("one"), &alice, &quotas[..1]);
+    let two = [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas)];
+    for charges in [&[one][..], &two] {
+        let take = || {
+            let (count, answer) = allocated(|| store.take(charges));
+            let Answer::Now(Ok(decision)) = answer else { panic!("it answers at once") };
+            assert!(decision.is_allowed());
+            (count, decision.source())
+        };
+        let all: Vec<_> = (0..40).map(|_| take()).collect();
+        let here = all.iter().filter(|(_, source)| *source == Source::Leased);
+        assert!(here.clone().count() > 30, "{all:?}");
+        assert!(here.clone().all(|(count, _)| *count == 0), "{all:?}");
+    }
+}
+
+#[test]
 fn a_stranger_is_refused_without_allocating() {
     let (store, key, quota) = (LocalStore::new(), Key::from("stranger"), Quota::per_hour(2));
     let dear = Charge::new(name("dear"), &key, quota.as_ref()).cost(3);

@@ -101,6 +101,22 @@ fn a_refusal_that_was_told_without_asking_is_one_of_the_rule_that_is_known() {
 }
 
 #[test]
+fn what_was_admitted_from_what_is_in_hand_is_counted_as_ever() {
+    let told = told(async || {
+        let store = LocalStore::new().leased(10);
+        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1_000), store);
+        for _ in 0..10 {
+            answer(&layer, get("/")).await;
+        }
+    });
+    let decisions = pairs([("policy=default result=allowed", 10)]);
+    assert_eq!(under(&told, "ratelimit.decisions"), decisions);
+    // the fourth borrows four, and the eighth eight
+    let durations = pairs([("store=leased", 5), ("store=local", 5)]);
+    assert_eq!(under(&told, "ratelimit.decision.duration"), durations);
+}
+
+#[test]
 fn near_its_limit_is_from_80_percent_unless_set() {
     let near = |percent: Option<u8>| {
         let told = told(async || {

@@ -10,7 +10,7 @@ use support::{
     shaky::{Mood, Shaky},
 };
 use tokio::time::advance;
-use tower_sluice::{Limiter, Quota, Store};
+use tower_sluice::{Limiter, Quota, Source, Store};
 
 const HOURLY: Quota = Quota::per_hour(100);
 
@@ -25,6 +25,29 @@ async fn an_outage_is_two_lines_without_a_key() {
     open_or_closed(&log, &shared, Limiter::new(shared.clone().fail_open()), "without a limit")
         .await;
     open_or_closed(&log, &shared, Limiter::new(shared.clone().fail_closed()), "with 503").await;
+    in_hand(&log).await;
+}
+
+/// What is decided without asking the store does not end its outage.
+async fn in_hand(log: &Log) {
+    advance(secs(1)).await;
+    let shared = Shaky::new(Time::default().store());
+    let limiter = Limiter::new(shared.clone().leased(5).fail_open());
+    let ask = async |key| {
+        let decision = limiter.take(key, &HOURLY, 1).await.expect("infallible");
+        decision.source()
+    };
+    for _ in 0..5 {
+        ask("alice").await;
+    }
+    shared.is(Mood::Failing);
+    assert_eq!(ask("bob").await, Source::FailedOpen);
+    assert_eq!(log.read().len(), 1, "it fails");
+    assert_eq!(ask("alice").await, Source::Leased);
+    assert_eq!(log.read(), [""; 0], "nobody was asked");
+    shared.is(Mood::Well);
+    ask("bob").await;
+    assert_eq!(log.read().len(), 1, "it answers again");
 }
 
 async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(

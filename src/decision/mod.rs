@@ -237,13 +237,15 @@ pub enum Source {
     Fallback,
     /// A [`DenyCache`](crate::store::DenyCache) refused by what its store had said before.
     DenyCache,
+    /// A [`Leased`](crate::store::Leased) store admitted by units that it had borrowed before.
+    Leased,
     /// A store of another crate, by its own name.
     Other(&'static str),
 }
 
 impl Source {
-    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, `deny_cache`, or
-    /// the store's own name.
+    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, `deny_cache`,
+    /// `leased`, or the store's own name.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -254,8 +256,19 @@ impl Source {
             Self::FailedClosed => "failed_closed",
             Self::Fallback => "fallback",
             Self::DenyCache => "deny_cache",
+            Self::Leased => "leased",
             Self::Other(name) => name,
         }
+    }
+
+    /// Whether the store itself decided, and not what stands in for it.
+    pub(crate) fn is_of_store(self) -> bool {
+        !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
+    }
+
+    /// Whether it was decided by what was known, and no store was asked: no sign of life of one.
+    pub(crate) fn is_known(self) -> bool {
+        matches!(self, Self::DenyCache | Self::Leased)
     }
 }
 

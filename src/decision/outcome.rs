@@ -243,6 +243,20 @@ impl Outcome {
         self
     }
 
+    /// What it is where so many units of what was charged are still to be had.
+    pub(crate) fn with_more(mut self, units: u32) -> Self {
+        match &mut self.numbers {
+            Numbers::Refilling { ahead, interval, .. } => {
+                *ahead = ahead.saturating_sub(interval.saturating_mul(units.into()));
+            }
+            Numbers::Known { limit, remaining, .. } => {
+                *remaining = remaining.saturating_add(units).min(*limit);
+            }
+            Numbers::Unknown { .. } => {}
+        }
+        self
+    }
+
     pub(crate) fn set_retry(&mut self, nanos: u64) {
         match &mut self.numbers {
             Numbers::Refilling { retry, .. }

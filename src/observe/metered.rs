@@ -39,7 +39,7 @@ struct Counters {
 pub(crate) struct Started(Option<Instant>);
 
 const VERDICTS: usize = Verdict::FallbackLimited as usize + 1;
-const STORES: [&str; 8] = [
+const STORES: [&str; 9] = [
     "local",
     "governor",
     "redis",
@@ -47,6 +47,7 @@ const STORES: [&str; 8] = [
     "failed_closed",
     "fallback",
     "deny_cache",
+    "leased",
     "other",
 ];
 
@@ -87,7 +88,8 @@ impl Meter {
             Source::FailedClosed => 4,
             Source::Fallback => 5,
             Source::DenyCache => 6,
-            Source::Other(_) => 7,
+            Source::Leased => 7,
+            Source::Other(_) => 8,
         };
         let make = || {
             describe();

@@ -25,8 +25,9 @@
 //! [`fail_open`](Store::fail_open), [`fail_closed`](Store::fail_closed) or
 //! [`fallback`](Store::fallback), which keeps a limit. Inside it, a [`deadline`](Store::deadline)
 //! bounds how long a request waits for its decision, a [`breaker`](Store::breaker) leaves a
-//! store alone that fails, and a [`deny_cache`](Store::deny_cache) does not ask again for what the
-//! store has just refused: `store.deadline(d).breaker().deny_cache().fallback(local)`.
+//! store alone that fails, a [`deny_cache`](Store::deny_cache) does not ask again for what the
+//! store has just refused, and a [`leased`](Store::leased) one does not ask for each unit of a hot key:
+//! `store.deadline(d).breaker().deny_cache().leased(5).fallback(local)`.
 
 mod answer;
 mod boxed;
@@ -60,6 +61,7 @@ pub use self::{
         fail_closed::{FailClosed, FailClosedFuture},
         fail_open::{FailOpen, FailOpenFuture},
         fallback::{Fallback, FallbackFuture},
+        leased::{Leased, LeasedFuture},
         setting::SettingError,
     },
 };
@@ -375,6 +377,21 @@ pub trait Store {
         Self: Sized,
     {
         DenyCache::new(self)
+    }
+
+    /// Borrows units for hot keys from this store, and admits by them without asking it. At most
+    /// `percent` of each limit lie unused in this process; in all processes together it should be 25
+    /// or less.
+    ///
+    /// # Panics
+    ///
+    /// When `percent` is not 1 to 25; one from outside goes through [`Leased::try_new`].
+    #[track_caller]
+    fn leased(self, percent: u32) -> Leased<Self>
+    where
+        Self: Sized,
+    {
+        Leased::new(self, percent)
     }
 
     /// Decides by `local` what this store could not.

@@ -42,7 +42,8 @@ impl Asked<&Outage> {
         let Self(Outage { health, meanwhile }, begun) = self;
         match answer {
             Ok(decision) => {
-                if health.recovers(begun) && health.told() {
+                let asked = !decision.source().is_known();
+                if asked && health.recovers(begun) && health.told() {
                     log_recovered();
                 }
                 Some(decision)

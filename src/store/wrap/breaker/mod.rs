@@ -18,7 +18,7 @@ use pin_project_lite::pin_project;
 use self::circuit::{Circuit, Permit, Settings};
 use super::setting::{SettingError, literal};
 use crate::{
-    decision::{Decision, Source},
+    decision::Decision,
     store::{Answer, BoxError, Charge, Store, Unsupported},
 };
 
@@ -170,9 +170,7 @@ impl<S> Breaker<S> {
         };
         match call(&self.inner) {
             // nobody was asked, as with an error
-            Answer::Now(Ok(decision)) if decision.source() == Source::DenyCache => {
-                Answer::Now(Ok(decision))
-            }
+            Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Ok(decision)) => {
                 permit.answered(true);
                 Answer::Now(Ok(decision))

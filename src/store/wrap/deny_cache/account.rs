@@ -1,15 +1,12 @@
 //! What a call asks of each account, as far as its answer has to be judged by it.
 
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-
-use foldhash::{SharedSeed, quality::SeedableRandomState};
 use smallvec::SmallVec;
 
 use crate::{
-    decision::{Decision, Outcome, Source},
+    decision::{Decision, Outcome},
     name::RuleName,
     quota::{Algorithm, Quota},
-    store::Charge,
+    store::{Charge, wrap::hashes::Hashes},
 };
 
 /// One charge of a call.
@@ -56,7 +53,7 @@ impl Asking {
         let (all, mut from) = (refusal.outcomes(), 0);
         let rule = all.first().map(Outcome::rule);
         let blocked = move |account: &Account| account.charges && Some(account.rule) == rule;
-        let told = self.plain && is_of_store(refusal.source());
+        let told = self.plain && refusal.source().is_of_store();
         let clear = told
             && if refusal.is_blocked() {
                 self.accounts.iter().filter(|account| blocked(account)).count() == 1
@@ -78,24 +75,7 @@ impl Asking {
     }
 }
 
-/// Whether the store itself decided, and not what stands in for it.
-fn is_of_store(source: Source) -> bool {
-    !matches!(
-        source,
-        Source::FailedOpen | Source::FailedClosed | Source::Fallback | Source::DenyCache
-    )
-}
-
-/// Random, so that nobody outside can choose keys that meet.
-#[derive(Debug)]
-pub(super) struct Hashes(SeedableRandomState);
-
 impl Hashes {
-    pub(super) fn new() -> Self {
-        let seed = RandomState::new().hash_one(0);
-        Self(SeedableRandomState::with_seed(seed, SharedSeed::global_random()))
-    }
-
     pub(super) fn asking(&self, charges: &[Charge<'_>], at: u64) -> Asking {
         let accounts: SmallVec<[Account; 2]> =
             charges.iter().map(|charge| self.account(charge)).collect();
@@ -106,20 +86,11 @@ impl Hashes {
         Asking { at, plain: !opens && !(1..accounts.len()).any(again), accounts }
     }
 
-    pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
-        let mut hasher = self.0.build_hasher();
-        charge.key().hash_with(charge.rule().hash64(), &mut hasher);
-        hasher.finish()
-    }
-
     fn account(&self, charge: &Charge<'_>) -> Account {
         let ask = charge.ask();
-        let mut hasher = self.0.build_hasher();
-        charge.key().hash_with(!charge.rule().hash64(), &mut hasher);
-        charge.quotas().hash(&mut hasher);
         Account {
             tag: self.tag(charge),
-            revision: hasher.finish(),
+            revision: self.revision(charge),
             rule: charge.rule(),
             need: ask.need(),
             patience: ask.max_wait,

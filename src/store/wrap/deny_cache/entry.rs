@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 
 use super::account::Account;
 use crate::{
-    algorithm::{Ask, gcra::Gcra},
+    algorithm::Ask,
     decision::{Decision, NEVER, Outcome},
-    store::Charge,
+    store::{Charge, wrap::repriced::repriced},
 };
 
 /// Instants are nanoseconds since the cache was made.
@@ -68,22 +68,13 @@ impl Entry {
         let ask = Ask { max_wait: 0, ..charge.ask() };
         let same = self.blocked || ask.need() == self.need;
         for outcome in self.outcomes.iter().map(|outcome| outcome.aged(age)) {
-            refusal.push(if same { outcome } else { dearer(&outcome, charge, ask) });
+            refusal.push(if same { outcome } else { repriced(&outcome, charge, ask) });
         }
     }
 
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked
     }
-}
-
-/// What the same account says to a greater cost.
-fn dearer(outcome: &Outcome, charge: &Charge<'_>, ask: Ask) -> Outcome {
-    let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
-    gcra.map_or(*outcome, |gcra| {
-        let step = gcra.look(gcra.stored(outcome.ahead()), 0, ask);
-        Outcome::with(outcome.rule(), outcome.place(), step.numbers)
-    })
 }
 
 /// Nothing is known of `charge`.

@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 use super::{
     Settings,
-    account::{Account, Asking, Hashes},
+    account::{Account, Asking},
     entry::{Entry, pass_over},
 };
 use crate::{
     decision::{Decision, Outcome, Source},
-    store::Charge,
+    store::{Charge, wrap::hashes::Hashes},
 };
 
 const WAYS: usize = 8;

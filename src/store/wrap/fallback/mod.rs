@@ -185,6 +185,10 @@ where
         match answer {
             // the inner store was not asked, so that it may fail as before
             Ok(decision) if decision.source() == Source::DenyCache => decision,
+            Ok(decision) if decision.source() == Source::Leased => {
+                self.follow(call, charges, &decision);
+                decision
+            }
             Ok(decision) => {
                 self.answered(begun);
                 self.follow(call, charges, &decision);

@@ -1,0 +1,262 @@
+//! Several processes that borrow from one store, beside an account that is charged when a unit is
+//! admitted: nothing passes that it would not let pass. Time stands still but where a trace moves it.
+
+mod support;
+
+use std::{cell::Cell, time::Duration};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+use support::driven::{AtOnce, Counting, Time};
+use tokio::runtime::{Builder, Runtime};
+use tower_sluice::{
+    Algorithm, Charge, Decision, Key, LocalStore, Quota, RuleName, Source, Store, store::Leased,
+};
+
+const HOLDERS: usize = 4;
+/// Together they hold less than a quarter.
+const PERCENT: u32 = 6;
+
+type Holder = Leased<Counting<LocalStore>>;
+
+/// Quotas whose units come back quickly and slowly.
+fn plans() -> Vec<Vec<Quota>> {
+    let per = |units, millis| Quota::new(units, Duration::from_millis(millis)).expect("a quota");
+    let by = |algorithm| vec![per(100, 300).algorithm(algorithm)];
+    vec![
+        vec![per(100, 100)],
+        vec![per(1_000, 100).burst(100)],
+        vec![per(400, 4_000)],
+        vec![per(1_000, 1_000).burst(60)],
+        vec![per(50, 60_000)],
+        vec![per(200, 400), per(300, 60_000)],
+        vec![
+            per(100, 3_600_000),
+            per(64, 50).burst(80),
+            per(500, 700).algorithm(Algorithm::fixed_window()),
+        ],
+        by(Algorithm::fixed_window()),
+        by(Algorithm::AnchoredWindow),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A process asks so often for so much of the account, or of both.
+    Ask {
+        holder: usize,
+        times: u32,
+        cost: u32,
+        both: bool,
+    },
+    /// One that does not borrow.
+    Plain {
+        times: u32,
+    },
+    /// What was last admitted is given back.
+    GiveBack,
+    /// A process ends, and gives back what it holds; another takes its place.
+    Restart(usize),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let times = prop_oneof![4 => 1..6_u32, 1 => 6..60_u32];
+    let cost = prop_oneof![6 => Just(1_u32), 1 => 1..4_u32];
+    let pass = prop_oneof![
+        6 => 0..3_000_000_u64,
+        3 => 0..1_000_000_u64,
+        3 => 0..40_000_000_u64,
+        1 => 0..400_000_000_u64,
+        1 => 0..2_000_000_000_u64,
+    ];
+    let ask = (0..HOLDERS, times.clone(), cost, prop::bool::weighted(0.2));
+    prop_oneof![
+        20 => ask.prop_map(|(holder, times, cost, both)| Step::Ask { holder, times, cost, both }),
+        1 => prop_oneof![times, 60..400_u32].prop_map(|times| Step::Plain { times }),
+        1 => Just(Step::GiveBack),
+        2 => (0..HOLDERS).prop_map(Step::Restart),
+        12 => pass.prop_map(Step::Pass),
+    ]
+}
+
+/// The processes, the store they share, and the exact account.
+struct World<'a> {
+    quotas: &'a [Quota],
+    time: Time,
+    shared: Counting<LocalStore>,
+    exact: LocalStore,
+    holders: Vec<Holder>,
+    /// Who admitted it, and what.
+    last: Option<(usize, u32, Decision)>,
+    /// Given back to what may be over.
+    returned: u32,
+}
+
+impl<'a> World<'a> {
+    fn new(quotas: &'a [Quota]) -> Self {
+        let time = Time::default();
+        let shared = Counting::new(time.store());
+        let holders = (0..HOLDERS).map(|_| shared.clone().leased(PERCENT)).collect();
+        Self { quotas, exact: time.store(), time, shared, holders, last: None, returned: 0 }
+    }
+
+    fn charges<T>(&self, cost: u32, both: bool, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+        let (one, two) =
+            (RuleName::new("one").expect("a name"), RuleName::new("two").expect("two"));
+        let (hot, other) = (Key::from("hot"), Key::from("other"));
+        let first = Charge::new(one, &hot, self.quotas).cost(cost);
+        let second = Charge::new(two, &other, self.quotas).cost(1);
+        if both { read(&[first, second]) } else { read(&[first]) }
+    }
+
+    /// Units left of the hot key's quotas.
+    fn left(&self, store: &LocalStore) -> Vec<u32> {
+        let look = self.charges(0, false, |charges| store.take(charges).now());
+        look.outcomes().iter().map(tower_sluice::Outcome::remaining).collect()
+    }
+
+    fn ask(&mut self, holder: usize, cost: u32, both: bool) -> Result<bool, TestCaseError> {
+        let before = self.shared.takes();
+        let decision = self.charges(cost, both, |charges| self.holders[holder].take(charges).now());
+        let asked = self.shared.takes() - before;
+        prop_assert_eq!(asked == 0, decision.source() == Source::Leased);
+        prop_assert!(asked <= 3, "{} trips for one call", asked);
+        if decision.is_allowed() {
+            let exact = self.charges(cost, both, |charges| self.exact.take(charges).now());
+            prop_assert!(exact.is_allowed(), "beyond the limit: {:?}\n{:?}", decision, exact);
+            // what is in hand is told as of when it was borrowed
+            let numbers = decision.outcomes().iter().zip(exact.outcomes());
+            for (told, exact) in numbers.filter(|_| asked > 0) {
+                prop_assert!(told.remaining() <= exact.remaining(), "{:?}\n{:?}", told, exact);
+            }
+            self.last = Some((holder, cost, decision)).filter(|_| !both);
+        }
+        Ok(asked == 0)
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(u32, u32), TestCaseError> {
+        let (mut asks, mut here) = (0, 0);
+        match *step {
+            Step::Ask { holder, times, cost, both } => {
+                for _ in 0..times {
+                    asks += 1;
+                    here += u32::from(self.ask(holder, cost, both)?);
+                }
+            }
+            Step::Plain { times } => {
+                for _ in 0..times {
+                    let plain = self.charges(1, false, |it| self.shared.store().take(it).now());
+                    if plain.is_allowed() {
+                        let exact = self.charges(1, false, |it| self.exact.take(it).now());
+                        prop_assert!(exact.is_allowed(), "{:?}\n{:?}", plain, exact);
+                    }
+                }
+            }
+            Step::GiveBack => {
+                if let Some((holder, cost, decision)) = self.last.take()
+                    && decision.source() == Source::Leased
+                {
+                    self.charges(cost, false, |it| self.holders[holder].give_back(it, &decision));
+                    self.charges(cost, false, |it| self.exact.settle(&it[0], cost.into()).now());
+                    self.returned += cost;
+                }
+            }
+            Step::Restart(holder) => {
+                self.holders[holder] = self.shared.clone().leased(PERCENT);
+                self.last = None;
+            }
+            Step::Pass(_) => {}
+        }
+        Ok((asks, here))
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
+}
+
+/// Time that passes in short steps, so that what lies unused is seen.
+async fn pass(time: &Time, nanos: u64) {
+    let (mut left, step) = (nanos, 50_000_000);
+    while left > 0 {
+        time.pass(Duration::from_nanos(left.min(step))).await;
+        tokio::task::yield_now().await;
+        left -= left.min(step);
+    }
+}
+
+async fn play(quotas: &[Quota], steps: &[Step]) -> Result<(u32, u32), TestCaseError> {
+    let mut world = World::new(quotas);
+    let (mut asks, mut here) = (0, 0);
+    for step in steps {
+        if let Step::Pass(nanos) = step {
+            pass(&world.time, *nanos).await;
+        }
+        let (asked, known) = world.step(step)?;
+        (asks, here) = (asks + asked, here + known);
+        let (shared, exact) = (world.left(world.shared.store()), world.left(&world.exact));
+        let held = shared.iter().zip(&exact).zip(quotas);
+        for ((shared, exact), quota) in held {
+            prop_assert!(shared <= exact, "{} left of {}", shared, exact);
+            // what fades quickly is charged longer than it is held
+            let slow = quota.interval() > Duration::from_secs(1);
+            let share = quota.limit() * PERCENT / 100 * u32::try_from(HOLDERS).expect("few");
+            let share = share + world.returned;
+            prop_assert!(!slow || exact - shared <= share, "{} of {}", exact - shared, quota);
+        }
+    }
+    world.holders.clear();
+    // nothing is in hand any more, and nothing was lost but what flows back by itself
+    let (shared, exact) = (world.left(world.shared.store()), world.left(&world.exact));
+    for ((shared, exact), quota) in shared.iter().zip(&exact).zip(quotas) {
+        prop_assert!(shared <= exact, "{} left of {} after all", shared, exact);
+        let slow = quota.interval() > Duration::from_secs(1);
+        prop_assert!(!slow || world.returned > 0 || shared == exact, "{} of {}", shared, exact);
+    }
+    Ok((asks, here))
+}
+
+#[test]
+fn nothing_passes_that_one_exact_account_would_refuse() {
+    let plans = plans();
+    let (asks, here) = (Cell::new(0), Cell::new(0));
+    let config =
+        ProptestConfig { cases: 800, failure_persistence: None, ..ProptestConfig::default() };
+    let traces = (0..plans.len(), prop::collection::vec(step(), 1..80));
+    let result = TestRunner::new(config).run(&traces, |(plan, steps)| {
+        let played = runtime().block_on(play(&plans[plan], &steps))?;
+        asks.set(asks.get() + played.0);
+        here.set(here.get() + played.1);
+        Ok(())
+    });
+    result.unwrap_or_else(|wrong| panic!("{wrong}"));
+    let (asks, here) = (asks.get(), here.get());
+    assert!(here * 5 > asks, "only {here} of {asks} were decided without asking");
+}
+
+/// Others are given back what they were charged before a lease was borrowed, and so it begins to flow
+/// back earlier than its holder was told.
+#[test]
+fn what_is_given_back_elsewhere_makes_it_no_more() {
+    for (before, idle) in [(90, 190), (90, 150), (60, 170), (40, 195)] {
+        runtime().block_on(async {
+            let quotas = [Quota::new(400, Duration::from_secs(4)).expect("a quota")];
+            let mut world = World::new(&quotas);
+            let stores = [world.shared.store().clone(), world.exact.clone()];
+            let taken = stores.map(|store| {
+                let taken = world.charges(before, false, |it| store.take(it).now());
+                (store, taken)
+            });
+            let ask = |times| Step::Ask { holder: 0, times, cost: 1, both: false };
+            world.step(&ask(17)).expect("nothing beyond the limit");
+            for (store, taken) in taken {
+                world.charges(before, false, |it| store.give_back(it, &taken));
+            }
+            pass(&world.time, idle * 1_000_000).await;
+            world.step(&ask(40)).expect("nothing beyond the limit");
+            world.holders.clear();
+            let left = [world.shared.store(), &world.exact].map(|store| world.left(store)[0]);
+            assert!(left[0] <= left[1], "{left:?} after {before} and {idle} ms");
+        });
+    }
+}
