@@ -475,11 +475,12 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.lints.tell(|| self.lints());
+        let template = Template::new(self.headers, self.items.clone(), self.dynamic);
         let gate = Gate {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            template: Arc::new(Template::new(self.headers, self.items.clone(), self.dynamic)),
+            template: Arc::new(template.for_all()),
             settings: self.settings.clone(),
         };
         RateLimit::new(inner, Arc::new(gate))

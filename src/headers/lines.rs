@@ -13,7 +13,7 @@ use http::{
 use smallvec::SmallVec;
 
 use super::{
-    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, digits::number, seconds,
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, digits::number, kept::Kept, seconds,
     template::Template,
 };
 
@@ -138,6 +138,18 @@ impl Lines {
 
     /// A list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
     fn list(&self) -> Option<HeaderValue> {
+        if let ([told], Some(kept)) = (&*self.readings, &self.template.kept)
+            && let Some(place) = kept.get_or_init(Kept::new).place(told)
+        {
+            if place.get().is_none() {
+                place.set(self.make_list()?).ok();
+            }
+            return place.get().cloned();
+        }
+        self.make_list()
+    }
+
+    fn make_list(&self) -> Option<HeaderValue> {
         // on the stack first, so that the value is allocated once and whole
         let mut text = [0; 256];
         let mut rest = &mut text[..];

@@ -1,6 +1,7 @@
 //! Decisions as header fields. Seconds exist here and nowhere else, and are always rounded up.
 
 mod digits;
+mod kept;
 mod lines;
 mod template;
 

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::{
     Headers,
     digits::number,
+    kept::Kept,
     lines::{self, Lines, Reading},
     retry_seconds,
 };
@@ -92,6 +93,8 @@ pub(crate) struct Template {
     prepared: OnceLock<HeaderMap>,
     /// The same of a refusal in plain text.
     refusal: OnceLock<HeaderMap>,
+    /// Where it serves many requests, and they tell of one quota.
+    pub(super) kept: Option<OnceLock<Kept>>,
     /// Whether quotas are chosen per request.
     dynamic: bool,
 }
@@ -108,7 +111,13 @@ impl Template {
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !items.is_empty());
         let (prepared, refusal) = (OnceLock::new(), OnceLock::new());
-        Self { family, items, quoted, policy, prepared, refusal, dynamic }
+        Self { family, items, quoted, policy, prepared, refusal, kept: None, dynamic }
+    }
+
+    /// For many requests.
+    pub(crate) fn for_all(self) -> Self {
+        let one = self.family == Headers::Draft11 && self.items.len() == 1;
+        Self { kept: one.then(OnceLock::new), ..self }
     }
 
     /// A template for one request, where its quotas are not those known beforehand.
