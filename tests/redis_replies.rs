@@ -208,7 +208,7 @@ async fn changed_bytes_are_errors_and_what_comes_after_them_is_right() {
             .collect();
         let takes = join_all(accounts.iter().map(|account| account.passed(&store, 1))).await;
         assert_eq!(takes.iter().sum::<u32>(), 20);
-        proxy.set(Mode::Flip { seed, one_in: 40 + seed * 20 }).await;
+        proxy.set(Mode::Flip { seed, one_in: 40 + seed * 60 }).await;
         let answers = join_all(accounts.iter().map(async |account| {
             let taken = timeout(Duration::from_secs(3), account.take(&store, 1)).await;
             taken.expect("an answer in time")

@@ -73,6 +73,13 @@ impl Server {
         ["used_cpu_user", "used_cpu_sys"].map(|name| number(&field(&info, name))).iter().sum()
     }
 
+    /// Script calls so far.
+    pub(crate) fn script_calls(&mut self) -> f64 {
+        let info = self.call(&["INFO", "commandstats"]).text();
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.and_then(|line| line.split(',').next()).map_or(0.0, number)
+    }
+
     pub(crate) fn memory(&mut self) -> f64 {
         number(&self.info("memory", "used_memory"))
     }

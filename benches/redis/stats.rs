@@ -42,3 +42,14 @@ impl fmt::Display for AtMost {
         write!(f, "{measured:>7.2}  (target <= {target}: {verdict})")
     }
 }
+
+/// A target that a measured number should not be below.
+pub(crate) struct AtLeast(pub(crate) f64, pub(crate) f64);
+
+impl fmt::Display for AtLeast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(target, measured) = *self;
+        let verdict = if measured >= target { "met" } else { "missed" };
+        write!(f, "{measured:>7.2}  (target >= {target}: {verdict})")
+    }
+}

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// What one charge asks of an account.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     /// Units charged when it fits; 0 looks.
     pub(crate) cost: u32,

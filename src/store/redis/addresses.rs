@@ -24,7 +24,9 @@ impl Addresses {
     }
 
     pub(super) fn account(&self, rule: RuleName, key: &Key) -> String {
-        let mut address = format!("{}:{VERSION}:{{", self.prefix);
+        // made for every decision: in one piece
+        let mut address = String::with_capacity(self.prefix.len() + 32);
+        let _ = write!(address, "{}:{VERSION}:{{", self.prefix);
         if self.readable {
             spell(&mut address, rule, key);
         } else {

@@ -62,7 +62,7 @@ where
 
     /// Has every server know the commonest scripts, so that no first request takes a second trip.
     async fn load(&self) {
-        for frame in [Frame::Plain, Frame::Settle] {
+        for frame in [Frame::Plain, Frame::Batch, Frame::Settle] {
             let mut load = Cmd::new();
             load.arg("SCRIPT").arg("LOAD").arg(&self.script(frame, [b'g']).text);
             // where it is not permitted, the first request of a kind sends the script

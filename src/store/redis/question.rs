@@ -31,9 +31,11 @@ pub(super) struct Account {
     pub(super) rule: RuleName,
     pub(super) address: String,
     pub(super) report_only: bool,
-    /// What is asked of each quota; `None` for one that is left alone.
-    pub(super) places: SmallVec<[Option<(Quota, Ask)>; 2]>,
+    pub(super) places: Places,
 }
+
+/// What is asked of each quota of an account; `None` for one that is left alone.
+pub(super) type Places = SmallVec<[Option<(Quota, Ask)>; 2]>;
 
 /// What is to be done with the accounts.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +121,15 @@ impl Question {
         self.split().filter(|part| charged(&part.accounts[0])).collect()
     }
 
+    /// Whether it asks the same of the same accounts.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        let same = |(one, other): (&Account, &Account)| {
+            one.address == other.address && one.places == other.places
+        };
+        self.accounts.len() == other.accounts.len()
+            && self.accounts.iter().zip(&other.accounts).all(same)
+    }
+
     /// Which script answers.
     pub(super) fn frame(&self, purpose: Purpose<'_>) -> Frame {
         match purpose {
@@ -147,8 +158,7 @@ impl Question {
             args.push(Plan::default().nanos(nanos).0);
         }
         for (at, account) in self.accounts.iter().enumerate() {
-            let mut plan = Plan::default().int::<1>(u64::from(!account.report_only));
-            plan = plan.int::<1>(account.places.len() as u64);
+            let mut plan = account.plan();
             for (place, asked) in account.places.iter().enumerate() {
                 let Some((quota, ask)) = asked else {
                     plan.0.push(b'.');
@@ -186,6 +196,19 @@ impl Question {
 }
 
 impl Account {
+    /// The head of its plan.
+    fn plan(&self) -> Plan {
+        let plan = Plan::default().int::<1>(u64::from(!self.report_only));
+        plan.int::<1>(self.places.len() as u64)
+    }
+
+    /// The plan of an account that is plain.
+    pub(super) fn plain(&self) -> Vec<u8> {
+        let charge =
+            |plan: Plan, (quota, ask): &(Quota, Ask)| plan.place(quota, *ask, Moved::Charge, 0);
+        self.places.iter().flatten().fold(self.plan(), charge).0
+    }
+
     /// Whether its quotas are GCRA, start full and are all charged, and a refusal is one.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Ask)| {

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::{
     error::RedisError,
-    question::{Named, Question},
+    question::{Account, Named, Question},
     script::Frame,
 };
 use crate::{
@@ -61,20 +61,17 @@ impl Reply {
         let now = bytes.instant()?;
         let mut accounts = SmallVec::new();
         for account in &question.accounts {
-            let flags = bytes.int::<1>()?;
-            let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-            let (block, kept) = kept(bytes.take(length)?, &account.places)?;
-            let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
             let due = allowed && frame != Frame::Settle && account.charges();
-            if flags > 3 || charged && !due || due && !charged && !account.report_only {
-                return Err(RedisError::reply("flags that cannot be"));
-            }
-            accounts.push(Seen { charged, healed, block, kept });
+            accounts.push(Seen::read(&mut bytes, account, due)?);
         }
-        if !bytes.0.is_empty() {
-            return Err(RedisError::reply("too long"));
-        }
+        bytes.end()?;
         Ok(Self { allowed, now, accounts })
+    }
+
+    /// What one server's answer says.
+    pub(super) fn told(&self, question: &Question) -> Decision {
+        let seen: SmallVec<[_; 2]> = self.accounts.iter().map(|seen| (self.now, seen)).collect();
+        Self::decision(question, &seen, self.allowed)
     }
 
     /// The answers of several servers as one, each with its own clock.
@@ -109,6 +106,49 @@ impl Reply {
 }
 
 impl Seen {
+    /// The next account of an answer; whether it is `due` to be charged.
+    pub(super) fn read(
+        bytes: &mut Bytes<'_>,
+        account: &Account,
+        due: bool,
+    ) -> Result<Self, RedisError> {
+        let flags = bytes.int::<1>()?;
+        let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
+        let (block, kept) = kept(bytes.take(length)?, &account.places)?;
+        let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
+        if flags > 3 || charged && !due || due && !charged && !account.report_only {
+            return Err(RedisError::reply("flags that cannot be"));
+        }
+        Ok(Self { charged, healed, block, kept })
+    }
+
+    /// Whether so many equal charges can have been made at `now`. Of GCRA quotas that start full.
+    pub(super) fn was_charged(&self, times: usize, account: &Account, now: u64) -> bool {
+        self.kept.len() == account.places.len()
+            && self.kept.iter().zip(&account.places).all(|(kept, asked)| {
+                let (Kept::Gcra(stored), Some((quota, ask))) = (kept, asked) else { return false };
+                let charged = worth(quota, *ask).checked_mul(times as u64);
+                charged.and_then(|worth| now.checked_add(worth)).is_some_and(|tat| tat <= *stored)
+            })
+    }
+
+    /// The account as it was before so many of its charges.
+    pub(super) fn before(&self, charges: usize, account: &Account) -> Self {
+        let mut seen = self.clone();
+        for (kept, asked) in seen.kept.iter_mut().zip(&account.places) {
+            if let (Kept::Gcra(stored), Some((quota, ask))) = (kept, asked) {
+                *stored = stored.saturating_sub(worth(quota, *ask).saturating_mul(charges as u64));
+            }
+        }
+        seen
+    }
+
+    /// As those see it who are refused.
+    pub(super) fn uncharged(mut self) -> Self {
+        self.charged = false;
+        self
+    }
+
     /// The account without the charge of `ask` made at `now`, which is given back.
     pub(super) fn without(mut self, places: &[Option<(Quota, Ask)>], now: u64) -> Self {
         self.charged = false;
@@ -129,6 +169,11 @@ impl Seen {
         }
         self
     }
+}
+
+/// A charge in the time of a GCRA quota.
+fn worth(quota: &Quota, ask: Ask) -> u64 {
+    quota.interval_nanos().saturating_mul(ask.cost.into())
 }
 
 impl Kept {
@@ -214,9 +259,13 @@ fn state(letter: u8, content: &mut Bytes<'_>, quota: &Quota) -> Result<Kept, Red
 }
 
 /// Reads little-endian numbers off the front.
-struct Bytes<'a>(&'a [u8]);
+pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl<'a> Bytes<'a> {
+    pub(super) fn end(&self) -> Result<(), RedisError> {
+        if self.0.is_empty() { Ok(()) } else { Err(RedisError::reply("too long")) }
+    }
+
     fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
         let (taken, rest) =
             self.0.split_at_checked(length).ok_or_else(|| RedisError::reply("too short"))?;
@@ -228,14 +277,14 @@ impl<'a> Bytes<'a> {
         self.take(N)?.try_into().map_err(|_| RedisError::reply("too short"))
     }
 
-    fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
+    pub(super) fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
         let mut bytes = [0; 8];
         bytes[..N].copy_from_slice(&self.array::<N>()?);
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// Nanoseconds of Unix time.
-    fn instant(&mut self) -> Result<u64, RedisError> {
+    pub(super) fn instant(&mut self) -> Result<u64, RedisError> {
         let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
         if micros > LATEST || nanos > 999 {
             return Err(RedisError::reply("an instant that cannot be"));

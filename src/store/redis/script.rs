@@ -13,6 +13,9 @@ const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
+const BATCH: &str = include_str!("../../../lua/batch.lua");
+/// What takes one question of several stands in a function of its own, defined where it is needed.
+const GENERAL: [&str; 2] = ["local function general(KEYS, ARGV, plans)\n", "end\n"];
 const ALGORITHMS: [(u8, &str); 5] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
     (b't', include_str!("../../../lua/token_bucket.lua")),
@@ -47,13 +50,15 @@ pub(super) enum Frame {
     Plain,
     Take,
     Settle,
+    /// Many questions, each of which `Plain` would answer.
+    Batch,
 }
 
 /// All scripts of a store, each made when it is first needed: a set of algorithms has its own, so
 /// that the server does not define, call by call, what the call does not need.
 pub(super) struct Scripts {
     clock: &'static str,
-    made: [[OnceLock<Script>; SETS]; 3],
+    made: [[OnceLock<Script>; SETS]; 4],
 }
 
 impl Scripts {
@@ -78,10 +83,14 @@ impl Scripts {
         let mut parts = match frame {
             Frame::Plain => vec![self.clock, ONE, TIME, PLAIN, ACCOUNT],
             Frame::Take | Frame::Settle => vec![self.clock, TIME, ACCOUNT],
+            Frame::Batch => vec![self.clock, TIME, GENERAL[0], PLAIN, ACCOUNT],
         };
         let of_set = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
         parts.extend(of_set.map(|(_, (_, text))| *text));
         parts.push(if frame == Frame::Settle { SETTLE } else { TAKE });
+        if frame == Frame::Batch {
+            parts.extend([GENERAL[1], BATCH]);
+        }
         let text = lean(&parts.concat());
         Script { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }

@@ -1,0 +1,201 @@
+//! Many callers at once: decisions that travel together, next to calls of their own.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::future::{BoxFuture, join_all};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo,
+    aio::{ConnectionLike, MultiplexedConnection},
+    io::tcp::TcpSettings,
+};
+use tokio::runtime::{Builder, Runtime};
+use tower_sluice::{Quota, RedisStore, Store};
+
+use crate::{
+    case::{Case, take},
+    forms,
+    server::Server,
+    stats::{AtLeast, AtMost, Series},
+};
+
+const KEYS: u32 = 16_384;
+/// Callers at once, and decisions of all of them in one turn.
+const CALLERS: [(u32, u32); 6] =
+    [(1, 1_000), (16, 8_000), (32, 12_800), (64, 16_000), (256, 20_480), (1_024, 20_480)];
+const SUBJECTS: [&str; 4] = ["PING", "redis-rs, same script", "each alone", "coalesced"];
+const PING: usize = 0;
+const PLAIN: usize = 1;
+const ALONE: usize = 2;
+const TOGETHER: usize = 3;
+
+/// A call for the key of that number.
+type Subject = Arc<dyn Fn(u32) -> BoxFuture<'static, ()> + Send + Sync>;
+
+pub(crate) fn run(server: &mut Server, rounds: usize) {
+    let quota = forms::quotas()[1];
+    let distinct = Arc::new(Case::one("a key each", quota));
+    let refused = Arc::new(Case::one("one key, nearly all refused", Quota::per_second(100)));
+    let admitted = Arc::new(Case::one("one key, all admitted", quota));
+    for (workers, runtime) in [("one thread", current()), ("two workers", threads())] {
+        for (case, keys) in [(&distinct, KEYS), (&refused, 1), (&admitted, 1)] {
+            let subjects = runtime.block_on(subjects(server, case, keys));
+            for (callers, decisions) in CALLERS {
+                println!("{callers} callers, {}, {workers}", case.name);
+                let mut seen = [(); SUBJECTS.len()].map(|()| Seen::default());
+                for round in 0..rounds {
+                    for at in (0..SUBJECTS.len()).map(|at| (at + round) % SUBJECTS.len()) {
+                        let before = Used::now(server);
+                        let turn = turn(&runtime, &subjects[at], callers, decisions);
+                        seen[at].note(&turn, &before, &Used::now(server));
+                    }
+                }
+                print(&seen, keys > 1, callers);
+            }
+        }
+    }
+}
+
+fn current() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn threads() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+async fn subjects(server: &mut Server, case: &Arc<Case>, keys: u32) -> [Subject; SUBJECTS.len()] {
+    let connection = connect(&server.url()).await;
+    let calls: Vec<_> = (0..keys).map(|key| case.call(key, take)).collect();
+    let sha = server.load(&calls[0].script);
+    let commands = calls.into_iter().map(|call| {
+        let mut command = redis::cmd("EVALSHA");
+        call.args.iter().fold(command.arg(&sha), Cmd::arg);
+        command
+    });
+    let store = RedisStore::connect(&server.url()).await.expect("the server answers");
+    [
+        commands_of(connection.clone(), vec![redis::cmd("PING")]),
+        commands_of(connection, commands.collect()),
+        takes(store.clone().coalesce(false), case.clone(), keys),
+        takes(store, case.clone(), keys),
+    ]
+}
+
+/// Set as the store sets its own.
+async fn connect(url: &str) -> MultiplexedConnection {
+    let info = url.into_connection_info().expect("an address");
+    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    let client = Client::open(info).expect("an address");
+    // a busy machine may need longer than half a second
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(5)));
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+    connection.expect("the server answers")
+}
+
+fn commands_of(connection: MultiplexedConnection, commands: Vec<Cmd>) -> Subject {
+    let commands = Arc::new(commands);
+    Arc::new(move |key| {
+        let (mut connection, commands) = (connection.clone(), commands.clone());
+        Box::pin(async move {
+            let command = &commands[key as usize % commands.len()];
+            connection.req_packed_command(command).await.expect("an answer");
+        })
+    })
+}
+
+fn takes(store: RedisStore, case: Arc<Case>, keys: u32) -> Subject {
+    Arc::new(move |key| {
+        let answer = case.charges(key % keys, |charges| store.take(charges));
+        Box::pin(async move { drop(answer.await.expect("a decision")) })
+    })
+}
+
+/// Microseconds of all calls, and how long they took together.
+fn turn(runtime: &Runtime, call: &Subject, callers: u32, decisions: u32) -> (Series, Duration) {
+    let start = Instant::now();
+    let tasks = (0..callers).map(|caller| {
+        let call = call.clone();
+        runtime.spawn(async move {
+            let mut times = Vec::new();
+            for at in 0..decisions / callers {
+                let start = Instant::now();
+                call(caller + at * callers).await;
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            times
+        })
+    });
+    let times = runtime.block_on(join_all(tasks.collect::<Vec<_>>()));
+    let took = start.elapsed();
+    (Series(times.into_iter().flat_map(|times| times.expect("no panic")).collect()), took)
+}
+
+/// Seconds of CPU that the server and this process have used, and script calls.
+struct Used([f64; 3]);
+
+impl Used {
+    fn now(server: &mut Server) -> Self {
+        let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let fields = text.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
+        // in hundredths
+        let own = fields.filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / 100.0;
+        Self([server.cpu(), own, server.script_calls()])
+    }
+}
+
+/// What was seen of one subject, turn by turn.
+#[derive(Default)]
+struct Seen {
+    /// The p50 in microseconds, and decisions a second.
+    middles: Series,
+    rates: Series,
+    /// Of each decision: microseconds of CPU of the server and of this process, and script calls.
+    used: [Series; 3],
+}
+
+impl Seen {
+    fn note(&mut self, (times, took): &(Series, Duration), before: &Used, after: &Used) {
+        let decisions = times.0.len() as f64;
+        self.middles.0.push(times.median());
+        self.rates.0.push(decisions / took.as_secs_f64());
+        for (at, scale) in [1e6, 1e6, 1.0].into_iter().enumerate() {
+            self.used[at].0.push((after.0[at] - before.0[at]) * scale / decisions);
+        }
+    }
+}
+
+fn print(seen: &[Seen; SUBJECTS.len()], distinct: bool, callers: u32) {
+    let heads = ["p50 us", "a second", "ratio", "server us", "client us", "calls"];
+    println!("  {:<24}{}", "", heads.map(|head| format!("{head:>11}")).concat());
+    let plain = &seen[PLAIN];
+    for (name, of) in SUBJECTS.iter().zip(seen) {
+        let (middle, rate, ratio) =
+            (of.middles.median(), of.rates.median(), of.rates.over(&plain.rates));
+        let [server, own, calls] = of.used.each_ref().map(Series::median);
+        print!("  {name:<24}{middle:>11.1}{rate:>11.0}{ratio:>11.2}{server:>11.2}{own:>11.2}");
+        println!("{calls:>11.3}");
+    }
+    let (together, over_plain) = (&seen[TOGETHER], seen[TOGETHER].rates.over(&plain.rates));
+    let target = match (callers, distinct) {
+        (1, _) => {
+            let added = together.middles.beyond(&seen[PING].middles);
+            format!("p50 added over PING: {}", AtMost(20.0, added))
+        }
+        (16, _) => {
+            let ratio = together.rates.over(&seen[ALONE].rates);
+            format!("coalesced / each alone: {}", AtLeast(0.95, ratio))
+        }
+        (256, true) => format!("coalesced / redis-rs: {}", AtLeast(1.4, over_plain)),
+        (1_024, true) => {
+            let ratio = together.used[0].over(&plain.used[0]);
+            let cpu = AtMost(4.0, together.used[0].median());
+            format!("server us: {cpu}; {ratio:.2} of those of redis-rs")
+        }
+        (256 | 1_024, false) => format!("coalesced / redis-rs: {}", AtLeast(5.0, over_plain)),
+        _ => String::new(),
+    };
+    println!("  {target}\n");
+}

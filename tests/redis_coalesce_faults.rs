@@ -1,0 +1,271 @@
+//! What goes wrong with decisions that travel together: every caller is answered, each for itself,
+//! and it works again afterwards.
+#![allow(clippy::print_stdout)]
+
+#[path = "support/accounts.rs"]
+mod accounts;
+#[path = "support/servers/mod.rs"]
+mod servers;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use accounts::{Account, connect, lazy, raw};
+use futures::future::join_all;
+use servers::{FakeServer, Reply, Server, eventually};
+use tokio::{
+    runtime::Builder,
+    time::{sleep, timeout},
+};
+use tower_sluice::{
+    Decision, Quota, RedisStore,
+    store::{RedisError, RedisErrorKind as Kind},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// What a busy machine may add.
+const BUSY: Duration = Duration::from_millis(700);
+/// So many callers have a call each before others wait.
+const ALONE: usize = 16;
+
+fn ample() -> Quota {
+    Quota::new(1_000_000, 86_400 * SECOND).expect("a quota")
+}
+
+type Taken = Vec<Option<Result<Decision, RedisError>>>;
+
+/// Takes of so many keys at once, each by somebody's name; what is answered within so long.
+async fn takes_of(store: &RedisStore, name: &str, keys: u32) -> Taken {
+    let accounts: Vec<_> =
+        (0..keys).map(|n| Account::new(format!("{name} {n}"), ample())).collect();
+    let takes = accounts.iter().map(|account| timeout(SECOND + BUSY, account.take(store, 1)));
+    join_all(takes).await.into_iter().map(Result::ok).collect()
+}
+
+async fn takes(store: &RedisStore, keys: u32) -> Taken {
+    takes_of(store, "anybody", keys).await
+}
+
+/// All of them decisions.
+async fn well(store: &RedisStore, keys: u32) -> Option<()> {
+    takes(store, keys).await.into_iter().all(|one| matches!(one, Some(Ok(_)))).then_some(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_forgotten_at_any_moment_fail_nobody_and_charge_nothing_twice() {
+    const LIMIT: u32 = 6_000;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let mut connection = raw(&server.url()).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let tasks = (0..128_u32).map(|n| {
+        let (store, account) = (store.clone(), Account::new(n % 2, Quota::per_day(LIMIT)));
+        tokio::spawn(async move { account.passed(&store, 120).await })
+    });
+    let tasks = tasks.collect::<Vec<_>>();
+    let stop = done.clone();
+    let hammer = tokio::spawn(async move {
+        let mut flushes = 0;
+        while !stop.load(Relaxed) {
+            let mut flush = redis::cmd("SCRIPT");
+            let () = flush.arg("FLUSH").query_async(&mut connection).await.expect("flushed");
+            flushes += 1;
+        }
+        flushes
+    });
+    let passed: u32 = join_all(tasks).await.into_iter().map(|one| one.expect("no panic")).sum();
+    done.store(true, Relaxed);
+    assert_eq!(passed, 2 * LIMIT);
+    let flushes = hammer.await.expect("no panic");
+    println!("{flushes} times forgotten");
+    assert!(flushes > 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_dies_under_load_leaves_nobody_without_an_answer() {
+    let mut server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    for frozen in [false, true] {
+        let (done, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let tasks = (0..256_u32).map(|n| {
+            let (store, done, answers) = (store.clone(), done.clone(), answers.clone());
+            tokio::spawn(async move {
+                let account = Account::new(n, ample());
+                let (mut longest, mut errors) = (Duration::ZERO, 0);
+                while !done.load(Relaxed) {
+                    let start = Instant::now();
+                    let answer = timeout(10 * SECOND, account.take(&store, 1)).await;
+                    errors += u32::from(answer.expect("an answer").is_err());
+                    longest = longest.max(start.elapsed());
+                    answers.fetch_add(1, Relaxed);
+                }
+                (longest, errors)
+            })
+        });
+        let tasks = tasks.collect::<Vec<_>>();
+        sleep(SECOND / 4).await;
+        if frozen {
+            server.stop();
+            sleep(SECOND * 5 / 2).await;
+            server.cont();
+        } else {
+            server.kill();
+            sleep(SECOND / 2).await;
+            server.restart().await;
+        }
+        eventually("decisions", async || well(&store, 100).await).await;
+        done.store(true, Relaxed);
+        let all = join_all(tasks).await;
+        let (longest, errors): (Vec<_>, Vec<_>) =
+            all.into_iter().map(|one| one.expect("no panic")).unzip();
+        let longest = longest.into_iter().max().expect("callers");
+        let errors: u32 = errors.iter().sum();
+        println!("frozen: {frozen}: {errors} errors, the longest after {longest:?}");
+        assert!(errors > 0 && longest < 2 * SECOND + BUSY, "{longest:?}");
+    }
+}
+
+/// What callers on a runtime of their own, in a thread, do while the server stands still; whether
+/// the runtime ends afterwards or is only left alone.
+fn elsewhere(store: &RedisStore, ends: bool) -> (mpsc::Sender<()>, thread::JoinHandle<()>) {
+    let (store, (let_go, go)) = (store.clone(), mpsc::channel::<()>());
+    let thread = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            drop(timeout(SECOND / 5, takes(&store, 100)).await);
+        });
+        if !ends {
+            let _ = go.recv();
+        }
+    });
+    (let_go, thread)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runtimes_that_end_or_stand_still_hold_nobody_up() {
+    for ends in [true, false] {
+        let server = Server::redis().await;
+        let store = connect(&server.url()).await;
+        assert!(well(&store, 100).await.is_some());
+        server.stop();
+        let others: Vec<_> = (0..3).map(|_| elsewhere(&store, ends)).collect();
+        sleep(SECOND / 10).await;
+        // these wait behind batches of the others
+        let start = Instant::now();
+        let waiting = tokio::spawn({
+            let store = store.clone();
+            async move { takes_of(&store, "one who stays", 200).await }
+        });
+        sleep(SECOND / 4).await;
+        server.cont();
+        let answers = waiting.await.expect("no panic");
+        println!("ends: {ends}: all are answered after {:?}", start.elapsed());
+        assert!(answers.iter().all(Option::is_some), "somebody hangs");
+        // who is in a batch with those whose runtime ends, or stands still, is told an error
+        let errors = answers.iter().flatten().filter_map(|one| one.as_ref().err());
+        assert!(
+            errors.into_iter().all(|error| matches!(error.kind(), Kind::Other | Kind::Timeout))
+        );
+        let start = Instant::now();
+        eventually("decisions", async || well(&store, 300).await).await;
+        assert!(start.elapsed() < BUSY, "{:?}", start.elapsed());
+        for (let_go, thread) in others {
+            drop(let_go);
+            thread.join().expect("no panic");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_full_server_still_refuses_who_needs_no_charge() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let spent = Account::new("spent", Quota::per_day(1));
+    assert!(spent.passes(&store).await);
+    let () = server.command("CONFIG SET maxmemory 1").await;
+    let fresh: Vec<_> = (0..40).map(|n| Account::new(format!("{n}"), ample())).collect();
+    let (refused, failed) = tokio::join!(
+        join_all((0..40).map(|_| spent.take(&store, 1))),
+        join_all(fresh.iter().map(|account| account.take(&store, 1))),
+    );
+    for answer in refused {
+        assert!(!answer.expect("a decision").is_allowed());
+    }
+    for answer in failed {
+        assert_eq!(answer.expect_err("no memory").kind(), Kind::Memory);
+    }
+    let () = server.command("CONFIG SET maxmemory 0").await;
+    for account in &fresh {
+        assert_eq!(account.left(&store).await, 1_000_000, "nothing was charged");
+    }
+}
+
+#[tokio::test]
+async fn what_was_found_in_a_place_of_ours_is_healed_once() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys();
+    let mut connection = raw(&server.url()).await;
+    let key = accounts::address("default", "odd");
+    let odd = Account::new("odd", Quota::per_day(30));
+    // as ours, full again in a century, on a key that ends before
+    let far = b"\0\0\0\0\0\0\0g\x09\0\0\0\0\0\0\0\x10\0\0";
+    for value in [&b"noise"[..], b"g", b"noise of nineteen b", far] {
+        let mut set = redis::cmd("SET");
+        let () = set
+            .arg(&key)
+            .arg(value)
+            .arg("PX")
+            .arg(60_000)
+            .query_async(&mut connection)
+            .await
+            .expect("set");
+        let crowd: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), ample())).collect();
+        let before = store.healed();
+        let (_, taken) = tokio::join!(biased;
+            join_all(crowd.iter().map(|one| one.passes(&store))),
+            join_all((0..40).map(|_| odd.take(&store, 1))),
+        );
+        let left: Vec<_> =
+            taken.into_iter().map(|one| one.expect("a decision").remaining()).collect();
+        let expected: Vec<_> = (0..30).rev().chain([0; 10]).map(Some).collect();
+        assert_eq!(left, expected, "{value:?}");
+        assert_eq!(store.healed() - before, 1, "{value:?}");
+    }
+}
+
+/// An answer of a server that makes something of its own up for batches.
+fn made_up(words: &[Vec<u8>], batch: &[u8]) -> Reply {
+    let now = 1_700_000_000_000_000_u64;
+    let lone = [&[1][..], &now.to_le_bytes()[..7], &[0, 0], &[1], &[0; 4]].concat();
+    let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
+    let keys = words.get(2).map(Vec::as_slice);
+    if keys == Some(b"1") { bulk(&lone).into() } else { bulk(batch).into() }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_is_an_error_for_all_and_ends_the_connection() {
+    let now = 1_700_000_000_000_000_u64;
+    let head = [&now.to_le_bytes()[..7], &[0, 0]].concat();
+    for batch in [Vec::new(), head.clone(), [&head[..], &[1, 0, 2, 0, 1, 0, 0, 0, 0]].concat()] {
+        let said = batch.clone();
+        let server = FakeServer::start(move |words| made_up(words, &said)).await;
+        let store = lazy(&server.url());
+        assert!(well(&store, 1).await.is_some(), "alone");
+        for answer in takes(&store, 60).await.split_off(ALONE) {
+            let error = answer.expect("in time").expect_err("none of ours");
+            assert_eq!(error.kind(), Kind::Reply, "{error}");
+        }
+        eventually("another connection", async || {
+            let _ = takes(&store, 1).await;
+            (server.accepted() > 1).then_some(())
+        })
+        .await;
+    }
+}
