@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     decision::{Decision, Source},
     fingerprint::Fingerprint,
-    headers::{Template, write_retry_after},
+    headers::{Template, has_list, write_retry_after},
     key::KeyError,
     load::{Counted, Elastic, Event},
     name::RuleName,
@@ -281,12 +281,14 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
         let why = Rejection::denied(decision, retry_after, template, self.again(), &told);
         let mut response = self.reject.reject(&why, parts);
         let headers = response.headers_mut();
-        // unless they are in what was answered: who rejects may have thrown that away
+        // as a rule they are in what was answered; but who rejects may have thrown some away
         if !told.get() || headers.keys().next() != Some(&RETRY_AFTER) {
             if let Some(wait) = retry_after {
                 write_retry_after(headers, wait);
             }
-            if let Some(lines) = template.read(decision) {
+            if !(told.get() && has_list(headers))
+                && let Some(lines) = template.read(decision)
+            {
                 lines.write(headers);
             }
         }

@@ -191,7 +191,7 @@ async fn what_else_a_response_has_changes_nothing() {
 }
 
 /// The fields of a refusal are the layer's, whoever words it: one who answers as the crate does,
-/// one who throws that away, and one who answers by himself.
+/// one who throws some or all of that away, and one who answers by himself.
 #[tokio::test]
 async fn who_rejects_changes_nothing() {
     use tower_sluice::{Reject, Rejection, TooManyRequests, reject_fn};
@@ -201,6 +201,11 @@ async fn who_rejects_changes_nothing() {
     let thrown_away: Words = |why, parts| {
         let kept: Response<String> = TooManyRequests::new().reject(why, parts);
         Response::new(kept.into_body())
+    };
+    let cut: Words = |why, parts| {
+        let mut response: Response<String> = TooManyRequests::new().reject(why, parts);
+        response.headers_mut().remove("retry-after");
+        response
     };
     let own: Words = |_, _| Response::new("no".to_owned());
     for family in FAMILIES {
@@ -225,7 +230,12 @@ async fn who_rejects_changes_nothing() {
             )
         };
         assert_eq!(told(&plain).0, "30");
-        for other in [json, refused(thrown_away, "*/*").await, refused(own, "*/*").await] {
+        for other in [
+            json,
+            refused(cut, "*/*").await,
+            refused(thrown_away, "*/*").await,
+            refused(own, "*/*").await,
+        ] {
             assert_eq!(told(&other), told(&plain), "{family:?}");
         }
         assert_eq!(plain.headers().len() - limits(plain.headers()).len(), 3, "{plain:?}");

@@ -1,4 +1,4 @@
-//! Small numbers as header values, without an allocation.
+//! Numbers as header values, small ones without an allocation.
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -23,13 +23,16 @@ static DIGITS: [[u8; LONGEST]; KNOWN] = {
     all
 };
 
-/// A number as a header value.
+/// A number as a header value; one that is not known takes one allocation, where `From` takes two.
 pub(super) fn number(n: u64) -> HeaderValue {
-    let known = usize::try_from(n).ok().and_then(|n| DIGITS.get(n));
-    let digits = known.map(|digits| Bytes::from_static(&digits[LONGEST - length(n)..]));
-    digits
-        .and_then(|digits| HeaderValue::from_maybe_shared(digits).ok())
-        .unwrap_or_else(|| n.into())
+    let value = match usize::try_from(n).ok().and_then(|n| DIGITS.get(n)) {
+        Some(digits) => {
+            let digits = Bytes::from_static(&digits[LONGEST - length(n)..]);
+            HeaderValue::from_maybe_shared(digits)
+        }
+        None => HeaderValue::from_str(itoa::Buffer::new().format(n)),
+    };
+    value.unwrap_or_else(|_| n.into())
 }
 
 /// Digits of a known number.

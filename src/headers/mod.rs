@@ -93,6 +93,11 @@ pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }
 
+/// Whether the field is there that would be added a second time.
+pub(crate) fn has_list(headers: &HeaderMap) -> bool {
+    headers.contains_key(RATELIMIT)
+}
+
 /// The wait of a refusal in whole seconds.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)

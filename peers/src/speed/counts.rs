@@ -18,15 +18,10 @@ const CALLGRIND: [&str; 2] = ["--tool=callgrind", "--callgrind-out-file=/dev/nul
 /// Requests after which all is warm.
 const FEW: u32 = 20_000;
 
-/// Allocations and instructions of a request, of which the bare service's are none; `None` without
-/// valgrind.
+/// Allocations and instructions of a request; `None` without valgrind.
 pub fn counts(subject: Subject, limit: Limit) -> Option<[f64; 2]> {
-    let of = |subject| {
-        let allocated = per_request(subject, limit, &["--undef-value-errors=no"], 20_000, heap)?;
-        Some([allocated, per_request(subject, limit, &CALLGRIND, 300_000, collected)?])
-    };
-    let (own, bare) = (of(subject)?, of(Subject::Bare)?);
-    Some([own[0] - bare[0], own[1] - bare[1]])
+    let allocated = per_request(subject, limit, &["--undef-value-errors=no"], 20_000, heap)?;
+    Some([allocated, per_request(subject, limit, &CALLGRIND, 300_000, collected)?])
 }
 
 /// What a tool of valgrind counts of a process that serves so many more.

@@ -1,8 +1,8 @@
 //! What a limiter costs: this crate and its peers around one service, interleaved, in one run.
 //!
 //! `cargo run --release --features speed --ignore-rust-version --manifest-path peers/Cargo.toml
-//! --bin speed [ROUNDS]` prints a table. Allocations and instructions are
-//! counted where valgrind is installed.
+//! --bin speed [ROUNDS]` prints a table, and with `counted` its last part alone. Allocations and
+//! instructions are counted where valgrind is installed.
 
 mod cases;
 mod counts;
@@ -24,6 +24,7 @@ async fn main() {
             counts::serve(subject(title), limit, requests.parse().expect("a number"));
         }
         ["keys", title, kind] => counts::keys(subject(title), kind),
+        ["counted"] => counted(),
         [] => table(300),
         [rounds] => table(rounds.parse().expect("a number of rounds")),
         _ => panic!("give a number of rounds, or nothing"),
@@ -43,16 +44,23 @@ fn table(rounds: usize) {
             println!("| {} | {quiet:.2} | {told:.2} | {cost:.0} |", subject.title());
         }
     }
+    counted();
+}
+
+/// What does not depend on the moment.
+fn counted() {
     println!("\n### Counted\n");
     println!(
         "| | allocations, admitted | refused | instructions, admitted | refused | bytes an address | \
          a 36-character key |\n|---|---|---|---|---|---|---|"
     );
+    let counts = |subject| [Limit::Ample, Limit::One].map(|limit| counts::counts(subject, limit));
+    let bare = counts(Subject::Bare);
     for subject in Subject::ALL.into_iter().skip(1) {
-        let [admitted, refused] =
-            [Limit::Ample, Limit::One].map(|limit| counts::counts(subject, limit));
-        let told = |counts: Option<[f64; 2]>, which: usize| {
-            counts.map_or("–".into(), |counts| format!("{:.0}", counts[which]))
+        let own = counts(subject);
+        let told = |limit: usize, which: usize| match (own[limit], bare[limit]) {
+            (Some(own), Some(bare)) => format!("{:.0}", own[which] - bare[which]),
+            _ => "–".into(),
         };
         let bytes = counts::memory(subject);
         let [address, text] =
@@ -60,10 +68,10 @@ fn table(rounds: usize) {
         println!(
             "| {} | {} | {} | {} | {} | {address} | {text} |",
             subject.title(),
-            told(admitted, 0),
-            told(refused, 0),
-            told(admitted, 1),
-            told(refused, 1),
+            told(0, 0),
+            told(1, 0),
+            told(0, 1),
+            told(1, 1),
         );
     }
 }
