@@ -31,6 +31,7 @@ type Body = Full<Bytes>;
 const BATCH: usize = 1_000;
 const HOT: u32 = 1;
 const MANY: u32 = 100_000;
+const MILLION: u32 = 1_000_000;
 /// Never exhausted: a unit comes back each nanosecond.
 const AMPLE: u32 = 1_000_000_000;
 
@@ -43,6 +44,8 @@ fn main() {
     store(rounds, "store, one hot key, refused", HOT, 1);
     store(rounds, "store, 100 000 keys, allowed", MANY, AMPLE);
     store(rounds, "store, 100 000 keys, refused", MANY, 1);
+    store(rounds, "store, 1 000 000 keys, allowed", MILLION, AMPLE);
+    store(rounds, "store, 1 000 000 keys, refused", MILLION, 1);
     layer(rounds, "layer, one hot key", HOT);
     layer(rounds, "layer, 100 000 keys", MANY);
 }
@@ -61,7 +64,8 @@ fn store(rounds: usize, title: &str, keys: u32, units: u32) {
     let (quota, theirs) = quotas(units);
     let by_address = RateLimiter::keyed(theirs);
     let by_key = RateLimiter::<Key, _, _>::keyed(theirs);
-    let (store, rule) = (LocalStore::new(), RuleName::default());
+    let capacity = keys.max(MANY) as usize;
+    let (store, rule) = (LocalStore::with_capacity(capacity), RuleName::default());
     // what a key costs to make belongs to the decision
     let ours = |address: IpAddr| {
         let key = Key::from(address);
