@@ -3,9 +3,11 @@
 //! Numbers of one run on one machine; for ratios that hold on a noisy one see `ratios`.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
+#[path = "support/hello.rs"]
+mod hello;
+
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
     hint::black_box,
     net::{Ipv4Addr, SocketAddr},
     pin::pin,
@@ -14,35 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use hello::{Body, Hello};
 use http::{Request, Response};
-use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer};
 
-type Body = Full<Bytes>;
-
 /// Never exhausted: a unit comes back each nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
-
-/// An inner service that answers at once.
-#[derive(Clone)]
-struct Hello;
-
-impl Service<Request<Body>> for Hello {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
-        Ok(()).into()
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        ready(Ok(Response::new(Body::from("hello"))))
-    }
-}
 
 fn request(key: u32) -> Request<Body> {
     let mut request = Request::new(Body::default());

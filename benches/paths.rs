@@ -5,25 +5,24 @@
 //! what `benches/paths.txt` has; `-- --record` writes that file. It needs valgrind.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "prints a table")]
 
+#[path = "support/hello.rs"]
+mod hello;
+
 use std::{
     convert::Infallible,
     fs,
-    future::{Ready, ready},
     hint::black_box,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     pin::pin,
     process::{Command, ExitCode},
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
-use bytes::Bytes;
+use hello::{Body, Hello};
 use http::{Request, Response};
-use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{Charge, Headers, Key, LocalStore, Quota, RateLimitLayer, RuleName, Store};
-
-type Body = Full<Bytes>;
 
 /// A path and the one whose instructions it has too, which are not its own.
 const PATHS: [(&str, Option<&str>); 6] = [
@@ -138,23 +137,5 @@ where
         let mut cx = Context::from_waker(Waker::noop());
         assert!(service.poll_ready(&mut cx).is_ready());
         assert!(pin!(service.call(black_box(request))).poll(&mut cx).is_ready());
-    }
-}
-
-/// An inner service that answers at once.
-#[derive(Clone)]
-struct Hello;
-
-impl Service<Request<Body>> for Hello {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        ready(Ok(Response::new(Body::from("hello"))))
     }
 }

@@ -5,27 +5,26 @@
 //! median of each round's ratio to the group's first subject.
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
+#[path = "support/hello.rs"]
+mod hello;
+
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
     hint::black_box,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroU32,
     pin::pin,
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
     time::Instant,
 };
 
-use bytes::Bytes;
 use governor::RateLimiter;
+use hello::{Body, Hello};
 use http::{Request, Response};
-use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{
     Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, RuleName, Store,
 };
-
-type Body = Full<Bytes>;
 
 /// Calls in a row before the next subject's turn.
 const BATCH: usize = 1_000;
@@ -118,24 +117,6 @@ fn layer(rounds: usize, title: &str, keys: u32) {
             ("bare service", served(keys, Hello)),
         ],
     );
-}
-
-/// An inner service that answers at once.
-#[derive(Clone)]
-struct Hello;
-
-impl Service<Request<Body>> for Hello {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        ready(Ok(Response::new(Body::from("hello"))))
-    }
 }
 
 /// The whole service, requests made beforehand and responses dropped in time.

@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
     hint::black_box,
     net::SocketAddr,
     pin::pin,
@@ -10,18 +9,15 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{Headers, LocalStore, PeerIp, RateLimitLayer, Rule, Rules};
 
 use crate::{
     accounts::{BATCH, DEEP, address, names, put_in_debt},
+    hello::{Body, Hello},
     rounds::{Case, each, many, random, table},
 };
-
-type Body = Full<Bytes>;
 
 pub(crate) fn tables(time: Duration) {
     let known = |keys| {
@@ -69,24 +65,6 @@ impl<S> Limited for S where
         + Send
         + 'static
 {
-}
-
-/// An inner service that answers at once.
-#[derive(Clone)]
-struct Hello;
-
-impl Service<Request<Body>> for Hello {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        ready(Ok(Response::new(Body::from("hello"))))
-    }
 }
 
 pub(crate) fn request(key: u32) -> Request<Body> {

@@ -39,6 +39,8 @@
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
 mod accounts;
+#[path = "../support/hello.rs"]
+mod hello;
 mod layer;
 mod memory;
 mod room;

@@ -17,7 +17,7 @@ use self::{
     account::Asking,
     known::{Known, Met},
 };
-use super::setting::{SettingError, literal};
+use super::setting::{self, SettingError, literal};
 use crate::{
     decision::{Decision, Source},
     store::{Answer, Charge, Store, Unsupported},
@@ -27,7 +27,6 @@ use crate::{
 const CAPACITY: usize = 65_536;
 /// 2 GB when it is full.
 const LARGEST: usize = 1 << 24;
-const LONGEST: Duration = Duration::from_secs(60);
 
 /// A store that refuses in this process whatever the inner one has said it will refuse: a client that
 /// goes on asking while it is refused costs the server one question, those asked before its answer
@@ -148,16 +147,8 @@ impl<S> DenyCache<S> {
     ///
     /// Where [`at_most`](DenyCache::at_most) panics.
     pub fn try_at_most(self, time: Duration) -> Result<Self, SettingError> {
-        const FIELD: &str = "deny cache: at most";
-        if time.is_zero() {
-            const FIX: &str = "give it time to spare the store anything, as 1 s, or leave it out";
-            return Err(SettingError::new(FIELD, "0 s", FIX));
-        }
-        if time > LONGEST {
-            const FIX: &str = "give at most 60 s: so long a reset by another process is not seen";
-            return Err(SettingError::new(FIELD, format_args!("{time:?}"), FIX));
-        }
-        Ok(self.with(|settings| settings.at_most = time))
+        let at_most = setting::at_most("deny cache: at most", time)?;
+        Ok(self.with(|settings| settings.at_most = at_most))
     }
 
     /// How many refusals are kept at most, rounded up to whole sets of eight; 65 536 unless set. A set

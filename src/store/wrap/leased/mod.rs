@@ -17,7 +17,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, task::JoinHandle, time::sleep};
+use tokio::{
+    runtime::Handle,
+    task::JoinHandle,
+    time::{Instant, MissedTickBehavior, interval_at},
+};
 
 pub use self::future::LeasedFuture;
 use self::{
@@ -25,7 +29,7 @@ use self::{
     future::Ending,
     table::{Met, Over, Table},
 };
-use super::setting::{SettingError, literal};
+use super::setting::{self, SettingError, literal};
 use crate::{
     decision::{Decision, Source},
     store::{Answer, Charge, OwnedCharges, Store, Unsupported},
@@ -34,7 +38,6 @@ use crate::{
 /// Keys watched unless set: under half a megabyte, and a kilobyte for each that is hot.
 const CAPACITY: usize = 4_096;
 const LARGEST: usize = 65_536;
-const LONGEST: Duration = Duration::from_secs(60);
 /// How often it is looked for what lies unused, while there is anything.
 const SWEEP: Duration = Duration::from_millis(100);
 /// A call waits for what others borrow so many times, and then asks for itself.
@@ -215,16 +218,8 @@ impl<S: Store> Leased<S> {
     ///
     /// Where [`at_most`](Leased::at_most) panics.
     pub fn try_at_most(self, time: Duration) -> Result<Self, SettingError> {
-        const FIELD: &str = "leased: at most";
-        if time.is_zero() {
-            const FIX: &str = "give it time to spare the store anything, as 1 s, or leave it out";
-            return Err(SettingError::new(FIELD, "0 s", FIX));
-        }
-        if time > LONGEST {
-            const FIX: &str = "give at most 60 s: so long a reset by another process is not seen";
-            return Err(SettingError::new(FIELD, format_args!("{time:?}"), FIX));
-        }
-        Ok(Self::with(self.0.inner.clone(), Settings { at_most: time, ..self.0.settings }))
+        let at_most = setting::at_most("leased: at most", time)?;
+        Ok(Self::with(self.0.inner.clone(), Settings { at_most, ..self.0.settings }))
     }
 
     /// How many keys are watched at most, hot ones and those asked for lately, rounded up to whole
@@ -324,8 +319,10 @@ where
         if let (false, Ok(runtime)) = (runs, Handle::try_current()) {
             let leases = Arc::downgrade(self);
             *sweeper = Some(runtime.spawn(async move {
+                let mut ticks = interval_at(Instant::now() + SWEEP, SWEEP);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
-                    sleep(SWEEP).await;
+                    ticks.tick().await;
                     if leases.upgrade().is_none_or(|leases| leases.sweep()) {
                         return;
                     }
