@@ -12,7 +12,7 @@ use tower::Service;
 use crate::{
     future::{ResponseFuture, Waiting},
     gate::{Asked, Gate, Verdict},
-    pass::Pass,
+    pass::{Pass, Ticket},
     reject::{Reject, TooManyRequests},
     rule::Rules,
     store::{Answer, CannotFail, Store},
@@ -51,19 +51,22 @@ where
 
     #[inline]
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (parts, body) = request.into_parts();
-        match self.gate.ask(&parts) {
+        let (mut parts, body) = request.into_parts();
+        let pass = match self.gate.ask(&parts) {
+            // by itself, so that what a pass is made of is not moved where there is none
             Asked::Admitted => {
                 let future = self.inner.call(Request::from_parts(parts, body));
-                ResponseFuture::running(future, Pass::default())
+                return ResponseFuture::running(future, Pass::default());
             }
-            Asked::Passed(pass) => {
-                let future = self.inner.call(Request::from_parts(parts, body));
-                ResponseFuture::running(future, pass)
+            Asked::Passed(pass) => pass,
+            Asked::Refused(response) => return self.refuse(response),
+            Asked::Answered(answered) => return self.go_on(*answered, parts, body),
+            Asked::Unlimited => {
+                self.gate.excuse(&mut parts);
+                Pass::default()
             }
-            Asked::Refused(response) => self.refuse(response),
-            asked => self.go_on(asked, parts, body),
-        }
+        };
+        ResponseFuture::running(self.inner.call(Request::from_parts(parts, body)), pass)
     }
 }
 
@@ -72,11 +75,11 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// What is left of a call when it is neither simply admitted nor simply refused.
+    /// What is left of a call that is neither simply admitted nor simply refused.
     #[inline(never)]
     fn go_on<B, C>(
         &mut self,
-        asked: Asked<C, S>,
+        (answer, ticket): (Answer<S::Future>, Ticket),
         mut parts: Parts,
         body: B,
     ) -> ResponseFuture<I, K, S, R, B>
@@ -84,26 +87,14 @@ where
         I: Service<Request<B>, Response = Response<C>>,
         R: Reject<C>,
     {
-        let (decision, ticket) = match asked {
-            Asked::Passed(pass) => {
-                let future = self.inner.call(Request::from_parts(parts, body));
-                return ResponseFuture::running(future, pass);
+        let decision = match answer {
+            Answer::Now(decision) => decision,
+            Answer::Later(answer) => {
+                let fresh = self.inner.clone();
+                let inner = mem::replace(&mut self.inner, fresh);
+                let waiting = Waiting { inner, gate: self.gate.clone(), parts, body };
+                return ResponseFuture::asking(answer, waiting, ticket);
             }
-            Asked::Admitted | Asked::Unlimited => {
-                self.gate.excuse(&mut parts);
-                let future = self.inner.call(Request::from_parts(parts, body));
-                return ResponseFuture::running(future, Pass::default());
-            }
-            Asked::Refused(response) => return self.refuse(response),
-            Asked::Answered(answered) => match *answered {
-                (Answer::Now(decision), ticket) => (decision, ticket),
-                (Answer::Later(answer), ticket) => {
-                    let fresh = self.inner.clone();
-                    let inner = mem::replace(&mut self.inner, fresh);
-                    let waiting = Waiting { inner, gate: self.gate.clone(), parts, body };
-                    return ResponseFuture::asking(answer, waiting, ticket);
-                }
-            },
         };
         match self.gate.conclude(decision, ticket, &mut parts) {
             Verdict::Pass(pass) => {
