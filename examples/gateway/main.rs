@@ -2,6 +2,7 @@
 //! `cargo run --example gateway -- --help`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+#[path = "../support/rule.rs"]
 mod rule;
 
 use std::{convert::Infallible, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};

@@ -17,11 +17,11 @@ const KEYS: &str = "give peer, client, header:NAME, everyone or route";
 const NO_PROXY: &str = "key=client needs a proxy to believe; add one, as --trusted-proxy 10.0.0.0/8, \
                         or use key=peer";
 
-pub(super) type AnyKey = Box<dyn KeyExtractor + Send + Sync>;
+pub(crate) type AnyKey = Box<dyn KeyExtractor + Send + Sync>;
 
 /// A checked rule, not yet built: clap clones what it has parsed.
 #[derive(Clone, Debug)]
-pub(super) struct RuleFlag {
+pub(crate) struct RuleFlag {
     name: RuleName,
     key: KeyFlag,
     quotas: Vec<Quota>,
@@ -43,7 +43,7 @@ enum KeyFlag {
 
 impl RuleFlag {
     /// `client` finds the client behind the proxies, where there are any.
-    pub(super) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
+    pub(crate) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
         let key: AnyKey = match self.key {
             KeyFlag::Peer => Box::new(PeerIp::new()),
             KeyFlag::Client => Box::new(client.ok_or(NO_PROXY)?.clone()),
