@@ -54,8 +54,8 @@ pub struct Secret([u8; LENGTH]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecretError(usize);
 
-/// What stands for a key: 64 bits, written as 16 hexadecimal digits. Made by
-/// [`Key::fingerprint`](crate::Key::fingerprint).
+/// What stands for a key: 64 bits, written as 16 hexadecimal digits, in files too (feature `serde`).
+/// Made by [`Key::fingerprint`](crate::Key::fingerprint).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
@@ -126,6 +126,13 @@ impl std::error::Error for SecretError {}
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Fingerprint {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

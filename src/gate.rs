@@ -83,7 +83,7 @@ where
     {
         match aside {
             Aside::Exempt => Asked::Unlimited,
-            Aside::Refused(_) if self.settings.report_only => {
+            Aside::Refused(_) if self.settings.report_only.is_on() => {
                 self.settings.count(Event::WouldDeny);
                 Asked::Unlimited
             }
@@ -99,7 +99,7 @@ where
         let started = Started::now();
         let queues = charges.iter().any(Charge::queues);
         // a layer that only reports delays nobody either
-        let hurry = queues && (self.settings.report_only || self.settings.is_crowded());
+        let hurry = queues && (self.settings.report_only.is_on() || self.settings.is_crowded());
         let answer = if hurry { self.hurry(charges) } else { self.store.take(charges) };
         let chosen = self.template.for_charges(charges);
         let template = chosen.as_ref().unwrap_or(&self.template);
@@ -121,7 +121,7 @@ where
                     None => Asked::Admitted,
                     lines => Asked::Passed(Pass { lines, rest: None }),
                 };
-            } else if !self.settings.report_only {
+            } else if !self.settings.report_only.is_on() {
                 self.settings.meter.answered(decision, started);
                 let wait = decision.retry_after();
                 return Asked::Refused(self.refuse(decision, wait, template, who, parts));
@@ -249,7 +249,7 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
     {
         let retry_after = decision.retry_after();
         let room = || self.settings.elastic.as_ref().and_then(Elastic::try_enter);
-        if self.settings.report_only {
+        if self.settings.report_only.is_on() {
             return Verdict::Pass(self.pass(decision, ticket, parts));
         }
         if decision.may_pass_beyond()

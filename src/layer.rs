@@ -11,7 +11,7 @@ use crate::{
     explain::{self, Explanation},
     fingerprint::Secret,
     gate::Gate,
-    headers::{Headers, Item, Template},
+    headers::{Headers, Items, Template},
     key::{KeyError, KeyExtractor, PeerIp},
     lint::{self, Finding, Knobs, Lint, Lints},
     load::{Counters, Elastic, Switch},
@@ -92,9 +92,7 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     rules: Arc<K>,
     store: Arc<S>,
     reject: Arc<R>,
-    items: Vec<Item>,
-    /// Whether a rule chooses its quotas per request.
-    dynamic: bool,
+    items: Arc<Items>,
     headers: Headers,
     settings: Settings,
     lints: Lints,
@@ -159,15 +157,13 @@ where
         let mut shapes = Vec::new();
         rules.describe(&mut shapes);
         rule::check(&shapes, &store)?;
-        let items = Item::list(&shapes)?;
-        let dynamic = shapes.iter().any(|shape| shape.quotas.is_none());
+        let items = Items::new(&shapes)?;
         let settings = Settings::new(shapes.iter().map(|shape| shape.name));
         Ok(Self {
             rules: Arc::new(rules),
             store: Arc::new(store),
             reject: Arc::default(),
-            items,
-            dynamic,
+            items: Arc::new(items),
             headers: Headers::default(),
             settings,
             lints: Lints::default(),
@@ -314,7 +310,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Turns the layer off and on while the server runs.
     pub fn switch(mut self, switch: &Switch) -> Self {
-        self.settings.switch = Some(switch.clone());
+        self.settings.switch = switch.clone();
         self
     }
 
@@ -322,7 +318,14 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// [counters](RateLimitLayer::count) say what would have been. No header fields are sent for
     /// what would have been refused.
     pub fn report_only(mut self) -> Self {
-        self.settings.report_only = true;
+        self.settings.report_only = Switch::on();
+        self
+    }
+
+    /// [Refuses nobody](RateLimitLayer::report_only) while `switch` is on: to try limits on live
+    /// traffic, and to step back from them.
+    pub fn report_only_while(mut self, switch: &Switch) -> Self {
+        self.settings.report_only = switch.clone();
         self
     }
 
@@ -348,9 +351,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Answers refused requests with `reject`; [`TooManyRequests`] unless set.
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, dynamic, headers, settings, lints, .. } = self;
+        let Self { rules, store, items, headers, settings, lints, .. } = self;
         let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, dynamic, headers, settings, lints }
+        RateLimitLayer { rules, store, reject, items, headers, settings, lints }
     }
 }
 
@@ -389,7 +392,7 @@ where
         let beyond = explanation.decision().is_some_and(Decision::may_pass_beyond);
         let room = || elastic.as_ref().and_then(Elastic::try_enter).is_some();
         let explanation = explanation.told_by(secret.as_ref());
-        if refused && *report_only {
+        if refused && report_only.is_on() {
             explanation.passes("the layer only reports")
         } else if refused && beyond && room() {
             explanation.passes("the layer is elastic, and there is room")
@@ -415,7 +418,7 @@ where
     }
 
     async fn look(&self, charges: OwnedCharges) -> Explanation {
-        let hurry = self.settings.report_only || self.settings.is_crowded();
+        let hurry = self.settings.report_only.is_on() || self.settings.is_crowded();
         let charges = if hurry { charges.hurried() } else { charges };
         match Explanation::check(&*self.store, &charges) {
             Ok(()) => {
@@ -475,7 +478,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.lints.tell(|| self.lints());
-        let template = Template::new(self.headers, self.items.clone(), self.dynamic);
+        let template = Template::new(self.headers, self.items.clone());
         let gate = Gate {
             rules: self.rules.clone(),
             store: self.store.clone(),
@@ -494,7 +497,6 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             store: self.store.clone(),
             reject: self.reject.clone(),
             items: self.items.clone(),
-            dynamic: self.dynamic,
             headers: self.headers,
             settings: self.settings.clone(),
             lints: self.lints.clone(),

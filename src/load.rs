@@ -11,15 +11,24 @@ use std::{
     },
 };
 
-/// Turns a whole layer off and on while the server runs: a handle to keep, and a clone for
-/// [`switch`](crate::RateLimitLayer::switch). Off, requests pass and no store is asked.
+/// What is flipped while the server runs: a handle to keep, and what it is given to goes by it. A
+/// clone is the same switch.
+///
+/// Given to [`switch`](crate::RateLimitLayer::switch), it turns a whole layer off and on: off,
+/// requests pass and no store is asked. Given to [`Rule::report_only_while`](crate::Rule) or
+/// [`RateLimitLayer::report_only_while`](crate::RateLimitLayer), the rule or the layer counts and
+/// refuses nobody while it is on.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, Switch};
 ///
-/// let switch = Switch::on();
-/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).switch(&switch);
-/// switch.set(false);
+/// let (limits, trial) = (Switch::on(), Switch::off());
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+///     .switch(&limits)
+///     .report_only_while(&trial);
+///
+/// trial.set(true); // from the next request on nobody is refused
+/// limits.set(false); // and nobody counted
 /// ```
 #[derive(Clone, Debug)]
 pub struct Switch(Arc<AtomicBool>);
@@ -31,12 +40,18 @@ impl Switch {
         Self(Arc::new(AtomicBool::new(true)))
     }
 
-    /// Turns the limits on or off, from the next request on.
+    /// A switch that is off.
+    #[must_use]
+    pub fn off() -> Self {
+        Self(Arc::default())
+    }
+
+    /// Turns it on or off, from the next request on.
     pub fn set(&self, on: bool) {
         self.0.store(on, Release);
     }
 
-    /// Whether the limits are on.
+    /// Whether it is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.load(Acquire)

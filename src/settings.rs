@@ -30,12 +30,14 @@ pub(crate) struct Settings {
     pub(crate) only_denied: bool,
     pub(crate) expose: bool,
     pub(crate) preflights: bool,
-    pub(crate) report_only: bool,
+    /// While it is on, nobody is refused.
+    pub(crate) report_only: Switch,
     /// Percent of the wait that may be added to it.
     pub(crate) jitter: u8,
     pub(crate) max_waiters: usize,
     pub(crate) waiters: Arc<AtomicUsize>,
-    pub(crate) switch: Option<Switch>,
+    /// While it is off, no rule is asked.
+    pub(crate) switch: Switch,
     pub(crate) allow: Vec<AccessList>,
     pub(crate) deny: Vec<AccessList>,
     pub(crate) elastic: Option<Elastic>,
@@ -92,7 +94,7 @@ impl Settings {
     /// Why a request passes before any rule is asked, where one does.
     #[inline]
     pub(crate) fn passes(&self, parts: &Parts) -> Result<Option<&'static str>, KeyError> {
-        if self.switch.as_ref().is_some_and(|switch| !switch.is_on()) {
+        if !self.switch.is_on() {
             return Ok(Some("the layer is switched off"));
         }
         if !self.preflights && is_preflight(parts) {
@@ -146,11 +148,11 @@ impl Settings {
             only_denied: false,
             expose: false,
             preflights: false,
-            report_only: false,
+            report_only: Switch::off(),
             jitter: 0,
             max_waiters: 1_024,
             waiters: Arc::default(),
-            switch: None,
+            switch: Switch::on(),
             allow: Vec::new(),
             deny: Vec::new(),
             elastic: None,

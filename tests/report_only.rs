@@ -220,3 +220,67 @@ fn an_account_that_is_also_charged_in_earnest_refuses() {
     }
     assert!(store().take(&[charge.report_only(); 2]).now().is_allowed());
 }
+
+#[tokio::test]
+async fn a_rule_reports_while_its_switch_is_on_and_its_fields_go_with_it() {
+    let (store, switch) = (store(), Switch::on());
+    let rule = Rule::new("trial", Everyone, TWO).report_only_while(&switch);
+    let layer = RateLimitLayer::rules((rule, real()), store);
+    let told = |response: &Response<String>| {
+        let fields = lines(response.headers());
+        ["trial", "real"].map(|name| fields.iter().any(|field| field.contains(name)))
+    };
+    for _ in 0..3 {
+        let response = answer(&layer, get("/")).await;
+        assert_eq!((response.status(), told(&response)), (StatusCode::OK, [false, true]));
+    }
+    switch.set(false);
+    let response = answer(&layer, get("/")).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(told(&response), [true, true]);
+    switch.set(true);
+    let response = answer(&layer, get("/")).await;
+    assert_eq!((response.status(), told(&response)), (StatusCode::OK, [false, true]));
+}
+
+#[tokio::test]
+async fn a_rule_that_begins_to_report_is_not_told_any_more() {
+    let (store, switch) = (store(), Switch::off());
+    let rule = Rule::new("trial", Everyone, TWO).report_only_while(&switch);
+    let layer = RateLimitLayer::rules(rule, store);
+    assert!(!lines(answer(&layer, get("/")).await.headers()).is_empty());
+    switch.set(true);
+    for _ in 0..3 {
+        let response = answer(&layer, get("/")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(lines(response.headers()), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_layer_reports_while_its_switch_is_on() {
+    let (switch, counters) = (Switch::off(), Counters::new());
+    let layer = RateLimitLayer::rules(real(), store()).count(&counters).report_only_while(&switch);
+    let clone = layer.clone();
+    for _ in 0..5 {
+        assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
+    }
+    assert_eq!(answer(&clone, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    switch.set(true);
+    assert_eq!(answer(&clone, get("/")).await.status(), StatusCode::OK);
+    switch.set(false);
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let counts = counters.read();
+    assert_eq!((counts.allowed, counts.denied, counts.would_deny), (5, 2, 1));
+}
+
+/// A rule that refuses where it has no key lets it pass while it reports.
+#[tokio::test]
+async fn without_a_key_a_rule_refuses_only_while_its_switch_is_off() {
+    let switch = Switch::on();
+    let rule = Rule::new("user", Header::new("x-user"), TWO).report_only_while(&switch);
+    let layer = RateLimitLayer::rules(rule, store());
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
+    switch.set(false);
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::BAD_REQUEST);
+}

@@ -196,7 +196,7 @@ impl Lines {
 
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
         let Reading { item, remaining, next, .. } = first;
-        let limit = self.template.items[usize::from(*item)].limit;
+        let limit = self.template.items.list[usize::from(*item)].limit;
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
@@ -224,7 +224,7 @@ impl Lines {
             Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),
             _ => first.next.into(),
         };
-        let limit = self.template.items[usize::from(first.item)].told.clone();
+        let limit = self.template.items.list[usize::from(first.item)].told.clone();
         [limit, number(first.remaining.into()), number(reset)]
     }
 }

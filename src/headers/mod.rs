@@ -1,6 +1,7 @@
 //! Decisions as header fields. Seconds exist here and nowhere else, and are always rounded up.
 
 mod digits;
+mod item;
 mod kept;
 mod lines;
 mod template;
@@ -11,8 +12,9 @@ use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 use self::digits::number;
 pub(crate) use self::{
+    item::{Item, Items},
     lines::Lines,
-    template::{Item, Template},
+    template::Template,
 };
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");

@@ -11,7 +11,7 @@ use metrics::{
     histogram,
 };
 
-use super::Verdict;
+use super::{Noted, Verdict};
 use crate::{
     decision::{Decision, Outcome, Source},
     name::RuleName,
@@ -25,6 +25,7 @@ pub(crate) struct Meter {
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
     /// From so many percent used a rule is near its limit.
     near: u8,
+    noted: Noted,
 }
 
 #[derive(Debug)]
@@ -69,7 +70,17 @@ impl Meter {
             rules: rules.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
             near: 80,
+            noted: Noted::default(),
         }
+    }
+
+    pub(super) fn noted(&self) -> &Noted {
+        &self.noted
+    }
+
+    #[cfg(feature = "admin")]
+    pub(crate) fn noting(self, noted: Noted) -> Self {
+        Self { noted, ..self }
     }
 
     pub(crate) fn near_limit(self, percent: u8) -> Self {

@@ -1,14 +1,19 @@
 //! What operators see: numbers for dashboards (feature `metrics`), words for log files and spans
 //! (feature `tracing`). Labels come from closed sets, and never from a key: log lines and spans have
-//! at most its fingerprint.
+//! at most its fingerprint. And what a rule refused last, for a page (feature `admin`).
 //!
-//! Without its feature each half is empty and costs nothing.
+//! Without its feature each part is empty and costs nothing.
 
 #[cfg(feature = "metrics")]
 mod metered;
 #[cfg(not(feature = "metrics"))]
 #[path = "unmetered.rs"]
 mod metered;
+#[cfg(feature = "admin")]
+mod noted;
+#[cfg(not(feature = "admin"))]
+#[path = "unnoted.rs"]
+mod noted;
 #[cfg(feature = "tracing")]
 mod traced;
 #[cfg(not(feature = "tracing"))]
@@ -18,6 +23,9 @@ mod traced;
 pub(crate) use self::metered::{
     Meter, Started, circuit, overflowed, set_keys, store_failed, unidentified,
 };
+pub(crate) use self::noted::Noted;
+#[cfg(feature = "admin")]
+pub(crate) use self::noted::Refusal;
 use self::traced::trace;
 use crate::{
     decision::{Decision, Outcome, Source},
@@ -50,7 +58,7 @@ impl Verdict {
     }
 
     #[cfg_attr(
-        not(any(feature = "metrics", feature = "tracing")),
+        not(any(feature = "admin", feature = "metrics", feature = "tracing")),
         expect(dead_code, reason = "nobody is told")
     )]
     fn as_str(self) -> &'static str {
@@ -76,8 +84,9 @@ impl Meter {
         who: impl Fn(RuleName) -> Option<Fingerprint>,
     ) {
         let verdict = Verdict::of(decision.source(), true);
-        trace(decision, if decision.is_allowed() { verdict } else { Verdict::ShadowLimited }, who);
-        self.each(decision, verdict, |denied| {
+        let shown = if decision.is_allowed() { verdict } else { Verdict::ShadowLimited };
+        trace(decision, shown, &who);
+        self.each(decision, verdict, who, |denied| {
             Some(if denied { Verdict::ShadowLimited } else { verdict })
         });
     }
@@ -89,17 +98,25 @@ impl Meter {
         who: impl Fn(RuleName) -> Option<Fingerprint>,
     ) {
         let verdict = Verdict::of(decision.source(), false);
-        trace(decision, verdict, who);
-        self.each(decision, verdict, |denied| denied.then_some(verdict));
+        trace(decision, verdict, &who);
+        self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
     /// Counts by each rule once, whatever the number of its quotas.
-    fn each(&self, decision: &Decision, verdict: Verdict, of: impl Fn(bool) -> Option<Verdict>) {
-        let outcomes = decision.outcomes();
-        if !Self::COUNTS {
+    fn each(
+        &self,
+        decision: &Decision,
+        verdict: Verdict,
+        who: impl Fn(RuleName) -> Option<Fingerprint>,
+        of: impl Fn(bool) -> Option<Verdict>,
+    ) {
+        let (outcomes, noted) = (decision.outcomes(), self.noted());
+        if !Self::COUNTS && !noted.watches() {
             return;
         }
+        let retry_after = decision.retry_after();
         if outcomes.is_empty() {
+            noted.note_all(verdict, retry_after);
             return self.count_all(verdict);
         }
         for (place, outcome) in outcomes.iter().enumerate() {
@@ -115,6 +132,7 @@ impl Meter {
                 None => continue,
             };
             self.count(rule, verdict);
+            noted.note(rule, verdict, retry_after, || who(rule));
             if decision.is_allowed() && all().any(|outcome| self.is_near(outcome)) {
                 self.count_near(rule);
             }

@@ -1,13 +1,13 @@
 //! No numbers.
 
-use super::Verdict;
+use super::{Noted, Verdict};
 use crate::{
     decision::{Decision, Outcome},
     name::RuleName,
 };
 
 #[derive(Clone, Debug)]
-pub(crate) struct Meter;
+pub(crate) struct Meter(Noted);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Started;
@@ -23,7 +23,17 @@ impl Meter {
     pub(super) const COUNTS: bool = false;
 
     pub(crate) fn new(_: impl IntoIterator<Item = RuleName>) -> Self {
-        Self
+        Self(Noted::default())
+    }
+
+    pub(super) fn noted(&self) -> &Noted {
+        &self.0
+    }
+
+    #[cfg(feature = "admin")]
+    #[expect(clippy::unused_self, reason = "as where there is more")]
+    pub(crate) fn noting(self, noted: Noted) -> Self {
+        Self(noted)
     }
 
     /// The store has answered.

@@ -113,7 +113,11 @@ pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), Rul
             charges.push(charge);
             // what is read from the request is above 0 now and then
             let charge = charge.headroom(shape.headroom.unwrap_or(1));
-            asked.push(if shape.report_only { charge.report_only() } else { charge });
+            asked.push(if shape.report_only || shape.may_report {
+                charge.report_only()
+            } else {
+                charge
+            });
         }
     }
     let fit = store.check(&asked).and_then(|()| store.announce(&charges));

@@ -31,6 +31,7 @@ pub use self::{
 use crate::{
     deadline,
     key::{Everyone, Key, KeyError, KeyExtractor},
+    load::Switch,
     name::RuleName,
     store::Charge,
 };
@@ -62,7 +63,9 @@ pub struct Rule<K> {
     max_wait: Duration,
     mode: Option<Arc<dyn Fn(&Parts) -> Mode + Send + Sync>>,
     missing: Missing,
-    report_only: bool,
+    report_only: Switch,
+    /// Whether it is flipped by who made the rule.
+    may_report: bool,
     max_key_len: usize,
 }
 
@@ -92,7 +95,8 @@ impl<K> Rule<K> {
             max_wait: Duration::ZERO,
             mode: None,
             missing: Missing::default(),
-            report_only: false,
+            report_only: Switch::off(),
+            may_report: false,
             max_key_len: KEY_LEN,
         }
     }
@@ -100,7 +104,7 @@ impl<K> Rule<K> {
     #[cfg(feature = "axum")]
     fn with<E>(self, extractor: E) -> Rule<E> {
         let Self { name, plan, cost, headroom, max_wait, mode, missing, .. } = self;
-        let Self { report_only, max_key_len, .. } = self;
+        let Self { report_only, may_report, max_key_len, .. } = self;
         Rule {
             name,
             extractor,
@@ -111,6 +115,7 @@ impl<K> Rule<K> {
             mode,
             missing,
             report_only,
+            may_report,
             max_key_len,
         }
     }
@@ -175,7 +180,21 @@ impl<K> Rule<K> {
 
     /// Counts, and refuses nobody: the decision says what would have been.
     pub fn report_only(self) -> Self {
-        Self { report_only: true, ..self }
+        Self { report_only: Switch::on(), ..self }
+    }
+
+    /// [Refuses nobody](Rule::report_only) while `switch` is on. A clone of the rule goes by the
+    /// same switch.
+    ///
+    /// ```
+    /// use tower_sluice::{PeerIp, Quota, Rule, Switch};
+    ///
+    /// let trial = Switch::on();
+    /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).report_only_while(&trial);
+    /// trial.set(false); // it has proved itself: from the next request on it refuses
+    /// ```
+    pub fn report_only_while(self, switch: &Switch) -> Self {
+        Self { report_only: switch.clone(), may_report: true, ..self }
     }
 
     /// The longest key taken, in bytes; 1 KiB unless set. A longer one is refused with 400.
@@ -213,7 +232,9 @@ impl<K: KeyExtractor> Rule<K> {
             Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => key,
             _ => match instead.get_or_init(|| self.instead(&found, mode == Mode::Require)) {
                 Ok(Some(key)) => key,
-                Err(error) if !self.report_only => return Err(Aside::Refused(error.clone())),
+                Err(error) if !self.report_only.is_on() => {
+                    return Err(Aside::Refused(error.clone()));
+                }
                 Ok(None) | Err(_) => return Ok(then(None)),
             },
         };
@@ -225,7 +246,7 @@ impl<K: KeyExtractor> Rule<K> {
         if !self.max_wait.is_zero() {
             charge = charge.max_wait(deadline::within(parts, self.max_wait));
         }
-        if self.report_only {
+        if self.report_only.is_on() {
             charge = charge.report_only();
         }
         Ok(then(Some(&charge)))
@@ -284,7 +305,9 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             cost: self.cost.fixed(),
             headroom: self.headroom.fixed(),
             queues: !self.max_wait.is_zero(),
-            report_only: self.report_only,
+            report_only: self.report_only.is_on(),
+            may_report: self.may_report,
+            report_only_switch: Some(&self.report_only),
             instead_of: None,
         });
     }

@@ -4,7 +4,7 @@ use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::LivePlan;
-use crate::{key::KeyError, name::RuleName, quota::Quota, store::Charge};
+use crate::{key::KeyError, load::Switch, name::RuleName, quota::Quota, store::Charge};
 
 /// What a layer charges for a request: a [`Rule`](crate::Rule), a tuple of up to four (tuples
 /// nest), or a `Vec`.
@@ -71,8 +71,12 @@ pub struct Shape<'a> {
     pub headroom: Option<u32>,
     /// Whether requests may wait for their place.
     pub queues: bool,
-    /// Whether it refuses nobody.
+    /// Whether it refuses nobody now.
     pub report_only: bool,
+    /// Whether that is meant to be flipped while the server runs.
+    pub may_report: bool,
+    /// What flips it; `None` where nothing does.
+    pub report_only_switch: Option<&'a Switch>,
     /// The rule that charges a request where this one does not: of the rules of one
     /// `by_route` exactly one charges.
     pub instead_of: Option<RuleName>,
@@ -89,6 +93,8 @@ impl<'a> Shape<'a> {
             headroom: Some(charge.reserve()),
             queues: !charge.patience().is_zero(),
             report_only: charge.is_report_only(),
+            may_report: false,
+            report_only_switch: None,
             instead_of: None,
         }
     }

@@ -8,6 +8,9 @@ use std::{
     task::{Context, Poll},
 };
 
+/// A boxed future that may move between threads.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// A store's answer: there at once, or a future.
 ///
 /// `.await` resolves either.

@@ -1,12 +1,9 @@
 //! A store chosen at run time.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use super::{Answer, Charge, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Condition, Store, Unsupported};
 use crate::decision::Decision;
-
-/// A boxed future that may move between threads.
-pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Any store whose error is `E`; made by [`Store::boxed`].
 ///
@@ -68,6 +65,10 @@ where
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.0.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        self.0.health()
     }
 }
 

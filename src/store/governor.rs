@@ -1,6 +1,6 @@
 //! Any keyed governor limiter as a store.
 
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
 use governor::{
     NotUntil, RateLimiter,
@@ -9,7 +9,7 @@ use governor::{
     state::keyed::KeyedStateStore,
 };
 
-use super::{Answer, Charge, Never, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Condition, Never, Store, Unsupported};
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
@@ -200,6 +200,10 @@ where
 
     fn unblock(&self, _: &Charge<'_>) -> Answer<Self::Future> {
         Answer::Now(Err(SETTLE))
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        Box::pin(ready(Condition::well("governor", "in this process")))
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

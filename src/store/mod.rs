@@ -31,6 +31,7 @@
 
 mod answer;
 mod boxed;
+mod condition;
 #[cfg(feature = "governor")]
 mod governor;
 mod local;
@@ -40,7 +41,9 @@ mod rules;
 mod shared;
 mod wrap;
 
-use std::{borrow::Cow, convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, sync::Arc, time::Duration,
+};
 
 use smallvec::SmallVec;
 
@@ -51,8 +54,9 @@ pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
-    answer::{Answer, Never, Resolve},
-    boxed::{BoxFuture, Boxed, DynStore},
+    answer::{Answer, BoxFuture, Never, Resolve},
+    boxed::{Boxed, DynStore},
+    condition::{Condition, State},
     local::{LocalStore, Stats},
     wrap::{
         breaker::{Breaker, BreakerError, BreakerFuture},
@@ -332,6 +336,23 @@ pub trait Store {
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
+    }
+
+    /// How the store is doing, for operators: not for every request, since it may ask a server.
+    /// A wrapper tells of what it wraps, too. Unless a store says more, nothing is known of it.
+    ///
+    /// ```
+    /// # tokio_test::block_on(async {
+    /// use tower_sluice::{LocalStore, Store};
+    ///
+    /// let store = LocalStore::new().breaker();
+    /// let condition = store.health().await;
+    /// assert!(condition.is_well());
+    /// assert_eq!((condition.store, condition.inner[0].store), ("breaker", "local"));
+    /// # });
+    /// ```
+    fn health(&self) -> BoxFuture<Condition> {
+        Box::pin(ready(Condition::unknown("other")))
     }
 
     /// Lets requests pass, uncharged, while this store fails: there is no limit meanwhile.

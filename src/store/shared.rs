@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Answer, Charge, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Condition, Store, Unsupported};
 use crate::decision::Decision;
 
 impl<S: Store + ?Sized> Store for &S {
@@ -40,6 +40,10 @@ impl<S: Store + ?Sized> Store for &S {
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         (**self).announce(charges)
     }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        (**self).health()
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -76,5 +80,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         (**self).announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        (**self).health()
     }
 }

@@ -1,6 +1,7 @@
 //! A store that answers, fails, hangs or is late at will, and counts how it is called.
 
 use std::{
+    future::{pending, ready},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -10,7 +11,7 @@ use std::{
 
 use tower_sluice::{
     Answer, Charge, Decision, LocalStore, Store,
-    store::{BoxError, BoxFuture, OwnedCharges, Unsupported},
+    store::{BoxError, BoxFuture, Condition, OwnedCharges, Unsupported},
 };
 
 /// How it answers.
@@ -174,6 +175,14 @@ impl Store for Shaky {
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.store.check(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        match self.mood() {
+            Mood::Well => Box::pin(ready(Condition::well("shaky", "as ever"))),
+            Mood::Hanging => Box::pin(pending()),
+            mood => Box::pin(ready(Condition::failing("shaky", format!("{mood:?}")))),
+        }
     }
 }
 

@@ -12,11 +12,13 @@ mod slots;
 mod sync;
 mod windows;
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, future::ready, sync::Arc, time::Duration};
 
 pub(crate) use self::clock::Clock;
 use self::{ledger::Ledger, life::Life};
-use super::{Answer, Charge, Never, Store, Unsupported, can_queue, rules::KnownRules};
+use super::{
+    Answer, BoxFuture, Charge, Condition, Never, Store, Unsupported, can_queue, rules::KnownRules,
+};
 use crate::{decision::Decision, observe::set_keys};
 
 const DEFAULT_KEYS: usize = 131_072;
@@ -145,6 +147,16 @@ impl Store for LocalStore {
         self.layers.rules.agree(charges)?;
         self.layers.life.layered();
         Ok(())
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        let Stats { slots, in_debt, overflowed } = self.stats();
+        let over = match overflowed {
+            0 => String::new(),
+            n => format!("; {n} decisions over a shared account: the capacity was too small"),
+        };
+        let detail = format!("{in_debt} of {slots} slots in debt{over}");
+        Box::pin(ready(Condition::well("local", detail)))
     }
 }
 

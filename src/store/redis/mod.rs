@@ -41,7 +41,9 @@ pub use self::{
     link::Link,
     probe::Probe,
 };
-use super::{Answer, BoxFuture, Charge, Store, Unsupported, can_queue, rules::KnownRules};
+use super::{
+    Answer, BoxFuture, Charge, Condition, Store, Unsupported, can_queue, rules::KnownRules,
+};
 use crate::{
     decision::{Decision, Source},
     fingerprint::Secret,
@@ -413,6 +415,11 @@ where
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.settings.rules.agree(charges)
+    }
+
+    /// Looks at an account, as the first part of a decision.
+    fn health(&self) -> BoxFuture<Condition> {
+        Box::pin(probe::look(self.clone()))
     }
 }
 

@@ -1,5 +1,7 @@
 //! A look at the server before the first request: may we, and is it one to trust?
 
+use std::time::Instant;
+
 use redis::{Cmd, Value, aio::ConnectionLike};
 
 use super::{
@@ -12,7 +14,7 @@ use crate::{
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota},
-    store::Charge,
+    store::{Charge, Condition, Store},
 };
 
 /// Commands that the scripts use, and those that call them.
@@ -43,10 +45,9 @@ where
     /// When the server cannot be reached, is a replica, is older than Redis 6, or does not permit
     /// what the scripts do; the text tells what to permit.
     pub async fn probe(&self) -> Result<Probe, RedisError> {
-        let rule = RuleName::new("sluice probe").unwrap_or_default();
         let key = Key::everyone();
         let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
-        let question = Question::of(&[Charge::new(rule, &key, &quotas)], self.addresses());
+        let question = Question::of(&[Charge::new(rule(), &key, &quotas)], self.addresses());
         for purpose in [Purpose::Take, Purpose::Reset] {
             self.call(&question, purpose).await.map_err(|error| self.explained(error))?;
         }
@@ -74,6 +75,28 @@ where
     fn explained(&self, error: RedisError) -> RedisError {
         explained(error, &self.addresses().prefix, self.settings.sharded)
     }
+}
+
+/// Whether the server decides now: asked for a look at the probe's account.
+pub(super) async fn look<C>(store: RedisStore<C>) -> Condition
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let started = Instant::now();
+    let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
+    let look = Charge::new(rule(), &key, &quotas).cost(0);
+    let healed = match store.healed() {
+        0 => String::new(),
+        n => format!("; {n} accounts were broken and started anew"),
+    };
+    match store.take(&[look]).await {
+        Ok(_) => Condition::well("redis", format!("answered in {:?}{healed}", started.elapsed())),
+        Err(error) => Condition::failing("redis", error.to_string()),
+    }
+}
+
+fn rule() -> RuleName {
+    RuleName::new("sluice probe").unwrap_or_default()
 }
 
 /// The error of a server, or of a cluster, with what to do about it.

@@ -9,13 +9,13 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::setting::{SettingError, literal};
 use crate::{
     decision::Decision,
     observe::store_failed,
-    store::{Answer, BoxError, Charge, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Condition, Store, Unsupported},
 };
 
 /// A store whose answers take at most a budget, counted from when it was asked; past it they are
@@ -119,6 +119,16 @@ where
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        let (budget, inner) = (self.budget, self.inner.health());
+        Box::pin(async move {
+            match timeout(budget, inner).await {
+                Ok(inner) => Condition::well("deadline", format!("{budget:?}")).around(inner),
+                Err(_) => Condition::failing("deadline", format!("no answer within {budget:?}")),
+            }
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use super::outage::{Asked, Outage};
 use crate::{
     decision::{Decision, Outcome, Source},
     name::RuleName,
-    store::{Answer, BoxError, Charge, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Condition, Store, Unsupported},
 };
 
 /// A store that refuses whatever the inner store could not decide: 503 with a `Retry-After`, gRPC
@@ -127,6 +127,10 @@ impl<S: Store> Store for FailClosed<S> {
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        self.outage.health("fail_closed", self.inner.health())
     }
 }
 

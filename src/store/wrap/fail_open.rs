@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use super::outage::{Asked, Outage};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxError, Charge, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Condition, Store, Unsupported},
 };
 
 /// A store that allows, uncharged, whatever the inner store could not decide.
@@ -99,6 +99,10 @@ impl<S: Store> Store for FailOpen<S> {
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        self.outage.health("fail_open", self.inner.health())
     }
 }
 

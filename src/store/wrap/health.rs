@@ -13,6 +13,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::store::{BoxFuture, Condition, State};
+
 /// A store that fails now and then would fill the log.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -61,6 +63,23 @@ impl Health {
     /// Whether the failure that has just ended was told.
     pub(super) fn told(&self) -> bool {
         self.told.swap(false, AcqRel)
+    }
+
+    /// What a wrapper tells of what it wraps: whether that answers now, or else did when it was last
+    /// asked, and what becomes of requests meanwhile.
+    pub(super) fn condition(
+        &self,
+        store: &'static str,
+        inner: BoxFuture<Condition>,
+        meanwhile: String,
+    ) -> BoxFuture<Condition> {
+        let failing = self.is_failing();
+        Condition::wrapping(store, inner, move |inner| match inner.state {
+            _ if !inner.is_well() => (State::Failing, meanwhile),
+            State::Unknown if failing => (State::Failing, meanwhile),
+            _ if failing => (State::Well, "failed when it was last asked".to_owned()),
+            _ => (State::Well, String::new()),
+        })
     }
 
     fn changes(&self, begun: u64) -> bool {

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::health::Health;
-use crate::{decision::Decision, store::BoxError};
+use crate::{
+    decision::Decision,
+    store::{BoxError, BoxFuture, Condition},
+};
 
 /// Whether the inner store of a wrapper fails. A clone is the same.
 #[derive(Clone, Debug)]
@@ -20,6 +23,14 @@ pub(super) struct Asked<O>(O, u64);
 impl Outage {
     pub(super) fn new(meanwhile: &'static str) -> Self {
         Self { health: Arc::default(), meanwhile }
+    }
+
+    pub(super) fn health(
+        &self,
+        store: &'static str,
+        inner: BoxFuture<Condition>,
+    ) -> BoxFuture<Condition> {
+        self.health.condition(store, inner, self.meanwhile.to_owned())
     }
 
     /// A question that begins now.

@@ -19,7 +19,7 @@ use self::circuit::{Circuit, Permit, Settings};
 use super::setting::{SettingError, literal};
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, Charge, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Condition, State, Store, Unsupported},
 };
 
 /// A store that is left alone when it fails: its breaker opens, and answers with an error at once.
@@ -220,6 +220,14 @@ where
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        let (state, detail) = match self.is_open() {
+            true => (State::Failing, "open: the store is left alone"),
+            false => (State::Well, "closed"),
+        };
+        Condition::wrapping("breaker", self.inner.health(), move |_| (state, detail.to_owned()))
     }
 }
 

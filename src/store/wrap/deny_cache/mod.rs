@@ -20,7 +20,7 @@ use self::{
 use super::setting::{self, SettingError, literal};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, Charge, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Condition, Store, Unsupported},
 };
 
 /// Refusals kept unless set: 9 MB when it is full.
@@ -266,6 +266,10 @@ impl<S: Store> Store for DenyCache<S> {
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        Condition::wrapping("deny_cache", self.inner.health(), Condition::same)
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, Charge, Never, OwnedCharges, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Condition, Never, OwnedCharges, Store, Unsupported},
 };
 
 /// The future of a local store, which has none.
@@ -311,6 +311,17 @@ where
         let Stores { inner, local, .. } = &*self.stores;
         inner.announce(charges)?;
         shares(charges, self.processes, |shares| local.announce(shares))
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        let Stores { inner, local, health, .. } = &*self.stores;
+        let (local, forgotten) = (local.health(), self.forgotten());
+        let meanwhile = match forgotten {
+            0 => "decisions are made in this process".to_owned(),
+            n => format!("decisions are made in this process; {n} charges will not be made good"),
+        };
+        let inner = health.condition("fallback", inner.health(), meanwhile);
+        Box::pin(async move { inner.await.around(local.await) })
     }
 }
 

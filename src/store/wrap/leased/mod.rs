@@ -32,7 +32,7 @@ use self::{
 use super::setting::{self, SettingError, literal};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, Charge, OwnedCharges, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Condition, OwnedCharges, Store, Unsupported},
 };
 
 /// Keys watched unless set: under half a megabyte, and a kilobyte for each that is hot.
@@ -399,6 +399,10 @@ where
 
     fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.0.inner.announce(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        Condition::wrapping("leased", self.0.inner.health(), Condition::same)
     }
 }
 

@@ -1,0 +1,112 @@
+//! The last refusals of each rule, for a page that operators look at.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+
+use super::Verdict;
+use crate::{fingerprint::Fingerprint, name::RuleName};
+
+/// What a layer's rules have refused, where somebody watches; nothing otherwise. A clone is the
+/// same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Noted(Option<Arc<[Rule]>>);
+
+#[derive(Debug)]
+struct Rule {
+    name: RuleName,
+    refused: AtomicU64,
+    reported: AtomicU64,
+    last: Mutex<VecDeque<Refusal>>,
+}
+
+/// A request that was refused, or would have been.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) at: SystemTime,
+    /// What stands for its key.
+    pub(crate) key: Option<Fingerprint>,
+    pub(crate) result: &'static str,
+    pub(crate) retry_after: Option<Duration>,
+}
+
+/// How many requests a rule has refused since it is watched, and would have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) refused: u64,
+    pub(crate) reported: u64,
+}
+
+impl Noted {
+    /// Refusals kept of a rule.
+    pub(crate) const MOST: usize = 50;
+
+    pub(crate) fn watching(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        let rule = |name| Rule {
+            name,
+            refused: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
+            last: Mutex::default(),
+        };
+        Self(Some(rules.into_iter().map(rule).collect()))
+    }
+
+    #[inline]
+    pub(super) fn watches(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Of two refusals at one instant one may be counted and not kept: nobody waits for a note.
+    pub(super) fn note(
+        &self,
+        rule: RuleName,
+        verdict: Verdict,
+        retry_after: Option<Duration>,
+        key: impl FnOnce() -> Option<Fingerprint>,
+    ) {
+        let Some(rule) = self.find(rule) else { return };
+        match verdict {
+            Verdict::Allowed | Verdict::FailedOpen | Verdict::FallbackAllowed => return,
+            Verdict::ShadowLimited => rule.reported.fetch_add(1, Relaxed),
+            Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited => {
+                rule.refused.fetch_add(1, Relaxed)
+            }
+        };
+        let (at, key, result) = (SystemTime::now(), key(), verdict.as_str());
+        let Ok(mut last) = rule.last.try_lock() else { return };
+        if last.len() >= Self::MOST {
+            last.pop_back();
+        }
+        last.push_front(Refusal { at, key, result, retry_after });
+    }
+
+    /// The same of every rule: of a decision that names none.
+    pub(super) fn note_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
+        for rule in self.0.iter().flat_map(|rules| rules.iter()) {
+            self.note(rule.name, verdict, retry_after, || None);
+        }
+    }
+
+    /// The last refusals of a rule, the newest first.
+    pub(crate) fn last(&self, rule: RuleName) -> Vec<Refusal> {
+        let Some(rule) = self.find(rule) else { return Vec::new() };
+        rule.last.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
+    pub(crate) fn counted(&self, rule: RuleName) -> Counted {
+        let counted = |rule: &Rule| Counted {
+            refused: rule.refused.load(Relaxed),
+            reported: rule.reported.load(Relaxed),
+        };
+        self.find(rule).map(counted).unwrap_or_default()
+    }
+
+    fn find(&self, name: RuleName) -> Option<&Rule> {
+        self.0.as_ref()?.iter().find(|rule| rule.name == name)
+    }
+}

@@ -1,0 +1,27 @@
+//! No refusals are kept.
+
+use std::time::Duration;
+
+use super::Verdict;
+use crate::{fingerprint::Fingerprint, name::RuleName};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Noted;
+
+impl Noted {
+    #[expect(clippy::unused_self, reason = "as where they are kept")]
+    pub(super) fn watches(&self) -> bool {
+        false
+    }
+
+    pub(super) fn note(
+        &self,
+        _: RuleName,
+        _: Verdict,
+        _: Option<Duration>,
+        _: impl FnOnce() -> Option<Fingerprint>,
+    ) {
+    }
+
+    pub(super) fn note_all(&self, _: Verdict, _: Option<Duration>) {}
+}
