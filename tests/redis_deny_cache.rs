@@ -84,7 +84,7 @@ async fn another_process_is_seen_in_time_and_the_own_one_at_once() {
             let passes = async || account.passes(&cache).await.then_some(());
             eventually("it is seen", passes).await;
             assert!(
-                start.elapsed() < AT_MOST + Duration::from_millis(700),
+                start.elapsed() < AT_MOST + Duration::from_secs(4),
                 "{:?}",
                 start.elapsed()
             );

@@ -24,6 +24,8 @@ use tower_sluice::{
 const SECOND: Duration = Duration::from_secs(1);
 /// What a busy machine may add.
 const BUSY: Duration = Duration::from_millis(700);
+/// How much later it may be on a machine with other work: enough to tell a bound from none.
+const SLACK: Duration = Duration::from_secs(4);
 
 async fn store(cluster: &Cluster) -> RedisStore<ClusterLink> {
     let urls = cluster.urls();
@@ -109,7 +111,7 @@ async fn a_shard_that_changes_hands_is_back_at_once() {
         let place = address("default", &keys[0]);
         let (_, seen, most) = watched(&store, &keys, cluster.failover(&place)).await;
         assert!(seen.iter().all(|seen| seen.errors.is_empty()), "{flavour:?}: {seen:?}");
-        assert!(seen[0].gap < SECOND + BUSY, "{:?}", seen[0].gap);
+        assert!(seen[0].gap < SECOND + SLACK, "{:?}", seen[0].gap);
         assert!(seen[1..].iter().all(|seen| seen.gap < most), "{flavour:?}: {seen:?}, {most:?}");
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::Value;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ANY_PORT: &str = "127.0.0.1:0";
 
 /// The program, which cargo puts beside the folder of the tests it builds. `cargo test` builds it;
