@@ -62,7 +62,7 @@
 //! # Guide
 //!
 //! The [`guide`] answers questions: [which algorithm, which numbers and where](guide::choosing),
-//! [who pays](guide::keys), [by which plan](guide::plans), [with Redis](guide::redis),
+//! [what each algorithm does](guide::algorithms), [who pays](guide::keys), [by which plan](guide::plans), [with Redis](guide::redis),
 //! [while it is down](guide::outages), [tested how](guide::testing),
 //! [instead of what is published for Redis](guide::patterns), and
 //! [coming from another limiter](guide::migrating).
@@ -177,7 +177,7 @@ mod future;
 mod service;
 
 mod layer;
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "simulate", feature = "testing"))]
 pub mod testing;
 
 // Documentation alone; its examples run where all is there that one of them needs.

@@ -16,7 +16,7 @@ const TOP: [&str; 9] = [
 ];
 /// Whatever lies in these, if it ends so.
 const FOLDERS: [(&str, &[&str]); 3] =
-    [("src/", &["rs", "md"]), ("examples/", &["rs", "toml"]), ("lua/", &["lua", "md"])];
+    [("src/", &["rs", "md", "svg"]), ("examples/", &["rs", "toml"]), ("lua/", &["lua", "md"])];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

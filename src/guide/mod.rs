@@ -6,6 +6,7 @@
 //! | chapter | answers |
 //! |---|---|
 //! | [`choosing`] | Which algorithm, which numbers, where does the layer go, and when is this the wrong crate? |
+//! | [`algorithms`] | What does each algorithm do with the same calls, drawn? |
 //! | [`keys`] | Who pays, whom do I trust for that, and how is each key attacked? |
 //! | [`plans`] | How do quotas differ by user, change while the server runs, and price what requests cost? |
 //! | [`redis`] | What does Redis store, what may it lose, what must it permit, and how is it tuned? |
@@ -19,6 +20,15 @@
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
     #![cfg_attr(not(all(feature = "axum", feature = "metrics")), doc = "", doc = include_str!("without.md"))]
+
+    use crate::*;
+}
+
+pub mod algorithms {
+    // Where the pictures are, within this text: rustdoc takes no files along. What is named first
+    // holds; the chapter's own names for them are for those who read it as a file.
+    #![doc = include_str!("plots/links.md")]
+    #![doc = include_str!("algorithms.md")]
 
     use crate::*;
 }

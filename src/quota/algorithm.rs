@@ -1,6 +1,6 @@
 //! Which algorithm counts.
 
-/// How an account fills and drains.
+/// How an account fills and drains; the guide has each [drawn](crate::guide::algorithms).
 ///
 /// | | burst at once | memory | right for |
 /// |---|---|---|---|
@@ -76,6 +76,46 @@ impl Algorithm {
         match self {
             Self::FixedWindow { carry_over, .. } => Self::FixedWindow { carry_over, paced: true },
             _ => panic!("algorithm: paced is for fixed_window() only"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Algorithm;
+
+    /// One that is new does not compile until it is drawn: a line in `examples/plot/pictures.rs`
+    /// makes its picture, and a section of `src/guide/algorithms.md` shows it.
+    fn picture(algorithm: Algorithm) -> &'static str {
+        match algorithm {
+            Algorithm::Gcra => include_str!("../guide/plots/gcra.svg"),
+            Algorithm::TokenBucket => include_str!("../guide/plots/token_bucket.svg"),
+            Algorithm::FixedWindow { paced: true, .. } => {
+                include_str!("../guide/plots/paced_window.svg")
+            }
+            Algorithm::FixedWindow { carry_over: 0, .. } => {
+                include_str!("../guide/plots/fixed_window.svg")
+            }
+            Algorithm::FixedWindow { .. } => include_str!("../guide/plots/carry_over.svg"),
+            Algorithm::AnchoredWindow => include_str!("../guide/plots/anchored_window.svg"),
+            Algorithm::SlidingWindow { .. } => include_str!("../guide/plots/sliding_window.svg"),
+            Algorithm::SlidingLog => include_str!("../guide/plots/sliding_log.svg"),
+        }
+    }
+
+    #[test]
+    fn every_algorithm_is_drawn_in_the_guide() {
+        for (algorithm, title) in [
+            (Algorithm::Gcra, "GCRA\n"),
+            (Algorithm::TokenBucket, "Token bucket"),
+            (Algorithm::fixed_window(), "Fixed window\n"),
+            (Algorithm::fixed_window().carry_over(3), "Fixed window, carry-over"),
+            (Algorithm::fixed_window().paced(), "Fixed window, paced"),
+            (Algorithm::AnchoredWindow, "Anchored window"),
+            (Algorithm::SlidingWindow { buckets: 4 }, "Sliding window"),
+            (Algorithm::SlidingLog, "Sliding log"),
+        ] {
+            assert!(picture(algorithm).contains(title), "{algorithm:?}");
         }
     }
 }

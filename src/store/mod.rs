@@ -49,7 +49,7 @@ use smallvec::SmallVec;
 
 #[cfg(feature = "governor")]
 pub use self::governor::{Admission, GovernorStore};
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "simulate", feature = "testing"))]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};

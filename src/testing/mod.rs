@@ -16,58 +16,28 @@
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 //! ```
 //!
-//! The author of a [`Store`] makes it a [`Subject`] and runs the kit: the published
+//! (The clock alone is there with the feature `simulate`, too.) The author of a
+//! [`Store`](crate::Store) makes it a [`Subject`] and runs the kit: the published
 //! scenarios with [`play`], and the promises that no table can show with [`properties`].
 
 mod clock;
+#[cfg(feature = "testing")]
 mod no_limit;
+#[cfg(feature = "testing")]
 pub mod properties;
-#[cfg(feature = "redis")]
+#[cfg(all(feature = "redis", feature = "testing"))]
 mod redis;
+#[cfg(feature = "testing")]
 mod scenario;
+#[cfg(feature = "testing")]
+mod subject;
 
-use std::time::Duration;
-
-#[cfg(feature = "redis")]
+pub use self::clock::FakeClock;
+#[cfg(all(feature = "redis", feature = "testing"))]
 pub use self::redis::Redis;
+#[cfg(feature = "testing")]
 pub use self::{
-    clock::FakeClock,
     no_limit::NoLimit,
     scenario::{Case, CaseError, Mismatch, Played, play},
+    subject::{Local, Subject},
 };
-use crate::store::{LocalStore, Store};
-
-/// A store under test and the clock it lives by.
-pub trait Subject {
-    /// The store.
-    type Store: Store;
-
-    /// A store without accounts.
-    fn open(&mut self) -> Self::Store;
-
-    /// Sets the store's clock, as Unix time. It is only set back where
-    /// [`steps_back`](Subject::steps_back) says that it can be.
-    fn set(&mut self, now: Duration);
-
-    /// Whether the clock is one that may step back: a wall clock.
-    fn steps_back(&self) -> bool {
-        false
-    }
-}
-
-/// The embedded store on a [`FakeClock`].
-#[derive(Clone, Debug, Default)]
-pub struct Local(FakeClock);
-
-impl Subject for Local {
-    type Store = LocalStore;
-
-    fn open(&mut self) -> LocalStore {
-        self.0 = FakeClock::new();
-        self.0.store(1_024)
-    }
-
-    fn set(&mut self, now: Duration) {
-        self.0.advance(now.saturating_sub(self.0.now()));
-    }
-}

@@ -29,7 +29,10 @@ impl Clock {
     }
 
     /// A clock at the Unix epoch that stands still until its hands are moved.
-    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "driven in tests"))]
+    #[cfg_attr(
+        not(any(feature = "simulate", feature = "testing")),
+        expect(dead_code, reason = "driven in tests")
+    )]
     pub(crate) fn driven() -> (Self, Arc<quanta::Mock>) {
         let (ticks, hands) = quanta::Clock::mock();
         (Self { ticks, epoch: 0 }, hands)

@@ -1,0 +1,87 @@
+//! The pictures: calls above, one mark each, and below them what is left.
+#![allow(clippy::cast_possible_truncation, reason = "there are few pictures")]
+
+use std::error::Error;
+
+use plotters::{prelude::*, style::text_anchor::HPos};
+
+use crate::{
+    parts::{
+        Area, Drawn, WIDTH, account, axis, baseline, calls, edges, heading, label, legend, most,
+        phases, swatch, units,
+    },
+    pictures::Picture,
+    scene::Scene,
+};
+
+/// The paper is light and part of the picture: rustdoc has themes that no picture is told of.
+const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
+
+/// One algorithm by itself.
+pub(crate) fn single(picture: &Picture) -> Result<String, Box<dyn Error>> {
+    const LANE: i32 = 80;
+    const ACCOUNT: i32 = 206;
+    const AXIS: i32 = 258;
+    draw(AXIS + 24, |area| {
+        let scene = Scene::play(picture.quota, picture.patience);
+        heading(area, picture.title, (8, 7), 15)?;
+        label(area, picture.line, (8, 27), HPos::Left)?;
+        let tally = scene.tally();
+        legend(area, 46, 100, |kind| (tally[kind] > 0).then(|| format!("{} ", tally[kind])))?;
+        most(area, &scene, 46)?;
+        phases(area, 66)?;
+        edges(area, &scene, picture, (LANE, ACCOUNT - 20))?;
+        edges(area, &scene, picture, (ACCOUNT, AXIS))?;
+        calls(area, &scene, ACCOUNT - 22, 9, 3)?;
+        label(area, "units left", (8, ACCOUNT - 16), HPos::Left)?;
+        account(area, &scene, (ACCOUNT, AXIS))?;
+        [0, 4].into_iter().try_for_each(|some| units(area, some, (ACCOUNT, AXIS)))?;
+        axis(area, AXIS)
+    })
+}
+
+/// All of them, one below another, over one axis.
+pub(crate) fn overview(pictures: &[Picture]) -> Result<String, Box<dyn Error>> {
+    const HEAD: i32 = 66;
+    const PANEL: i32 = 114;
+    let bottom = HEAD + PANEL * pictures.len() as i32;
+    draw(bottom + 24, |area| {
+        heading(area, "The same calls, under a limit of 4 a second", (8, 7), 15)?;
+        legend(area, 28, 84, |_| Some(String::new()))?;
+        swatch(area, "units left", (300, 28))?;
+        phases(area, 48)?;
+        for (place, picture) in pictures.iter().enumerate() {
+            let top = HEAD + PANEL * place as i32;
+            let scene = Scene::play(picture.quota, picture.patience);
+            heading(area, picture.title, (8, top + 4), 13)?;
+            let account_at = (top + PANEL - 26, top + PANEL - 4);
+            most(area, &scene, top + 4)?;
+            edges(area, &scene, picture, (top + 20, account_at.1))?;
+            calls(area, &scene, account_at.0 - 6, 5, 2)?;
+            account(area, &scene, account_at)?;
+            baseline(area, account_at.1)?;
+        }
+        axis(area, bottom)
+    })
+}
+
+fn draw(height: i32, on: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32)).into_drawing_area();
+    area.fill(&PAPER)?;
+    on(&area)?;
+    area.present()?;
+    drop(area);
+    Ok(tidy(&svg, height))
+}
+
+/// Leaves out what goes without saying, and shows the picture somewhat larger where there is room.
+fn tidy(svg: &str, height: i32) -> String {
+    let drawn = format!("width=\"{WIDTH}\" height=\"{height}\" viewBox");
+    let shown = format!("width=\"{}\" height=\"{}\" viewBox", WIDTH * 5 / 4, height * 5 / 4);
+    svg.replacen(&drawn, &shown, 1)
+        .replace(" opacity=\"1\"", "")
+        .replace(" stroke=\"none\" stroke-width=\"1\"", "")
+        .replace(" stroke-width=\"1\"", "")
+        .replace(" \"/>", "\"/>")
+}

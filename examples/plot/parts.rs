@@ -1,0 +1,183 @@
+//! What a picture is made of: marks, words, the account and the axis.
+#![allow(clippy::cast_possible_truncation, reason = "pixels and rows are few")]
+
+use std::error::Error;
+
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
+
+use crate::{
+    pictures::Picture,
+    scene::{END, Fate, PHASES, Scene},
+};
+
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(crate) type Drawn = Result<(), Box<dyn Error>>;
+
+const INK: RGBColor = RGBColor(0x1f, 0x29, 0x33);
+const FAINT: RGBColor = RGBColor(0xc3, 0xcc, 0xd6);
+// told apart by shape as well
+const ADMITTED: RGBColor = RGBColor(0x0b, 0x5f, 0xa5);
+const REFUSED: RGBColor = RGBColor(0xc2, 0x41, 0x0c);
+const WAITING: RGBColor = RGBColor(0x6b, 0x4f, 0xa0);
+const LEFT: RGBColor = RGBColor(0x9c, 0xc3, 0xe6);
+
+pub(crate) const WIDTH: i32 = 440;
+/// Where time begins and ends, and where the numbers beside the account are.
+const FROM: i32 = 24;
+const TO: i32 = WIDTH - 14;
+/// Calls are in rows; two in one row are so far apart, in milliseconds.
+const APART: u64 = 125;
+const MOST_LEFT: u32 = 6;
+
+/// Where a time is.
+fn x(millis: u64) -> i32 {
+    FROM + (millis as i32) * (TO - FROM) / END as i32
+}
+
+/// Where a number of units is, in an account between two heights.
+fn height(units: u32, (top, bottom): (i32, i32)) -> i32 {
+    bottom - (bottom - top) * units as i32 / MOST_LEFT as i32
+}
+
+fn text(area: &Area<'_>, words: &str, at: (i32, i32), side: HPos, font: (i32, FontStyle)) -> Drawn {
+    // the backend divides by it, for fonts that are not there
+    let font = FontDesc::new(FontFamily::SansSerif, f64::from(font.0) * 1.24, font.1);
+    let style = font.color(&INK).pos(Pos::new(side, VPos::Top));
+    Ok(area.draw_text(words, &style, at)?)
+}
+
+pub(crate) fn heading(area: &Area<'_>, words: &str, at: (i32, i32), size: i32) -> Drawn {
+    text(area, words, at, HPos::Left, (size, FontStyle::Bold))
+}
+
+pub(crate) fn label(area: &Area<'_>, words: &str, at: (i32, i32), side: HPos) -> Drawn {
+    text(area, words, at, side, (13, FontStyle::Normal))
+}
+
+/// What is asked, above where it is.
+pub(crate) fn phases(area: &Area<'_>, y: i32) -> Drawn {
+    PHASES.into_iter().try_for_each(|(words, at)| label(area, words, (x(at), y), HPos::Center))
+}
+
+pub(crate) fn swatch(area: &Area<'_>, words: &str, (x, y): (i32, i32)) -> Drawn {
+    area.draw(&Rectangle::new([(x, y + 2), (x + 12, y + 10)], LEFT.filled()))?;
+    label(area, words, (x + 18, y), HPos::Left)
+}
+
+fn line(area: &Area<'_>, from: (i32, i32), to: (i32, i32), colour: RGBColor) -> Drawn {
+    Ok(area.draw(&PathElement::new([from, to], colour))?)
+}
+
+/// One call: where it is, where it went on if it waited, and how large.
+fn mark(area: &Area<'_>, at: (i32, i32), until: i32, fate: &Fate, size: i32) -> Drawn {
+    let (left, top, right, bottom) = (at.0 - size, at.1 - size, at.0 + size, at.1 + size);
+    match fate {
+        Fate::Admitted => area.draw(&Circle::new(at, size, ADMITTED.filled()))?,
+        // a cross in one stroke
+        Fate::Refused => area.draw(&PathElement::new(
+            [(left, top), (right, bottom), at, (right, top), (left, bottom)],
+            REFUSED,
+        ))?,
+        Fate::Waited(_) => {
+            line(area, (right, at.1), (until, at.1), WAITING)?;
+            area.draw(&Circle::new(at, size, WAITING))?;
+            area.draw(&Circle::new((until, at.1), size, ADMITTED.filled()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What the marks mean, from the left; what it says goes before each word.
+pub(crate) fn legend(
+    area: &Area<'_>,
+    y: i32,
+    pitch: i32,
+    say: impl Fn(usize) -> Option<String>,
+) -> Drawn {
+    let kinds =
+        [(Fate::Admitted, "admitted"), (Fate::Refused, "refused"), (Fate::Waited(0), "waited")];
+    let mut left = 12;
+    for (place, (fate, word)) in kinds.into_iter().enumerate() {
+        let Some(before) = say(place) else { continue };
+        let until = if matches!(fate, Fate::Waited(_)) { left + 18 } else { left };
+        mark(area, (left, y + 6), until, &fate, 3)?;
+        let words = format!("{before}{word}");
+        label(area, &words, (until + 8, y), HPos::Left)?;
+        left = until + pitch;
+    }
+    Ok(())
+}
+
+/// The most that the service behind had to bear.
+pub(crate) fn most(area: &Area<'_>, scene: &Scene, y: i32) -> Drawn {
+    let words = format!("most in 1 s: {}", scene.most_in_a_second());
+    label(area, &words, (TO, y), HPos::Right)
+}
+
+/// Where windows begin or end.
+pub(crate) fn edges(
+    area: &Area<'_>,
+    scene: &Scene,
+    picture: &Picture,
+    (top, bottom): (i32, i32),
+) -> Drawn {
+    scene
+        .edges(&picture.quota)
+        .into_iter()
+        .try_for_each(|at| line(area, (x(at), top), (x(at), bottom), FAINT))
+}
+
+/// From `bottom` upwards, each call in the lowest row where there is room.
+pub(crate) fn calls(area: &Area<'_>, scene: &Scene, bottom: i32, pitch: i32, size: i32) -> Drawn {
+    let mut rows: Vec<u64> = Vec::new(); // when there is room again
+    for call in &scene.calls {
+        let until = match call.fate {
+            Fate::Waited(wait) => call.at + wait,
+            _ => call.at,
+        };
+        let row = rows.iter().position(|free| *free <= call.at).unwrap_or_else(|| {
+            rows.push(0);
+            rows.len() - 1
+        });
+        rows[row] = until + APART;
+        let y = bottom - size - pitch * row as i32;
+        mark(area, (x(call.at), y), x(until), &call.fate, size)?;
+    }
+    Ok(())
+}
+
+/// What is left, as an area between two heights.
+pub(crate) fn account(area: &Area<'_>, scene: &Scene, between: (i32, i32)) -> Drawn {
+    let mut outline = vec![(FROM, between.1)];
+    for (at, units) in &scene.left {
+        outline.extend(outline.last().map(|(_, before)| (x(*at), *before)));
+        outline.push((x(*at), height(*units, between)));
+    }
+    outline.extend(outline.last().map(|(_, y)| (TO, *y)));
+    outline.push((TO, between.1));
+    outline.dedup();
+    Ok(area.draw(&Polygon::new(outline, LEFT))?)
+}
+
+/// A number of units, beside where it is.
+pub(crate) fn units(area: &Area<'_>, units: u32, between: (i32, i32)) -> Drawn {
+    label(area, &units.to_string(), (FROM - 6, height(units, between) - 6), HPos::Right)
+}
+
+pub(crate) fn baseline(area: &Area<'_>, y: i32) -> Drawn {
+    line(area, (FROM, y), (TO, y), FAINT)
+}
+
+pub(crate) fn axis(area: &Area<'_>, y: i32) -> Drawn {
+    line(area, (FROM, y), (TO, y), INK)?;
+    for second in 0..=END / 1_000 {
+        let at = x(second * 1_000);
+        line(area, (at, y), (at, y + 3), INK)?;
+        label(area, &format!("{second} s"), (at, y + 8), HPos::Center)?;
+    }
+    Ok(())
+}
