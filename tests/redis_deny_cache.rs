@@ -83,11 +83,7 @@ async fn another_process_is_seen_in_time_and_the_own_one_at_once() {
             there.reset(&account.charge(1)).await.expect("a reset");
             let passes = async || account.passes(&cache).await.then_some(());
             eventually("it is seen", passes).await;
-            assert!(
-                start.elapsed() < AT_MOST + Duration::from_secs(4),
-                "{:?}",
-                start.elapsed()
-            );
+            assert!(start.elapsed() < AT_MOST + Duration::from_secs(4), "{:?}", start.elapsed());
         } else {
             cache.reset(&account.charge(1)).await.expect("a reset");
             assert!(account.passes(&cache).await);
