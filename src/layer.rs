@@ -89,12 +89,12 @@ use crate::{
 /// ```
 #[must_use]
 pub struct RateLimitLayer<K, S, R = TooManyRequests> {
-    rules: Arc<K>,
-    store: Arc<S>,
+    pub(crate) rules: Arc<K>,
+    pub(crate) store: Arc<S>,
     reject: Arc<R>,
     items: Arc<Items>,
     headers: Headers,
-    settings: Settings,
+    pub(crate) settings: Settings,
     lints: Lints,
 }
 

@@ -180,6 +180,9 @@ mod layer;
 #[cfg(any(feature = "simulate", feature = "testing"))]
 pub mod testing;
 
+#[cfg(feature = "admin")]
+pub mod admin;
+
 // Documentation alone; its examples run where all is there that one of them needs.
 #[cfg(any(
     all(doc, not(doctest)),

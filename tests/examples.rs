@@ -478,3 +478,23 @@ fn gateway_help_shows_examples() {
     assert!(said.contains("gateway --rule 'name=ip key=peer quota=\"5/s burst 10\"'"), "{said}");
     assert!(said.contains("--addr <IP:PORT>") && said.contains("header:NAME"));
 }
+
+#[cfg(feature = "admin")]
+#[test]
+fn admin_shows_refusals_to_who_has_the_password_alone() {
+    let mut command = example("admin");
+    command.env("ADDR", ANY_PORT).env("ADMIN_PASSWORD", "secret");
+    let server = Server::start(command);
+    // a slow machine may be admitted a few times more
+    let visit = |_| server.get_with("/api", "x-api-key: alice\r\n").status;
+    assert_eq!((0..100).map(visit).find(|status| *status != 200), Some(429));
+    for credentials in ["", "authorization: Basic YWRtaW46c2VjcmVs\r\n"] {
+        let refused = server.get_with("/admin/api/refusals", credentials);
+        assert_eq!(refused.status, 401);
+        assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"admin\""));
+    }
+    let credentials = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
+    let shown = server.get_with("/admin/api/refusals", credentials).json();
+    assert_eq!(shown["layers"][1]["rules"][0]["recent"][0]["result"], "limited");
+    assert_eq!(server.get_with("/admin/page", credentials).status, 200);
+}

@@ -45,7 +45,8 @@ const FLOORS: &[(&str, u32)] = &[
     ("service", 12),
     ("layer", 13),
     ("testing/*", 13),
-    ("guide/*", 14),
+    ("admin/*", 14),
+    ("guide/*", 15),
 ];
 
 /// A source file: its module (`store/local/clock`; `""` for the crate's root) and its code.

@@ -15,8 +15,11 @@ const TOP: [&str; 9] = [
     "Cargo.toml.orig",
 ];
 /// Whatever lies in these, if it ends so.
-const FOLDERS: [(&str, &[&str]); 3] =
-    [("src/", &["rs", "md", "svg"]), ("examples/", &["rs", "toml"]), ("lua/", &["lua", "md"])];
+const FOLDERS: [(&str, &[&str]); 3] = [
+    ("src/", &["rs", "md", "svg", "html", "js", "css"]),
+    ("examples/", &["rs", "toml"]),
+    ("lua/", &["lua", "md"]),
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

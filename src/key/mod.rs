@@ -68,6 +68,8 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::{StatusCode, request::Parts};
 
+#[cfg(feature = "admin")]
+pub(crate) use self::prefix::Prefix;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{

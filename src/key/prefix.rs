@@ -6,30 +6,30 @@ use super::Key;
 
 /// The leading bits of an address that make it a key, by family.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prefix {
+pub(crate) struct Prefix {
     v4: u32,
     v6: u128,
 }
 
 impl Prefix {
     /// IPv4 addresses whole, IPv6 addresses by /64.
-    pub(super) const USUAL: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
+    pub(crate) const USUAL: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
 
     #[track_caller]
-    pub(super) const fn v4(self, bits: u8) -> Self {
+    pub(crate) const fn v4(self, bits: u8) -> Self {
         assert!(bits >= 1 && bits <= 32, "ipv4_prefix: give 1 to 32 bits");
         Self { v4: u32::MAX << (32 - bits), ..self }
     }
 
     #[track_caller]
-    pub(super) const fn v6(self, bits: u8) -> Self {
+    pub(crate) const fn v6(self, bits: u8) -> Self {
         assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
         Self { v6: u128::MAX << (128 - bits), ..self }
     }
 
     /// Mapped addresses are unfolded first, or all of IPv4 would be one IPv6 prefix.
     #[inline]
-    pub(super) fn key(self, address: IpAddr) -> Key {
+    pub(crate) fn key(self, address: IpAddr) -> Key {
         match address.to_canonical() {
             IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & self.v4).into(),
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & self.v6).into(),

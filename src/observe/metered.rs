@@ -74,7 +74,7 @@ impl Meter {
         }
     }
 
-    pub(super) fn noted(&self) -> &Noted {
+    pub(crate) fn noted(&self) -> &Noted {
         &self.noted
     }
 

@@ -57,7 +57,7 @@ impl Noted {
     }
 
     #[inline]
-    pub(super) fn watches(&self) -> bool {
+    pub(crate) fn watches(&self) -> bool {
         self.0.is_some()
     }
 

@@ -26,7 +26,7 @@ impl Meter {
         Self(Noted::default())
     }
 
-    pub(super) fn noted(&self) -> &Noted {
+    pub(crate) fn noted(&self) -> &Noted {
         &self.0
     }
 

@@ -6,7 +6,7 @@ use super::Verdict;
 use crate::{fingerprint::Fingerprint, name::RuleName};
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Noted;
+pub(crate) struct Noted(());
 
 impl Noted {
     #[expect(clippy::unused_self, reason = "as where they are kept")]

@@ -1,0 +1,159 @@
+//! What operators send: JSON, read field by field, so that an error names the field.
+
+use std::{error::Error, time::Duration};
+
+use axum::{body::to_bytes, extract::Request};
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
+use http_body_util::LengthLimitError;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value;
+
+use super::{key, problem::Problem};
+use crate::{
+    fields::{self, Table},
+    key::Key,
+    quota::read_time,
+    rule::Quotas,
+};
+
+/// Far more than a key and its quotas need.
+const MOST: usize = 16 * 1024;
+const TIME: &str = "give text, as \"10min\"";
+
+/// The fields of all routes; each says which of them it reads.
+#[derive(Default)]
+pub(super) struct Body {
+    layer: Option<String>,
+    pub(super) rule: Option<String>,
+    key: Option<Key>,
+    pub(super) quotas: Option<Quotas>,
+    time: Option<Duration>,
+    on: Option<bool>,
+    given: Vec<String>,
+}
+
+impl Body {
+    /// Reads the body of a request that may have these fields.
+    pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
+        if !is_json(request.headers()) {
+            let why = "Content-Type is not application/json; send JSON and say so";
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        }
+        let bytes = to_bytes(request.into_body(), MOST).await.map_err(|error| {
+            let long = error.source().is_some_and(|source| source.is::<LengthLimitError>());
+            match long {
+                true => {
+                    let why = format!("the body is longer than {MOST} bytes; shorten it");
+                    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+                }
+                false => Problem::body("the body ended early; send it again"),
+            }
+        })?;
+        let read: Read = serde_json::from_slice(&bytes).map_err(|wrong| {
+            Problem::body(if wrong.is_data() {
+                wrong.to_string()
+            } else {
+                format!("the body is no JSON: {wrong}; send one object")
+            })
+        })?;
+        match read.0.given.iter().find(|given| !known.contains(&given.as_str())) {
+            None => Ok(read.0),
+            Some(other) => {
+                let why = format!("{other:?} is no field of this request; give {}", list(known));
+                Err(Problem::body(why))
+            }
+        }
+    }
+
+    pub(super) fn layer(&self) -> Result<&str, Problem> {
+        self.layer.as_deref().ok_or_else(|| Problem::missing("layer", "\"layer\": \"api\""))
+    }
+
+    pub(super) fn rule(&self) -> Result<&str, Problem> {
+        self.rule.as_deref().ok_or_else(|| Problem::missing("rule", "\"rule\": \"ip\""))
+    }
+
+    pub(super) fn key(&self) -> Result<&Key, Problem> {
+        self.key.as_ref().ok_or_else(|| Problem::missing("key", "\"key\": \"alice\""))
+    }
+
+    pub(super) fn time(&self) -> Result<Duration, Problem> {
+        self.time.ok_or_else(|| Problem::missing("for", "\"for\": \"10min\""))
+    }
+
+    pub(super) fn on(&self) -> Result<bool, Problem> {
+        self.on.ok_or_else(|| Problem::missing("on", "\"on\": true"))
+    }
+}
+
+struct Read(Body);
+
+impl<'de> Deserialize<'de> for Read {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        fields::read::<Body, D>(value).map(Self)
+    }
+}
+
+impl Table for Body {
+    type Read = Self;
+
+    const SHAPE: &'static str = "an object, as { \"layer\": \"api\" }";
+
+    fn text(text: &str) -> Result<Self, String> {
+        Err(format!("the body is {text:?}; give {}", Self::SHAPE))
+    }
+
+    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
+        match name {
+            "layer" => self.layer = Some(word(name, value)?),
+            "rule" => self.rule = Some(word(name, value)?),
+            "key" => {
+                let value = Value::deserialize(value)?;
+                self.key = Some(key::read(&value).map_err(D::Error::custom)?);
+            }
+            "quotas" => self.quotas = Some(quotas(value)?),
+            "for" => self.time = Some(read_time(name, value, TIME)?),
+            "on" => self.on = Some(fields::flag(name, value)?),
+            _ => {
+                let fix = "give layer, rule, key, quotas, for or on, as the route reads them";
+                return Err(fields::unknown(name, value, fix));
+            }
+        }
+        self.given.push(name.to_owned());
+        Ok(())
+    }
+
+    fn read(self) -> Result<Self, String> {
+        Ok(self)
+    }
+}
+
+fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Error> {
+    fields::text(name, value, "give text", |text| Ok(text.to_owned()))
+}
+
+/// The name of a quota is kept for ever, so none is taken from a request; it counts nothing.
+fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
+    let value = Value::deserialize(value)?;
+    let named = |value: &Value| value.get("name").is_some();
+    if named(&value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
+        return Err(D::Error::custom("quotas have a name, which no account knows; drop it"));
+    }
+    Quotas::deserialize(value).map_err(D::Error::custom)
+}
+
+/// Whether it says that it is JSON: parameters such as a charset may follow.
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json")
+}
+
+/// `a, b or c`.
+fn list(names: &[&str]) -> String {
+    match names {
+        [] => "none".into(),
+        [one] => (*one).into(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}

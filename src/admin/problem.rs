@@ -1,0 +1,54 @@
+//! What went wrong, as problem+json (RFC 9457).
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
+use serde_json::json;
+
+/// Answers with a status and a sentence that names the field, its value and the fix.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    detail: String,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into() }
+    }
+
+    /// The body is not what the route reads.
+    pub(super) fn body(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    /// A field that must be there and is not.
+    pub(super) fn missing(field: &str, fix: &str) -> Self {
+        Self::body(format!("{field} is missing; add it, as {fix}"))
+    }
+
+    /// `field` names none of those there are.
+    pub(super) fn unknown<'a>(
+        field: &str,
+        value: &str,
+        known: impl Iterator<Item = &'a str>,
+    ) -> Self {
+        let known: Vec<_> = known.map(|name| format!("{name:?}")).collect();
+        let fix = match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("give one of {}", known.join(", ")),
+        };
+        Self::new(StatusCode::NOT_FOUND, format!("{field} is {value:?}; {fix}"))
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let Self { status, detail } = self;
+        let title = status.canonical_reason().unwrap_or("Problem");
+        let text = json!({
+            "type": "about:blank", "title": title, "status": status.as_u16(), "detail": detail,
+        });
+        let kind = HeaderValue::from_static("application/problem+json");
+        (status, [(CONTENT_TYPE, kind)], text.to_string()).into_response()
+    }
+}

@@ -1,0 +1,329 @@
+//! What is done to one account: the key that an operator writes is the one that requests charge.
+
+use std::{net::SocketAddr, num::NonZeroU32, sync::Arc};
+
+use axum::{Router, body::Body, extract::ConnectInfo};
+use governor::RateLimiter;
+use http::{HeaderValue, Request};
+use serde_json::{Value, json};
+use tower_sluice::{
+    Algorithm, ClientIp, Key, KeyExtractor, Limiter, LivePlan, LocalStore, Missing, PeerIp, Plan,
+    Quota, RateLimitLayer, Rule, RuleName, Store,
+    key::{Everyone, Extension, Header, Method, Route},
+    store::GovernorStore,
+    testing::FakeClock,
+};
+
+use super::{THREE, done, of, post, refused, send, users, visit, visits, watched, with};
+use crate::support::{Broken, Gated};
+
+fn get() -> Request<Body> {
+    Request::get("/").body(Body::empty()).expect("a request")
+}
+
+fn peer(address: &str) -> impl Fn() -> Request<Body> {
+    let address = SocketAddr::new(address.parse().expect("an address"), 4711);
+    move || {
+        let mut request = get();
+        request.extensions_mut().insert(ConnectInfo(address));
+        request
+    }
+}
+
+fn headed(name: &'static str, value: &[u8]) -> impl Fn() -> Request<Body> {
+    let value = HeaderValue::from_bytes(value).expect("a value");
+    move || {
+        let mut request = get();
+        request.headers_mut().insert(name, value.clone());
+        request
+    }
+}
+
+fn rule<K>(extractor: K) -> Rule<K> {
+    Rule::new("user", extractor, THREE)
+}
+
+/// Exhausts the account of `request` and finds it, and it alone, under `key`.
+async fn addresses<K, F>(rule: Rule<K>, request: F, key: Value, other: Value)
+where
+    K: KeyExtractor + Send + Sync + 'static,
+    F: Fn() -> Request<Body>,
+{
+    let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
+    let visit = async || send(&app, request()).await.status.as_u16();
+    let left = async |key: &Value| left(&app, key).await;
+    assert_eq!((left(&key).await, left(&other).await), (3, 3));
+    for passed in [200, 200, 200, 429] {
+        assert_eq!(visit().await, passed, "{key}");
+    }
+    assert_eq!((left(&key).await, left(&other).await), (0, 3), "{key}");
+    done(&app, "reset", &of(other.clone())).await;
+    assert_eq!(visit().await, 429, "another account was reset");
+    done(&app, "reset", &of(key.clone())).await;
+    assert_eq!(left(&key).await, 3);
+    assert_eq!(visit().await, 200, "{key}");
+
+    done(&app, "block", &with(of(key.clone()), "for", "1h")).await;
+    assert_eq!(visit().await, 429, "{key} is blocked");
+    let blocked = done(&app, "peek", &of(key.clone())).await["blocked_ms"].as_u64();
+    assert!((1..=3_600_000).contains(&blocked.expect("a block")), "{blocked:?}");
+    assert_eq!(done(&app, "peek", &of(other)).await["blocked_ms"], Value::Null);
+    let unblocked = done(&app, "unblock", &of(key.clone())).await;
+    assert_eq!((&unblocked["done"], &unblocked["by"]), (&json!("unblock"), &json!("local")));
+    assert_eq!(visit().await, 200, "{key}");
+    assert_eq!(left(&key).await, 1);
+}
+
+async fn left(app: &Router, key: &Value) -> u64 {
+    let peeked = done(app, "peek", &of(key.clone())).await;
+    peeked["quotas"][0]["remaining"].as_u64().unwrap_or_else(|| panic!("{peeked}"))
+}
+
+#[tokio::test]
+async fn text_and_bytes_are_those_of_a_header() {
+    let by = || rule(Header::new("x-user"));
+    addresses(by(), headed("x-user", b"alice"), json!("alice"), json!("Alice")).await;
+    let latin = headed("x-user", b"caf\xe9");
+    addresses(by(), latin, json!({ "bytes": "Y2Fm6Q==" }), json!("caf\u{e9}")).await;
+    let digits = headed("x-user", b"7");
+    addresses(by(), digits, json!("7"), json!({ "number": 7 })).await;
+    let address = headed("x-user", b"203.0.113.9");
+    addresses(by(), address, json!("203.0.113.9"), json!({ "ip": "203.0.113.9" })).await;
+}
+
+#[tokio::test]
+async fn addresses_are_those_of_peers_and_clients_by_their_prefix() {
+    let ip = |text: &str| json!({ "ip": text });
+    let v4 = peer("203.0.113.9");
+    addresses(rule(PeerIp::new()), v4, ip("203.0.113.9"), ip("203.0.113.8")).await;
+    let mapped = peer("::ffff:203.0.113.9");
+    addresses(rule(PeerIp::new()), mapped, ip("203.0.113.9"), ip("2001:db8::")).await;
+    let v6 = peer("2001:db8:0:1:2::3");
+    addresses(rule(PeerIp::new()), v6, ip("2001:db8:0:1:ffff::"), ip("2001:db8:0:2:2::3")).await;
+    let site = peer("2001:db8:0:1::3");
+    let by = PeerIp::new().ipv6_prefix(48);
+    addresses(rule(by), site, ip("2001:db8:0:9::/48"), ip("2001:db8:0:1::3")).await;
+    let net = peer("203.0.113.9");
+    addresses(rule(PeerIp::new().ipv4_prefix(24)), net, ip("203.0.113.200/24"), ip("203.0.113.9"))
+        .await;
+    let behind = ClientIp::behind(["10.0.0.0/8"]).expect("networks");
+    let request = || {
+        let mut request = peer("10.0.0.1")();
+        let client = HeaderValue::from_static("198.51.100.7");
+        request.headers_mut().insert("x-forwarded-for", client);
+        request
+    };
+    addresses(rule(behind), request, ip("198.51.100.7"), ip("10.0.0.1")).await;
+}
+
+#[tokio::test]
+async fn numbers_are_those_of_identities() {
+    #[derive(Clone)]
+    struct User(u128);
+
+    let request = |id: u128| {
+        move || {
+            let mut request = get();
+            request.extensions_mut().insert(User(id));
+            request
+        }
+    };
+    let by = || rule(Extension::by(|user: &User| user.0));
+    addresses(by(), request(7), json!({ "number": 7 }), json!("7")).await;
+    let largest = json!({ "number": u128::MAX.to_string() });
+    addresses(by(), request(u128::MAX), largest, json!({ "number": 7 })).await;
+}
+
+#[tokio::test]
+async fn everyone_and_nobody_have_an_account() {
+    let (everyone, nobody) = (json!({ "everyone": true }), json!({ "unidentified": true }));
+    addresses(rule(Everyone), get, everyone.clone(), nobody.clone()).await;
+    let shared = rule(Header::new("x-user")).missing(Missing::Share);
+    addresses(shared, get, nobody, everyone).await;
+}
+
+#[tokio::test]
+async fn tuples_are_lists() {
+    let pair = rule((Method, PeerIp::new()));
+    let key = json!(["GET", { "ip": "203.0.113.9" }]);
+    addresses(pair, peer("203.0.113.9"), key, json!(["POST", { "ip": "203.0.113.9" }])).await;
+    let request = || {
+        let mut request = headed("x-user", b"alice")();
+        *request.uri_mut() = "/users/7".parse().expect("a path");
+        request
+    };
+    let nested = rule((Route, (Method, Header::new("x-user")), Everyone));
+    let key = json!(["/users/{id}", ["GET", "alice"], { "everyone": true }]);
+    addresses(nested, request, key, json!(["/users/7", ["GET", "alice"], { "everyone": true }]))
+        .await;
+}
+
+#[tokio::test]
+async fn a_look_tells_every_quota_and_charges_none() {
+    let store = FakeClock::new().store(64);
+    let quotas = [
+        Quota::per_second(5).burst(20),
+        Quota::per_hour(100).algorithm(Algorithm::SlidingWindow { buckets: 60 }),
+    ];
+    let rule = Rule::new("user", Header::new("x-user"), quotas).cost(2);
+    let app = watched(RateLimitLayer::rules(rule, store));
+    visits(&app, "alice", 3).await;
+    let first = done(&app, "peek", &of("alice")).await;
+    for _ in 0..20 {
+        assert_eq!(done(&app, "peek", &of("alice")).await, first);
+    }
+    let quotas = json!([
+        {
+            "text": "5/s burst 20", "limit": 20, "remaining": 14,
+            "reset_after_ms": 1_200, "next_after_ms": 200,
+        },
+        {
+            "text": "100/h", "limit": 100, "remaining": 94,
+            "reset_after_ms": 3_660_000, "next_after_ms": 3_660_000,
+        },
+    ]);
+    assert_eq!(first["quotas"][0], quotas[0]);
+    assert_eq!(first["quotas"][1]["remaining"], quotas[1]["remaining"]);
+    assert_eq!((&first["by"], &first["blocked_ms"]), (&json!("local"), &Value::Null));
+    let would = first["would"].as_str().expect("text");
+    assert!(would.contains("cost 2, 14 left"), "{would}");
+    assert!(!first.to_string().contains("alice"), "{first}");
+}
+
+#[tokio::test]
+async fn a_rule_that_only_reports_shows_its_account_and_its_block() {
+    let rule = rule(Header::new("x-user")).report_only();
+    let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
+    assert_eq!(visits(&app, "alice", 4).await, [200; 4]);
+    assert_eq!(left(&app, &json!("alice")).await, 0);
+    done(&app, "block", &with(of("alice"), "for", "1h")).await;
+    assert!(done(&app, "peek", &of("alice")).await["blocked_ms"].is_u64());
+}
+
+#[tokio::test]
+async fn live_quotas_are_those_of_the_moment_and_chosen_ones_are_asked_for() {
+    let live = LivePlan::new(THREE);
+    let rule = Rule::new("user", Header::new("x-user"), &live);
+    let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
+    visits(&app, "alice", 3).await;
+    live.replace(Quota::per_day(10));
+    // a day's worth is owed, as before
+    let peeked = done(&app, "peek", &of("alice")).await;
+    assert_eq!(
+        (&peeked["quotas"][0]["limit"], &peeked["quotas"][0]["remaining"]),
+        (&json!(10), &json!(0))
+    );
+    done(&app, "reset", &of("alice")).await;
+    assert_eq!(left(&app, &json!("alice")).await, 10);
+
+    let window = THREE.algorithm(Algorithm::SlidingLog);
+    let rule = Rule::new("user", Header::new("x-user"), Plan::from_fn(move |_, _| window.into()));
+    let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    for route in ["peek", "reset"] {
+        let said = refused(&app, route, &of("alice"), 400).await;
+        assert!(said.contains("rule \"user\" chooses them per request; add those"), "{said}");
+        let none = with(of("alice"), "quotas", json!([]));
+        assert!(refused(&app, route, &none, 400).await.contains("quotas are missing"));
+    }
+    let log = json!([{ "units": 3, "period": "day", "algorithm": "sliding_log" }]);
+    let asked = with(of("alice"), "quotas", log.clone());
+    assert_eq!(done(&app, "peek", &asked).await["quotas"][0]["remaining"], 0);
+    done(&app, "reset", &asked).await;
+    assert_eq!(visit(&app, "alice").await, 200);
+
+    let named = json!({ "units": 3, "period": "day", "name": "x" });
+    for quotas in [named.clone(), json!([named])] {
+        let said = refused(&app, "peek", &with(of("alice"), "quotas", quotas), 400).await;
+        assert!(said.contains("quotas have a name, which no account knows; drop it"), "{said}");
+    }
+    let wrong = with(of("alice"), "quotas", json!(["5/s", "0/s"]));
+    let said = refused(&app, "peek", &wrong, 400).await;
+    assert!(said.contains("\"0/s\"") || said.contains("units"), "{said}");
+    // a block is of the key, whatever its quotas are
+    done(&app, "block", &with(of("alice"), "for", "1h")).await;
+    assert_eq!(visit(&app, "alice").await, 429);
+}
+
+#[tokio::test]
+async fn a_rule_without_limits_has_no_account() {
+    let app = watched(RateLimitLayer::rules((Rule::unlimited(), super::user()), LocalStore::new()));
+    let free = json!({ "layer": "api", "rule": "default", "key": { "everyone": true } });
+    for route in ["peek", "reset"] {
+        let said = refused(&app, route, &free, 409).await;
+        assert!(said.contains("rule is \"default\", which limits nothing"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_store_does_not_do_it_says() {
+    let ten = NonZeroU32::new(10).expect("above 0");
+    let limiter = Arc::new(RateLimiter::<Key, _, _>::keyed(governor::Quota::per_hour(ten)));
+    let governed = || GovernorStore::new(limiter.clone());
+    for store in [governed().fail_closed().boxed(), governed().fail_open().boxed()] {
+        let quota = Quota::per_hour(10);
+        let app =
+            watched(RateLimitLayer::rules(Rule::new("user", Header::new("x-user"), quota), store));
+        assert_eq!(visit(&app, "alice").await, 200);
+        let said = refused(&app, "peek", &of("alice"), 501).await;
+        assert!(said.contains("a governor limiter cannot look (cost 0)"), "{said}");
+        let block = with(of("alice"), "for", "1h");
+        for (route, body) in [("reset", of("alice")), ("block", block), ("unblock", of("alice"))] {
+            let said = refused(&app, route, &body, 501).await;
+            assert!(said.contains(&format!("has refused to {route}")), "{said}");
+        }
+        let report = json!({ "layer": "api", "rule": "user", "on": true });
+        let said = refused(&app, "report-only", &report, 409).await;
+        assert!(said.contains("a governor limiter refuses and cannot only report"), "{said}");
+        done(&app, "report-only", &with(report, "on", false)).await;
+        assert_eq!(visit(&app, "alice").await, 200, "it goes on");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_fails_is_told_from_one_that_has_done_it() {
+    for broken in [Broken::Now, Broken::Later] {
+        let open = watched(RateLimitLayer::rules(super::user(), broken.fail_open()));
+        let closed = watched(RateLimitLayer::rules(super::user(), broken.fail_closed()));
+        for app in [open, closed] {
+            visit(&app, "alice").await;
+            for route in ["peek", "reset", "unblock"] {
+                let said = refused(&app, route, &of("alice"), 503).await;
+                assert!(said.contains("since it fails; see api/health"), "{said}");
+                assert!(!said.contains("10.0.0.7"), "{said}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn later_answers_are_waited_for() {
+    let store = Gated::open(LocalStore::new());
+    let app = watched(RateLimitLayer::rules(super::user(), store));
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    assert_eq!(left(&app, &json!("alice")).await, 0);
+    done(&app, "reset", &of("alice")).await;
+    assert_eq!(visit(&app, "alice").await, 200);
+}
+
+#[tokio::test]
+async fn a_block_without_room_is_said() {
+    let store = LocalStore::with_capacity(16);
+    let name = RuleName::new("user").expect("a name");
+    let limiter = Limiter::named(name, store.clone());
+    let hour = std::time::Duration::from_secs(3_600);
+    let full = (0..100_000_u32).find(|key| !limiter.block(*key, hour).now().is_allowed());
+    let app = watched(RateLimitLayer::rules(super::user(), store));
+    let key = json!({ "number": full.expect("it has an end") });
+    let said = refused(&app, "block", &with(of(key), "for", "1h"), 507).await;
+    assert!(said.contains("no room for the record; unblock others"), "{said}");
+}
+
+#[tokio::test]
+async fn nothing_that_was_asked_is_told_back_in_clear() {
+    let app = watched(users());
+    for route in ["peek", "reset", "unblock"] {
+        let said = post(&app, route, &of("alice")).await;
+        assert!(!said.text.contains("alice"), "{said:?}");
+    }
+}

@@ -1,0 +1,88 @@
+//! How stores are doing.
+
+use std::{future::pending, time::Duration};
+
+use tokio::time::Instant;
+use tower_sluice::{
+    Answer, Charge, LocalStore, RateLimitLayer, Store,
+    admin::Admin,
+    store::{BoxFuture, Condition},
+};
+
+use super::{look, user, visit, watched};
+use crate::support::Broken;
+
+#[tokio::test]
+async fn every_layer_tells_of_its_store() {
+    let mut admin = Admin::new();
+    let _local = admin.watch("one", RateLimitLayer::rules(user(), LocalStore::new()));
+    let stack = Broken::Now.fallback(LocalStore::new());
+    let stack = admin.watch("two", RateLimitLayer::rules(user(), stack));
+    let app = super::site(stack, &admin);
+    for _ in 0..2 {
+        visit(&app, "alice").await;
+    }
+    let shown = look(&app, "health").await;
+    assert_eq!(shown["layers"][0]["layer"], "one");
+    let local = &shown["layers"][0]["health"];
+    assert_eq!((&local["store"], &local["state"]), (&"local".into(), &"well".into()));
+    let stack = &shown["layers"][1]["health"];
+    assert_eq!((&stack["store"], &stack["state"]), (&"fallback".into(), &"failing".into()));
+    assert!(stack["inner"].as_array().is_some_and(|inner| !inner.is_empty()), "{stack}");
+}
+
+#[tokio::test]
+async fn what_stands_in_for_a_store_says_so() {
+    let app = watched(RateLimitLayer::rules(user(), Broken::Now.fallback(LocalStore::new())));
+    assert_eq!(visit(&app, "alice").await, 200);
+    let peeked = super::done(&app, "peek", &super::of("alice")).await;
+    assert_eq!(peeked["by"], "fallback");
+}
+
+/// Whose health is never told.
+#[derive(Debug)]
+struct Mute(LocalStore);
+
+impl Store for Mute {
+    type Error = <LocalStore as Store>::Error;
+    type Future = <LocalStore as Store>::Future;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        self.0.take(charges)
+    }
+
+    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
+        self.0.settle(charge, units)
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.0.reset(charge)
+    }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
+        self.0.block(charge, time)
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.0.unblock(charge)
+    }
+
+    fn health(&self) -> BoxFuture<Condition> {
+        Box::pin(pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stores_that_do_not_tell_are_waited_for_together_and_not_for_ever() {
+    let mut admin = Admin::new();
+    for name in ["one", "two", "three"] {
+        let _ = admin.watch(name, RateLimitLayer::rules(user(), Mute(LocalStore::new())));
+    }
+    let layer = admin.watch("well", super::users());
+    let app = super::site(layer, &admin);
+    let begun = Instant::now();
+    let shown = look(&app, "health").await;
+    assert_eq!(begun.elapsed().as_secs(), 5);
+    let state = |at: usize| &shown["layers"][at]["health"]["state"];
+    assert_eq!([state(0), state(2), state(3)], ["failing", "failing", "well"]);
+}

@@ -1,0 +1,45 @@
+//! Accounts in Redis.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tower_sluice::{RateLimitLayer, RedisStore, Store};
+
+use super::{done, look, of, refused, user, visit, visits, watched, with};
+use crate::servers::Server;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accounts_in_redis_are_looked_at_reset_and_blocked() {
+    let server = Server::redis().await;
+    let store = RedisStore::connect(&server.url()).await.expect("a store");
+    let store = store.deadline(Duration::from_secs(20)).fail_closed();
+    let app = watched(RateLimitLayer::rules(user(), store));
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    for _ in 0..3 {
+        let peeked = done(&app, "peek", &of("alice")).await;
+        assert_eq!(
+            (&peeked["by"], &peeked["quotas"][0]["remaining"]),
+            (&json!("redis"), &json!(0))
+        );
+    }
+    done(&app, "reset", &of("alice")).await;
+    assert_eq!(visit(&app, "alice").await, 200);
+    done(&app, "block", &with(of("alice"), "for", "1h")).await;
+    assert_eq!(visit(&app, "alice").await, 429);
+    let peeked = done(&app, "peek", &of("alice")).await;
+    assert!(peeked["blocked_ms"].as_u64().is_some_and(|left| left > 0), "{peeked}");
+    assert_eq!(peeked["quotas"][0]["remaining"], 2);
+    done(&app, "unblock", &of("alice")).await;
+    assert_eq!(visit(&app, "alice").await, 200);
+    let health = look(&app, "health").await["layers"][0]["health"].to_string();
+    assert!(health.contains("\"redis\"") && !health.contains("failing"), "{health}");
+    assert!(!health.contains("127.0.0.1"), "{health}");
+
+    drop(server);
+    visit(&app, "alice").await;
+    for route in ["peek", "reset", "unblock"] {
+        let said = refused(&app, route, &of("alice"), 503).await;
+        assert!(said.contains("since it fails"), "{said}");
+    }
+    assert!(look(&app, "health").await.to_string().contains("failing"));
+}

@@ -1,0 +1,224 @@
+//! Switches, and what is told of rules and refusals.
+
+use axum::{Router, body::Body};
+use http::{Request, request::Parts};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use tower_sluice::{
+    Aside, Charge, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, RuleName, Rules,
+    Secret, Shape, Switch, Units,
+    admin::Admin,
+    key::{Everyone, Header},
+};
+
+use super::{THREE, done, guard, look, refused, site, user, users, visit, visits, watched};
+
+const SECRET: [u8; 16] = *b"sixteen bytes ..";
+
+fn off() -> Value {
+    json!({ "layer": "api", "on": false })
+}
+
+fn on() -> Value {
+    json!({ "layer": "api", "on": true })
+}
+
+#[tokio::test]
+async fn the_kill_switch_lets_everybody_pass_and_comes_back() {
+    let handle = Switch::on();
+    let app = watched(users().switch(&handle));
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    assert_eq!(done(&app, "switch", &off()).await, off());
+    assert_eq!(look(&app, "layers").await["layers"][0]["on"], false);
+    assert!(!handle.is_on(), "it is the user's own switch");
+    assert_eq!(visits(&app, "alice", 3).await, [200; 3]);
+    done(&app, "switch", &on()).await;
+    assert_eq!(visit(&app, "alice").await, 429);
+    handle.set(false);
+    assert_eq!(look(&app, "layers").await["layers"][0]["on"], false);
+}
+
+#[tokio::test]
+async fn a_layer_or_one_rule_only_reports_while_told_to() {
+    let rules = (user(), Rule::new("site", Everyone, Quota::per_day(5)));
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    let rule = |rule: &str, on: bool| json!({ "layer": "api", "rule": rule, "on": on });
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    done(&app, "report-only", &rule("user", true)).await;
+    assert_eq!(visits(&app, "alice", 2).await, [200; 2], "the site has two left");
+    assert_eq!(visit(&app, "alice").await, 429, "and refuses by itself");
+    let shown = look(&app, "layers").await;
+    assert_eq!(shown["layers"][0]["report_only"], false);
+    assert_eq!(shown["layers"][0]["rules"][0]["report_only"], true);
+    assert_eq!(shown["layers"][0]["rules"][1]["report_only"], false);
+    assert_eq!(done(&app, "report-only", &on()).await["on"], true);
+    assert_eq!(visits(&app, "alice", 2).await, [200; 2]);
+    assert_eq!(look(&app, "layers").await["layers"][0]["report_only"], true);
+    done(&app, "report-only", &off()).await;
+    done(&app, "report-only", &rule("user", false)).await;
+    assert_eq!(visit(&app, "alice").await, 429);
+    let rules = &look(&app, "layers").await["layers"][0]["rules"];
+    // one of what it would have refused the site refused
+    assert_eq!((&rules[0]["refused"], &rules[0]["reported"]), (&json!(2), &json!(5)));
+    assert_eq!((&rules[1]["refused"], &rules[1]["reported"]), (&json!(2), &json!(2)));
+}
+
+/// Rules of a kind of their own, which bring no switch.
+struct Foreign(Rule<Header>);
+
+impl Rules for Foreign {
+    fn charge(
+        &self,
+        parts: &Parts,
+        before: &[Charge<'_>],
+        then: &mut dyn FnMut(&[Charge<'_>]),
+    ) -> Result<(), Aside> {
+        self.0.charge(parts, before, then)
+    }
+
+    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        self.0.describe(shapes);
+        shapes.iter_mut().for_each(|shape| shape.report_only_switch = None);
+    }
+}
+
+#[tokio::test]
+async fn a_rule_without_a_switch_says_so() {
+    let app = watched(RateLimitLayer::rules(Foreign(user()), LocalStore::new()));
+    let body = json!({ "layer": "api", "rule": "user", "on": true });
+    let said = refused(&app, "report-only", &body, 409).await;
+    assert!(said.contains("rule is \"user\", which brings no switch; leave rule out"), "{said}");
+    done(&app, "report-only", &on()).await;
+    assert_eq!(visits(&app, "alice", 4).await, [200; 4]);
+}
+
+#[tokio::test]
+async fn rules_are_listed_with_all_that_is_known_of_them() {
+    let live = LivePlan::new([Quota::per_minute(60)]);
+    let rules = (
+        Rule::new("user", Header::new("x-user"), Quota::per_second(5).burst(20))
+            .cost(2)
+            .headroom(1),
+        Rule::new("live", Everyone, &live).cost(Units::from_fn(|_| 1)),
+        Rule::new("plan", Everyone, Plan::from_fn(|_, _| THREE.into())),
+    );
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    live.replace(Quota::per_minute(30));
+    let shown = look(&app, "layers").await;
+    assert_eq!(
+        shown["layers"][0]["rules"],
+        json!([
+            {
+                "rule": "user", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
+                "quotas": [{
+                    "text": "5/s burst 20", "algorithm": "gcra", "limit": 20, "units": 5,
+                    "period_ms": 1_000,
+                }],
+                "report_only": false, "refused": 0, "reported": 0,
+            },
+            {
+                "rule": "live", "quotas_are": "live", "cost": null, "headroom": 0, "queues": false,
+                "quotas": [{
+                    "text": "30/min", "algorithm": "gcra", "limit": 30, "units": 30,
+                    "period_ms": 60_000,
+                }],
+                "report_only": false, "refused": 0, "reported": 0,
+            },
+            {
+                "rule": "plan", "quotas_are": "per request", "quotas": null, "cost": 1,
+                "headroom": 0, "queues": false, "report_only": false, "refused": 0, "reported": 0,
+            },
+        ])
+    );
+}
+
+fn recent(shown: &Value, layer: usize) -> &Vec<Value> {
+    shown["layers"][layer]["rules"][0]["recent"].as_array().expect("a list")
+}
+
+#[tokio::test]
+async fn the_last_refusals_of_a_rule_are_kept_by_fingerprint() {
+    let mut admin = Admin::new().fingerprint(SECRET);
+    let layer = admin.watch("api", users());
+    let app = site(layer, &admin);
+    visits(&app, "alice", 3).await;
+    assert!(recent(&look(&app, "refusals").await, 0).is_empty());
+    visits(&app, "bob", 4).await;
+    visits(&app, "alice", 60).await;
+    let shown = look(&app, "refusals").await;
+    let last = recent(&shown, 0);
+    assert_eq!(last.len(), 50, "bounded, and the newest stay");
+    let alice = Key::from("alice").fingerprint(&Secret::from(SECRET)).to_string();
+    for refusal in last {
+        assert_eq!((&refusal["key"], &refusal["result"]), (&json!(alice), &json!("limited")));
+        let wait = refusal["retry_after_ms"].as_u64().expect("a wait");
+        assert!((1..=86_400_000).contains(&wait));
+    }
+    assert!(!shown.to_string().contains("\"alice\""));
+    assert_eq!(look(&app, "layers").await["layers"][0]["rules"][0]["refused"], 61);
+    // the same key is told by the same fingerprint where it is looked at
+    assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
+}
+
+#[tokio::test]
+async fn a_secret_of_the_layer_is_kept_and_others_are_random() {
+    let own = async |name: &str| {
+        let mut admin = Admin::new();
+        let layer = admin.watch("api", users());
+        done(&site(layer, &admin), "peek", &super::of(name)).await["key"].clone()
+    };
+    assert_ne!(own("alice").await, own("alice").await);
+    let app = watched(users().fingerprint(SECRET));
+    let alice = Key::from("alice").fingerprint(&Secret::from(SECRET)).to_string();
+    assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
+}
+
+#[tokio::test]
+async fn layers_may_share_a_store_and_be_watched_twice() {
+    let store = LocalStore::new();
+    let other = Rule::new("other", Header::new("x-user"), Quota::per_day(1));
+    let (mut admin, mut second) = (Admin::new(), Admin::new());
+    let users = admin.watch("users", RateLimitLayer::rules(user(), store.clone()));
+    let others = admin.watch("others", RateLimitLayer::rules(other, store));
+    let again = second.watch("again", users.clone());
+    let twice = admin.watch("twice", again.clone());
+    let hello = axum::routing::any(async || "hello");
+    let app = Router::new()
+        .route("/a", hello.clone().layer(users))
+        .route("/b", hello.clone().layer(others))
+        .route("/c", hello.clone().layer(again))
+        .route("/d", hello.layer(twice))
+        .nest("/admin", admin.router(guard()));
+    let visit = async |path: &str| {
+        let request = Request::get(path).header("x-user", "alice").body(Body::empty());
+        app.clone()
+            .oneshot(request.expect("a request"))
+            .await
+            .expect("infallible")
+            .status()
+            .as_u16()
+    };
+    let statuses = [visit("/a").await, visit("/c").await, visit("/d").await];
+    assert_eq!(statuses, [200; 3]);
+    assert_eq!([visit("/a").await, visit("/c").await, visit("/d").await], [429; 3]);
+    assert_eq!([visit("/b").await, visit("/b").await], [200, 429]);
+    let shown = look(&app, "refusals").await;
+    assert_eq!([0, 1, 2].map(|layer| recent(&shown, layer).len()), [3, 1, 3]);
+    assert_eq!(shown["layers"][2]["layer"], "twice");
+    let elsewhere = Router::new().nest("/admin", second.router(guard()));
+    assert_eq!(recent(&look(&elsewhere, "refusals").await, 0).len(), 3);
+    // and its switch is one
+    done(&elsewhere, "switch", &json!({ "layer": "again", "on": false })).await;
+    assert_eq!([visit("/a").await, visit("/d").await, visit("/b").await], [200, 200, 429]);
+}
+
+#[tokio::test]
+async fn what_is_not_watched_is_not_noted_and_costs_no_name() {
+    let admin = Admin::new();
+    let app = site(users(), &admin);
+    visits(&app, "alice", 4).await;
+    assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
+    let said = refused(&app, "switch", &on(), 404).await;
+    assert_eq!(said, "layer is \"api\"; there is none");
+    assert!(RuleName::new("user").is_ok());
+}
