@@ -133,9 +133,13 @@
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
 //! | `metrics` | no | counters, histograms and gauges |
 //! | `serde` | no | quotas, plans and [`RuleSettings`](Rule) from TOML, JSON and other files |
+//! | `admin` | no | [`admin`]: a router for operators: rules, accounts, refusals, switches, health; behind a guard of your own |
+//! | `simulate` | no | [`simulate`]: rules played over a trace, and the smallest burst that limits nobody in it; `testing::FakeClock` |
 //! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
 
 #![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
+#![cfg_attr(not(feature = "admin"), doc = "", doc = "[`admin`]: crate")]
+#![cfg_attr(not(feature = "simulate"), doc = "", doc = "[`simulate`]: crate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up; imports point down (`tests/floors.rs`).
