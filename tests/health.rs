@@ -97,7 +97,7 @@ async fn a_store_that_says_nothing_is_unknown_and_no_failure() {
 async fn the_embedded_store_tells_its_room() {
     let store = FakeClock::new().store(64);
     ask(&store).await;
-    let told = (&store).health().await;
+    let told = Store::health(&&store).await;
     assert_eq!(told.store, "local");
     assert!(told.detail.starts_with("1 of "), "{told:?}");
 }
