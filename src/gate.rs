@@ -3,7 +3,6 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use http::{Response, header::RETRY_AFTER, request::Parts};
-use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Source},
@@ -17,7 +16,7 @@ use crate::{
     reject::{Again, Reject, Rejection},
     rule::{Aside, Rules},
     settings::Settings,
-    store::{Answer, CannotFail, Charge, Store},
+    store::{Answer, CannotFail, Charge, Store, hurried},
 };
 
 /// Everything the services of one layer share.
@@ -146,8 +145,7 @@ where
     /// Takes for a request that is not to queue, though its rules would let it.
     #[cold]
     fn hurry(&self, charges: &[Charge<'_>]) -> Answer<S::Future> {
-        let hurried = charges.iter().map(|charge| charge.max_wait(Duration::ZERO));
-        self.store.take(&hurried.collect::<SmallVec<[_; 4]>>())
+        self.store.take(&hurried(charges))
     }
 
     /// What the handler of a request finds that nothing limits.

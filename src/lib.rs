@@ -79,6 +79,7 @@
 //! | admit more, marked or while there is room | [`Quota::soft`], [`Elastic`] |
 //! | leave units for what matters more | [`Rule::headroom`] |
 //! | try a limit out, or turn it off | [`Rule::report_only`], [`Switch`] |
+//! | try rules on a log, and have it tell the smallest burst | [`simulate`] |
 //! | be told of quotas and knobs that are probably a mistake | [`RateLimitLayer::lints`] |
 //! | let in or shut out | [`AccessList`], [`Rule::mode`], [`Limiter::block`] |
 //!
@@ -181,6 +182,8 @@ mod future;
 mod service;
 
 mod layer;
+#[cfg(feature = "simulate")]
+pub mod simulate;
 #[cfg(any(feature = "simulate", feature = "testing"))]
 pub mod testing;
 

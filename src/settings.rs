@@ -24,6 +24,9 @@ use crate::{
     store::OwnedCharges,
 };
 
+/// How many requests may wait for their place at a time, unless a layer says otherwise.
+pub(crate) const MAX_WAITERS: usize = 1_024;
+
 /// The layer's knobs that are plain values.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -150,7 +153,7 @@ impl Settings {
             preflights: false,
             report_only: Switch::off(),
             jitter: 0,
-            max_waiters: 1_024,
+            max_waiters: MAX_WAITERS,
             waiters: Arc::default(),
             switch: Switch::on(),
             allow: Vec::new(),
@@ -165,6 +168,6 @@ impl Settings {
 }
 
 /// A browser shows a refused preflight as an opaque failure of CORS.
-fn is_preflight(parts: &Parts) -> bool {
+pub(crate) fn is_preflight(parts: &Parts) -> bool {
     parts.method == Method::OPTIONS && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }

@@ -44,6 +44,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("future", 11),
     ("service", 12),
     ("layer", 13),
+    ("simulate/*", 13),
     ("testing/*", 13),
     ("admin/*", 14),
     ("guide/*", 15),

@@ -22,9 +22,9 @@ pub(crate) type AnyKey = Box<dyn KeyExtractor + Send + Sync>;
 /// A checked rule, not yet built: clap clones what it has parsed.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleFlag {
-    name: RuleName,
-    key: KeyFlag,
-    quotas: Vec<Quota>,
+    pub(crate) name: RuleName,
+    pub(crate) key: KeyFlag,
+    pub(crate) quotas: Vec<Quota>,
     cost: u32,
     headroom: u32,
     max_wait: Duration,
@@ -33,7 +33,7 @@ pub(crate) struct RuleFlag {
 }
 
 #[derive(Clone, Debug)]
-enum KeyFlag {
+pub(crate) enum KeyFlag {
     Peer,
     Client,
     Header(HeaderName),
@@ -44,19 +44,24 @@ enum KeyFlag {
 impl RuleFlag {
     /// `client` finds the client behind the proxies, where there are any.
     pub(crate) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
-        let key: AnyKey = match self.key {
-            KeyFlag::Peer => Box::new(PeerIp::new()),
-            KeyFlag::Client => Box::new(client.ok_or(NO_PROXY)?.clone()),
-            KeyFlag::Header(name) => Box::new(Header::from(name)),
-            KeyFlag::Everyone => Box::new(Everyone),
-            KeyFlag::Route => Box::new(Route),
-        };
-        let rule = Rule::named(self.name, key, self.quotas)
+        let rule = Rule::named(self.name, self.key.extractor(client)?, self.quotas)
             .cost(self.cost)
             .headroom(self.headroom)
             .max_wait(self.max_wait)
             .missing(self.missing);
         Ok(if self.report_only { rule.report_only() } else { rule })
+    }
+}
+
+impl KeyFlag {
+    pub(crate) fn extractor(&self, client: Option<&ClientIp>) -> Result<AnyKey, String> {
+        Ok(match self {
+            Self::Peer => Box::new(PeerIp::new()),
+            Self::Client => Box::new(client.ok_or(NO_PROXY)?.clone()),
+            Self::Header(name) => Box::new(Header::from(name.clone())),
+            Self::Everyone => Box::new(Everyone),
+            Self::Route => Box::new(Route),
+        })
     }
 }
 

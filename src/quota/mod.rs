@@ -4,6 +4,8 @@ mod algorithm;
 #[cfg(feature = "serde")]
 mod algorithm_table;
 mod error;
+#[cfg(feature = "simulate")]
+mod limit;
 mod share;
 #[cfg(feature = "serde")]
 mod table;

@@ -434,6 +434,11 @@ pub trait Store {
     }
 }
 
+/// The same charges of a caller who does not queue.
+pub(crate) fn hurried<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
+    charges.iter().map(|charge| charge.max_wait(Duration::ZERO)).collect()
+}
+
 /// Whether every quota of those charges that are ready to queue is one that can.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let queueing = charges.iter().filter(|charge| !charge.patience().is_zero());

@@ -31,7 +31,7 @@ impl Clock {
     /// A clock at the Unix epoch that stands still until its hands are moved.
     #[cfg_attr(
         not(any(feature = "simulate", feature = "testing")),
-        expect(dead_code, reason = "driven in tests")
+        expect(dead_code, reason = "driven in simulations and tests")
     )]
     pub(crate) fn driven() -> (Self, Arc<quanta::Mock>) {
         let (ticks, hands) = quanta::Clock::mock();

@@ -1,0 +1,106 @@
+//! When: requests and refusals over time, in so many slices however long the log is.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// At most so many slices.
+const SLICES: usize = 48;
+/// Seconds that a slice may have, each a multiple of the one before; then days, doubled.
+const WIDTHS: [u64; 10] = [1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400];
+
+/// Slices of equal width, wider ones when time goes on past the last.
+pub(crate) struct Course {
+    width: u64,
+    start: u64,
+    slices: Vec<(u64, u64)>,
+    minute: Minute,
+    worst: Minute,
+}
+
+/// A minute and its refusals.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Minute {
+    pub(crate) start: u64,
+    pub(crate) refused: u64,
+}
+
+/// Seconds since the Unix epoch, and what came until the next.
+#[derive(Clone, Copy, Serialize)]
+pub(crate) struct Slice {
+    pub(crate) start: u64,
+    pub(crate) requests: u64,
+    pub(crate) refused: u64,
+}
+
+impl Default for Course {
+    fn default() -> Self {
+        let minute = Minute::default();
+        Self { width: WIDTHS[0], start: 0, slices: Vec::new(), minute, worst: minute }
+    }
+}
+
+impl Course {
+    /// Counts a request; times do not go back.
+    pub(crate) fn add(&mut self, at: Duration, refused: bool) {
+        let at = at.as_secs();
+        if self.slices.is_empty() {
+            self.start = at;
+        }
+        while (at - self.start) / self.width >= SLICES as u64 {
+            self.widen();
+        }
+        let slice = index(at - self.start, self.width);
+        if self.slices.len() <= slice {
+            self.slices.resize(slice + 1, (0, 0));
+        }
+        self.slices[slice].0 += 1;
+        if refused {
+            self.slices[slice].1 += 1;
+            let start = at - at % 60;
+            if self.minute.start != start {
+                self.minute = Minute { start, refused: 0 };
+            }
+            self.minute.refused += 1;
+            if self.minute.refused > self.worst.refused {
+                self.worst = self.minute;
+            }
+        }
+    }
+
+    fn widen(&mut self) {
+        let next = WIDTHS.into_iter().find(|width| *width > self.width);
+        let width = next.unwrap_or(self.width * 2);
+        let start = self.start - self.start % width;
+        let mut slices = Vec::new();
+        for slice in self.slices() {
+            let at = index(slice.start - start, width);
+            slices.resize(slices.len().max(at + 1), (0, 0));
+            slices[at] = (slices[at].0 + slice.requests, slices[at].1 + slice.refused);
+        }
+        (self.width, self.start, self.slices) = (width, start, slices);
+    }
+
+    /// Seconds in a slice.
+    pub(crate) fn width(&self) -> u64 {
+        self.width
+    }
+
+    /// The minute in which most were refused, if any were.
+    pub(crate) fn worst(&self) -> Option<Minute> {
+        (self.worst.refused > 0).then_some(self.worst)
+    }
+
+    pub(crate) fn slices(&self) -> Vec<Slice> {
+        let slice = |(at, (requests, refused)): (u64, &(u64, u64))| Slice {
+            start: self.start + at * self.width,
+            requests: *requests,
+            refused: *refused,
+        };
+        (0..).zip(&self.slices).map(slice).collect()
+    }
+}
+
+fn index(since: u64, width: u64) -> usize {
+    usize::try_from(since / width).map_or(SLICES - 1, |at| at.min(SLICES - 1))
+}

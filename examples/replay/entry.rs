@@ -1,0 +1,196 @@
+//! A line of an access log: the common or combined format of Apache and nginx.
+//!
+//! ```text
+//! [VHOST] ADDRESS IDENT USER [TIME] "REQUEST" STATUS BYTES ["REFERER" "AGENT" ["FORWARDED"]] …
+//! ```
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    str,
+    time::Duration,
+};
+
+use axum::http::{Method, Uri};
+use serde::Serialize;
+use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
+
+const TIME: &[BorrowedFormatItem<'_>] = format_description!(
+    "[day]/[month repr:short]/[year]:[hour]:[minute]:[second] \
+     [offset_hour sign:mandatory][offset_minute]"
+);
+
+/// What a line says; text is as it was escaped.
+pub(crate) struct Entry<'a> {
+    pub(crate) at: Duration,
+    pub(crate) peer: SocketAddr,
+    pub(crate) user: Option<&'a [u8]>,
+    pub(crate) method: Method,
+    pub(crate) target: Uri,
+    pub(crate) referer: Option<&'a [u8]>,
+    pub(crate) agent: Option<&'a [u8]>,
+    pub(crate) forwarded: Option<&'a [u8]>,
+}
+
+/// Why a line cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reason {
+    Empty,
+    TooLong,
+    Address,
+    Time,
+    Request,
+    Status,
+    Quote,
+    Header,
+}
+
+/// The reason, and the part of the line that is wrong.
+pub(crate) type Fault<'a> = (Reason, &'a [u8]);
+
+/// Reads instants: of those within one second the first alone.
+#[derive(Default)]
+pub(crate) struct Instants {
+    text: Vec<u8>,
+    at: Duration,
+}
+
+impl Instants {
+    fn read(&mut self, text: &[u8]) -> Option<Duration> {
+        if self.text != text {
+            let time = OffsetDateTime::parse(str::from_utf8(text).ok()?, TIME).ok()?;
+            self.at = Duration::from_secs(time.unix_timestamp().try_into().ok()?);
+            self.text.clear();
+            self.text.extend_from_slice(text);
+        }
+        Some(self.at)
+    }
+}
+
+impl<'a> Entry<'a> {
+    pub(crate) fn read(line: &'a [u8], instants: &mut Instants) -> Result<Self, Fault<'a>> {
+        if line.trim_ascii().is_empty() {
+            return Err((Reason::Empty, line));
+        }
+        let (who, rest) = split(line, b" [").ok_or((Reason::Time, line))?;
+        let (peer, user) = who_asks(who)?;
+        let (time, rest) = split(rest, b"]").ok_or((Reason::Time, rest))?;
+        let at = instants.read(time).ok_or((Reason::Time, time))?;
+        let (request, rest) = quoted(rest.trim_ascii_start())?;
+        let (method, target) = asked(request).ok_or((Reason::Request, request))?;
+        let rest = answered(rest.trim_ascii_start()).ok_or((Reason::Status, rest))?;
+        let mut rest = rest.trim_ascii_start();
+        let mut texts = [None; 3];
+        for text in &mut texts {
+            if rest.first() == Some(&b'"') {
+                let (found, behind) = quoted(rest)?;
+                rest = behind.trim_ascii_start();
+                *text = given(found);
+            }
+        }
+        let [referer, agent, forwarded] = texts;
+        Ok(Self { at, peer, user, method, target, referer, agent, forwarded })
+    }
+}
+
+fn split<'a>(text: &'a [u8], by: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let at = text.windows(by.len()).position(|part| part == by)?;
+    Some((&text[..at], &text[at + by.len()..]))
+}
+
+/// What is there: a log has `-` for nothing.
+fn given(text: &[u8]) -> Option<&[u8]> {
+    (!text.is_empty() && text != b"-").then_some(text)
+}
+
+/// The address and the user. A name may have spaces in it, and in front of it all may be the
+/// virtual host.
+fn who_asks(who: &[u8]) -> Result<(SocketAddr, Option<&[u8]>), Fault<'_>> {
+    let mut words = who.splitn(4, |byte| *byte == b' ');
+    let [first, second, _ident] = [(); 3].map(|()| words.next().unwrap_or_default());
+    if let (Some(peer), Some(user)) = (address(second), words.next()) {
+        return Ok((peer, given(user)));
+    }
+    let peer = address(first).ok_or((Reason::Address, first))?;
+    // the third word and what is behind it
+    let user = who.get(first.len() + second.len() + 2..).unwrap_or_default();
+    Ok((peer, given(user)))
+}
+
+fn address(text: &[u8]) -> Option<SocketAddr> {
+    let text = str::from_utf8(text).ok()?;
+    let alone = text.parse::<IpAddr>().map(|address| SocketAddr::new(address, 0));
+    alone.or_else(|_| text.parse()).ok()
+}
+
+/// What stands between quotes, and what is behind them.
+fn quoted(text: &[u8]) -> Result<(&[u8], &[u8]), Fault<'_>> {
+    let inside = text.strip_prefix(b"\"").ok_or((Reason::Quote, text))?;
+    let mut escaped = false;
+    let end = inside.iter().position(|byte| {
+        let ends = *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        ends
+    });
+    let end = end.ok_or((Reason::Quote, text))?;
+    Ok((&inside[..end], &inside[end + 1..]))
+}
+
+/// `GET / HTTP/1.1`, or, as of old, `GET /`.
+fn asked(request: &[u8]) -> Option<(Method, Uri)> {
+    let mut words = request.split(|byte| *byte == b' ');
+    let method = Method::from_bytes(words.next()?).ok()?;
+    let target = Uri::try_from(words.next()?).ok()?;
+    let known = words.next().is_none_or(|version| version.starts_with(b"HTTP/"));
+    (known && words.next().is_none()).then_some((method, target))
+}
+
+/// What is behind a status and a number of bytes.
+fn answered(text: &[u8]) -> Option<&[u8]> {
+    let (status, rest) = text.split_at_checked(3)?;
+    let rest = rest.strip_prefix(b" ")?;
+    let end = rest.iter().position(|byte| *byte == b' ').unwrap_or(rest.len());
+    let (bytes, rest) = rest.split_at(end);
+    let digits = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    (digits(status) && (bytes == b"-" || digits(bytes))).then_some(rest)
+}
+
+/// The bytes that were sent: servers escape what would not be read, `"` for one, as `\"` or `\x22`.
+pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((byte, behind)) = rest.split_first() {
+        rest = behind;
+        if *byte != b'\\' {
+            bytes.push(*byte);
+            continue;
+        }
+        let Some((kind, behind)) = rest.split_first() else { break };
+        let code = behind.get(..2).and_then(|code| str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
+        rest = behind;
+        bytes.push(match (kind, code) {
+            (b'x', Some(code)) => {
+                rest = &behind[2..];
+                code
+            }
+            (b'n', _) => b'\n',
+            (b'r', _) => b'\r',
+            (b't', _) => b'\t',
+            (other, _) => *other,
+        });
+    }
+    bytes
+}
+
+/// The bytes as they are shown: what is not plain text is escaped.
+pub(crate) fn shown(text: &[u8]) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for byte in text {
+        match byte {
+            b' '..=b'~' => shown.push(char::from(*byte)),
+            other => shown.extend(other.escape_ascii().map(char::from)),
+        }
+    }
+    shown
+}

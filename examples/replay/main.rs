@@ -1,0 +1,200 @@
+//! Whom would these limits have refused yesterday, and which would have refused nobody?
+//! `cargo run --example replay -- --rule 'name=ip key=peer quota="5/s burst 10"' access.log`
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod calls;
+mod course;
+mod entry;
+mod lines;
+mod log;
+mod print;
+mod report;
+#[path = "../support/rule.rs"]
+mod rule;
+mod tally;
+mod top;
+
+use std::{
+    collections::VecDeque,
+    hash::{BuildHasher, RandomState},
+    io::{self, BufWriter, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use tower_sluice::{
+    ClientIp, Quota, Secret,
+    simulate::{Least, Simulator},
+};
+
+use crate::{
+    calls::Calls,
+    log::Log,
+    report::Report,
+    rule::{AnyKey, RuleFlag},
+    tally::Tally,
+};
+
+const EXAMPLES: &str = r#"Examples:
+  each address 5 a second, 10 at once:
+    replay --rule 'name=ip key=peer quota="5/s burst 10"' access.log
+  each client of a proxy; the log ends in "$http_x_forwarded_for":
+    replay --trusted-proxy 10.0.0.0/8 --rule 'name=ip key=client quota=5/s' access.log
+  last week, of which some is compressed:
+    zcat access.log.*.gz | replay --rule 'name=ip key=peer quota=5/s' -
+
+A rule is written as for the example gateway, whose --help has the fields. Its keys are what a log
+has: peer, client, everyone, header:user-agent, header:referer, and header:x-remote-user, which is
+the user of the log.
+
+A log is in the common or combined format of Apache and nginx; in front may be the virtual host, and
+behind the agent "$http_x_forwarded_for". It tells whole seconds, so that all of one second counts as
+at once: what is said to be the smallest burst is at most by what one second had too large. It does
+not tell a CORS preflight from another OPTIONS, and both are charged.
+
+It ends with 0, with 1 where a file cannot be read, and with 2 where a flag is wrong."#;
+
+/// Reads access logs, and says whom the rules would have limited, when, and which burst would have
+/// limited nobody.
+#[derive(Parser)]
+#[command(name = "replay", after_help = EXAMPLES)]
+struct Flags {
+    /// A limit, as below; may be given again
+    #[arg(long, value_name = "RULE", default_value = r#"name=ip key=peer quota="5/s burst 10""#)]
+    rule: Vec<RuleFlag>,
+    /// A proxy whose x-forwarded-for is believed, for key=client; may be given again
+    #[arg(long, value_name = "CIDR")]
+    trusted_proxy: Vec<String>,
+    /// Keys in debt at a time that there is room for
+    #[arg(long, value_name = "N", default_value = "131072",
+        value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    capacity: u32,
+    /// Keys to name for each rule
+    #[arg(long, value_name = "N", default_value = "10",
+        value_parser = clap::value_parser!(u16).range(0..=1_000))]
+    top: u16,
+    /// Tell keys by fingerprints, which are others each time
+    #[arg(long)]
+    anonymous: bool,
+    /// Write the report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Say how much memory it took, at most (on Linux)
+    #[arg(long, hide = true)]
+    peak: bool,
+    /// The logs, in the order of time; - is standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let report = match replay(&flags) {
+        Ok(report) => report,
+        Err(Wrong::Flag(text)) => Flags::command().error(ErrorKind::ValueValidation, text).exit(),
+        Err(Wrong::File(text)) => {
+            eprintln!("error: {text}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let written = if flags.json {
+        serde_json::to_writer_pretty(&mut out, &report).map_err(io::Error::from)
+    } else {
+        print::print(&report, &mut out)
+    };
+    match written.and_then(|()| out.flush()) {
+        // whoever reads it may have read enough
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("error: the report cannot be written: {error}");
+            return ExitCode::FAILURE;
+        }
+        _ => {}
+    }
+    if flags.peak
+        && let Ok(status) = std::fs::read_to_string("/proc/self/status")
+        && let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))
+    {
+        eprintln!("peak: {}", peak.trim());
+    }
+    ExitCode::SUCCESS
+}
+
+enum Wrong {
+    Flag(String),
+    File(String),
+}
+
+type Rules = Vec<tower_sluice::Rule<AnyKey>>;
+
+fn replay(flags: &Flags) -> Result<Report, Wrong> {
+    let client = match &flags.trusted_proxy[..] {
+        [] => None,
+        proxies => Some(ClientIp::behind(proxies).map_err(|error| Wrong::Flag(error.to_string()))?),
+    };
+    let mut calls = Calls::of(&flags.rule).map_err(Wrong::Flag)?;
+    let mut tally = Tally::of(&flags.rule, client.as_ref()).map_err(Wrong::Flag)?;
+    let mut simulator = simulator(flags, flags.rule.clone(), client.as_ref())?.measure();
+    let mut logs = Log::open_all(&flags.files).map_err(Wrong::File)?;
+
+    log::read(&mut logs, "reading", |file, number, line| {
+        tally.lines.all += 1;
+        match line.map_err(|reason| (reason, &[][..])).and_then(|line| calls.read(line)) {
+            Ok(call) => tally.note(&call, &simulator.decide(&call)),
+            Err(fault) => tally.lines.fault(file, number, fault),
+        }
+    })
+    .map_err(Wrong::File)?;
+
+    let secret = flags.anonymous.then(secret);
+    let found = simulator.least();
+    let mut report = Report::new(tally, flags.top.into(), secret.as_ref());
+    report.overflowed = simulator.stats().overflowed;
+    report.least(&found);
+    drop(simulator);
+    if let Some(rules) = with(&flags.rule, &found)
+        && Log::rewind_all(&mut logs).map_err(Wrong::File)?
+    {
+        let mut simulator = self::simulator(flags, rules, client.as_ref())?;
+        let mut limited = 0;
+        log::read(&mut logs, "checking", |_, _, line| {
+            if let Some(call) = line.ok().and_then(|line| calls.read(line).ok()) {
+                limited += u64::from(simulator.decide(&call).is_limited());
+            }
+        })
+        .map_err(Wrong::File)?;
+        report.limited_with_least = Some(limited);
+    }
+    Ok(report)
+}
+
+fn simulator(
+    flags: &Flags,
+    rules: Vec<RuleFlag>,
+    client: Option<&ClientIp>,
+) -> Result<Simulator<Rules>, Wrong> {
+    let rules = rules.into_iter().map(|flag| flag.rule(client)).collect::<Result<Rules, _>>();
+    let simulator = Simulator::try_new(rules.map_err(Wrong::Flag)?);
+    let simulator = simulator.map_err(|error| Wrong::Flag(error.to_string()))?;
+    Ok(simulator.capacity(flags.capacity as usize))
+}
+
+/// The rules with the smallest limits, where there is one for each quota. They were found in the
+/// order of the rules and of their quotas.
+fn with(rules: &[RuleFlag], found: &[Least]) -> Option<Vec<RuleFlag>> {
+    let mut quotas = found.iter().map(Least::quota).collect::<Option<VecDeque<Quota>>>()?;
+    let changed = |flag: &RuleFlag| {
+        let mut flag = flag.clone();
+        flag.quotas = quotas.drain(..flag.quotas.len().min(quotas.len())).collect();
+        flag
+    };
+    Some(rules.iter().map(changed).collect())
+}
+
+/// A secret that nobody knows.
+fn secret() -> Secret {
+    let half = || RandomState::new().hash_one(0).to_le_bytes();
+    let [one, other] = [half(), half()];
+    Secret::from(std::array::from_fn(|at| if at < 8 { one[at] } else { other[at - 8] }))
+}

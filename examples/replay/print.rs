@@ -1,0 +1,146 @@
+//! The report for people.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use crate::{
+    entry::Reason,
+    report::{LeastQuota, Report, Rule, instant},
+};
+
+/// The longest bar, in characters.
+const BAR: u64 = 40;
+
+impl Reason {
+    /// What is wrong, and what would be right.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Empty => "the line is empty",
+            Self::TooLong => "the line is longer than 64 KiB",
+            Self::Address => "no address where one should be (a log with host names? log %a)",
+            Self::Time => "no time where one should be, as [10/Oct/2000:13:55:36 -0700]",
+            Self::Request => "no request that a service would see, as \"GET / HTTP/1.1\"",
+            Self::Status => "no status and size behind the request, as 200 2326",
+            Self::Quote => "a quote is missing or not closed",
+            Self::Header => "no header may have such a value",
+        }
+    }
+}
+
+pub(crate) fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let Report { lines, malformed, requests, .. } = report;
+    writeln!(out, "{lines} lines, {requests} requests, {malformed} malformed")?;
+    if let (Some(from), Some(to)) = (&report.from, &report.to) {
+        writeln!(out, "from {from} to {to}")?;
+    }
+    malformed_lines(report, out)?;
+    if *requests == 0 {
+        return Ok(());
+    }
+    writeln!(out, "\nWith these rules")?;
+    let mut row = |what: &str, n: u64| match n {
+        0 => Ok(()),
+        n => writeln!(out, "{n:>12} {what}"),
+    };
+    row("pass at once", report.passed)?;
+    row(&format!("wait, at most {} ms", report.longest_wait_ms), report.delayed)?;
+    row("of these pass as overage", report.overage)?;
+    row("are refused", report.refused)?;
+    row("are refused for want of a key", report.without_key)?;
+    row("came later than the log has them, and count as of the latest before", report.late)?;
+    if report.overflowed > 0 {
+        writeln!(
+            out,
+            "note: {} decisions were over accounts that keys share for want of room; give a larger \
+             --capacity",
+            report.overflowed
+        )?;
+    }
+    report.rules.iter().try_for_each(|rule| by_rule(rule, out))?;
+    course(report, out)?;
+    least(report, out)
+}
+
+fn malformed_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    for (reason, n) in &report.malformed_by_reason {
+        writeln!(out, "{n:>12} {}", reason.text())?;
+    }
+    for named in &report.malformed_first {
+        write!(out, "  {}:{}: {}", named.file, named.line, named.reason.text())?;
+        match &named.what {
+            Some(what) => writeln!(out, ": {what}")?,
+            None => writeln!(out)?,
+        }
+    }
+    let left = report.malformed - report.malformed_first.len() as u64;
+    if left > 0 { writeln!(out, "  and {left} more") } else { Ok(()) }
+}
+
+fn by_rule(rule: &Rule, out: &mut impl Write) -> io::Result<()> {
+    let Rule { name, requests, refused, keys, short, .. } = rule;
+    let (Some(first), Some(last)) = (&rule.first, &rule.last) else {
+        return writeln!(out, "\nrule {name}: {requests} requests, nobody refused");
+    };
+    let would = if rule.only_reported > 0 { "would refuse" } else { "refuses" };
+    writeln!(out, "\nrule {name}: {would} {refused} of {requests}, from {first} to {last}")?;
+    let (about, least) = if *short > 0 { ("at least ", "at least ") } else { ("", "") };
+    let plural = if *keys == 1 { "key" } else { "keys" };
+    writeln!(out, "  {about}{keys} {plural}, most often")?;
+    for who in &rule.top {
+        let times = if who.first == who.last {
+            format!("at {}", who.first)
+        } else {
+            format!("from {} to {}", who.first, who.last)
+        };
+        writeln!(out, "{least:>12}{:>8} {} {times}", who.refused, who.key)?;
+    }
+    match short {
+        0 => Ok(()),
+        n => writeln!(out, "  a count may be too low by {n}: more keys than are counted at a time"),
+    }
+}
+
+fn course(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let Some(minute) = &report.worst_minute else { return Ok(()) };
+    writeln!(out, "\nMost in one minute: {}, from {}", minute.refused, minute.start)?;
+    writeln!(out, "Requests (-) and those refused (#) in every {} s", report.slice_seconds)?;
+    let most = report.slices.iter().map(|slice| slice.requests).max().unwrap_or(1).max(1);
+    for slice in &report.slices {
+        // rounded up: what is there is seen
+        let refused = (slice.refused * BAR).div_ceil(most);
+        let passed = (slice.requests * BAR).div_ceil(most).saturating_sub(refused);
+        let bar = "#".repeat(usize::try_from(refused).unwrap_or(0))
+            + &"-".repeat(usize::try_from(passed).unwrap_or(0));
+        let start = instant(Duration::from_secs(slice.start));
+        writeln!(out, "  {start} {:>9} {:>9} {bar}", slice.requests, slice.refused)?;
+    }
+    Ok(())
+}
+
+fn least(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "\nThe smallest limits that limit nobody")?;
+    for LeastQuota { rule, given, least, .. } in &report.least {
+        match least {
+            Some(least) => {
+                writeln!(out, "  rule {rule}: quota=\"{least}\" instead of \"{given}\"")
+            }
+            None => writeln!(
+                out,
+                "  rule {rule}: none instead of \"{given}\"; no limit does, or no quota can say it"
+            ),
+        }?;
+    }
+    match report.limited_with_least {
+        Some(0) => writeln!(out, "Replayed with them: nobody limited"),
+        Some(n) => writeln!(
+            out,
+            "Replayed with them: {n} limited all the same, since keys share accounts for want of \
+             room; give a larger --capacity"
+        ),
+        None => {
+            writeln!(out, "Not replayed with them: that takes files, and a limit for each quota")
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The report, as it is written for machines; `print` says it to people.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use serde::Serialize;
+use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
+use tower_sluice::{Key, Quota, Secret, simulate::Least};
+
+use crate::{
+    course::Slice,
+    entry::{Reason, shown},
+    rule::KeyFlag,
+    tally::{ByRule, Tally},
+    top::Refusals,
+};
+
+const TIME: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
+
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(crate) lines: u64,
+    pub(crate) malformed: u64,
+    pub(crate) malformed_by_reason: BTreeMap<Reason, u64>,
+    pub(crate) malformed_first: Vec<Malformed>,
+    pub(crate) requests: u64,
+    pub(crate) from: Option<String>,
+    pub(crate) to: Option<String>,
+    pub(crate) passed: u64,
+    pub(crate) delayed: u64,
+    pub(crate) longest_wait_ms: u128,
+    pub(crate) overage: u64,
+    pub(crate) refused: u64,
+    pub(crate) without_key: u64,
+    pub(crate) late: u64,
+    /// Decisions over accounts that keys share for want of room.
+    pub(crate) overflowed: u64,
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) worst_minute: Option<Minute>,
+    pub(crate) slice_seconds: u64,
+    /// Those that would be refused by a rule that only reports among them.
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) least: Vec<LeastQuota>,
+    /// How many are limited with these; `None` where that was not tried.
+    pub(crate) limited_with_least: Option<u64>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Malformed {
+    pub(crate) file: String,
+    pub(crate) line: u64,
+    pub(crate) reason: Reason,
+    /// What is wrong, where it can be shown: not where keys are anonymous.
+    pub(crate) what: Option<String>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Rule {
+    pub(crate) name: String,
+    pub(crate) requests: u64,
+    pub(crate) refused: u64,
+    /// Of these, requests that passed, since the rule only reports.
+    pub(crate) only_reported: u64,
+    pub(crate) first: Option<String>,
+    pub(crate) last: Option<String>,
+    pub(crate) keys: usize,
+    /// A count of a key may be too low by so much, and keys with no more may be missing.
+    pub(crate) short: u64,
+    pub(crate) top: Vec<Who>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Who {
+    pub(crate) key: String,
+    pub(crate) refused: u64,
+    pub(crate) first: String,
+    pub(crate) last: String,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Minute {
+    pub(crate) start: String,
+    pub(crate) refused: u64,
+}
+
+#[derive(Serialize)]
+pub(crate) struct LeastQuota {
+    pub(crate) rule: String,
+    pub(crate) given: String,
+    pub(crate) least: Option<String>,
+    pub(crate) limit: Option<u32>,
+}
+
+impl LeastQuota {
+    fn of(least: &Least) -> Self {
+        Self {
+            rule: least.rule().to_string(),
+            given: least.given().to_string(),
+            least: least.quota().map(|quota| quota.to_string()),
+            limit: least.quota().as_ref().map(Quota::limit),
+        }
+    }
+}
+
+impl Report {
+    /// With a secret, keys are told by their fingerprints, and nothing of a malformed line is.
+    pub(crate) fn new(tally: Tally, most: usize, secret: Option<&Secret>) -> Self {
+        let Tally { lines, requests, rules } = tally;
+        let named = lines.named.into_iter().map(|named| Malformed {
+            file: named.file,
+            line: named.line,
+            reason: named.reason,
+            what: Some(named.what).filter(|what| secret.is_none() && !what.is_empty()),
+        });
+        let course = requests.course;
+        let minute = course.worst().map(|minute| Minute {
+            start: instant(Duration::from_secs(minute.start)),
+            refused: minute.refused,
+        });
+        Self {
+            lines: lines.all,
+            malformed: lines.malformed,
+            malformed_by_reason: lines.reasons,
+            malformed_first: named.collect(),
+            requests: requests.all,
+            from: requests.first.map(instant),
+            to: requests.first.map(|_| instant(requests.last)),
+            passed: requests.passed,
+            delayed: requests.delayed,
+            longest_wait_ms: requests.longest_wait.as_millis(),
+            overage: requests.overage,
+            refused: requests.refused,
+            without_key: requests.unkeyed,
+            late: requests.late,
+            overflowed: 0,
+            rules: rules.iter().map(|rule| by_rule(rule, most, secret)).collect(),
+            worst_minute: minute,
+            slice_seconds: course.width(),
+            slices: course.slices(),
+            least: Vec::new(),
+            limited_with_least: None,
+        }
+    }
+
+    pub(crate) fn least(&mut self, found: &[Least]) {
+        self.least = found.iter().map(LeastQuota::of).collect();
+    }
+}
+
+fn by_rule(rule: &ByRule, most: usize, secret: Option<&Secret>) -> Rule {
+    let who = |(key, it): (Option<Key>, Refusals)| Who {
+        key: key.map_or_else(|| "(none)".to_owned(), |key| told(&key, &rule.flag.key, secret)),
+        refused: it.count,
+        first: instant(it.first),
+        last: instant(it.last),
+    };
+    Rule {
+        name: rule.flag.name.to_string(),
+        requests: rule.asked,
+        refused: rule.refused,
+        only_reported: rule.only_reported,
+        first: rule.first.map(instant),
+        last: rule.first.map(|_| instant(rule.last)),
+        keys: rule.top.len(),
+        short: rule.top.short(),
+        top: rule.top.most(most).into_iter().map(who).collect(),
+    }
+}
+
+/// A key as the log has it. Its bytes are a kind and what the extractor found: an address, of IPv6
+/// the first 64 bits, or text.
+fn told(key: &Key, flag: &KeyFlag, secret: Option<&Secret>) -> String {
+    if let Some(secret) = secret {
+        return key.fingerprint(secret).to_string();
+    }
+    let bytes = key.to_bytes();
+    let found = bytes.get(1..).unwrap_or_default();
+    match flag {
+        KeyFlag::Everyone => "everyone".to_owned(),
+        KeyFlag::Peer | KeyFlag::Client => {
+            match (<[u8; 4]>::try_from(found), <[u8; 16]>::try_from(found)) {
+                (Ok(address), _) => Ipv4Addr::from(address).to_string(),
+                (_, Ok(address)) => format!("{}/64", Ipv6Addr::from(address)),
+                _ => "(unreadable)".to_owned(),
+            }
+        }
+        KeyFlag::Header(_) | KeyFlag::Route => shown(found),
+    }
+}
+
+/// An instant, in UTC.
+pub(crate) fn instant(at: Duration) -> String {
+    let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
+    let time = OffsetDateTime::from_unix_timestamp(seconds).ok();
+    time.and_then(|time| time.format(TIME).ok()).unwrap_or_else(|| format!("{seconds} s"))
+}

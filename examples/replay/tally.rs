@@ -1,0 +1,157 @@
+//! What the verdicts come to, in memory that does not grow with the log.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::http::request::Parts;
+use tower_sluice::{
+    ClientIp, Key, KeyExtractor, Outcome,
+    simulate::{Call, Verdict},
+};
+
+use crate::{
+    course::Course,
+    entry::{Fault, Reason, shown},
+    rule::{AnyKey, RuleFlag},
+    top::Top,
+};
+
+/// So many malformed lines are named.
+const NAMED: usize = 10;
+/// So much of what is wrong is shown, in bytes.
+const SHOWN: usize = 80;
+
+#[derive(Default)]
+pub(crate) struct Lines {
+    pub(crate) all: u64,
+    pub(crate) malformed: u64,
+    pub(crate) reasons: BTreeMap<Reason, u64>,
+    pub(crate) named: Vec<Named>,
+}
+
+/// A malformed line.
+pub(crate) struct Named {
+    pub(crate) file: String,
+    pub(crate) line: u64,
+    pub(crate) reason: Reason,
+    pub(crate) what: String,
+}
+
+impl Lines {
+    pub(crate) fn fault(&mut self, file: &str, line: u64, (reason, part): Fault<'_>) {
+        self.malformed += 1;
+        *self.reasons.entry(reason).or_default() += 1;
+        if self.named.len() < NAMED {
+            let cut = &part[..part.len().min(SHOWN)];
+            let more = if cut.len() < part.len() { "…" } else { "" };
+            let what = shown(cut) + more;
+            self.named.push(Named { file: file.to_owned(), line, reason, what });
+        }
+    }
+}
+
+/// What became of the requests.
+#[derive(Default)]
+pub(crate) struct Requests {
+    pub(crate) all: u64,
+    pub(crate) passed: u64,
+    pub(crate) delayed: u64,
+    pub(crate) longest_wait: Duration,
+    pub(crate) overage: u64,
+    pub(crate) refused: u64,
+    pub(crate) unkeyed: u64,
+    pub(crate) late: u64,
+    pub(crate) first: Option<Duration>,
+    pub(crate) last: Duration,
+    pub(crate) course: Course,
+}
+
+/// What one rule had to do with it.
+pub(crate) struct ByRule {
+    pub(crate) flag: RuleFlag,
+    extractor: AnyKey,
+    pub(crate) asked: u64,
+    /// Requests it refused, or, of one that only reports, would have.
+    pub(crate) refused: u64,
+    pub(crate) only_reported: u64,
+    pub(crate) first: Option<Duration>,
+    pub(crate) last: Duration,
+    pub(crate) top: Top,
+}
+
+impl ByRule {
+    fn new(flag: &RuleFlag, client: Option<&ClientIp>) -> Result<Self, String> {
+        Ok(Self {
+            flag: flag.clone(),
+            extractor: flag.key.extractor(client)?,
+            asked: 0,
+            refused: 0,
+            only_reported: 0,
+            first: None,
+            last: Duration::ZERO,
+            top: Top::default(),
+        })
+    }
+
+    fn note(&mut self, outcome: &Outcome, at: Duration, parts: &Parts) {
+        self.refused += 1;
+        self.only_reported += u64::from(outcome.is_report_only());
+        self.first.get_or_insert(at);
+        self.last = at;
+        let key = self.extractor.extract(parts).ok().flatten().filter(|key: &Key| !key.is_blank());
+        self.top.add(key, at);
+    }
+}
+
+pub(crate) struct Tally {
+    pub(crate) lines: Lines,
+    pub(crate) requests: Requests,
+    pub(crate) rules: Vec<ByRule>,
+}
+
+impl Tally {
+    pub(crate) fn of(rules: &[RuleFlag], client: Option<&ClientIp>) -> Result<Self, String> {
+        let rules = rules.iter().map(|flag| ByRule::new(flag, client)).collect::<Result<_, _>>()?;
+        Ok(Self { lines: Lines::default(), requests: Requests::default(), rules })
+    }
+
+    pub(crate) fn note(&mut self, call: &Call, verdict: &Verdict) {
+        let at = verdict.at();
+        let refused = self.by_rule(call, verdict);
+        let all = &mut self.requests;
+        all.all += 1;
+        all.late += u64::from(verdict.is_late());
+        all.first.get_or_insert(at);
+        all.last = at;
+        all.course.add(at, refused);
+        let Some(decision) = verdict.decision() else {
+            let free = verdict.passes();
+            all.passed += u64::from(free);
+            all.unkeyed += u64::from(!free);
+            return;
+        };
+        if !decision.is_allowed() {
+            all.refused += 1;
+            return;
+        }
+        let wait = decision.wait();
+        all.passed += u64::from(wait.is_zero());
+        all.delayed += u64::from(!wait.is_zero());
+        all.longest_wait = all.longest_wait.max(wait);
+        all.overage += u64::from(decision.is_overage());
+    }
+
+    /// Whether a rule refused the request, or would have.
+    fn by_rule(&mut self, call: &Call, verdict: &Verdict) -> bool {
+        let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
+        let mut refused = false;
+        for rule in &mut self.rules {
+            let mut its = outcomes.iter().filter(|outcome| outcome.rule() == rule.flag.name);
+            rule.asked += u64::from(its.clone().next().is_some());
+            if let Some(denied) = its.find(|outcome| outcome.is_denied()) {
+                rule.note(denied, verdict.at(), call.parts());
+                refused = true;
+            }
+        }
+        refused
+    }
+}

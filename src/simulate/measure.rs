@@ -1,0 +1,102 @@
+//! How much every quota would have to allow.
+//!
+//! As long as nobody is limited, what is owed does not depend on the limit. So each quota is counted
+//! by its own algorithm with the widest limit there is, each apart from the others, and the most that
+//! was ever owed at once is the smallest limit that refuses nobody.
+
+use smallvec::SmallVec;
+
+use super::Least;
+use crate::{
+    decision::Outcome,
+    quota::{Algorithm, Quota},
+    rule::Shape,
+    store::{Charge, LocalStore, Store},
+};
+
+/// So many quotas are told apart, where a plan chooses them; of others nothing is said.
+const MOST_QUOTAS: usize = 1_024;
+
+pub(super) struct Measure {
+    store: LocalStore,
+    found: Vec<Least>,
+}
+
+impl Measure {
+    /// What one request alone needs is the least of what there can be.
+    pub(super) fn new(store: LocalStore, shapes: &[Shape<'_>]) -> Self {
+        let of = |shape: &Shape<'_>| {
+            let (rule, alone) = (shape.name, shape.least_need().max(1));
+            let quotas = shape.quotas.unwrap_or_default().to_vec();
+            let least = move |(place, given): (usize, Quota)| {
+                let most = is_countable(&given).then_some(alone);
+                Least { rule, place, given, most }
+            };
+            quotas.into_iter().enumerate().map(least)
+        };
+        Self { store, found: shapes.iter().flat_map(of).collect() }
+    }
+
+    /// Takes note of what a request is charged at `now`.
+    pub(super) fn note(&mut self, charges: &[Charge<'_>], now: u64) {
+        for charge in charges.iter().filter(|charge| charge.units() > 0) {
+            let wide: SmallVec<[Quota; 4]> = charge.quotas().iter().map(Quota::widest).collect();
+            for (place, given) in charge.placed() {
+                let Self { store, found } = self;
+                let Some(least) = entry(found, charge, place, given) else { continue };
+                if least.most.is_none() {
+                    continue;
+                }
+                let alone = Charge::new(charge.rule(), charge.key(), &wide).only(place);
+                let ask = alone.cost(charge.units()).headroom(charge.reserve());
+                let decision = store.take(&[ask]).now();
+                let owed = decision.outcomes().first().filter(|_| decision.is_allowed());
+                let needs = owed.map(Outcome::owed).and_then(|owed| u64::try_from(owed).ok());
+                let needs = needs.map(|owed| owed + u64::from(charge.reserve()));
+                let needs = needs.and_then(|units| paced(given, units, now));
+                least.most = needs.and_then(|units| least.most.map(|most| most.max(units)));
+            }
+        }
+    }
+
+    pub(super) fn least(&self) -> Vec<Least> {
+        self.found.clone()
+    }
+}
+
+fn entry<'a>(
+    found: &'a mut Vec<Least>,
+    charge: &Charge<'_>,
+    place: usize,
+    given: &Quota,
+) -> Option<&'a mut Least> {
+    let rule = charge.rule();
+    let is_it = |it: &Least| it.rule == rule && it.place == place && it.given == *given;
+    let at = found.iter().position(is_it).unwrap_or(found.len());
+    if at == found.len() && at < MOST_QUOTAS {
+        let most = is_countable(given).then_some(1);
+        found.push(Least { rule, place, given: *given, most });
+    }
+    found.get_mut(at)
+}
+
+/// Whether what is owed does not depend on the limit.
+fn is_countable(quota: &Quota) -> bool {
+    let lends = match quota.counted_by() {
+        Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
+        _ => false,
+    };
+    !lends && !quota.is_blocked() && quota.initial_units().is_none()
+}
+
+/// The units of a window in which unit `last` has come at `now`: where they come evenly spaced,
+/// as many as make it come early enough.
+fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {
+    if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
+        return Some(last);
+    }
+    let (period, since) = (u128::from(quota.period_nanos()), now % quota.period_nanos());
+    let before = u128::from(last - 1) * period;
+    let units = before.checked_add(u128::from(since).checked_sub(1)?)? / u128::from(since);
+    u64::try_from(units).ok().map(|units| units.max(last))
+}

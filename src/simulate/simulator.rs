@@ -1,0 +1,229 @@
+//! A store on a clock that the trace drives.
+
+use std::{cmp::Reverse, collections::BinaryHeap, fmt, sync::Arc, time::Duration};
+
+use super::{Call, Least, Verdict, measure::Measure};
+use crate::{
+    decision::Decision,
+    headers::Items,
+    key::KeyError,
+    rule::{self, Aside, RuleError, Rules},
+    settings::{MAX_WAITERS, is_preflight},
+    store::{Charge, Clock, LocalStore, Stats, Store, hurried},
+};
+
+/// Keys in debt that there is room for unless told otherwise.
+const KEYS: usize = 131_072;
+/// The latest instant: in 2100 and in nanoseconds, far from where sums of instants overflow.
+const LAST: u64 = 4_102_444_800 * 1_000_000_000;
+
+/// Plays calls one by one, and says what a layer of the same rules over an embedded store decides.
+/// See the [module](super) for an example.
+///
+/// As in a layer, 1 024 requests may [wait](crate::Rule::max_wait) at a time.
+pub struct Simulator<R> {
+    rules: R,
+    clock: Clock,
+    hands: Arc<quanta::Mock>,
+    store: LocalStore,
+    keys: usize,
+    measure: Option<Measure>,
+    /// When those who wait will have their place.
+    waiting: BinaryHeap<Reverse<u64>>,
+    late: u64,
+}
+
+impl<R: Rules> Simulator<R> {
+    /// A simulator with room for 131 072 keys in debt, as [`LocalStore::new`] has.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_new`](Simulator::try_new) gives an error; use that for rules from configuration.
+    #[must_use]
+    #[track_caller]
+    pub fn new(rules: R) -> Self {
+        match Self::try_new(rules) {
+            Ok(simulator) => simulator,
+            Err(wrong) => panic!("{wrong}"),
+        }
+    }
+
+    /// [`new`](Simulator::new) for rules from outside.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::Simulator};
+    ///
+    /// let rule = Rule::new("site", Everyone, Quota::per_minute(5)).cost(6);
+    /// let error = Simulator::try_new(rule).unwrap_err();
+    /// assert!(error.to_string().contains("cost 6 is above the quota's limit 5"));
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// What [`RateLimitLayer::try_rules`](crate::RateLimitLayer::try_rules) says of the same rules.
+    pub fn try_new(rules: R) -> Result<Self, RuleError> {
+        let (clock, hands) = Clock::driven();
+        let store = LocalStore::on(clock.clone(), KEYS);
+        let mut shapes = Vec::new();
+        rules.describe(&mut shapes);
+        rule::check(&shapes, &store)?;
+        Items::new(&shapes)?;
+        drop(shapes);
+        let waiting = BinaryHeap::new();
+        Ok(Self { rules, clock, hands, store, keys: KEYS, measure: None, waiting, late: 0 })
+    }
+
+    /// Room for `keys` keys in debt at a time, as of [`LocalStore::with_capacity`]. Call it first: the
+    /// accounts begin anew.
+    #[must_use]
+    pub fn capacity(self, keys: usize) -> Self {
+        let store = LocalStore::on(self.clock.clone(), keys);
+        let measured = self.measure.is_some();
+        let simulator = Self { store, keys, measure: None, ..self };
+        if measured { simulator.measure() } else { simulator }
+    }
+
+    /// Looks for the smallest limits, too, which [`least`](Simulator::least) then says. It takes the
+    /// time and the memory of a second store.
+    #[must_use]
+    pub fn measure(self) -> Self {
+        let mut shapes = Vec::new();
+        self.rules.describe(&mut shapes);
+        let store = LocalStore::on(self.clock.clone(), self.keys);
+        let measure = Some(Measure::new(store, &shapes));
+        drop(shapes);
+        Self { measure, ..self }
+    }
+
+    /// Plays one call.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::{Call, Simulator}};
+    ///
+    /// let mut simulator = Simulator::new(Rule::new("site", Everyone, Quota::per_minute(2)));
+    /// let mut decide = |second| {
+    ///     let (parts, ()) = http::Request::new(()).into_parts();
+    ///     simulator.decide(&Call::new(Duration::from_secs(second), parts))
+    /// };
+    /// assert!(decide(7).passes());
+    /// // it comes late, and is decided as of second 7
+    /// let late = decide(5);
+    /// assert!(late.is_late() && late.at() == Duration::from_secs(7));
+    /// assert_eq!(decide(8).decision().unwrap().retry_after(), Some(Duration::from_secs(29)));
+    /// ```
+    pub fn decide(&mut self, call: &Call) -> Verdict {
+        let at = u64::try_from(call.at.as_nanos()).map_or(LAST, |at| at.min(LAST));
+        let before = self.clock.now();
+        let late = at < before;
+        self.late += u64::from(late);
+        self.hands.increment(at.saturating_sub(before));
+        let now = at.max(before);
+        while self.waiting.peek().is_some_and(|Reverse(up)| *up <= now) {
+            self.waiting.pop();
+        }
+        let decided = if is_preflight(&call.parts) { Ok(None) } else { self.ask(call, now) };
+        Verdict { at: Duration::from_nanos(now), late, decided }
+    }
+
+    /// What a layer's gate does with the head of a request.
+    fn ask(&mut self, call: &Call, now: u64) -> Result<Option<Decision>, KeyError> {
+        let Self { rules, store, measure, waiting, .. } = self;
+        let decided = rules.charges(&call.parts, |charges| {
+            if charges.is_empty() {
+                return None;
+            }
+            if let Some(measure) = measure {
+                measure.note(charges, now);
+            }
+            let queues = charges.iter().any(Charge::queues);
+            let crowded = queues && waiting.len() >= MAX_WAITERS;
+            let answer = if crowded { store.take(&hurried(charges)) } else { store.take(charges) };
+            let decision: Decision = answer.now();
+            if decision.waits() {
+                let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);
+                waiting.push(Reverse(now.saturating_add(wait)));
+            }
+            Some(decision)
+        });
+        decided.or_else(|aside| match aside {
+            Aside::Exempt => Ok(None),
+            Aside::Refused(error) => Err(error),
+        })
+    }
+
+    /// Plays the calls of `trace`, one by one as the iterator is asked.
+    pub fn play<T>(self, trace: T) -> Simulation<R, T::IntoIter>
+    where
+        T: IntoIterator<Item = Call>,
+    {
+        Simulation { simulator: self, trace: trace.into_iter() }
+    }
+}
+
+impl<R> Simulator<R> {
+    /// The smallest limit of each quota with which nobody would have been limited so far, in the
+    /// order of the rules. Empty unless it was told to [`measure`](Simulator::measure).
+    #[must_use]
+    pub fn least(&self) -> Vec<Least> {
+        self.measure.as_ref().map(Measure::least).unwrap_or_default()
+    }
+
+    /// Calls so far that came [late](Verdict::is_late).
+    #[must_use]
+    pub fn late(&self) -> u64 {
+        self.late
+    }
+
+    /// How full the accounts are. With [`overflowed`](Stats::overflowed) above 0 the
+    /// [capacity](Simulator::capacity) was too small for the trace.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for Simulator<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulator").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+/// The iterator of [`simulate`](super::simulate) and [`Simulator::play`]: one [`Verdict`] for each
+/// call of a trace.
+#[derive(Debug)]
+#[must_use = "iterators are lazy"]
+pub struct Simulation<R, T> {
+    simulator: Simulator<R>,
+    trace: T,
+}
+
+impl<R, T> Simulation<R, T> {
+    /// The simulator, for what it has to say of all calls so far.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::simulate};
+    ///
+    /// let rule = Rule::new("site", Everyone, Quota::per_minute(2));
+    /// let mut simulation = simulate(rule, []);
+    /// assert!(simulation.next().is_none());
+    /// assert_eq!(simulation.simulator().late(), 0);
+    /// ```
+    #[must_use]
+    pub fn simulator(&self) -> &Simulator<R> {
+        &self.simulator
+    }
+}
+
+impl<R: Rules, T: Iterator<Item = Call>> Iterator for Simulation<R, T> {
+    type Item = Verdict;
+
+    fn next(&mut self) -> Option<Verdict> {
+        let call = self.trace.next()?;
+        Some(self.simulator.decide(&call))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.trace.size_hint()
+    }
+}

@@ -1,0 +1,205 @@
+//! A simulation decides as the layer does: the same rules and the same requests at the same
+//! instants, one on its own clock and one behind a real layer whose clock is driven.
+
+mod support;
+
+use std::time::Duration;
+
+use http::{Method, Request, Response};
+use proptest::{collection::vec, prelude::*};
+use support::{
+    Strict, ask,
+    driven::{Time, begin, millis, secs},
+    get,
+    random::{Row, rows},
+};
+use tower::Layer;
+use tower_sluice::{
+    Algorithm, Decision, LocalStore, Missing, Mode, Quota, RateLimitLayer, Rule, Units,
+    key::{Everyone, Header},
+    simulate::{Call, Simulator, Verdict, simulate},
+    testing::FakeClock,
+};
+
+const WINDOW: Algorithm = Algorithm::SlidingWindow { buckets: 4 };
+
+fn cost(header: &'static str) -> Units {
+    Units::from_fn(move |parts| {
+        parts.headers.get(header).and_then(|units| units.to_str().ok()?.parse().ok()).unwrap_or(1)
+    })
+}
+
+/// Every way that a rule has to charge or not, in one decision.
+fn rules() -> (Rule<Header>, Rule<Everyone>, Rule<Everyone>) {
+    let two = [Quota::per_second(3), Quota::per_minute(9).algorithm(WINDOW)];
+    let user = Rule::new("user", Header::new("x-key"), two).cost(cost("x-cost"));
+    let site = Rule::new("site", Everyone, Quota::per_second(5).soft(2)).headroom(cost("x-room"));
+    let trial = Quota::per_minute(4).algorithm(Algorithm::TokenBucket);
+    (
+        user.missing(Missing::Share).mode(|parts| match parts.method {
+            Method::HEAD => Mode::Exempt,
+            Method::PUT => Mode::Require,
+            _ => Mode::Charge,
+        }),
+        site,
+        Rule::new("trial", Everyone, trial).report_only(),
+    )
+}
+
+fn request() -> impl Strategy<Value = Request<()>> {
+    let methods = [Method::GET, Method::GET, Method::GET, Method::HEAD, Method::PUT];
+    let method = prop::sample::select(methods.to_vec());
+    let key = prop::option::of(prop::sample::select(vec!["a", "b", "c"]));
+    (method, key, 0..5_u32, 0..3_u32).prop_map(|(method, key, cost, room)| {
+        let request = Request::builder().method(method).header("x-cost", cost);
+        let request = request.header("x-room", room);
+        let request = key.into_iter().fold(request, |request, key| request.header("x-key", key));
+        request.body(()).expect("a request")
+    })
+}
+
+fn call(at: Duration, request: &Request<()>) -> Call {
+    Call::new(at, request.clone().into_parts().0)
+}
+
+/// What a decision comes to.
+fn told(decision: &Decision) -> (bool, bool, bool, Duration, Vec<Row>) {
+    let (allowed, overage) = (decision.is_allowed(), decision.is_overage());
+    (allowed, overage, decision.would_deny(), decision.wait(), rows(decision))
+}
+
+proptest! {
+    #[test]
+    fn the_verdict_is_what_the_layer_answers(
+        trace in vec((prop_oneof![Just(0), 0..900_u64], request()), 1..60)
+    ) {
+        let clock = FakeClock::new();
+        let layer = RateLimitLayer::rules(rules(), clock.store(64)).expose_decision();
+        let mut service = layer.layer(Strict::default());
+        let mut simulator = Simulator::new(rules()).capacity(64);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        for (pause, request) in trace {
+            clock.advance(millis(pause));
+            let verdict = simulator.decide(&call(clock.now(), &request));
+            let response: Response<String> = runtime.block_on(ask(&mut service, request));
+            let decision = response.extensions().get::<Decision>();
+            prop_assert_eq!(verdict.passes(), response.status().is_success());
+            prop_assert_eq!(verdict.decision().map(told), decision.map(told));
+            prop_assert_eq!(verdict.error().is_some(), response.status().as_u16() == 400);
+            prop_assert!(!verdict.is_late() && verdict.at() == clock.now());
+        }
+    }
+}
+
+/// So many may wait in a layer, and others are refused until one of them has left.
+#[tokio::test(start_paused = true)]
+async fn as_many_wait_as_in_a_layer() {
+    let rule = || {
+        let quota = Quota::per_second(10).burst(1);
+        Rule::new("site", Everyone, quota).max_wait(secs(1_000))
+    };
+    let time = Time::default();
+    let mut service = RateLimitLayer::rules(rule(), time.store()).layer(Strict::default());
+    let mut simulator = Simulator::new(rule());
+    let mut waiting = Vec::new();
+    for round in 0..4 {
+        for _ in 0..if round == 0 { 1_100 } else { 7 } {
+            let mut asking = begin(&mut service, get("/")).await;
+            let verdict = simulator.decide(&call(time.0.now(), &get("/")));
+            match asking.poll() {
+                std::task::Poll::Ready(Ok(response)) => {
+                    let wait = verdict.decision().map(Decision::wait);
+                    assert_eq!(wait, Some(Duration::ZERO), "round {round}");
+                    assert_eq!(verdict.passes(), response.status().is_success());
+                }
+                _ => {
+                    assert!(verdict.passes() && verdict.is_limited());
+                    waiting.push(asking);
+                }
+            }
+        }
+        time.pass(millis(350)).await;
+        waiting.retain_mut(|asking| asking.poll().is_pending());
+    }
+    // 1 024 at first, and as many again as had left: three or four each time
+    assert!((1_010..=1_024).contains(&waiting.len()), "{}", waiting.len());
+}
+
+#[test]
+fn the_clock_never_runs_back_and_what_is_late_is_counted() {
+    let quota = Quota::per_second(1);
+    let trace = [5_000, 3_000, 5_999, 0, 6_000].map(|at| call(millis(at), &get("/")));
+    let mut played = simulate(Rule::new("site", Everyone, quota), trace);
+    assert_eq!(played.size_hint(), (5, Some(5)));
+    let shown = |verdict: Verdict| (verdict.at().as_millis(), verdict.is_late(), verdict.passes());
+    let said: Vec<_> = played.by_ref().map(shown).collect();
+    assert_eq!(
+        said,
+        [
+            (5_000, false, true),
+            (5_000, true, false),
+            (5_999, false, false),
+            (5_999, true, false),
+            (6_000, false, true)
+        ]
+    );
+    assert_eq!(played.simulator().late(), 2);
+}
+
+#[test]
+fn the_end_of_time_is_an_instant_like_others() {
+    let quota = Quota::per_day(1).burst(3_650);
+    let rule = Rule::new("site", Everyone, quota).cost(3_650).max_wait(Duration::MAX);
+    let mut simulator = Simulator::new(rule).measure();
+    let mut passes = |at| simulator.decide(&call(at, &get("/"))).passes();
+    assert!(passes(Duration::MAX) && passes(Duration::MAX) && !passes(Duration::ZERO));
+    assert!(simulator.least()[0].quota().is_none(), "ten years are owed");
+}
+
+#[test]
+fn preflights_pass_as_in_a_layer() {
+    let preflight = Request::options("/").header("access-control-request-method", "PUT");
+    let preflight = preflight.body(()).expect("a request");
+    let options = Request::options("/").body(()).expect("a request");
+    let trace = [&preflight, &preflight, &options, &options].map(|it| call(secs(1), it));
+    let rule = Rule::new("site", Everyone, Quota::per_second(1));
+    let passed: Vec<_> = simulate(rule, trace).map(|verdict| verdict.passes()).collect();
+    assert_eq!(passed, [true, true, true, false]);
+}
+
+#[test]
+fn a_store_too_small_says_so() {
+    let rule = || Rule::new("user", Header::new("x-key"), Quota::per_hour(1));
+    let trace = || {
+        (0..2_000_u32).map(|n| {
+            let request = Request::get("/").header("x-key", n).body(()).expect("a request");
+            call(secs(1), &request)
+        })
+    };
+    let mut small = Simulator::new(rule()).measure().capacity(16).play(trace());
+    assert!(small.by_ref().any(|verdict| !verdict.passes()), "newcomers share accounts");
+    small.by_ref().for_each(drop);
+    assert!(small.simulator().stats().overflowed > 0);
+    let least = small.simulator().least()[0].quota().expect("a quota");
+    assert!(least.limit() > 1, "{least}");
+    let mut large = Simulator::new(rule()).measure().play(trace());
+    assert!(large.by_ref().all(|verdict| verdict.passes()));
+    assert_eq!(large.simulator().stats().overflowed, 0);
+    assert_eq!(large.simulator().least()[0].quota(), Some(Quota::per_hour(1)));
+}
+
+#[test]
+fn what_cannot_be_a_layer_cannot_be_simulated() {
+    let (one, other) = (Quota::per_second(1), Quota::per_second(2));
+    let rule = |name: &str, quota| Rule::new(name, Everyone, quota);
+    for rules in [
+        vec![rule("a", one), rule("a", other)],
+        vec![rule("a", one).cost(2)],
+        vec![rule("a", one.algorithm(WINDOW)).max_wait(secs(1))],
+        vec![rule("a", one.named("x")), rule("b", one.named("x"))],
+    ] {
+        let layer = RateLimitLayer::try_rules(rules.clone(), LocalStore::new());
+        let wrong = Simulator::try_new(rules).expect_err("wrong");
+        assert_eq!(layer.expect_err("wrong"), wrong);
+    }
+}
