@@ -108,8 +108,10 @@ fn quickstart_says_in_one_line_why_it_cannot_listen() {
 
 #[cfg(unix)]
 #[test]
-fn both_end_well_on_ctrl_c() {
-    for command in [quickstart(ANY_PORT), gateway(&[])] {
+fn servers_end_well_on_ctrl_c() {
+    let mut playground = example("playground");
+    playground.args(["--addr", ANY_PORT]);
+    for command in [quickstart(ANY_PORT), gateway(&[]), playground] {
         let mut server = Server::start(command);
         let idle = TcpStream::connect(server.address).expect("connects");
         assert_eq!(server.get("/").status, 200);

@@ -17,7 +17,7 @@ const TOP: [&str; 9] = [
 /// Whatever lies in these, if it ends so.
 const FOLDERS: [(&str, &[&str]); 3] = [
     ("src/", &["rs", "md", "svg", "html", "js", "css"]),
-    ("examples/", &["rs", "toml"]),
+    ("examples/", &["rs", "toml", "html", "css", "js"]),
     ("lua/", &["lua", "md"]),
 ];
 

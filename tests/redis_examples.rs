@@ -9,6 +9,7 @@ mod servers;
 use std::{process::Stdio, time::Duration};
 
 use programs::{ANY_PORT, Answer, Server as Gateway, example};
+use serde_json::json;
 use servers::{Cluster, Flavour, Server, eventually};
 use tower_sluice::testing::Case;
 
@@ -69,6 +70,24 @@ async fn an_outage_is_what_was_chosen() {
         assert_eq!(refused.status, 503, "{refused:?}");
         assert_eq!(refused.header("retry-after"), Some("1"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_playground_asks_redis_where_it_is_told_to() {
+    let redis = Server::redis().await;
+    let mut command = example("playground");
+    command.args(["--addr", ANY_PORT, "--store", &redis.url()]);
+    let play = move || {
+        let server = Gateway::start(command);
+        let visitor = "x-visitor: alice\r\n";
+        let limit = json!({ "algorithm": "gcra", "units": 3, "period_ms": 3_600_000 });
+        assert_eq!(server.post("/limit", visitor, &limit).status, 200);
+        let answers: Vec<_> = (0..5).map(|_| server.get_with("/try", visitor).status).collect();
+        assert_eq!(answers, [200, 200, 200, 429, 429]);
+        let state = server.get_with("/state", visitor).json();
+        assert_eq!((&state["source"], &state["ours"]["remaining"]), (&json!("redis"), &json!(0)));
+    };
+    tokio::task::block_in_place(play);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,8 @@
 
 #[path = "../support/rule.rs"]
 mod rule;
+#[path = "../support/store.rs"]
+mod store;
 
 use std::{convert::Infallible, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -11,12 +13,9 @@ use axum::{Extension, Json, Router, routing::any};
 use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
 use serde::Serialize;
 use tokio::{net::TcpListener, signal::ctrl_c};
-use tower_sluice::{
-    ClientIp, Decision, Headers, LocalStore, Outcome, RateLimitLayer, Source, Store,
-    store::DynStore,
-};
+use tower_sluice::{ClientIp, Decision, Headers, Outcome, RateLimitLayer, Source, store::DynStore};
 
-use crate::rule::RuleFlag;
+use crate::{rule::RuleFlag, store::StoreFlags};
 
 const EXAMPLES: &str = r#"Examples:
   each address 5 a second, 10 at once:
@@ -61,29 +60,8 @@ struct Flags {
     /// Header fields that tell clients what is left
     #[arg(long, value_name = "FAMILY", default_value = "draft11")]
     headers: Family,
-    /// Where accounts live: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with
-    /// the feature `redis`)
-    #[arg(long, value_name = "local|URL", default_value = "local")]
-    store: String,
-    /// What becomes of a request while Redis does not answer: open lets it pass, closed refuses it
-    /// with 503, fallback decides here
-    #[arg(long, value_name = "HOW", default_value = "fallback")]
-    outage: Outage,
-    /// How long Redis may take for a decision, in milliseconds
-    #[arg(long, value_name = "MS", default_value = "100",
-        value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    budget: u64,
-    /// Keys in debt that the embedded store has room for
-    #[arg(long, value_name = "N", default_value = "131072",
-        value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
-    capacity: u32,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Outage {
-    Open,
-    Closed,
-    Fallback,
+    #[command(flatten)]
+    store: StoreFlags,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -104,7 +82,7 @@ async fn main() -> ExitCode {
     let wrong = |text: String| -> ! {
         Flags::command().error(ErrorKind::ValueValidation, text).exit();
     };
-    let store = store(&flags).await.unwrap_or_else(|error| wrong(error));
+    let store = flags.store.open().await.unwrap_or_else(|error| wrong(error));
     let app = router(flags, store).unwrap_or_else(|error| wrong(error));
     let Err(error) = serve(address, app).await else { return ExitCode::SUCCESS };
     eprintln!("error: cannot serve on {address}: {error}; give a free address with --addr");
@@ -132,47 +110,6 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
         .route("/orders/{id}", any(show))
         .fallback(show)
         .layer(layer.expose_decision()))
-}
-
-/// The one place that knows which stores there are.
-async fn store(flags: &Flags) -> Result<Arc<DynStore<Infallible>>, String> {
-    let local = LocalStore::with_capacity(flags.capacity as usize);
-    match flags.store.as_str() {
-        "local" => Ok(local.boxed()),
-        url if url.contains("://") => shared(flags, url, local).await,
-        other => Err(format!("--store {other}: give local or redis://host[:port][/db]")),
-    }
-}
-
-#[cfg(not(feature = "redis"))]
-async fn shared(_: &Flags, _: &str, _: LocalStore) -> Result<Arc<DynStore<Infallible>>, String> {
-    // the address may have a password in it
-    Err("--store is an address: build with --features redis, or give local".to_owned())
-}
-
-#[cfg(feature = "redis")]
-async fn shared(
-    flags: &Flags,
-    url: &str,
-    local: LocalStore,
-) -> Result<Arc<DynStore<Infallible>>, String> {
-    use tower_sluice::{RedisStore, store::RedisErrorKind};
-
-    let redis = match RedisStore::connect(url).await {
-        Ok(redis) => redis,
-        // a server that is down is no reason not to start
-        Err(error) if error.kind() == RedisErrorKind::Disconnected => {
-            eprintln!("starting without it: {error}");
-            RedisStore::connect_lazy(url).map_err(|error| error.to_string())?
-        }
-        Err(error) => return Err(error.to_string()),
-    };
-    let redis = redis.deadline(Duration::from_millis(flags.budget)).breaker();
-    Ok(match flags.outage {
-        Outage::Open => redis.fail_open().boxed(),
-        Outage::Closed => redis.fail_closed().boxed(),
-        Outage::Fallback => redis.fallback(local).boxed(),
-    })
 }
 
 /// Without a decision no rule applied to the request.

@@ -1,17 +1,20 @@
 //! A rule as a flag: `name=ip key=peer quota="5/s burst 10" cost=2 missing=skip`.
 
+#[path = "algorithm.rs"]
+mod algorithm;
+
 use std::{str::FromStr, time::Duration};
 
 use axum::http::HeaderName;
 use tower_sluice::{
-    Algorithm, ClientIp, KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
+    ClientIp, KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
     key::{Everyone, Header, Route},
 };
 
+use self::algorithm::counted_by;
+
 const FIELDS: &str = "give name, key, quota, algorithm, soft, cost, headroom, max_wait, missing or \
                       report_only";
-const ALGORITHMS: &str = "give gcra, token_bucket, fixed_window, paced_window, anchored_window, \
-                          sliding_window:BUCKETS or sliding_log";
 const QUOTA: &str = "quota=\"5/s burst 10\"";
 const KEYS: &str = "give peer, client, header:NAME, everyone or route";
 const NO_PROXY: &str = "key=client needs a proxy to believe; add one, as --trusted-proxy 10.0.0.0/8, \
@@ -148,21 +151,6 @@ fn time(value: &str) -> Result<Duration, String> {
     let wrong = || format!("max_wait is {value:?}; give whole milliseconds, as max_wait=500ms");
     let millis = value.strip_suffix("ms").ok_or_else(wrong)?;
     millis.parse().map(Duration::from_millis).map_err(|_| wrong())
-}
-
-fn counted_by(value: &str) -> Result<Algorithm, String> {
-    match value.split_once(':') {
-        None if value == "gcra" => Ok(Algorithm::Gcra),
-        None if value == "token_bucket" => Ok(Algorithm::TokenBucket),
-        None if value == "fixed_window" => Ok(Algorithm::fixed_window()),
-        None if value == "paced_window" => Ok(Algorithm::fixed_window().paced()),
-        None if value == "anchored_window" => Ok(Algorithm::AnchoredWindow),
-        None if value == "sliding_log" => Ok(Algorithm::SlidingLog),
-        Some(("sliding_window", n)) => {
-            units("buckets", n).map(|buckets| Algorithm::SlidingWindow { buckets })
-        }
-        _ => Err(format!("algorithm is {value:?}; {ALGORITHMS}")),
-    }
 }
 
 fn policy(value: &str) -> Result<Missing, String> {

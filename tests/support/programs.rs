@@ -78,6 +78,15 @@ impl Server {
     pub(crate) fn get_with(&self, path: &str, more: &str) -> Answer {
         ask(TcpStream::connect(self.address).expect("connects"), path, more)
     }
+
+    /// A `POST` of JSON, with more header lines.
+    pub(crate) fn post(&self, path: &str, more: &str, body: &Value) -> Answer {
+        let body = body.to_string();
+        let kind = "content-type: application/json";
+        let more = format!("{more}{kind}\r\ncontent-length: {}\r\n", body.len());
+        let stream = TcpStream::connect(self.address).expect("connects");
+        exchange(stream, &format!("POST {path}"), &more, &body)
+    }
 }
 
 impl Drop for Server {
@@ -104,10 +113,14 @@ impl Answer {
     }
 }
 
-pub(crate) fn ask(mut stream: TcpStream, path: &str, more: &str) -> Answer {
+pub(crate) fn ask(stream: TcpStream, path: &str, more: &str) -> Answer {
+    exchange(stream, &format!("GET {path}"), more, "")
+}
+
+fn exchange(mut stream: TcpStream, what: &str, more: &str, body: &str) -> Answer {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let head = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{more}\r\n");
-    stream.write_all(head.as_bytes()).expect("sends");
+    let head = format!("{what} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{more}\r\n");
+    stream.write_all((head + body).as_bytes()).expect("sends");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");

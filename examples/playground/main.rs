@@ -1,0 +1,63 @@
+//! What does each algorithm do with my traffic? A page that fires requests at the real layer and
+//! shows what became of them, beside a naive fixed window.
+//!
+//! `cargo run --example playground`, then open the address it prints.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+#[path = "../support/algorithm.rs"]
+mod algorithm;
+mod limit;
+mod naive;
+mod page;
+#[path = "../support/store.rs"]
+mod store;
+mod visit;
+
+use std::{io, net::SocketAddr, process::ExitCode};
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use tokio::{net::TcpListener, signal::ctrl_c};
+
+use crate::{store::StoreFlags, visit::Visits};
+
+/// Serves a page on this machine that shows what each algorithm does with your requests.
+#[derive(Parser)]
+#[command(name = "playground")]
+struct Flags {
+    /// Loopback address to listen on
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:3000", value_parser = loopback)]
+    addr: SocketAddr,
+    #[command(flatten)]
+    store: StoreFlags,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt().init();
+    let flags = Flags::parse();
+    let store = flags.store.open().await.unwrap_or_else(|text| {
+        Flags::command().error(ErrorKind::ValueValidation, text).exit();
+    });
+    let Err(error) = serve(flags.addr, Visits::new(store)).await else { return ExitCode::SUCCESS };
+    let address = flags.addr;
+    eprintln!("error: cannot serve on {address}: {error}; give a free address with --addr");
+    ExitCode::FAILURE
+}
+
+async fn serve(address: SocketAddr, visits: Visits) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    println!("listening on http://{}; open it in a browser", listener.local_addr()?);
+    axum::serve(listener, page::router().merge(visit::router(visits)))
+        .with_graceful_shutdown(async { drop(ctrl_c().await) })
+        .await
+}
+
+/// Anybody who reaches the page may set limits: so nobody else shall.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let wrong = |why: &dyn std::fmt::Display| format!("{why}; give ip:port, as 127.0.0.1:3000");
+    let address: SocketAddr = text.parse().map_err(|error| wrong(&error))?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    Err(wrong(&format!("{} is no loopback address", address.ip())))
+}

@@ -1,0 +1,151 @@
+//! Who looks at a page, by the `x-visitor` that it sends: a limit of its own, in accounts of its own.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use axum::{
+    Json, Router,
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderValue, StatusCode, request::Parts},
+    response::Response,
+    routing::{get, post},
+};
+use serde::Serialize;
+use tower::ServiceExt;
+use tower_sluice::{Algorithm, Decision, Quota, store::DynStore};
+
+use crate::{
+    limit::{Asked, Told, limiter},
+    naive::Naive,
+};
+
+/// Visits are forgotten all at once; a page that is still there sets its limit again.
+const MOST: usize = 1_000;
+const UNKNOWN: &str = "no limit was set for this x-visitor; POST one to /limit";
+
+#[derive(Clone)]
+pub(crate) struct Visits {
+    store: Arc<DynStore<Infallible>>,
+    /// A shared store may have accounts of an earlier run.
+    run: u128,
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Default)]
+struct Known {
+    visits: HashMap<String, Arc<Visit>>,
+    limits: u32,
+}
+
+struct Visit {
+    account: String,
+    quota: Quota,
+    limited: Router,
+    naive: Naive,
+}
+
+impl Visits {
+    pub(crate) fn new(store: Arc<DynStore<Infallible>>) -> Self {
+        let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { store, run: run.as_nanos(), known: Arc::default() }
+    }
+
+    /// Every limit has a fresh account, so that it starts full.
+    fn set(&self, visitor: String, asked: &Asked) -> Result<Quota, String> {
+        let quota = asked.quota()?;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.limits += 1;
+        let account = format!("{visitor} {} {}", self.run, known.limits);
+        let limited = asked.serve(account.clone(), self.store.clone())?;
+        let naive = Naive::new(quota.units(), quota.period());
+        if known.visits.len() >= MOST {
+            known.visits.clear();
+        }
+        known.visits.insert(visitor, Arc::new(Visit { account, quota, limited, naive }));
+        Ok(quota)
+    }
+
+    fn of(&self, visitor: &str) -> Result<Arc<Visit>, Refusal> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.visits.get(visitor).cloned().ok_or((StatusCode::NOT_FOUND, UNKNOWN.to_owned()))
+    }
+}
+
+type Refusal = (StatusCode, String);
+
+pub(crate) fn router(visits: Visits) -> Router {
+    Router::new()
+        .route("/limit", post(set))
+        .route("/try", get(ask))
+        .route("/state", get(look))
+        .with_state(visits)
+}
+
+async fn set(
+    State(visits): State<Visits>,
+    Visitor(visitor): Visitor,
+    Json(asked): Json<Asked>,
+) -> Result<String, Refusal> {
+    match visits.set(visitor, &asked) {
+        Ok(quota) => Ok(format!("{quota}\n")),
+        Err(why) => Err((StatusCode::UNPROCESSABLE_ENTITY, why)),
+    }
+}
+
+/// The naive window is asked for the same request, and what it would have done is a field.
+async fn ask(
+    State(visits): State<Visits>,
+    Visitor(visitor): Visitor,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let visit = visits.of(&visitor)?;
+    let naive = if visit.naive.take() { "admitted" } else { "refused" };
+    let Ok(mut response) = visit.limited.clone().oneshot(request).await;
+    response.headers_mut().insert("x-naive", HeaderValue::from_static(naive));
+    Ok(response)
+}
+
+#[derive(Serialize)]
+struct Look {
+    source: &'static str,
+    /// Whether `reset_ms` of ours is the end of a window.
+    window: bool,
+    /// `null` where the store does not tell.
+    ours: Option<Told>,
+    naive: Told,
+}
+
+async fn look(
+    State(visits): State<Visits>,
+    Visitor(visitor): Visitor,
+) -> Result<Json<Look>, Refusal> {
+    let visit = visits.of(&visitor)?;
+    let peeked = limiter(visits.store.clone()).peek(visit.account.as_str(), &visit.quota).await;
+    let Ok(decision): Result<Decision, Infallible> = peeked;
+    let algorithm = visit.quota.counted_by();
+    Ok(Json(Look {
+        source: decision.source().as_str(),
+        window: matches!(algorithm, Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow),
+        ours: decision.outcomes().first().map(Told::from),
+        naive: visit.naive.told(),
+    }))
+}
+
+struct Visitor(String);
+
+impl<S: Sync> FromRequestParts<S> for Visitor {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let sent = parts.headers.get("x-visitor").and_then(|value| value.to_str().ok());
+        let fits = |sent: &&str| (1..=64).contains(&sent.len());
+        sent.filter(fits).map(|sent| Self(sent.to_owned())).ok_or_else(|| {
+            let text = "x-visitor is missing or longer than 64; send one, as x-visitor: me";
+            (StatusCode::BAD_REQUEST, text.to_owned())
+        })
+    }
+}

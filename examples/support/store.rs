@@ -1,0 +1,77 @@
+//! Where accounts live, by flags: `--store local`, or the address of a Redis or Valkey.
+
+use std::{convert::Infallible, sync::Arc};
+
+use clap::{Args, ValueEnum};
+use tower_sluice::{LocalStore, Store, store::DynStore};
+
+#[derive(Args)]
+pub(crate) struct StoreFlags {
+    /// Where accounts live: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with
+    /// the feature `redis`)
+    #[arg(long, value_name = "local|URL", default_value = "local")]
+    store: String,
+    /// What becomes of a request while Redis does not answer: open lets it pass, closed refuses it
+    /// with 503, fallback decides here
+    #[arg(long, value_name = "HOW", default_value = "fallback")]
+    outage: Outage,
+    /// How long Redis may take for a decision, in milliseconds
+    #[arg(long, value_name = "MS", default_value = "100",
+        value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    budget: u64,
+    /// Keys in debt that the embedded store has room for
+    #[arg(long, value_name = "N", default_value = "131072",
+        value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    capacity: u32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Outage {
+    Open,
+    Closed,
+    Fallback,
+}
+
+impl StoreFlags {
+    /// The one place that knows which stores there are.
+    pub(crate) async fn open(&self) -> Result<Arc<DynStore<Infallible>>, String> {
+        let local = LocalStore::with_capacity(self.capacity as usize);
+        match self.store.as_str() {
+            "local" => Ok(local.boxed()),
+            url if url.contains("://") => self.shared(url, local).await,
+            other => Err(format!("--store {other}: give local or redis://host[:port][/db]")),
+        }
+    }
+
+    #[cfg(not(feature = "redis"))]
+    async fn shared(&self, _: &str, _: LocalStore) -> Result<Arc<DynStore<Infallible>>, String> {
+        // the address may have a password in it
+        Err("--store is an address: build with --features redis, or give local".to_owned())
+    }
+
+    #[cfg(feature = "redis")]
+    async fn shared(
+        &self,
+        url: &str,
+        local: LocalStore,
+    ) -> Result<Arc<DynStore<Infallible>>, String> {
+        use std::time::Duration;
+        use tower_sluice::{RedisStore, store::RedisErrorKind};
+
+        let redis = match RedisStore::connect(url).await {
+            Ok(redis) => redis,
+            // a server that is down is no reason not to start
+            Err(error) if error.kind() == RedisErrorKind::Disconnected => {
+                eprintln!("starting without it: {error}");
+                RedisStore::connect_lazy(url).map_err(|error| error.to_string())?
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        let redis = redis.deadline(Duration::from_millis(self.budget)).breaker();
+        Ok(match self.outage {
+            Outage::Open => redis.fail_open().boxed(),
+            Outage::Closed => redis.fail_closed().boxed(),
+            Outage::Fallback => redis.fallback(local).boxed(),
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! Pages of the examples in a real browser: Chromium without a screen, driven over `WebDriver`.
+//!
+//! `scripts/pages` installs it and runs this; with `--readme` it draws the README's pictures instead.
+//! What a page showed where something failed lies in `target/pages`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
+
+mod browser;
+mod driver;
+mod looks;
+mod playground;
+#[path = "../support/programs.rs"]
+mod programs;
+mod readme;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use browser::Page;
+use driver::Driver;
+
+/// What went wrong, in words.
+type Outcome<T = ()> = Result<T, String>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let pictures = std::env::args().any(|argument| argument == "--readme");
+    let ended = match Driver::start().await {
+        Err(why) => Err(why),
+        Ok(driver) if pictures => scene(&driver, "readme", readme::draw).await,
+        // a scene is a file with a function, and a line here
+        Ok(driver) => scene(&driver, "playground", playground::play).await,
+    };
+    let Err(why) = ended else { return ExitCode::SUCCESS };
+    eprintln!("FAILED: {why}");
+    ExitCode::FAILURE
+}
+
+/// A browser of its own for each, so that one does not disturb another.
+async fn scene(driver: &Driver, name: &str, play: impl AsyncFn(&Page) -> Outcome) -> Outcome {
+    let page = Page::open(driver).await?;
+    let mut ended = play(&page).await;
+    if ended.is_ok() {
+        ended = page.silent().await;
+    }
+    if ended.is_err() {
+        page.show(name).await;
+    }
+    page.close().await;
+    println!("{name}: {}", if ended.is_ok() { "ok" } else { "failed" });
+    ended.map_err(|why| format!("{name}: {why}"))
+}
+
+/// Where pictures of failures and the browser's own files go.
+fn folder() -> PathBuf {
+    let beside = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let folder = beside.parent().unwrap_or(&beside).join("pages");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}

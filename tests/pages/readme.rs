@@ -1,0 +1,25 @@
+//! The pictures of the README.
+
+use std::{fs, path::Path};
+
+use crate::{Outcome, browser::Page, looks::DESKTOP, playground};
+
+/// Kept small, as everybody who clones takes them along.
+const MOST: usize = 120_000;
+
+/// Of the playground, while there is something to see on both lanes.
+pub(crate) async fn draw(page: &Page<'_>) -> Outcome {
+    let server = playground::start(page).await?;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/playground");
+    for scheme in ["light", "dark"] {
+        page.resize(DESKTOP, scheme).await?;
+        page.go(&format!("http://{}/", server.address)).await?;
+        playground::telling(page).await?;
+        let picture = page.picture(false).await?;
+        if picture.len() > MOST {
+            return Err(format!("{scheme}.png: {} bytes; {MOST} are enough", picture.len()));
+        }
+        fs::write(folder.join(format!("{scheme}.png")), picture).map_err(|why| why.to_string())?;
+    }
+    Ok(())
+}
