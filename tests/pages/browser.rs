@@ -105,6 +105,11 @@ impl<'a> Page<'a> {
         id.map(str::to_owned).ok_or_else(|| format!("{selector}: not found"))
     }
 
+    /// Says yes to what the page asks in a dialogue.
+    pub(crate) async fn accept(&self) -> Outcome {
+        self.post("alert/accept", json!({})).await.map(drop)
+    }
+
     /// Keys pressed one by one, wherever the focus is.
     pub(crate) async fn press(&self, keys: &[char]) -> Outcome {
         let press = |key: &char| {

@@ -33,7 +33,7 @@ pub(crate) async fn right(page: &Page<'_>, name: &str) -> Outcome {
 /// Nothing was fetched but from the server of the page.
 pub(crate) async fn at_home(page: &Page<'_>) -> Outcome {
     let elsewhere = "return performance.getEntriesByType('resource').map((entry) => entry.name) \
-                     .filter((name) => !name.startsWith(location.origin + '/') && \
+                     .filter((name) => new URL(name).origin !== location.origin && \
                      !name.startsWith('data:'))";
     match page.run(elsewhere).await? {
         Value::Array(list) if list.is_empty() => Ok(()),

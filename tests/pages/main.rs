@@ -4,6 +4,7 @@
 //! What a page showed where something failed lies in `target/pages`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
 
+mod admin;
 mod browser;
 mod driver;
 mod looks;
@@ -27,7 +28,10 @@ async fn main() -> ExitCode {
         Err(why) => Err(why),
         Ok(driver) if pictures => scene(&driver, "readme", readme::draw).await,
         // a scene is a file with a function, and a line here
-        Ok(driver) => scene(&driver, "playground", playground::play).await,
+        Ok(driver) => {
+            let played = scene(&driver, "playground", playground::play).await;
+            played.and(scene(&driver, "admin", admin::play).await)
+        }
     };
     let Err(why) = ended else { return ExitCode::SUCCESS };
     eprintln!("FAILED: {why}");

@@ -1,0 +1,109 @@
+//! The page of the admin router as an operator uses it.
+
+use crate::{
+    Outcome,
+    browser::{ENTER, Page},
+    looks,
+    programs::{ANY_PORT, Server, example},
+};
+
+const REFUSED: &str = "[...document.querySelectorAll('.rule')]\
+    .find((rule) => rule.querySelector('h3').textContent === 'user')";
+
+/// `http://admin:password@…`, as somebody types it who has been told the password.
+async fn start(page: &Page<'_>) -> Outcome<Server> {
+    let mut command = example("admin");
+    command.env("ADMIN_PASSWORD", "correct-horse").env("ADDR", ANY_PORT);
+    let server = tokio::task::block_in_place(|| Server::start(command));
+    page.go(&format!("http://admin:correct-horse@{}/admin", server.address)).await?;
+    page.until("the layers", "document.querySelectorAll('#layers .rule').length === 2").await?;
+    Ok(server)
+}
+
+/// What clients of the API that call themselves `alice` are answered, one after another.
+async fn asked(page: &Page<'_>, times: u32) -> Outcome<Vec<u64>> {
+    let script = format!(
+        "const seen = []; for (let n = 0; n < {times}; n++) seen.push((await fetch(location.origin + '/api', \
+         {{ headers: {{ 'x-api-key': 'alice' }} }})).status); return seen"
+    );
+    let seen = page.run(format!("return (async () => {{ {script} }})()")).await?;
+    Ok(seen.as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect())
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, wanted: T) -> Outcome {
+    if seen == wanted { Ok(()) } else { Err(format!("{what}: {seen:?}, not {wanted:?}")) }
+}
+
+async fn answers(page: &Page<'_>, button: &str, says: &str) -> Outcome {
+    page.click(&format!("button[value={button}]")).await?;
+    let said = format!("document.querySelector('#answer').textContent.includes({says:?})");
+    page.until(&format!("{button}: {says}"), &said).await.map(drop)
+}
+
+pub(crate) async fn play(page: &Page<'_>) -> Outcome {
+    let _server = start(page).await?;
+    same("three pass in a minute", asked(page, 5).await?, vec![200, 200, 200, 429, 429])?;
+    let told = format!("{REFUSED}.querySelector('.number').textContent.startsWith('2 refused')");
+    page.until("two refusals", &told).await?;
+    let listed = format!("{REFUSED}.querySelectorAll('.recent li').length === 2");
+    page.until("each of them", &listed).await?;
+    page.until(
+        "the store's health",
+        "/local well/.test(document.querySelector('.health').textContent)",
+    )
+    .await?;
+
+    page.choose("#layer", "api").await?;
+    page.write("#key", "alice").await?;
+    answers(page, "peek", "0 of 3").await?;
+    let seen = "document.querySelector('#answer code').textContent";
+    let listed = format!("{REFUSED}.querySelector('.recent code').textContent === {seen}");
+    page.until("the fingerprint that refusals have", &listed).await?;
+    page.run(format!("{REFUSED}.querySelector('details').open = true")).await?;
+    looks::right(page, "admin").await?;
+
+    answers(page, "reset", "reset, done by local").await?;
+    same("it is full again", asked(page, 4).await?, vec![200, 200, 200, 429])?;
+    answers(page, "block", "block, done by local").await?;
+    answers(page, "peek", "blocked for").await?;
+    answers(page, "reset", "reset, done by local").await?;
+    same("a reset ends no block", asked(page, 1).await?, vec![429])?;
+    answers(page, "unblock", "unblock, done by local").await?;
+    same("and an unblock does", asked(page, 4).await?, vec![200, 200, 200, 429])?;
+    switches(page).await?;
+
+    // by keyboard, and wrong
+    page.choose("#kind", "ip").await?;
+    page.write("#key", "nonsense").await?;
+    page.run("document.querySelector('#key').focus()").await?;
+    page.press(&[ENTER]).await?;
+    page.until("the fix", "/give an address/.test(document.querySelector('#answer').textContent)")
+        .await?;
+    looks::right(page, "admin-wrong").await?;
+    looks::at_home(page).await
+}
+
+/// Report-only of the rule and of the layer, and the kill switch, which asks first.
+async fn switches(page: &Page<'_>) -> Outcome {
+    for (label, passes) in [
+        ("Only reports: rule user of api", "true"),
+        ("Only reports: api", "true"),
+        ("Limits: api", "false"),
+    ] {
+        let button = format!("button[aria-label='{label}']");
+        let is = |on: &str| format!("document.querySelector(\"{button}\").ariaChecked === '{on}'");
+        let usual = if passes == "true" { "false" } else { "true" };
+        page.until(label, &is(usual)).await?;
+        same(label, asked(page, 1).await?, vec![429])?;
+        page.click(&button).await?;
+        if label.starts_with("Limits") {
+            page.accept().await?;
+        }
+        page.until(label, &is(passes)).await?;
+        same(label, asked(page, 2).await?, vec![200, 200])?;
+        page.click(&button).await?;
+        page.until(label, &is(usual)).await?;
+        same(label, asked(page, 1).await?, vec![429])?;
+    }
+    Ok(())
+}
