@@ -30,7 +30,7 @@ async fn asked(page: &Page<'_>, times: u32) -> Outcome<Vec<u64>> {
     Ok(seen.as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect())
 }
 
-fn same<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, wanted: T) -> Outcome {
+fn same(what: &str, seen: &[u64], wanted: &[u64]) -> Outcome {
     if seen == wanted { Ok(()) } else { Err(format!("{what}: {seen:?}, not {wanted:?}")) }
 }
 
@@ -42,7 +42,7 @@ async fn answers(page: &Page<'_>, button: &str, says: &str) -> Outcome {
 
 pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     let _server = start(page).await?;
-    same("three pass in a minute", asked(page, 5).await?, vec![200, 200, 200, 429, 429])?;
+    same("three pass in a minute", &asked(page, 5).await?, &[200, 200, 200, 429, 429])?;
     let told = format!("{REFUSED}.querySelector('.number').textContent.startsWith('2 refused')");
     page.until("two refusals", &told).await?;
     let listed = format!("{REFUSED}.querySelectorAll('.recent li').length === 2");
@@ -63,13 +63,13 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     looks::right(page, "admin").await?;
 
     answers(page, "reset", "reset, done by local").await?;
-    same("it is full again", asked(page, 4).await?, vec![200, 200, 200, 429])?;
+    same("it is full again", &asked(page, 4).await?, &[200, 200, 200, 429])?;
     answers(page, "block", "block, done by local").await?;
     answers(page, "peek", "blocked for").await?;
     answers(page, "reset", "reset, done by local").await?;
-    same("a reset ends no block", asked(page, 1).await?, vec![429])?;
+    same("a reset ends no block", &asked(page, 1).await?, &[429])?;
     answers(page, "unblock", "unblock, done by local").await?;
-    same("and an unblock does", asked(page, 4).await?, vec![200, 200, 200, 429])?;
+    same("and an unblock does", &asked(page, 4).await?, &[200, 200, 200, 429])?;
     switches(page).await?;
 
     // by keyboard, and wrong
@@ -94,16 +94,16 @@ async fn switches(page: &Page<'_>) -> Outcome {
         let is = |on: &str| format!("document.querySelector(\"{button}\").ariaChecked === '{on}'");
         let usual = if passes == "true" { "false" } else { "true" };
         page.until(label, &is(usual)).await?;
-        same(label, asked(page, 1).await?, vec![429])?;
+        same(label, &asked(page, 1).await?, &[429])?;
         page.click(&button).await?;
         if label.starts_with("Limits") {
             page.accept().await?;
         }
         page.until(label, &is(passes)).await?;
-        same(label, asked(page, 2).await?, vec![200, 200])?;
+        same(label, &asked(page, 2).await?, &[200, 200])?;
         page.click(&button).await?;
         page.until(label, &is(usual)).await?;
-        same(label, asked(page, 1).await?, vec![429])?;
+        same(label, &asked(page, 1).await?, &[429])?;
     }
     Ok(())
 }

@@ -94,12 +94,12 @@ impl Attempts {
     }
 
     fn within(&self, time: &Range<Duration>) -> usize {
-        self.0.iter().filter(|at| time.contains(at)).count()
+        self.0.iter().filter(|at| time.contains(*at)).count()
     }
 
     /// The most in a tenth of a second.
     fn peak(&self, time: &Range<Duration>) -> usize {
-        let starts = self.0.iter().filter(|at| time.contains(at));
+        let starts = self.0.iter().filter(|at| time.contains(*at));
         let tenth = Duration::from_millis(100);
         starts.map(|at| self.within(&(*at..*at + tenth))).max().unwrap_or(0)
     }
