@@ -4,11 +4,7 @@
 //! browser. `ADMIN_PASSWORD` sets the password, which is random otherwise, and `ADDR` the address.
 #![allow(clippy::print_stdout)]
 
-use std::{
-    env,
-    hash::{BuildHasher, RandomState},
-    net::SocketAddr,
-};
+use std::{env, net::SocketAddr};
 
 use axum::{
     Router,
@@ -19,7 +15,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tower_sluice::{
-    LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Secret,
     admin::{Admin, Guard},
     key::Header,
 };
@@ -43,14 +39,14 @@ fn basic(password: &str) -> Guard {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let random = || format!("{:016x}", RandomState::new().hash_one(0));
-    let password = env::var("ADMIN_PASSWORD").unwrap_or_else(|_| random() + &random());
+    let random = || Key::from("password").fingerprint(&Secret::random()).to_string();
+    let password = env::var("ADMIN_PASSWORD").unwrap_or_else(|_| random());
 
     let store = LocalStore::new();
     let mut admin = Admin::new();
     let ip = Rule::new("ip", PeerIp::new(), Quota::per_second(5).burst(20));
     let site = admin.watch("site", RateLimitLayer::rules(ip, store.clone()));
-    let user = Rule::new("user", Header::new("x-api-key"), Quota::per_minute(3));
+    let user = Rule::new("user", Header::new("x-api-key"), Quota::per_hour(3));
     let api = admin.watch("api", RateLimitLayer::rules(user, store));
 
     let app = Router::new()

@@ -33,7 +33,10 @@
 //!
 //! [`RateLimitLayer::fingerprint`]: crate::RateLimitLayer::fingerprint
 
-use std::{fmt, hash::Hasher};
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher, RandomState},
+};
 
 use siphasher::{
     sip::SipHasher24,
@@ -79,6 +82,23 @@ impl Secret {
             Err(_) if bytes.len() < LENGTH => Err(SecretError(bytes.len())),
             Err(_) => Ok(Self(Self::PUBLIC.hash128(&[bytes]))),
         }
+    }
+
+    /// A secret of this moment, which nobody is told: fingerprints by it are the same in this process,
+    /// for as long as it is kept, and others after a restart.
+    ///
+    /// ```
+    /// use tower_sluice::{Key, Secret};
+    ///
+    /// let (one, other) = (Secret::random(), Secret::random());
+    /// assert_ne!(Key::from("alice").fingerprint(&one), Key::from("alice").fingerprint(&other));
+    /// ```
+    #[must_use]
+    pub fn random() -> Self {
+        // its keys come from the system
+        let random = RandomState::new();
+        let [low, high] = [0, 1].map(|half| random.hash_one(half));
+        Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
     /// Known to everybody: what it hashes can be found by trying.

@@ -238,6 +238,12 @@ async fn a_rule_reports_while_its_switch_is_on_and_its_fields_go_with_it() {
     let response = answer(&layer, get("/")).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(told(&response), [true, true]);
+    // a rule that refuses is told of in each field, whatever it did before
+    let fields = lines(response.headers());
+    for field in ["ratelimit:", "ratelimit-policy:"] {
+        let told = fields.iter().any(|it| it.starts_with(field) && it.contains("\"trial\""));
+        assert!(told, "{fields:?}");
+    }
     switch.set(true);
     let response = answer(&layer, get("/")).await;
     assert_eq!((response.status(), told(&response)), (StatusCode::OK, [false, true]));
@@ -283,4 +289,15 @@ async fn without_a_key_a_rule_refuses_only_while_its_switch_is_off() {
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
     switch.set(false);
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::BAD_REQUEST);
+}
+
+/// Two quotas that clients would be told of by one name are refused whether or not both refuse now.
+#[test]
+fn names_of_quotas_do_not_clash_when_a_rule_is_flipped() {
+    for switch in [Switch::on(), Switch::off()] {
+        let named = |name, quota: Quota| Rule::new(name, Everyone, quota.named("burst"));
+        let rules = (named("a", TWO).report_only_while(&switch), named("b", FIVE));
+        let error = RateLimitLayer::try_rules(rules, store()).map(drop).unwrap_err();
+        assert!(error.to_string().contains("burst"), "{error}");
+    }
 }

@@ -18,7 +18,7 @@ use crate::{
     name::RuleName,
     quota::Quota,
     rule::{Quotas, Shape},
-    store::{Charge, OwnedCharges, Store},
+    store::{Charge, OwnedCharges, Store, Unsupported},
 };
 
 /// The account that a body names.
@@ -38,9 +38,13 @@ impl<'a> Account<'a> {
         Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
     }
 
-    /// The key alone: a block asks for no quota.
+    /// The key alone: a block asks for no quota, and is of the key whatever they are.
     pub(super) fn of_key(layers: &'a [Watched], body: &Body) -> Result<Self, Problem> {
-        Self::find(layers, body, |_| Ok([].into()))
+        const ANY: Quota = Quota::per_second(1);
+        Self::find(layers, body, |shape| {
+            let own = watched::own_quotas(shape).filter(|own| !own.charged().is_empty());
+            Ok(own.unwrap_or_else(|| ANY.into()))
+        })
     }
 
     fn find(
@@ -66,12 +70,9 @@ impl<'a> Account<'a> {
     pub(super) async fn peek(self) -> Result<Value, Problem> {
         let store = &self.layer.store;
         let look = self.charge().cost(0);
-        let unable = |why: &dyn std::fmt::Display| {
-            Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not do this: {why}"))
-        };
-        store.check(&[look]).map_err(|why| unable(&why))?;
+        self.able()?;
         let Ok(seen) = store.take(&[look]).await;
-        self.answered("peek", &seen).await?;
+        answered("peek", &seen)?;
         let asked =
             OwnedCharges::from(&[self.charge().cost(self.cost).headroom(self.headroom)][..]);
         Explanation::check(store, &asked).map_err(|why| unable(&why))?;
@@ -99,48 +100,46 @@ impl<'a> Account<'a> {
     }
 
     pub(super) async fn reset(self) -> Result<Value, Problem> {
+        self.able()?;
         let Ok(decision) = self.layer.store.reset(&self.charge()).await;
-        self.done("reset", &decision).await
+        self.done("reset", &decision)
     }
 
     pub(super) async fn block(self, time: Duration) -> Result<Value, Problem> {
+        self.able()?;
         let Ok(decision) = self.layer.store.block(&self.charge(), time).await;
-        self.done("block", &decision).await
+        self.done("block", &decision)
     }
 
     pub(super) async fn unblock(self) -> Result<Value, Problem> {
+        self.able()?;
         let Ok(decision) = self.layer.store.unblock(&self.charge()).await;
-        self.done("unblock", &decision).await
+        self.done("unblock", &decision)
     }
 
     fn charge(&self) -> Charge<'_> {
         Charge::new(self.rule, &self.key, self.quotas.charged())
     }
 
-    async fn done(&self, what: &str, decision: &Decision) -> Result<Value, Problem> {
-        self.answered(what, decision).await?;
+    /// A store that cannot even look, as a governor limiter, does nothing else for an operator.
+    fn able(&self) -> Result<(), Problem> {
+        self.layer.store.check(&[self.charge().cost(0)]).map_err(|why| unable(&why))
+    }
+
+    fn done(&self, what: &str, decision: &Decision) -> Result<Value, Problem> {
+        answered(what, decision)?;
+        if decision.source() == Source::Fallback {
+            let why = format!(
+                "the shared store fails, so that it was done in this process only: {what} again \
+                 when api/health says that it is well"
+            );
+            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why));
+        }
         if decision.is_allowed() {
             return Ok(self.told(decision, json!({ "done": what })));
         }
         let why = "the store has no room for the record; unblock others, or give it more capacity";
         Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
-    }
-
-    /// Whether the store itself has answered, and not what stands in for it where it fails. Of what a
-    /// store does not do at all no more is heard than that it failed.
-    async fn answered(&self, what: &str, decision: &Decision) -> Result<(), Problem> {
-        if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
-            return Ok(());
-        }
-        let well = self.layer.health().await.is_well();
-        let (status, why) = match well {
-            true => (
-                StatusCode::NOT_IMPLEMENTED,
-                "and does not say that it fails: it does not do this; LocalStore and RedisStore do",
-            ),
-            false => (StatusCode::SERVICE_UNAVAILABLE, "since it fails; see api/health"),
-        };
-        Err(Problem::new(status, format!("the store has refused to {what}, {why}")))
     }
 
     /// The answer: whose account, by which store, and what else there is to say.
@@ -156,6 +155,19 @@ impl<'a> Account<'a> {
         }
         told
     }
+}
+
+fn unable(why: &Unsupported) -> Problem {
+    Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not do this: {why}"))
+}
+
+/// Whether the store itself has answered, and not what stands in for it where it fails.
+fn answered(what: &str, decision: &Decision) -> Result<(), Problem> {
+    if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
+        return Ok(());
+    }
+    let why = format!("the store did not {what}, since it fails; see api/health, and try again");
+    Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
 }
 
 /// The quotas of the account: those of the rule, or those given where they are chosen per request.

@@ -53,7 +53,8 @@
 //! # Routes
 //!
 //! All are below the path where the router is mounted. `examples/admin.rs` serves them behind a
-//! password.
+//! password. By `Router::nest("/admin", …)` axum serves `/admin` and what is below, but `/admin/` not;
+//! by `nest_service` that too.
 //!
 //! | route | request | answer |
 //! |---|---|---|
@@ -72,7 +73,8 @@
 //! `switch` is the kill switch: with `"on": false` every request passes and no store is asked.
 //! `report-only` without a rule is that of the whole layer. Both hold in this process until it ends.
 //!
-//! A rule among `layers`: `quotas` are `null` where they are chosen per request, `cost` and
+//! A rule among `layers`: `refused` and `reported` count in this process, since it is watched, what
+//! was refused and what would have been; `quotas` are `null` where they are chosen per request, `cost` and
 //! `headroom` where they are read from it, and `quotas_are` says `fixed`, `live` or `per request`.
 //!
 //! ```json
@@ -135,11 +137,11 @@
 //! | status | why |
 //! |---|---|
 //! | 400 | the body is not what the route reads |
-//! | 404 | no such layer, rule or route |
+//! | 404, 405 | no such layer, rule or route; the route takes another method |
 //! | 409 | the rule has no account, no switch, or a store that cannot only report |
 //! | 413, 415 | a body above 16 KiB, or one that is not `application/json` |
 //! | 501 | the store does not do this: a governor limiter neither looks nor resets |
-//! | 503 | the store failed |
+//! | 503 | the store failed, or what stands in for it did the change in this process only |
 //! | 507 | the store has no room for another block |
 //!
 //! # What it does not protect against
@@ -165,12 +167,7 @@ mod routes;
 mod show;
 mod watched;
 
-use std::{
-    convert::Infallible,
-    fmt,
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-};
+use std::{convert::Infallible, fmt, sync::Arc};
 
 use axum::Router;
 
@@ -189,10 +186,7 @@ pub struct Admin {
 impl Admin {
     /// Nothing is watched yet, and fingerprints are by a random secret of this process.
     pub fn new() -> Self {
-        // each of them is seeded anew by the system
-        let [low, high] = [0, 1].map(|half| RandomState::new().hash_one(half));
-        let secret = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
-        Self { secret: Secret::from(secret), layers: Vec::new() }
+        Self { secret: Secret::random(), layers: Vec::new() }
     }
 
     /// Tells keys by fingerprints of this secret, so that they are the same in every process. It is
@@ -256,7 +250,7 @@ impl Admin {
     }
 
     /// The router, for a path of your own: `Router::nest("/admin", …)`. The guard is asked for
-    /// everything below that path, files of the page and unknown paths included.
+    /// everything that reaches it, files of the page and unknown paths included.
     ///
     /// Layers that are watched later are not in it.
     pub fn router(&self, guard: Guard) -> Router {

@@ -30,7 +30,7 @@ use super::{
 type Layers = State<Arc<[Watched]>>;
 type Answer = Result<Json<Value>, Problem>;
 
-/// What lies around every answer: nothing is kept, guessed, framed or loaded from elsewhere.
+/// What lies around every answer of ours: nothing is kept, guessed, framed or loaded from elsewhere.
 const HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-store"),
     (
@@ -62,8 +62,9 @@ pub(super) fn router(layers: Arc<[Watched]>, guard: Guard) -> Router {
         // no fallback: a router that is nested twice would leave that to the outermost
         .route("/{*unknown}", any(nothing))
         .method_not_allowed_fallback(other_method)
-        .with_state(layers);
-    guard.around(router).layer(middleware::map_response(guarded))
+        .with_state(layers)
+        .layer(middleware::map_response(guarded));
+    guard.around(router).layer(middleware::map_response(unkept))
 }
 
 fn file<S>(kind: &'static str, text: &'static str) -> MethodRouter<S>
@@ -78,6 +79,13 @@ async fn guarded(mut response: Response) -> Response {
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
     }
+    response
+}
+
+/// The answers of a guard are its own, and a login form may need what a page of ours may not do.
+async fn unkept(mut response: Response) -> Response {
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);
     response
 }
 

@@ -13,18 +13,19 @@ use crate::{
     store::Charge,
 };
 
-/// The quotas that clients are told of.
-#[derive(Debug, Default)]
+/// The quotas of a layer, or of one request.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Items {
     pub(super) list: Vec<Item>,
-    /// The rules that refused nobody when this was made: clients are told of none of theirs.
+    /// The rules that refuse nobody: clients are told of none of theirs.
     reporting: Vec<RuleName>,
     /// Whether a rule chooses its quotas per request.
     dynamic: bool,
 }
 
 impl Items {
-    /// Those of the rules, in order. Their names are unique.
+    /// Those of the rules, in order. Their names are unique, also of rules that only report: those
+    /// may be flipped.
     pub(crate) fn new(shapes: &[Shape<'_>]) -> Result<Self, RuleError> {
         let list = Item::named(shapes);
         for (at, item) in list.iter().enumerate() {
@@ -40,17 +41,31 @@ impl Items {
     /// Those that one request is charged under.
     pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
         let shapes: Vec<_> = charges.iter().map(Shape::of).collect();
-        Self { list: Item::named(&shapes), ..Self::default() }
+        Self { list: Item::named(&shapes), ..Self::default() }.flipped(charges)
     }
 
-    /// Whether they are those of such charges: none is chosen per request, and no rule has been
-    /// flipped since between refusing and reporting.
+    /// The same where the rules of these charges refuse and report as they do.
+    pub(super) fn flipped(&self, charges: &[Charge<'_>]) -> Self {
+        let as_now = |rule: &RuleName| !charges.iter().any(|charge| charge.rule() == *rule);
+        let now = charges.iter().filter(|charge| charge.is_report_only()).map(Charge::rule);
+        let unasked = self.reporting.iter().copied().filter(as_now);
+        Self { reporting: unasked.chain(now).collect(), ..self.clone() }
+    }
+
+    /// Whether the quotas of a request are not known beforehand.
     #[inline]
-    pub(super) fn are_of(&self, charges: &[Charge<'_>]) -> bool {
-        let as_then = |charge: &Charge<'_>| {
-            charge.is_report_only() == self.reporting.contains(&charge.rule())
-        };
-        !self.dynamic && charges.iter().all(as_then)
+    pub(super) fn are_chosen(&self) -> bool {
+        self.dynamic
+    }
+
+    /// Whether the rules of these charges refuse and report as when this was made.
+    #[inline]
+    pub(super) fn are_as(&self, charges: &[Charge<'_>]) -> bool {
+        charges.iter().all(|charge| charge.is_report_only() == self.only_reports(charge.rule()))
+    }
+
+    pub(super) fn only_reports(&self, rule: RuleName) -> bool {
+        self.reporting.contains(&rule)
     }
 
     pub(super) fn find(&self, outcome: &Outcome) -> Option<usize> {
@@ -79,7 +94,7 @@ impl Item {
 
     pub(crate) fn named(shapes: &[Shape<'_>]) -> Vec<Self> {
         let of = |shape: &Shape<'_>| {
-            let quotas = shape.quotas.filter(|_| !shape.report_only).unwrap_or_default();
+            let quotas = shape.quotas.unwrap_or_default();
             let (rule, alone) = (shape.name, quotas.len() == 1);
             let item = move |(place, quota): (usize, &Quota)| Self {
                 rule,

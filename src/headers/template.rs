@@ -1,7 +1,7 @@
 //! What is known of a layer's header fields before the first request.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, RwLock},
     time::Duration,
 };
 
@@ -35,6 +35,8 @@ pub(crate) struct Template {
     refusal: OnceLock<HeaderMap>,
     /// Where it serves many requests, and they tell of one quota.
     pub(super) kept: Option<OnceLock<Kept>>,
+    /// The last that was made for rules of which some had been flipped.
+    flipped: RwLock<Option<Arc<Self>>>,
 }
 
 impl Template {
@@ -46,11 +48,21 @@ impl Template {
             Headers::Draft11 => format!("{name};q={};w={}", item.limit, item.window),
             _ => format!("{};w={}", item.limit, item.window),
         };
-        let policies: Vec<_> = list.iter().zip(&quoted).map(policy).collect();
+        let told = list.iter().zip(&quoted).filter(|(item, _)| !items.only_reports(item.rule));
+        let policies: Vec<_> = told.map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
-        let policy = policy.filter(|_| !list.is_empty());
+        let policy = policy.filter(|_| !policies.is_empty());
         let (prepared, refusal) = (OnceLock::new(), OnceLock::new());
-        Self { family, items, quoted, policy, prepared, refusal, kept: None }
+        Self {
+            family,
+            items,
+            quoted,
+            policy,
+            prepared,
+            refusal,
+            kept: None,
+            flipped: RwLock::default(),
+        }
     }
 
     /// For many requests.
@@ -62,8 +74,29 @@ impl Template {
     /// A template for one request, where its quotas are not those known beforehand.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
-        let charged = || Self::new(self.family, Arc::new(Items::charged(charges)));
-        (!self.items.are_of(charges)).then(|| Arc::new(charged()))
+        if self.items.are_chosen() {
+            let charged = Items::charged(charges);
+            return Some(Arc::new(Self::new(self.family, Arc::new(charged))));
+        }
+        (!self.items.are_as(charges)).then(|| self.flipped(charges))
+    }
+
+    /// The same where rules have been flipped, since between refusing and reporting: kept until they
+    /// are flipped again, or another request is charged under others of them.
+    #[cold]
+    fn flipped(&self, charges: &[Charge<'_>]) -> Arc<Self> {
+        // nobody waits here: what is not kept is made
+        if let Ok(kept) = self.flipped.try_read()
+            && let Some(kept) = kept.as_ref().filter(|kept| kept.items.are_as(charges))
+        {
+            return kept.clone();
+        }
+        let made = Self::new(self.family, Arc::new(self.items.flipped(charges)));
+        let made = Arc::new(made.for_all());
+        if let Ok(mut kept) = self.flipped.try_write() {
+            *kept = Some(made.clone());
+        }
+        made
     }
 
     pub(super) fn prepared(&self) -> HeaderMap {
@@ -108,7 +141,8 @@ impl Template {
             Headers::Draft11 => decision.outcomes(),
             _ => decision.binding().map_or(&[][..], std::slice::from_ref),
         };
-        let known = listed.iter().filter(|outcome| outcome.is_known());
+        let told = |outcome: &&Outcome| outcome.is_known() && !outcome.is_report_only();
+        let known = listed.iter().filter(told);
         let reading = |outcome: &Outcome| {
             let item = u16::try_from(self.items.find(outcome)?).ok()?;
             let (remaining, next) = outcome.remaining_and_next();

@@ -20,6 +20,8 @@ mod traced;
 #[path = "untraced.rs"]
 mod traced;
 
+use std::time::Duration;
+
 pub(crate) use self::metered::{
     Meter, Started, circuit, overflowed, set_keys, store_failed, unidentified,
 };
@@ -114,9 +116,8 @@ impl Meter {
         if !Self::COUNTS && !noted.watches() {
             return;
         }
-        let retry_after = decision.retry_after();
         if outcomes.is_empty() {
-            noted.note_all(verdict, retry_after);
+            noted.note_all(verdict, decision.retry_after());
             return self.count_all(verdict);
         }
         for (place, outcome) in outcomes.iter().enumerate() {
@@ -132,7 +133,13 @@ impl Meter {
                 None => continue,
             };
             self.count(rule, verdict);
-            noted.note(rule, verdict, retry_after, || who(rule));
+            // its own wait, which the others' may exceed; of any that never ends there is none
+            let wait = || {
+                let denied = all().filter(|outcome| outcome.is_denied());
+                let mut waits = denied.map(Outcome::retry_after);
+                waits.try_fold(Duration::ZERO, |longest, wait| wait.map(|wait| longest.max(wait)))
+            };
+            noted.note(rule, verdict, || (who(rule), wait()));
             if decision.is_allowed() && all().any(|outcome| self.is_near(outcome)) {
                 self.count_near(rule);
             }

@@ -61,13 +61,13 @@ impl Noted {
         self.0.is_some()
     }
 
-    /// Of two refusals at one instant one may be counted and not kept: nobody waits for a note.
+    /// `told` is asked for the key and the wait. Of two refusals at one instant one may be counted and
+    /// not kept: nobody waits for a note.
     pub(super) fn note(
         &self,
         rule: RuleName,
         verdict: Verdict,
-        retry_after: Option<Duration>,
-        key: impl FnOnce() -> Option<Fingerprint>,
+        told: impl FnOnce() -> (Option<Fingerprint>, Option<Duration>),
     ) {
         let Some(rule) = self.find(rule) else { return };
         match verdict {
@@ -77,7 +77,7 @@ impl Noted {
                 rule.refused.fetch_add(1, Relaxed)
             }
         };
-        let (at, key, result) = (SystemTime::now(), key(), verdict.as_str());
+        let (at, (key, retry_after), result) = (SystemTime::now(), told(), verdict.as_str());
         let Ok(mut last) = rule.last.try_lock() else { return };
         if last.len() >= Self::MOST {
             last.pop_back();
@@ -88,7 +88,7 @@ impl Noted {
     /// The same of every rule: of a decision that names none.
     pub(super) fn note_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
         for rule in self.0.iter().flat_map(|rules| rules.iter()) {
-            self.note(rule.name, verdict, retry_after, || None);
+            self.note(rule.name, verdict, || (None, retry_after));
         }
     }
 

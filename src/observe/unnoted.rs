@@ -18,8 +18,7 @@ impl Noted {
         &self,
         _: RuleName,
         _: Verdict,
-        _: Option<Duration>,
-        _: impl FnOnce() -> Option<Fingerprint>,
+        _: impl FnOnce() -> (Option<Fingerprint>, Option<Duration>),
     ) {
     }
 

@@ -74,7 +74,7 @@ pub struct Shape<'a> {
     /// Whether it refuses nobody now.
     pub report_only: bool,
     /// Whether that is meant to be flipped while the server runs.
-    pub may_report: bool,
+    pub(crate) may_report: bool,
     /// What flips it; `None` where nothing does.
     pub report_only_switch: Option<&'a Switch>,
     /// The rule that charges a request where this one does not: of the rules of one

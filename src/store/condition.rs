@@ -14,14 +14,15 @@ pub struct Condition {
     pub store: &'static str,
     /// Whether it decides.
     pub state: State,
-    /// More, for a person to read: no key, no address, no password.
+    /// More, for a person to read: no key, no password.
     pub detail: String,
     /// The stores it wraps.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Vec::is_empty"))]
     pub inner: Vec<Self>,
 }
 
-/// Whether a store decides.
+/// Whether a store decides. Each speaks of itself: a breaker that is closed is well around a store
+/// that fails, and [`Condition::is_well`] asks all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -29,7 +30,7 @@ pub struct Condition {
 pub enum State {
     /// It does.
     Well,
-    /// It does not: of a wrapper, what it wraps does not, and it decides in its place or refuses.
+    /// It does not. Of a wrapper: it stands in for what it wraps, or leaves that alone.
     Failing,
     /// It does not say.
     Unknown,

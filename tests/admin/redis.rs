@@ -6,13 +6,13 @@ use serde_json::json;
 use tower_sluice::{RateLimitLayer, RedisStore, Store};
 
 use super::{done, look, of, refused, user, visit, visits, watched, with};
-use crate::servers::Server;
+use crate::servers::{Server, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn accounts_in_redis_are_looked_at_reset_and_blocked() {
     let server = Server::redis().await;
     let store = RedisStore::connect(&server.url()).await.expect("a store");
-    let store = store.deadline(Duration::from_secs(20)).fail_closed();
+    let store = store.deadline(Duration::from_secs(60)).fail_closed();
     let app = watched(RateLimitLayer::rules(user(), store));
     assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
     for _ in 0..3 {
@@ -31,8 +31,12 @@ async fn accounts_in_redis_are_looked_at_reset_and_blocked() {
     assert_eq!(peeked["quotas"][0]["remaining"], 2);
     done(&app, "unblock", &of("alice")).await;
     assert_eq!(visit(&app, "alice").await, 200);
-    let health = look(&app, "health").await["layers"][0]["health"].to_string();
-    assert!(health.contains("\"redis\"") && !health.contains("failing"), "{health}");
+    // on a busy machine it may not tell in time
+    let health = eventually("it is well", async || {
+        let health = look(&app, "health").await["layers"][0]["health"].to_string();
+        (health.contains("\"redis\"") && !health.contains("failing")).then_some(health)
+    });
+    let health = health.await;
     assert!(!health.contains("127.0.0.1"), "{health}");
 
     drop(server);

@@ -5,8 +5,8 @@ use http::{Request, request::Parts};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_sluice::{
-    Aside, Charge, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, RuleName, Rules,
-    Secret, Shape, Switch, Units,
+    Aside, Charge, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Rules, Secret,
+    Shape, Switch, Units,
     admin::Admin,
     key::{Everyone, Header},
 };
@@ -161,6 +161,30 @@ async fn the_last_refusals_of_a_rule_are_kept_by_fingerprint() {
 }
 
 #[tokio::test]
+async fn each_rule_is_noted_with_its_own_wait() {
+    let rule = |name, quota| Rule::new(name, Header::new("x-user"), quota);
+    let rules = (
+        rule("minute", Quota::per_minute(1)),
+        rule("day", Quota::per_day(1)),
+        rule("trial", Quota::per_hour(1)).report_only(),
+        rule("never", Quota::blocked()).report_only(),
+    );
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    assert_eq!(visits(&app, "alice", 2).await, [200, 429]);
+    let shown = look(&app, "refusals").await;
+    let rules = shown["layers"][0]["rules"].as_array().expect("rules");
+    let last = |at: usize| &rules[at]["recent"][0];
+    let wait = |at: usize| last(at)["retry_after_ms"].as_u64().expect("a wait");
+    assert!((1..=60_000).contains(&wait(0)), "{shown}");
+    assert!((3_600_001..=86_400_000).contains(&wait(1)), "{shown}");
+    assert!((60_001..=3_600_000).contains(&wait(2)), "{shown}");
+    assert_eq!(last(2)["result"], "shadow_limited");
+    assert_eq!(last(3)["retry_after_ms"], Value::Null);
+    let counts = |at: usize| rules[at]["recent"].as_array().map(Vec::len);
+    assert_eq!([0, 1, 2, 3].map(counts), [Some(1), Some(1), Some(1), Some(2)]);
+}
+
+#[tokio::test]
 async fn a_secret_of_the_layer_is_kept_and_others_are_random() {
     let own = async |name: &str| {
         let mut admin = Admin::new();
@@ -220,5 +244,4 @@ async fn what_is_not_watched_is_not_noted_and_costs_no_name() {
     assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
     let said = refused(&app, "switch", &on(), 404).await;
     assert_eq!(said, "layer is \"api\"; there is none");
-    assert!(RuleName::new("user").is_ok());
 }

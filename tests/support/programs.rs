@@ -18,14 +18,42 @@ use serde_json::Value;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ANY_PORT: &str = "127.0.0.1:0";
 
-/// The program, which cargo puts beside the folder of the tests it builds. `cargo test` builds it;
-/// `cargo test --test examples` alone does not.
+/// The program, which cargo puts beside the folder of the tests it builds. `cargo test` has built it,
+/// `cargo test --test examples` has not.
 pub(crate) fn example(name: &str) -> Command {
     let here = env::current_exe().expect("the path of this test");
     let profile = here.ancestors().nth(2).expect("target/<profile>/deps/<test>");
     let path = profile.join("examples").join(format!("{name}{}", env::consts::EXE_SUFFIX));
+    if !is_fresh(&path) {
+        build(name, profile);
+    }
     assert!(is_fresh(&path), "{}: out of date; run `cargo build --examples`", path.display());
     Command::new(path)
+}
+
+/// Builds it with the features of this test, by the profile whose folder that is.
+fn build(name: &str, folder: &Path) {
+    let mut features = Vec::new();
+    let mut feature = |name: &'static str, on: bool| features.extend(on.then_some(name));
+    feature("admin", cfg!(feature = "admin"));
+    feature("axum", cfg!(feature = "axum"));
+    feature("governor", cfg!(feature = "governor"));
+    feature("metrics", cfg!(feature = "metrics"));
+    feature("redis", cfg!(feature = "redis"));
+    feature("redis-tls", cfg!(feature = "redis-tls"));
+    feature("serde", cfg!(feature = "serde"));
+    feature("simulate", cfg!(feature = "simulate"));
+    feature("testing", cfg!(feature = "testing"));
+    feature("tonic", cfg!(feature = "tonic"));
+    feature("tracing", cfg!(feature = "tracing"));
+    let profile = folder.file_name().and_then(|name| name.to_str()).expect("a name");
+    let profile = if profile == "debug" { "dev" } else { profile };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--no-default-features", "--example", name]);
+    cargo.args(["--features", &features.join(","), "--profile", profile, "--target-dir"]);
+    cargo.arg(folder.parent().expect("target")).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let built = cargo.status().expect("cargo runs");
+    assert!(built.success(), "{name} does not build");
 }
 
 /// Whether none of its sources, which cargo lists beside the program, is younger.
