@@ -12,7 +12,7 @@ mod slots;
 mod sync;
 mod windows;
 
-use std::{convert::Infallible, fmt, future::ready, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 pub(crate) use self::clock::Clock;
 use self::{ledger::Ledger, life::Life};
@@ -150,13 +150,15 @@ impl Store for LocalStore {
     }
 
     fn health(&self) -> BoxFuture<Condition> {
-        let Stats { slots, in_debt, overflowed } = self.stats();
-        let over = match overflowed {
-            0 => String::new(),
-            n => format!("; {n} decisions over a shared account: the capacity was too small"),
-        };
-        let detail = format!("{in_debt} of {slots} slots in debt{over}");
-        Box::pin(ready(Condition::well("local", detail)))
+        let store = self.clone();
+        Box::pin(async move {
+            let Stats { slots, in_debt, overflowed } = store.stats();
+            let over = match overflowed {
+                0 => String::new(),
+                n => format!("; {n} decisions over a shared account: the capacity was too small"),
+            };
+            Condition::well("local", format!("{in_debt} of {slots} slots in debt{over}"))
+        })
     }
 }
 
