@@ -15,7 +15,7 @@ use support::{
 };
 use tower::Layer;
 use tower_sluice::{
-    Algorithm, Decision, LocalStore, Missing, Mode, Quota, RateLimitLayer, Rule, Units,
+    Algorithm, Decision, LocalStore, Missing, Mode, Quota, RateLimitLayer, Rule, RuleName, Units,
     key::{Everyone, Header},
     simulate::{Call, Simulator, Verdict, simulate},
     testing::FakeClock,
@@ -186,6 +186,58 @@ fn a_store_too_small_says_so() {
     assert!(large.by_ref().all(|verdict| verdict.passes()));
     assert_eq!(large.simulator().stats().overflowed, 0);
     assert_eq!(large.simulator().least()[0].quota(), Some(Quota::per_hour(1)));
+}
+
+/// What is not refused is owed for longer than what is.
+#[test]
+fn measuring_needs_more_room_and_says_so() {
+    let rule = || Rule::new("user", Header::new("x-key"), Quota::per_second(1));
+    let trace = || {
+        (0..10_000_u64).map(|n| {
+            let request = Request::get("/").header("x-key", n / 100).body(());
+            call(secs(n / 100), &request.expect("a request"))
+        })
+    };
+    let least = |capacity| {
+        let mut played = Simulator::new(rule()).capacity(capacity).measure().play(trace());
+        played.by_ref().for_each(drop);
+        let simulator = played.simulator();
+        assert_eq!(simulator.stats().overflowed, 0);
+        let overflowed = simulator.least_stats().expect("measured").overflowed;
+        (overflowed > 0, simulator.least()[0].quota().expect("a quota").limit())
+    };
+    assert_eq!(least(1_000), (false, 100));
+    let (overflowed, limit) = least(16);
+    assert!(overflowed && limit > 100, "{limit}");
+    assert!(Simulator::new(rule()).least_stats().is_none());
+}
+
+/// Nothing but the rules whose own quotas it waits for.
+#[test]
+fn a_wait_is_told_of_the_rule_that_makes_it() {
+    let (one, paced) = (Quota::per_second(1), Algorithm::fixed_window().paced());
+    let name = |name: &str| RuleName::new(name).expect("a name");
+    let of = |rule: &str, quota| Rule::new(rule, Everyone, quota).max_wait(secs(60));
+    let waiting = |rules: Vec<Rule<Everyone>>| {
+        let verdict = simulate(rules, [call(secs(1), &get("/")), call(secs(1), &get("/"))]);
+        let verdict = verdict.last().expect("a verdict");
+        assert!(verdict.decision().is_some_and(|decision| !decision.wait().is_zero()));
+        ["a", "b", "c"].into_iter().filter(|rule| verdict.waits_for(name(rule))).collect::<Vec<_>>()
+    };
+    assert_eq!(waiting(vec![of("a", one)]), ["a"]);
+    // the last that there is, and one that is to be left
+    let two = Quota::per_minute(2);
+    assert_eq!(
+        waiting(vec![of("a", two), of("b", one), of("c", two.burst(3)).headroom(2)]),
+        ["b", "c"]
+    );
+    assert_eq!(waiting(vec![of("a", two), of("b", Quota::per_second(9).algorithm(paced))]), ["b"]);
+    assert_eq!(
+        waiting(vec![of("a", one).report_only(), of("b", one), of("c", one).cost(0)]),
+        ["b"]
+    );
+    let free = simulate(of("a", two), [call(secs(1), &get("/"))]).next().expect("a verdict");
+    assert!(!free.waits_for(name("a")));
 }
 
 #[test]

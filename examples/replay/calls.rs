@@ -5,6 +5,8 @@ use tower_sluice::simulate::Call;
 
 use crate::{
     entry::{Entry, Fault, Instants, Reason, unescaped},
+    leaps::Leaps,
+    log::{self, Log},
     rule::{KeyFlag, RuleFlag},
 };
 
@@ -55,7 +57,25 @@ impl Calls {
         Ok(Self { headers, instants: Instants::default() })
     }
 
-    pub(crate) fn read<'a>(&mut self, line: &'a [u8]) -> Result<Call, Fault<'a>> {
+    /// Hands the call of each line to `then`, or what is wrong with the line.
+    pub(crate) fn read_all(
+        &mut self,
+        logs: &mut [Log],
+        doing: &'static str,
+        mut then: impl FnMut(&str, u64, Result<Call, Fault<'_>>),
+    ) -> Result<(), String> {
+        let mut leaps = Leaps::default();
+        log::read(logs, doing, |file, number, line| {
+            match line.map_err(|reason| (reason, &[][..])).and_then(|line| self.read(line)) {
+                Ok(call) => leaps.pass((file, number), call, &mut then),
+                Err(fault) => then(file, number, Err(fault)),
+            }
+        })?;
+        leaps.end(&mut then);
+        Ok(())
+    }
+
+    fn read<'a>(&mut self, line: &'a [u8]) -> Result<Call, Fault<'a>> {
         let entry = Entry::read(line, &mut self.instants)?;
         let (mut parts, ()) = Request::new(()).into_parts();
         for name in &self.headers {

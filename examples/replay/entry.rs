@@ -39,6 +39,7 @@ pub(crate) enum Reason {
     TooLong,
     Address,
     Time,
+    Ahead,
     Request,
     Status,
     Quote,
@@ -51,19 +52,20 @@ pub(crate) type Fault<'a> = (Reason, &'a [u8]);
 /// Reads instants: of those within one second the first alone.
 #[derive(Default)]
 pub(crate) struct Instants {
-    text: Vec<u8>,
-    at: Duration,
+    last: Option<(Vec<u8>, Duration)>,
 }
 
 impl Instants {
     fn read(&mut self, text: &[u8]) -> Option<Duration> {
-        if self.text != text {
-            let time = OffsetDateTime::parse(str::from_utf8(text).ok()?, TIME).ok()?;
-            self.at = Duration::from_secs(time.unix_timestamp().try_into().ok()?);
-            self.text.clear();
-            self.text.extend_from_slice(text);
+        if let Some((last, at)) = &self.last
+            && last == text
+        {
+            return Some(*at);
         }
-        Some(self.at)
+        let time = OffsetDateTime::parse(str::from_utf8(text).ok()?, TIME).ok()?;
+        let at = Duration::from_secs(time.unix_timestamp().try_into().ok()?);
+        self.last = Some((text.to_vec(), at));
+        Some(at)
     }
 }
 
@@ -72,9 +74,11 @@ impl<'a> Entry<'a> {
         if line.trim_ascii().is_empty() {
             return Err((Reason::Empty, line));
         }
-        let (who, rest) = split(line, b" [").ok_or((Reason::Time, line))?;
+        let (who, rest) = line.split_at(bracket(line).ok_or((Reason::Time, line))?);
         let (peer, user) = who_asks(who)?;
-        let (time, rest) = split(rest, b"]").ok_or((Reason::Time, rest))?;
+        let rest = &rest[" [".len()..];
+        let end = find(rest, b"]").ok_or((Reason::Time, rest))?;
+        let (time, rest) = (&rest[..end], &rest[end + 1..]);
         let at = instants.read(time).ok_or((Reason::Time, time))?;
         let (request, rest) = quoted(rest.trim_ascii_start())?;
         let (method, target) = asked(request).ok_or((Reason::Request, request))?;
@@ -93,9 +97,17 @@ impl<'a> Entry<'a> {
     }
 }
 
-fn split<'a>(text: &'a [u8], by: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
-    let at = text.windows(by.len()).position(|part| part == by)?;
-    Some((&text[..at], &text[at + by.len()..]))
+fn find(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).position(|it| it == part)
+}
+
+/// Where the time begins. Brackets may be in the user, whom a client calls what it likes, and in the
+/// request; but servers escape quotes, so that the first quote behind a bracket is the request's.
+fn bracket(line: &[u8]) -> Option<usize> {
+    const STAMP: usize = " [10/Oct/2000:13:55:36 -0700] \"".len();
+    let is_stamp = |part: &[u8]| part.starts_with(b" [") && part.ends_with(b"] \"");
+    // without one something is wrong, which is told of the first bracket
+    line.windows(STAMP).position(is_stamp).or_else(|| find(line, b" ["))
 }
 
 /// What is there: a log has `-` for nothing.

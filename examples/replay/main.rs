@@ -5,8 +5,10 @@
 mod calls;
 mod course;
 mod entry;
+mod leaps;
 mod lines;
 mod log;
+mod notes;
 mod print;
 mod report;
 #[path = "../support/rule.rs"]
@@ -41,8 +43,8 @@ const EXAMPLES: &str = r#"Examples:
     replay --rule 'name=ip key=peer quota="5/s burst 10"' access.log
   each client of a proxy; the log ends in "$http_x_forwarded_for":
     replay --trusted-proxy 10.0.0.0/8 --rule 'name=ip key=client quota=5/s' access.log
-  last week, of which some is compressed:
-    zcat access.log.*.gz | replay --rule 'name=ip key=peer quota=5/s' -
+  logs that are compressed, the oldest first (* alone has .1 before .2, and .10 between):
+    ls -tr access.log.*.gz | xargs zcat | replay --rule 'name=ip key=peer quota=5/s' -
 
 A rule is written as for the example gateway, whose --help has the fields. Its keys are what a log
 has: peer, client, everyone, header:user-agent, header:referer, and header:x-remote-user, which is
@@ -52,6 +54,11 @@ A log is in the common or combined format of Apache and nginx; in front may be t
 behind the agent "$http_x_forwarded_for". It tells whole seconds, so that all of one second counts as
 at once: what is said to be the smallest burst is at most by what one second had too large. It does
 not tell a CORS preflight from another OPTIONS, and both are charged.
+
+A line that is more than a day ahead of all before it, as the first is, counts where the next line
+that can be read is of that time, too, or later. Where it is not, or none comes, the time is taken
+to be wrong, and the line is malformed, unless it is the only one. A line that is earlier than one
+before it counts as of that one's time.
 
 It ends with 0, with 1 where a file cannot be read, and with 2 where a flag is wrong."#;
 
@@ -138,19 +145,21 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
     let mut simulator = simulator(flags, flags.rule.clone(), client.as_ref())?.measure();
     let mut logs = Log::open_all(&flags.files).map_err(Wrong::File)?;
 
-    log::read(&mut logs, "reading", |file, number, line| {
-        tally.lines.all += 1;
-        match line.map_err(|reason| (reason, &[][..])).and_then(|line| calls.read(line)) {
-            Ok(call) => tally.note(&call, &simulator.decide(&call)),
-            Err(fault) => tally.lines.fault(file, number, fault),
-        }
-    })
-    .map_err(Wrong::File)?;
+    calls
+        .read_all(&mut logs, "reading", |file, number, call| {
+            tally.lines.all += 1;
+            match call {
+                Ok(call) => tally.note(&call, &simulator.decide(&call)),
+                Err(fault) => tally.lines.fault(file, number, fault),
+            }
+        })
+        .map_err(Wrong::File)?;
 
     let secret = flags.anonymous.then(secret);
     let found = simulator.least();
     let mut report = Report::new(tally, flags.top.into(), secret.as_ref());
     report.overflowed = simulator.stats().overflowed;
+    report.overflowed_in_least = simulator.least_stats().map_or(0, |stats| stats.overflowed);
     report.least(&found);
     drop(simulator);
     if let Some(rules) = with(&flags.rule, &found)
@@ -158,14 +167,15 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
     {
         let mut simulator = self::simulator(flags, rules, client.as_ref())?;
         let mut limited = 0;
-        log::read(&mut logs, "checking", |_, _, line| {
-            if let Some(call) = line.ok().and_then(|line| calls.read(line).ok()) {
-                limited += u64::from(simulator.decide(&call).is_limited());
-            }
-        })
-        .map_err(Wrong::File)?;
+        calls
+            .read_all(&mut logs, "checking", |_, _, call| {
+                limited += call.map_or(0, |call| simulator.decide(&call).is_limited().into());
+            })
+            .map_err(Wrong::File)?;
         report.limited_with_least = Some(limited);
+        report.overflowed_with_least = simulator.stats().overflowed;
     }
+    report.notes = notes::notes(&report);
     Ok(report)
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     entry::Reason,
-    report::{LeastQuota, Report, Rule, instant},
+    report::{ByKey, LeastQuota, Report, Rule, instant},
 };
 
 /// The longest bar, in characters.
@@ -21,6 +21,9 @@ impl Reason {
             Self::TooLong => "the line is longer than 64 KiB",
             Self::Address => "no address where one should be (a log with host names? log %a)",
             Self::Time => "no time where one should be, as [10/Oct/2000:13:55:36 -0700]",
+            Self::Ahead => {
+                "the time is more than a day ahead of all before, and the next line is not"
+            }
             Self::Request => "no request that a service would see, as \"GET / HTTP/1.1\"",
             Self::Status => "no status and size behind the request, as 200 2326",
             Self::Quote => "a quote is missing or not closed",
@@ -50,14 +53,7 @@ pub(crate) fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     row("are refused", report.refused)?;
     row("are refused for want of a key", report.without_key)?;
     row("came later than the log has them, and count as of the latest before", report.late)?;
-    if report.overflowed > 0 {
-        writeln!(
-            out,
-            "note: {} decisions were over accounts that keys share for want of room; give a larger \
-             --capacity",
-            report.overflowed
-        )?;
-    }
+    report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
     report.rules.iter().try_for_each(|rule| by_rule(rule, out))?;
     course(report, out)?;
     least(report, out)
@@ -79,22 +75,33 @@ fn malformed_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn by_rule(rule: &Rule, out: &mut impl Write) -> io::Result<()> {
-    let Rule { name, requests, refused, keys, short, .. } = rule;
-    let (Some(first), Some(last)) = (&rule.first, &rule.last) else {
-        return writeln!(out, "\nrule {name}: {requests} requests, nobody refused");
-    };
+    let Rule { name, requests, refused, delayed, .. } = rule;
+    if refused.count + delayed.count == 0 {
+        return writeln!(out, "\nrule {name}: {requests} requests, nobody refused or made to wait");
+    }
     let would = if rule.only_reported > 0 { "would refuse" } else { "refuses" };
-    writeln!(out, "\nrule {name}: {would} {refused} of {requests}, from {first} to {last}")?;
+    for (does, limited) in [(would, refused), ("makes wait", delayed)] {
+        if let (Some(first), Some(last)) = (&limited.first, &limited.last) {
+            let n = limited.count;
+            writeln!(out, "\nrule {name}: {does} {n} of {requests}, from {first} to {last}")?;
+            by_key(limited, out)?;
+        }
+    }
+    Ok(())
+}
+
+fn by_key(limited: &ByKey, out: &mut impl Write) -> io::Result<()> {
+    let ByKey { keys, short, top, .. } = limited;
     let (about, least) = if *short > 0 { ("at least ", "at least ") } else { ("", "") };
     let plural = if *keys == 1 { "key" } else { "keys" };
     writeln!(out, "  {about}{keys} {plural}, most often")?;
-    for who in &rule.top {
+    for who in top {
         let times = if who.first == who.last {
             format!("at {}", who.first)
         } else {
             format!("from {} to {}", who.first, who.last)
         };
-        writeln!(out, "{least:>12}{:>8} {} {times}", who.refused, who.key)?;
+        writeln!(out, "{least:>12}{:>8} {} {times}", who.count, who.key)?;
     }
     match short {
         0 => Ok(()),

@@ -14,8 +14,8 @@ use crate::{
     course::Slice,
     entry::{Reason, shown},
     rule::KeyFlag,
-    tally::{ByRule, Tally},
-    top::Refusals,
+    tally::{ByRule, Limited, Tally},
+    top::Times,
 };
 
 const TIME: &[BorrowedFormatItem<'_>] =
@@ -37,8 +37,14 @@ pub(crate) struct Report {
     pub(crate) refused: u64,
     pub(crate) without_key: u64,
     pub(crate) late: u64,
+    /// By how much the latest of them was.
+    pub(crate) late_by_s: u64,
     /// Decisions over accounts that keys share for want of room.
     pub(crate) overflowed: u64,
+    /// The same where the smallest limits were looked for.
+    pub(crate) overflowed_in_least: u64,
+    /// The same when they were tried.
+    pub(crate) overflowed_with_least: u64,
     pub(crate) rules: Vec<Rule>,
     pub(crate) worst_minute: Option<Minute>,
     pub(crate) slice_seconds: u64,
@@ -47,6 +53,8 @@ pub(crate) struct Report {
     pub(crate) least: Vec<LeastQuota>,
     /// How many are limited with these; `None` where that was not tried.
     pub(crate) limited_with_least: Option<u64>,
+    /// Why numbers are to be doubted, and what helps.
+    pub(crate) notes: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -62,9 +70,17 @@ pub(crate) struct Malformed {
 pub(crate) struct Rule {
     pub(crate) name: String,
     pub(crate) requests: u64,
-    pub(crate) refused: u64,
+    pub(crate) refused: ByKey,
     /// Of these, requests that passed, since the rule only reports.
     pub(crate) only_reported: u64,
+    /// Requests that waited for it, and passed.
+    pub(crate) delayed: ByKey,
+}
+
+/// Requests that a rule limited in one way.
+#[derive(Serialize)]
+pub(crate) struct ByKey {
+    pub(crate) count: u64,
     pub(crate) first: Option<String>,
     pub(crate) last: Option<String>,
     pub(crate) keys: usize,
@@ -76,7 +92,7 @@ pub(crate) struct Rule {
 #[derive(Serialize)]
 pub(crate) struct Who {
     pub(crate) key: String,
-    pub(crate) refused: u64,
+    pub(crate) count: u64,
     pub(crate) first: String,
     pub(crate) last: String,
 }
@@ -136,13 +152,17 @@ impl Report {
             refused: requests.refused,
             without_key: requests.unkeyed,
             late: requests.late,
+            late_by_s: requests.late_by.as_secs(),
             overflowed: 0,
+            overflowed_in_least: 0,
+            overflowed_with_least: 0,
             rules: rules.iter().map(|rule| by_rule(rule, most, secret)).collect(),
             worst_minute: minute,
             slice_seconds: course.width(),
             slices: course.slices(),
             least: Vec::new(),
             limited_with_least: None,
+            notes: Vec::new(),
         }
     }
 
@@ -152,22 +172,26 @@ impl Report {
 }
 
 fn by_rule(rule: &ByRule, most: usize, secret: Option<&Secret>) -> Rule {
-    let who = |(key, it): (Option<Key>, Refusals)| Who {
+    let who = |(key, it): (Option<Key>, Times)| Who {
         key: key.map_or_else(|| "(none)".to_owned(), |key| told(&key, &rule.flag.key, secret)),
-        refused: it.count,
+        count: it.count,
         first: instant(it.first),
         last: instant(it.last),
+    };
+    let by_key = |limited: &Limited| ByKey {
+        count: limited.count,
+        first: limited.first.map(instant),
+        last: limited.first.map(|_| instant(limited.last)),
+        keys: limited.top.len(),
+        short: limited.top.short(),
+        top: limited.top.most(most).into_iter().map(who).collect(),
     };
     Rule {
         name: rule.flag.name.to_string(),
         requests: rule.asked,
-        refused: rule.refused,
+        refused: by_key(&rule.refused),
         only_reported: rule.only_reported,
-        first: rule.first.map(instant),
-        last: rule.first.map(|_| instant(rule.last)),
-        keys: rule.top.len(),
-        short: rule.top.short(),
-        top: rule.top.most(most).into_iter().map(who).collect(),
+        delayed: by_key(&rule.delayed),
     }
 }
 

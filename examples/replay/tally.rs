@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use axum::http::request::Parts;
 use tower_sluice::{
-    ClientIp, Key, KeyExtractor, Outcome,
+    ClientIp, Key, KeyExtractor,
     simulate::{Call, Verdict},
 };
 
@@ -60,6 +60,8 @@ pub(crate) struct Requests {
     pub(crate) refused: u64,
     pub(crate) unkeyed: u64,
     pub(crate) late: u64,
+    /// By how much the latest of them was.
+    pub(crate) late_by: Duration,
     pub(crate) first: Option<Duration>,
     pub(crate) last: Duration,
     pub(crate) course: Course,
@@ -71,11 +73,28 @@ pub(crate) struct ByRule {
     extractor: AnyKey,
     pub(crate) asked: u64,
     /// Requests it refused, or, of one that only reports, would have.
-    pub(crate) refused: u64,
+    pub(crate) refused: Limited,
     pub(crate) only_reported: u64,
+    /// Requests that waited for it.
+    pub(crate) delayed: Limited,
+}
+
+/// Requests that a rule limited in one way.
+#[derive(Default)]
+pub(crate) struct Limited {
+    pub(crate) count: u64,
     pub(crate) first: Option<Duration>,
     pub(crate) last: Duration,
     pub(crate) top: Top,
+}
+
+impl Limited {
+    fn add(&mut self, key: Option<Key>, at: Duration) {
+        self.count += 1;
+        self.first.get_or_insert(at);
+        self.last = at;
+        self.top.add(key, at);
+    }
 }
 
 impl ByRule {
@@ -84,21 +103,15 @@ impl ByRule {
             flag: flag.clone(),
             extractor: flag.key.extractor(client)?,
             asked: 0,
-            refused: 0,
+            refused: Limited::default(),
             only_reported: 0,
-            first: None,
-            last: Duration::ZERO,
-            top: Top::default(),
+            delayed: Limited::default(),
         })
     }
 
-    fn note(&mut self, outcome: &Outcome, at: Duration, parts: &Parts) {
-        self.refused += 1;
-        self.only_reported += u64::from(outcome.is_report_only());
-        self.first.get_or_insert(at);
-        self.last = at;
-        let key = self.extractor.extract(parts).ok().flatten().filter(|key: &Key| !key.is_blank());
-        self.top.add(key, at);
+    /// Whose request it is; `None` is who has no key of its own.
+    fn key(&self, parts: &Parts) -> Option<Key> {
+        self.extractor.extract(parts).ok().flatten().filter(|key| !key.is_blank())
     }
 }
 
@@ -120,6 +133,7 @@ impl Tally {
         let all = &mut self.requests;
         all.all += 1;
         all.late += u64::from(verdict.is_late());
+        all.late_by = all.late_by.max(at.saturating_sub(call.at()));
         all.first.get_or_insert(at);
         all.last = at;
         all.course.add(at, refused);
@@ -148,8 +162,11 @@ impl Tally {
             let mut its = outcomes.iter().filter(|outcome| outcome.rule() == rule.flag.name);
             rule.asked += u64::from(its.clone().next().is_some());
             if let Some(denied) = its.find(|outcome| outcome.is_denied()) {
-                rule.note(denied, verdict.at(), call.parts());
+                rule.only_reported += u64::from(denied.is_report_only());
+                rule.refused.add(rule.key(call.parts()), verdict.at());
                 refused = true;
+            } else if verdict.waits_for(rule.flag.name) {
+                rule.delayed.add(rule.key(call.parts()), verdict.at());
             }
         }
         refused

@@ -1,4 +1,4 @@
-//! Who was refused most, in memory that does not grow with the number of keys.
+//! Who was limited most, in memory that does not grow with the number of keys.
 //!
 //! By Misra and Gries (1982): of so many counters none is free for a newcomer, so all lose one
 //! instead. A count is then too low by at most the number of times that happened.
@@ -10,15 +10,15 @@ use tower_sluice::Key;
 /// Keys that are counted at a time.
 const COUNTERS: usize = 1_024;
 
-/// Refusals by key; `None` is who has no key of its own.
+/// How often by key; `None` is who has no key of its own.
 #[derive(Default)]
 pub(crate) struct Top {
-    counters: HashMap<Option<Key>, Refusals>,
+    counters: HashMap<Option<Key>, Times>,
     short: u64,
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Refusals {
+pub(crate) struct Times {
     pub(crate) count: u64,
     pub(crate) first: Duration,
     pub(crate) last: Duration,
@@ -29,12 +29,12 @@ impl Top {
         if let Some(known) = self.counters.get_mut(&key) {
             (known.count, known.last) = (known.count + 1, at);
         } else if self.counters.len() < COUNTERS {
-            self.counters.insert(key, Refusals { count: 1, first: at, last: at });
+            self.counters.insert(key, Times { count: 1, first: at, last: at });
         } else {
             self.short += 1;
-            self.counters.retain(|_, refusals| {
-                refusals.count -= 1;
-                refusals.count > 0
+            self.counters.retain(|_, times| {
+                times.count -= 1;
+                times.count > 0
             });
         }
     }
@@ -44,13 +44,13 @@ impl Top {
         self.short
     }
 
-    /// Keys that are known to have been refused.
+    /// Keys that are known to have been limited.
     pub(crate) fn len(&self) -> usize {
         self.counters.len()
     }
 
-    /// Those refused most, in the same order each time.
-    pub(crate) fn most(&self, n: usize) -> Vec<(Option<Key>, Refusals)> {
+    /// Those limited most, in the same order each time.
+    pub(crate) fn most(&self, n: usize) -> Vec<(Option<Key>, Times)> {
         let mut all: Vec<_> = self.counters.iter().map(|(key, it)| (key.clone(), *it)).collect();
         let bytes = |key: &Option<Key>| key.as_ref().map(Key::to_bytes);
         all.sort_by_cached_key(|(key, it)| (std::cmp::Reverse(it.count), it.first, bytes(key)));

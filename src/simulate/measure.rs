@@ -11,7 +11,7 @@ use crate::{
     decision::Outcome,
     quota::{Algorithm, Quota},
     rule::Shape,
-    store::{Charge, LocalStore, Store},
+    store::{Charge, LocalStore, Stats, Store},
 };
 
 /// So many quotas are told apart, where a plan chooses them; of others nothing is said.
@@ -61,6 +61,10 @@ impl Measure {
 
     pub(super) fn least(&self) -> Vec<Least> {
         self.found.clone()
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.store.stats()
     }
 }
 

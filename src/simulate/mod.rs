@@ -59,7 +59,8 @@
 //!   came within a second: more is refused, and [`least`] says more, than was needed.
 //! - With more keys in debt at a time than [`Simulator::capacity`] newcomers share accounts, here as
 //!   there; what is decided then depends on which keys meet. [`Simulator::stats`] says whether any
-//!   did.
+//!   did. What [`least`] says is then too large, if anything; that runs out of room sooner, which
+//!   [`Simulator::least_stats`] says.
 
 mod least;
 mod measure;

@@ -2,7 +2,9 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, fmt, sync::Arc, time::Duration};
 
-use super::{Call, Least, Verdict, measure::Measure};
+use smallvec::SmallVec;
+
+use super::{Call, Least, Verdict, measure::Measure, verdict::Names};
 use crate::{
     decision::Decision,
     headers::Items,
@@ -84,7 +86,8 @@ impl<R: Rules> Simulator<R> {
     }
 
     /// Looks for the smallest limits, too, which [`least`](Simulator::least) then says. It takes the
-    /// time and the memory of a second store.
+    /// time and the memory of a second store. What nobody is refused is owed for longer, so it may run
+    /// out of room alone: see [`least_stats`](Simulator::least_stats).
     #[must_use]
     pub fn measure(self) -> Self {
         let mut shapes = Vec::new();
@@ -122,12 +125,19 @@ impl<R: Rules> Simulator<R> {
         while self.waiting.peek().is_some_and(|Reverse(up)| *up <= now) {
             self.waiting.pop();
         }
-        let decided = if is_preflight(&call.parts) { Ok(None) } else { self.ask(call, now) };
-        Verdict { at: Duration::from_nanos(now), late, decided }
+        let mut waits_for = Names::new();
+        let decided =
+            if is_preflight(&call.parts) { Ok(None) } else { self.ask(call, now, &mut waits_for) };
+        Verdict { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
     /// What a layer's gate does with the head of a request.
-    fn ask(&mut self, call: &Call, now: u64) -> Result<Option<Decision>, KeyError> {
+    fn ask(
+        &mut self,
+        call: &Call,
+        now: u64,
+        waits_for: &mut Names,
+    ) -> Result<Option<Decision>, KeyError> {
         let Self { rules, store, measure, waiting, .. } = self;
         let decided = rules.charges(&call.parts, |charges| {
             if charges.is_empty() {
@@ -138,9 +148,11 @@ impl<R: Rules> Simulator<R> {
             }
             let queues = charges.iter().any(Charge::queues);
             let crowded = queues && waiting.len() >= MAX_WAITERS;
+            let short = if queues && !crowded { short(store, charges) } else { Names::new() };
             let answer = if crowded { store.take(&hurried(charges)) } else { store.take(charges) };
             let decision: Decision = answer.now();
             if decision.waits() {
+                *waits_for = short;
                 let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);
                 waiting.push(Reverse(now.saturating_add(wait)));
             }
@@ -176,11 +188,52 @@ impl<R> Simulator<R> {
     }
 
     /// How full the accounts are. With [`overflowed`](Stats::overflowed) above 0 the
-    /// [capacity](Simulator::capacity) was too small for the trace.
+    /// [capacity](Simulator::capacity) was too small for the trace. The accounts that are
+    /// [measured](Simulator::measure) are not among them.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.store.stats()
     }
+
+    /// The same of the accounts by which the smallest limits are found: with
+    /// [`overflowed`](Stats::overflowed) above 0 what [`least`](Simulator::least) says may be too
+    /// large. `None` unless it was told to [`measure`](Simulator::measure).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Quota, Rule, key::Header, simulate::{Call, Simulator}};
+    ///
+    /// let rule = Rule::new("user", Header::new("x-user"), Quota::per_second(1));
+    /// let mut simulator = Simulator::new(rule).capacity(16).measure();
+    /// // each second another user with 100 requests, of which one passes
+    /// for n in 0..10_000 {
+    ///     let request = http::Request::get("/").header("x-user", n / 100).body(()).unwrap();
+    ///     simulator.decide(&Call::new(Duration::from_secs(n / 100), request.into_parts().0));
+    /// }
+    /// assert_eq!(simulator.stats().overflowed, 0);
+    /// assert!(simulator.least_stats().unwrap().overflowed > 0);
+    /// ```
+    #[must_use]
+    pub fn least_stats(&self) -> Option<Stats> {
+        self.measure.as_ref().map(Measure::stats)
+    }
+}
+
+/// The rules that a request has to wait for, if it waits: a decision that passes does not tell.
+fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Names {
+    if let [alone] = charges {
+        return SmallVec::from_slice(&[alone.rule()]);
+    }
+    // a look, which changes nothing
+    let looks: SmallVec<[Charge<'_>; 4]> = charges.iter().map(|charge| charge.cost(0)).collect();
+    let seen: Decision = store.take(&looks).now();
+    let is_short = |charge: &&Charge<'_>| {
+        let need = u64::from(charge.units()) + u64::from(charge.reserve());
+        let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule());
+        let refuses = charge.units() > 0 && !charge.is_report_only();
+        refuses && its.any(|outcome| u64::from(outcome.remaining()) < need)
+    };
+    charges.iter().filter(is_short).map(Charge::rule).collect()
 }
 
 impl<R: fmt::Debug> fmt::Debug for Simulator<R> {

@@ -2,10 +2,16 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::{
     decision::{Decision, Outcome},
     key::KeyError,
+    name::RuleName,
 };
+
+/// The names of rules.
+pub(super) type Names = SmallVec<[RuleName; 2]>;
 
 /// What became of one [`Call`](super::Call) of a trace.
 ///
@@ -25,6 +31,7 @@ use crate::{
 pub struct Verdict {
     pub(super) at: Duration,
     pub(super) late: bool,
+    pub(super) waits_for: Names,
     /// `None` where no rule charges it, the error where it has no usable key.
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }
@@ -62,6 +69,30 @@ impl Verdict {
             let denied = decision.outcomes().iter().any(Outcome::is_denied);
             !decision.is_allowed() || decision.is_overage() || decision.waits() || denied
         })
+    }
+
+    /// Whether it passes after a [wait](Decision::wait) to which a quota of this rule made it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Quota, Rule, RuleName, key::Everyone, simulate::{Call, simulate}};
+    ///
+    /// let day = Rule::new("day", Everyone, Quota::per_day(2));
+    /// let pace = Rule::new("pace", Everyone, Quota::per_second(1)).max_wait(Duration::from_secs(1));
+    /// let calls = [0, 0].map(|second| {
+    ///     let (parts, ()) = http::Request::new(()).into_parts();
+    ///     Call::new(Duration::from_secs(second), parts)
+    /// });
+    ///
+    /// // it takes the last of the day, but waits for the second
+    /// let verdict = simulate((day, pace), calls).nth(1).unwrap();
+    /// assert!(verdict.passes() && verdict.is_limited());
+    /// let waits_for = |rule| verdict.waits_for(RuleName::new(rule).unwrap());
+    /// assert!(waits_for("pace") && !waits_for("day"));
+    /// ```
+    #[must_use]
+    pub fn waits_for(&self, rule: RuleName) -> bool {
+        self.waits_for.contains(&rule)
     }
 
     /// The decision. `None` when no quota was asked: no rule charges the request, or it has no

@@ -106,15 +106,17 @@ fn whom_when_and_the_smallest_burst() {
     let counts = ["passed", "refused", "delayed", "without_key", "late", "overflowed"];
     assert_eq!(counts.map(|count| &report[count]), [14, 8, 0, 0, 1, 0]);
     let rule = &report["rules"][0];
-    assert_eq!([&rule["requests"], &rule["refused"], &rule["keys"], &rule["short"]], [22, 8, 4, 0]);
+    assert_eq!((&rule["requests"], &rule["delayed"]["count"]), (&json!(22), &json!(0)));
+    let refused = &rule["refused"];
+    assert_eq!([&refused["count"], &refused["keys"], &refused["short"]], [8, 4, 0]);
     let who = |at: usize| {
-        let who = &rule["top"][at];
-        (who["key"].as_str().expect("a key"), who["refused"].as_u64().expect("a number"))
+        let who = &refused["top"][at];
+        (who["key"].as_str().expect("a key"), who["count"].as_u64().expect("a number"))
     };
     // five at once and one as a mapped address, of which four pass
     assert_eq!([who(0), who(1)], [("203.0.113.7", 3), ("10.0.0.5", 3)]);
     assert_eq!([who(2), who(3)], [("2001:db8:0:1::/64", 1), ("192.0.2.10", 1)]);
-    assert_eq!(rule["top"][0]["first"], "2025-10-10T11:00:01Z");
+    assert_eq!(refused["top"][0]["first"], "2025-10-10T11:00:01Z");
     assert_eq!(report["worst_minute"], json!({ "start": "2025-10-10T11:00:00Z", "refused": 8 }));
     assert_eq!(report["slices"][1], json!({ "start": 1_760_094_001, "requests": 5, "refused": 3 }));
     assert_eq!(report["least"][0]["least"], "1/s burst 5");
@@ -125,8 +127,8 @@ fn whom_when_and_the_smallest_burst() {
 fn the_client_is_whom_a_trusted_proxy_names() {
     let rule = ["--trusted-proxy", "10.0.0.0/8", "--rule", "name=ip key=client quota=1/min"];
     let report = report(&[&rule, &["--top", "9", LOG][..]].concat());
-    let top = report["rules"][0]["top"].as_array().expect("a list");
-    let of = |key: &str| top.iter().find(|who| who["key"] == key).map(|who| &who["refused"]);
+    let top = report["rules"][0]["refused"]["top"].as_array().expect("a list");
+    let of = |key: &str| top.iter().find(|who| who["key"] == key).map(|who| &who["count"]);
     assert_eq!(of("198.51.100.9"), Some(&json!(1)), "twice, whatever it claims");
     assert_eq!(of("10.0.0.5"), None, "once, without a header");
     assert_eq!(of("203.0.113.7"), Some(&json!(5)), "not trusted: a client itself");
@@ -145,7 +147,7 @@ fn texts_of_the_log_are_keys() {
     ];
     let report = report(&[&rules, &[LOG][..]].concat());
     let named = |rule: usize| {
-        let top = report["rules"][rule]["top"].as_array().expect("a list");
+        let top = report["rules"][rule]["refused"]["top"].as_array().expect("a list");
         top.iter().map(|who| who["key"].as_str().expect("text")).collect::<Vec<_>>()
     };
     assert!(named(0).contains(&"curl/8.5.0"), "{:?}", named(0));
@@ -194,6 +196,157 @@ fn requests_that_wait_pass_later() {
     assert!(delayed > 0 && refused < 8, "{delayed} {refused}");
     assert_eq!(report["least"][0]["least"], "1/s burst 5", "and nobody waits");
     assert_eq!(report["limited_with_least"], 0);
+}
+
+#[test]
+fn whoever_waits_is_told_by_the_rule_it_waits_for() {
+    let log: String = [0, 0, 0, 1, 60].map(|second| line("192.0.2.7", 0, second)).concat();
+    let log = Log::new(line("192.0.2.8", 0, 0) + &log);
+    let flags = [
+        "--rule",
+        "name=pace key=peer quota='1/s burst 1' max_wait=1000ms",
+        "--rule",
+        "name=site key=everyone quota=4/min max_wait=1000ms",
+        log.path(),
+    ];
+    let found = report(&flags);
+    assert_eq!([&found["passed"], &found["delayed"], &found["refused"]], [3, 2, 1]);
+    let [pace, site] = [0, 1].map(|rule| &found["rules"][rule]);
+    let who =
+        |first, last| json!([{ "key": "192.0.2.7", "count": 2, "first": first, "last": last }]);
+    let times = ["2026-03-01T00:00:00Z", "2026-03-01T00:00:01Z"];
+    assert_eq!(pace["delayed"]["top"], who(times[0], times[1]));
+    assert_eq!([&pace["delayed"]["count"], &pace["delayed"]["keys"]], [2, 1]);
+    assert_eq!(
+        (&pace["delayed"]["first"], &pace["delayed"]["last"]),
+        (&times[0].into(), &times[1].into())
+    );
+    assert_eq!(pace["refused"]["count"], 1);
+    // it gave the last it had at 00:01, but nobody waited for that
+    assert_eq!([&site["delayed"]["count"], &site["refused"]["count"]], [0, 0]);
+    let said = said(&flags);
+    for part in [
+        "rule pace: refuses 1 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:00Z\n",
+        "rule pace: makes wait 2 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:01Z\n",
+        "2 192.0.2.7 from 2026-03-01T00:00:00Z to 2026-03-01T00:00:01Z\n",
+        "rule site: 6 requests, nobody refused or made to wait\n",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+}
+
+#[test]
+fn files_in_the_wrong_order_are_noted() {
+    let of = |hour: u32, seconds: u32| {
+        Log::new((0..seconds).map(|second| line("192.0.2.1", hour, second)).collect::<String>())
+    };
+    let (old, new) = (of(0, 100), of(9, 300));
+    let note = "100 of 400 requests come late, by up to 32699 s";
+    let wrong = report(&[new.path(), old.path()]);
+    assert_eq!((&wrong["late"], &wrong["late_by_s"]), (&json!(100), &json!(32_699)));
+    let notes = wrong["notes"].as_array().expect("a list");
+    assert!(notes.len() == 1 && notes[0].as_str().expect("text").starts_with(note), "{notes:?}");
+    let said = said(&[new.path(), old.path()]);
+    assert!(said.contains(&format!("note: {note}")) && said.contains("ls -tr"), "{said}");
+    assert_eq!(report(&[old.path(), new.path()])["notes"], json!([]));
+    // a request that took long
+    let few = Log::new(fs::read_to_string(new.path()).expect("a log") + &line("192.0.2.1", 9, 290));
+    let few = report(&[few.path()]);
+    assert_eq!((&few["late"], &few["notes"]), (&json!(1), &json!([])));
+}
+
+/// Each second another key, refused but once: what it would owe lasts longer than what it owes.
+#[test]
+fn smallest_limits_found_for_want_of_room_are_noted() {
+    let keys: String =
+        (0..6_000).map(|n| line(&format!("192.0.2.{}", n / 60), 0, n / 60)).collect();
+    let log = Log::new(keys);
+    let of =
+        |room| report(&["--rule", "name=ip key=peer quota=1/s", "--capacity", room, log.path()]);
+    let small = of("16");
+    assert_eq!(small["overflowed"], 0);
+    assert!(small["overflowed_in_least"].as_u64() > Some(0), "{small}");
+    assert!(small["least"][0]["limit"].as_u64() > Some(60), "{small}");
+    let note = small["notes"][0].as_str().expect("a note");
+    assert!(note.contains("the smallest limits, which may be too large"), "{note}");
+    let large = of("1000");
+    assert_eq!((&large["overflowed_in_least"], &large["notes"]), (&json!(0), &json!([])));
+    assert_eq!(large["least"][0]["limit"], 60);
+}
+
+#[test]
+fn a_user_may_have_any_name_and_a_request_any_path() {
+    let stamp = "[01/Mar/2026:00:00:00 +0000]";
+    let names = ["a [b", "[", "a]", " [x] ", "x [01/Feb/2026:00:00:00 +0000]", "x [] y [", r"\x22"];
+    let log: String = names
+        .iter()
+        .map(|name| format!("192.0.2.1 - {name} {stamp} \"GET / HTTP/1.1\" 200 1\n"))
+        .collect();
+    let log = Log::new(log);
+    let rule = "name=user key=header:x-remote-user quota=1/day";
+    let found = report(&["--rule", rule, log.path(), log.path()]);
+    assert_eq!((&found["malformed"], &found["without_key"]), (&json!(0), &json!(0)), "{found}");
+    let top = found["rules"][0]["refused"]["top"].as_array().expect("a list");
+    let told = |name: &str| top.iter().any(|who| who["key"] == name && who["count"] == 1);
+    assert!(told("a [b") && told("x [01/Feb/2026:00:00:00 +0000]") && told("x [] y ["), "{top:?}");
+    assert_eq!((top.len(), &found["from"]), (7, &json!("2026-03-01T00:00:00Z")));
+
+    let other = "[01/Feb/2026:00:00:00 +0000]";
+    let requests =
+        ["GET / [x] ".to_owned(), format!("GET /{other}\\\" HTTP/1.1"), format!("GET / {other} ")];
+    for request in requests {
+        let log = Log::new(format!("192.0.2.1 - - {stamp} \"{request}\" 400 0\n"));
+        let found = report(&[log.path()]);
+        assert_eq!(found["malformed_first"][0]["reason"], "request", "{request}");
+        assert_eq!(found["malformed_first"][0]["what"], request.as_str());
+    }
+}
+
+#[test]
+fn no_time_is_no_time_in_the_first_line_too() {
+    for time in ["", "-", "1"] {
+        let log = format!("192.0.2.1 - - [{time}] \"GET / HTTP/1.1\" 200 1\n");
+        let found = report(&[Log::new(log + &line("192.0.2.1", 0, 0)).path()]);
+        assert_eq!(found["malformed_by_reason"], json!({ "time": 1 }), "{time:?}");
+        assert_eq!(found["from"], "2026-03-01T00:00:00Z");
+    }
+}
+
+#[test]
+fn one_wrong_time_is_malformed_and_changes_nothing() {
+    let good: Vec<_> = (0..40).map(|n| line("192.0.2.1", 0, n / 4)).collect();
+    let plain = report(&[Log::new(good.concat()).path()]);
+    let counts = ["requests", "refused", "late", "from", "to", "slices", "rules", "least"];
+    for (at, year) in [(0, 2099), (17, 2099), (17, 9999), (40, 2030)] {
+        let mut lines = good.clone();
+        lines.insert(at, good[0].replace("2026", &year.to_string()));
+        let log = Log::new(lines.concat());
+        let found = report(&[log.path()]);
+        assert_eq!(counts.map(|it| &found[it]), counts.map(|it| &plain[it]), "{at}");
+        let named = json!([{
+            "file": log.path(), "line": at + 1, "reason": "ahead",
+            "what": format!("{year}-03-01T00:00:00Z"),
+        }]);
+        assert_eq!((&found["lines"], &found["malformed_first"]), (&json!(41), &named));
+        assert_eq!((&found["limited_with_least"], &found["notes"]), (&json!(0), &json!([])));
+        // a stream, too
+        let stdin = fs::File::open(log.path()).expect("the log");
+        let output = example("replay").args(["--json", "-"]).stdin(stdin).output().expect("runs");
+        let once: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(counts.map(|it| &once[it]), counts.map(|it| &plain[it]), "{at}");
+    }
+}
+
+#[test]
+fn days_without_requests_are_no_wrong_times() {
+    let log: String =
+        [0, 1, 100, 100, 400, 401].map(|hour| line("192.0.2.1", hour, 0)).concat() + "garbage\n";
+    let log = Log::new(log);
+    let found = report(&[log.path()]);
+    assert_eq!([&found["requests"], &found["malformed"], &found["late"]], [6, 1, 0]);
+    assert_eq!(found["to"], "2026-03-17T17:00:00Z");
+    let alone = Log::new(line("192.0.2.1", 0, 0));
+    assert_eq!(report(&[alone.path()])["requests"], 1, "and a line may be the only one");
 }
 
 #[test]
@@ -326,7 +479,7 @@ fn no_garbage_stops_it() {
     assert!(requests > 2_000 && malformed > 2_000, "{requests} {malformed}");
     let reasons = report["malformed_by_reason"].as_object().expect("reasons");
     let count: u64 = reasons.values().filter_map(Value::as_u64).sum();
-    assert_eq!((count, reasons.len()), (malformed, 7), "{reasons:?}");
+    assert_eq!((count, reasons.len()), (malformed, 8), "{reasons:?}");
 }
 
 /// Keys of which most are refused once, and one of them always.
@@ -347,11 +500,11 @@ fn crowd(lines: u32) -> Log {
 fn whoever_is_refused_most_is_found_among_many() {
     let report =
         report(&["--rule", "name=ip key=peer quota=1/h", "--top", "1", crowd(20_000).path()]);
-    let rule = &report["rules"][0];
+    let rule = &report["rules"][0]["refused"];
     let number = |value: &Value| value.as_u64().expect("a number");
     assert!(number(&rule["short"]) > 0, "more keys than are counted at a time");
     assert_eq!(rule["top"][0]["key"], "203.0.113.7");
-    let told = number(&rule["top"][0]["refused"]);
+    let told = number(&rule["top"][0]["count"]);
     assert!(told <= 3_999 && told + number(&rule["short"]) >= 3_999, "{told}");
 }
 
@@ -376,5 +529,8 @@ fn memory_does_not_grow_with_the_log() {
 #[test]
 fn help_has_examples() {
     let said = said(&["--help"]);
-    assert!(said.contains("zcat access.log.*.gz | replay") && !said.contains("--peak"), "{said}");
+    assert!(
+        said.contains("ls -tr access.log.*.gz | xargs zcat | replay") && !said.contains("--peak"),
+        "{said}"
+    );
 }

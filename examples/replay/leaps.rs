@@ -1,0 +1,72 @@
+//! Times that cannot be: one line dated years ahead would make all after it late, and count at one
+//! instant.
+//!
+//! A line that is more than a day ahead of all before it is held back until the next says whether it
+//! is that late. So is the first line, which has none before it. It needs no clock: logs are of any
+//! year.
+
+use std::time::Duration;
+
+use tower_sluice::simulate::Call;
+
+use crate::{
+    entry::{Fault, Reason},
+    report::instant,
+};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Hands calls on, all but one at once.
+#[derive(Default)]
+pub(crate) struct Leaps {
+    latest: Option<Duration>,
+    held: Option<Held>,
+}
+
+struct Held {
+    file: String,
+    line: u64,
+    call: Call,
+}
+
+impl Leaps {
+    pub(crate) fn pass(
+        &mut self,
+        (file, line): (&str, u64),
+        call: Call,
+        then: &mut impl FnMut(&str, u64, Result<Call, Fault<'_>>),
+    ) {
+        if let Some(held) = self.held.take() {
+            let confirmed = call.at() + DAY >= held.call.at();
+            self.release(held, confirmed, then);
+        }
+        if self.latest.is_none_or(|latest| call.at() > latest + DAY) {
+            self.held = Some(Held { file: file.to_owned(), line, call });
+        } else {
+            self.latest = self.latest.max(Some(call.at()));
+            then(file, line, Ok(call));
+        }
+    }
+
+    /// Of the last line nothing is confirmed, but a log may have one line.
+    pub(crate) fn end(mut self, then: &mut impl FnMut(&str, u64, Result<Call, Fault<'_>>)) {
+        if let Some(held) = self.held.take() {
+            let alone = self.latest.is_none();
+            self.release(held, alone, then);
+        }
+    }
+
+    fn release(
+        &mut self,
+        Held { file, line, call }: Held,
+        right: bool,
+        then: &mut impl FnMut(&str, u64, Result<Call, Fault<'_>>),
+    ) {
+        if right {
+            self.latest = Some(call.at());
+            then(&file, line, Ok(call));
+        } else {
+            then(&file, line, Err((Reason::Ahead, instant(call.at()).as_bytes())));
+        }
+    }
+}
