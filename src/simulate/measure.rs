@@ -64,7 +64,7 @@ impl Measure {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.store.stats()
+        self.store.untold_stats()
     }
 }
 

@@ -14,8 +14,6 @@ use crate::{
     store::{Charge, Clock, LocalStore, Stats, Store, hurried},
 };
 
-/// Keys in debt that there is room for unless told otherwise.
-const KEYS: usize = 131_072;
 /// The latest instant: in 2100 and in nanoseconds, far from where sums of instants overflow.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 
@@ -65,14 +63,23 @@ impl<R: Rules> Simulator<R> {
     /// What [`RateLimitLayer::try_rules`](crate::RateLimitLayer::try_rules) says of the same rules.
     pub fn try_new(rules: R) -> Result<Self, RuleError> {
         let (clock, hands) = Clock::driven();
-        let store = LocalStore::on(clock.clone(), KEYS);
+        let store = LocalStore::on(clock.clone(), LocalStore::DEFAULT_KEYS);
         let mut shapes = Vec::new();
         rules.describe(&mut shapes);
         rule::check(&shapes, &store)?;
         Items::new(&shapes)?;
         drop(shapes);
         let waiting = BinaryHeap::new();
-        Ok(Self { rules, clock, hands, store, keys: KEYS, measure: None, waiting, late: 0 })
+        Ok(Self {
+            rules,
+            clock,
+            hands,
+            store,
+            keys: LocalStore::DEFAULT_KEYS,
+            measure: None,
+            waiting,
+            late: 0,
+        })
     }
 
     /// Room for `keys` keys in debt at a time, as of [`LocalStore::with_capacity`]. Call it first: the
@@ -87,7 +94,8 @@ impl<R: Rules> Simulator<R> {
 
     /// Looks for the smallest limits, too, which [`least`](Simulator::least) then says. It takes the
     /// time and the memory of a second store. What nobody is refused is owed for longer, so it may run
-    /// out of room alone: see [`least_stats`](Simulator::least_stats).
+    /// out of room alone: see [`least_stats`](Simulator::least_stats). A sliding log takes up to
+    /// 160 kB a key there, since its limit is raised to the longest there is.
     #[must_use]
     pub fn measure(self) -> Self {
         let mut shapes = Vec::new();
@@ -192,7 +200,7 @@ impl<R> Simulator<R> {
     /// [measured](Simulator::measure) are not among them.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.store.stats()
+        self.store.untold_stats()
     }
 
     /// The same of the accounts by which the smallest limits are found: with

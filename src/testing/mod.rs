@@ -20,6 +20,14 @@
 //! [`Store`](crate::Store) makes it a [`Subject`] and runs the kit: the published
 //! scenarios with [`play`], and the promises that no table can show with [`properties`].
 
+#![cfg_attr(
+    not(feature = "testing"),
+    doc = "",
+    doc = "[`Subject`]: crate",
+    doc = "[`play`]: crate",
+    doc = "[`properties`]: crate"
+)]
+
 mod clock;
 #[cfg(feature = "testing")]
 mod no_limit;

@@ -21,8 +21,6 @@ use super::{
 };
 use crate::{decision::Decision, observe::set_keys};
 
-const DEFAULT_KEYS: usize = 131_072;
-
 /// The embedded store: accounts in this process's memory.
 ///
 /// Its memory is fixed at construction (35 bytes for each key of the capacity) and a flood of
@@ -78,11 +76,14 @@ pub struct Stats {
 }
 
 impl LocalStore {
+    /// Keys in debt at a time that there is room for, unless told otherwise.
+    pub(crate) const DEFAULT_KEYS: usize = 131_072;
+
     /// A store for 131 072 keys in debt at a time (4.6 MB).
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
-        Self::with_capacity(DEFAULT_KEYS)
+        Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
     /// A store for `keys` keys in debt at a time, at 35 bytes each, rounded up to a whole set.
@@ -102,8 +103,14 @@ impl LocalStore {
     /// gauges `ratelimit.keys` and `ratelimit.slots` (feature `metrics`) are set by it.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let stats = self.untold_stats();
+        set_keys(stats.in_debt, stats.slots);
+        stats
+    }
+
+    /// The same of a store that is none of the server's.
+    pub(crate) fn untold_stats(&self) -> Stats {
         let (slots, in_debt, overflowed) = self.ledger.stats();
-        set_keys(in_debt, slots);
         Stats { slots, in_debt, overflowed }
     }
 }
