@@ -8,12 +8,12 @@ mod programs;
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
-    process::{Command, Output, Stdio},
+    process::Command,
     thread,
     time::Duration,
 };
 
-use programs::{ANY_PORT, Answer, Server, ask, example};
+use programs::{ANY_PORT, Answer, Server, ask, end, example};
 use serde_json::{Value, json};
 
 fn quickstart(address: &str) -> Command {
@@ -26,11 +26,6 @@ fn gateway(flags: &[&str]) -> Command {
     let mut command = example("gateway");
     command.args(["--addr", ANY_PORT]).args(flags);
     command
-}
-
-/// A program that fails or ends at once.
-fn end(mut command: Command) -> Output {
-    command.stdin(Stdio::null()).output().expect("runs")
 }
 
 fn text(bytes: &[u8]) -> &str {

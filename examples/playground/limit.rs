@@ -23,7 +23,7 @@ pub(crate) struct Asked {
     /// The algorithm's own, where left out.
     burst: Option<u32>,
     #[serde(default)]
-    max_wait_ms: u64,
+    pub(crate) max_wait_ms: u64,
 }
 
 impl Asked {

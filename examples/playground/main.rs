@@ -6,6 +6,7 @@
 
 #[path = "../support/algorithm.rs"]
 mod algorithm;
+mod fire;
 mod limit;
 mod naive;
 mod page;
@@ -13,10 +14,11 @@ mod page;
 mod store;
 mod visit;
 
-use std::{io, net::SocketAddr, process::ExitCode};
+use std::{convert::Infallible, io, net::SocketAddr, process::ExitCode, sync::Arc};
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use tokio::{net::TcpListener, signal::ctrl_c};
+use tokio::{net::TcpListener, select, signal::ctrl_c};
+use tower_sluice::store::DynStore;
 
 use crate::{store::StoreFlags, visit::Visits};
 
@@ -38,18 +40,24 @@ async fn main() -> ExitCode {
     let store = flags.store.open().await.unwrap_or_else(|text| {
         Flags::command().error(ErrorKind::ValueValidation, text).exit();
     });
-    let Err(error) = serve(flags.addr, Visits::new(store)).await else { return ExitCode::SUCCESS };
+    let Err(error) = serve(flags.addr, store).await else { return ExitCode::SUCCESS };
     let address = flags.addr;
     eprintln!("error: cannot serve on {address}: {error}; give a free address with --addr");
     ExitCode::FAILURE
 }
 
-async fn serve(address: SocketAddr, visits: Visits) -> io::Result<()> {
+async fn serve(address: SocketAddr, store: Arc<DynStore<Infallible>>) -> io::Result<()> {
     let listener = TcpListener::bind(address).await?;
-    println!("listening on http://{}; open it in a browser", listener.local_addr()?);
-    axum::serve(listener, page::router().merge(visit::router(visits)))
-        .with_graceful_shutdown(async { drop(ctrl_c().await) })
-        .await
+    let here = listener.local_addr()?;
+    println!("listening on http://{here}; open it in a browser");
+    let visits = Visits::new(store);
+    let fire = fire::router(here, visits.clone());
+    let app = page::router().merge(visit::router(visits)).merge(fire);
+    // what is fired steadily has no end to wait for
+    select! {
+        served = axum::serve(listener, app) => served,
+        _ = ctrl_c() => Ok(()),
+    }
 }
 
 /// Anybody who reaches the page may set limits: so nobody else shall.

@@ -1,11 +1,12 @@
 // The controls, and what the server tells. No limit is computed here: what is admitted, what is
-// left and when more comes is read from answers.
+// left and when more comes is read from answers. The server sends the requests too, each over a
+// connection of its own to itself, as a browser would let all but six of a burst wait.
 
 import { Lane } from "./timeline.js";
 
 const $ = (selector) => document.querySelector(selector);
-// a browser opens six connections to a server: one is kept free for looking
-const UNDER_WAY = 5;
+// a browser opens six connections to a server: two are kept free, for looking and for limits
+const MOST_OPEN = 4;
 // how often a picture changes for who wants no motion
 const STEP = 500;
 const OF_THE_PAGE = ["x-naive", "x-waited-ms"];
@@ -18,10 +19,11 @@ for (const name of ["ours", "naive"]) {
   lanes[name] = { part, line: new Lane(part.querySelector("canvas")), admitted: 0, refused: 0 };
 }
 let limit = "";
-let settings = 0;
-let waiting = 0;
-let underWay = 0;
-let epoch = 0;
+let accepted = null;
+let setting = Promise.resolve();
+// what was fired under the limit that is in force
+let term = new AbortController();
+let open = 0;
 let moved = 0;
 let across = null;
 let timer = null;
@@ -56,106 +58,109 @@ function wanted() {
   const has = fields();
   const number = (name) => (form[name].value === "" ? null : Number(form[name].value));
   const algorithm = form.algorithm.value + (has.has("buckets") ? `:${form.buckets.value}` : "");
-  const asked = { algorithm, units: number("units"), period_ms: number("period_ms") };
-  if (has.has("burst")) asked.burst = number("burst");
-  if (has.has("max_wait_ms")) asked.max_wait_ms = number("max_wait_ms") ?? 0;
-  return asked;
+  const limit = { algorithm, units: number("units"), period_ms: number("period_ms") };
+  if (has.has("burst")) limit.burst = number("burst");
+  if (has.has("max_wait_ms")) limit.max_wait_ms = number("max_wait_ms") ?? 0;
+  return { label: form.algorithm.selectedOptions[0].label, limit };
 }
 
-async function setLimit() {
-  showFields();
-  const mine = ++settings;
-  const { label } = form.algorithm.selectedOptions[0];
-  let answer;
-  let text;
-  try {
-    answer = await ask("/limit", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(wanted()),
-    });
-    text = (await answer.text()).trim();
-  } catch {
-    silent();
-    return;
-  }
-  // another was chosen meanwhile
-  if (mine !== settings) return;
-  $("#wrong").textContent = answer.ok ? "" : text;
+// One after another: the last that was asked for is the one that stays. Without one it is what was
+// accepted last, once more.
+function setLimit(asked) {
+  setting = setting.then(() => post(asked ?? accepted ?? wanted())).catch(silent);
+  return setting;
+}
+
+async function post(asked) {
+  const answer = await ask("/limit", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(asked.limit),
+  });
+  const text = (await answer.text()).trim();
+  // one that is set again says nothing about the form
+  if (asked !== accepted) $("#wrong").textContent = answer.ok ? "" : text;
   if (!answer.ok) {
-    say("The limit before stays in force.");
+    say(accepted ? "The limit before stays in force." : "No limit is in force yet.");
     return;
   }
+  accepted = asked;
   // what is still under way belongs to the limit before
-  epoch += 1;
-  waiting = 0;
-  across = null;
+  term.abort();
+  term = new AbortController();
+  setAcross(null);
   for (const lane of Object.values(lanes)) {
     lane.admitted = lane.refused = 0;
     lane.line.clear();
     count(lane);
   }
-  limit = `${label}, ${text}`;
+  limit = `${asked.label}, ${text}`;
   $("#ours .what").textContent = limit;
-  $("#edge").setAttribute("aria-pressed", "false");
   say("Every request goes over HTTP through the real layer.");
+  if (steady) setSteady(true);
   look();
 }
 
 // --- requests
 
-function send(n) {
-  waiting += n;
-  pump();
+async function fire(what, { signal }) {
+  if (open >= MOST_OPEN) {
+    say(`${MOST_OPEN} are still under way, and a browser opens no more than six connections: wait a little.`);
+    return;
+  }
+  open += 1;
   look();
-}
-
-function pump() {
-  while (waiting > 0 && underWay < UNDER_WAY) {
-    waiting -= 1;
-    underWay += 1;
-    request(epoch).finally(() => {
-      underWay -= 1;
-      pump();
-    });
-  }
-}
-
-async function request(mine) {
-  const at = performance.now();
-  moved = at;
-  const dot = lanes.ours.line.sent(at);
-  const beside = lanes.naive.line.sent(at);
-  beside.fate = "unknown";
-  let answer;
+  const dots = new Map();
   try {
-    answer = await ask("/try");
-    await answer.text();
+    const answer = await ask(`/fire?${what}`, { signal });
+    if (answer.ok) await read(answer.body, note.bind(null, dots, performance.now()));
+    else say(await answer.text(), true);
   } catch {
-    dot.fate = "unknown";
-    waiting = 0;
-    silent();
-    return;
+    if (!signal.aborted) silent();
   }
-  if (mine !== epoch) return;
-  dot.until = moved = performance.now();
-  if (!answer.headers.has("x-naive")) {
-    dot.fate = "unknown";
-    return;
-  }
-  const fate = answer.ok ? "admitted" : "refused";
-  dot.fate = Number(answer.headers.get("x-waited-ms")) > 0 ? "waited" : fate;
-  beside.fate = answer.headers.get("x-naive");
-  lanes.ours[fate] += 1;
-  lanes.naive[beside.fate] += 1;
-  Object.values(lanes).forEach(count);
-  showAnswer(answer);
+  open -= 1;
+  for (const { ours } of dots.values()) ours.fate = "unknown";
 }
 
-function showAnswer(answer) {
-  const lines = [...answer.headers].filter(([name]) => !OF_THE_PAGE.includes(name));
-  const head = `HTTP/1.1 ${answer.status} ${answer.statusText}`;
-  $("#answer").textContent = [head, ...lines.map(([name, value]) => `${name}: ${value}`)].join("\n");
+// Lines of JSON as they come.
+async function read(body, each) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    lines.forEach((line) => each(JSON.parse(line)));
+  }
+}
+
+// A request was sent, or answered. The server's times are relative to `start`.
+function note(dots, start, { id, at_ms, head, admitted, fields, failed }) {
+  const at = start + at_ms;
+  moved = performance.now();
+  if (!dots.has(id)) {
+    const [ours, naive] = [lanes.ours.line.sent(at), lanes.naive.line.sent(at)];
+    naive.fate = "unknown";
+    dots.set(id, { ours, naive });
+    return;
+  }
+  if (failed) {
+    say(`A request failed: ${failed}`, true);
+    return;
+  }
+  const { ours, naive } = dots.get(id);
+  dots.delete(id);
+  const of = new Map(fields);
+  const fate = admitted ? "admitted" : "refused";
+  ours.until = at;
+  ours.fate = Number(of.get("x-waited-ms")) > 0 ? "waited" : fate;
+  naive.fate = of.get("x-naive") ?? "unknown";
+  lanes.ours[fate] += 1;
+  lanes.naive[naive.fate] += 1;
+  Object.values(lanes).forEach(count);
+  const lines = fields.filter(([name]) => !OF_THE_PAGE.includes(name));
+  $("#answer").textContent = [head, ...lines.map((line) => line.join(": "))].join("\n");
 }
 
 function count({ part, admitted, refused }) {
@@ -168,12 +173,14 @@ async function look() {
   clearTimeout(timer);
   if (looking || document.hidden) return;
   looking = true;
-  const mine = epoch;
+  const mine = term;
   let lively = false;
   try {
     const answer = await ask("/state");
-    if (answer.status === 404) await setLimit();
-    else if (mine === epoch) lively = show(await answer.json());
+    // a server that was started again knows no limit; nor has it one where the first was wrong
+    if (answer.status === 404) {
+      if (accepted || !$("#wrong").textContent) await setLimit();
+    } else if (mine === term) lively = show(await answer.json());
     if (answer.ok && $("#said.bad")) say("The server answers again.");
   } catch {
     silent();
@@ -191,7 +198,7 @@ function show({ window: windowed, source, ours, naive }) {
   pace(naive);
   draw();
   const owed = ours?.reset_ms > 0 || naive.remaining < naive.limit;
-  return owed || underWay > 0 || across !== null || at - moved < 15000;
+  return owed || open > 0 || across !== null || at - moved < 15000;
 }
 
 function gauge(name, told, at, edge) {
@@ -220,18 +227,34 @@ function cells(place, { remaining, limit }) {
   });
 }
 
-// Two bursts, one on each side of the edge that the server tells of.
+// Two bursts, one on each side of the edge that the server tells of: a quarter of the period before it
+// and a little after it. Each look tells better when that is.
 function pace({ reset_ms: left }) {
-  if (across === null) return;
-  if (across.fired && left > across.left) {
-    across = null;
-    $("#edge").setAttribute("aria-pressed", "false");
-    send(burst());
-  } else if (!across.fired && left <= 500 && left >= 100) {
-    across.fired = true;
-    send(burst());
-  }
-  if (across) across.left = left;
+  if (across === null || across.fired) return;
+  clearTimeout(across.timer);
+  const early = left - accepted.limit.period_ms / 4;
+  const edge = performance.now() + left;
+  if (early >= 0 && early < 60_000) across.timer = setTimeout(before, early, edge);
+}
+
+function before(edge) {
+  const left = edge - performance.now();
+  // this machine was held up: the next edge will do
+  if (left <= 0) return;
+  across.fired = true;
+  across.timer = setTimeout(after, left + accepted.limit.period_ms / 20);
+  fire(burst(), term);
+}
+
+function after() {
+  setAcross(null);
+  fire(burst(), term);
+}
+
+function setAcross(now) {
+  clearTimeout(across?.timer);
+  across = now;
+  $("#edge").setAttribute("aria-pressed", String(across !== null));
 }
 
 // --- pictures and words
@@ -246,7 +269,7 @@ function draw() {
 }
 
 function frame() {
-  if (performance.now() - moved < 15000 || across) draw();
+  if (performance.now() - moved < 15000 || across || open > 0) draw();
   requestAnimationFrame(frame);
 }
 
@@ -259,29 +282,36 @@ function told() {
 // --- controls
 
 const within = (input, most) => Math.max(1, Math.min(most, Math.floor(Number(input.value)) || 1));
-const burst = () => within($("#many"), 100);
+const burst = () => `n=${within($("#many"), 200)}`;
 let steady = null;
 
-$("#one").addEventListener("click", () => send(1));
-$("#burst").addEventListener("click", () => send(burst()));
+$("#one").addEventListener("click", () => fire("n=1", term));
+$("#burst").addEventListener("click", () => fire(burst(), term));
 $("#edge").addEventListener("click", () => {
-  across = across ? null : { fired: false, left: 0 };
-  $("#edge").setAttribute("aria-pressed", String(across !== null));
+  setAcross(across ? null : { fired: false, timer: null });
   look();
 });
-function setSteady(on) {
-  clearInterval(steady);
-  steady = on ? setInterval(() => waiting < 50 && send(1), 1000 / within($("#rate"), 50)) : null;
+async function setSteady(on) {
+  steady?.abort();
+  const mine = on ? new AbortController() : null;
+  steady = mine;
   $("#steady").setAttribute("aria-pressed", String(on));
   $("#steady").textContent = on ? "Stop" : "Send steadily";
+  if (!on) return;
+  await fire(`every_ms=${Math.round(1000 / within($("#rate"), 50))}`, mine);
+  if (steady === mine) setSteady(false);
 }
 $("#steady").addEventListener("click", () => setSteady(steady === null));
 $("#rate").addEventListener("change", () => steady !== null && setSteady(true));
-form.addEventListener("change", setLimit);
+form.addEventListener("change", () => {
+  showFields();
+  setLimit(wanted());
+});
 form.addEventListener("submit", (event) => event.preventDefault());
 document.addEventListener("visibilitychange", look);
 addEventListener("resize", draw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 setInterval(told, 2000);
-setLimit().then(look);
+showFields();
+setLimit(wanted()).then(look);
 frame();

@@ -42,8 +42,8 @@ export class Lane {
   // Told again and again, a little differently each time, until it has passed.
   edge(at) {
     const last = this.edges.at(-1);
-    if (last === undefined || at - last > 150) this.edges.push(at);
-    else if (last > performance.now()) this.edges[this.edges.length - 1] = at;
+    if (last > performance.now()) this.edges[this.edges.length - 1] = at;
+    else if (last === undefined || at - last > 150) this.edges.push(at);
   }
 
   draw(now) {

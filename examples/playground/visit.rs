@@ -41,7 +41,7 @@ struct Known {
     limits: u32,
 }
 
-struct Visit {
+pub(crate) struct Visit {
     account: String,
     quota: Quota,
     limited: Router,
@@ -69,13 +69,13 @@ impl Visits {
         Ok(quota)
     }
 
-    fn of(&self, visitor: &str) -> Result<Arc<Visit>, Refusal> {
+    pub(crate) fn of(&self, visitor: &str) -> Result<Arc<Visit>, Refusal> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.visits.get(visitor).cloned().ok_or((StatusCode::NOT_FOUND, UNKNOWN.to_owned()))
     }
 }
 
-type Refusal = (StatusCode, String);
+pub(crate) type Refusal = (StatusCode, String);
 
 pub(crate) fn router(visits: Visits) -> Router {
     Router::new()
@@ -90,10 +90,13 @@ async fn set(
     Visitor(visitor): Visitor,
     Json(asked): Json<Asked>,
 ) -> Result<String, Refusal> {
-    match visits.set(visitor, &asked) {
-        Ok(quota) => Ok(format!("{quota}\n")),
-        Err(why) => Err((StatusCode::UNPROCESSABLE_ENTITY, why)),
-    }
+    let quota = visits.set(visitor, &asked);
+    let quota = quota.map_err(|why| (StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    let wait = match asked.max_wait_ms {
+        0 => String::new(),
+        most => format!(", waits up to {most} ms"),
+    };
+    Ok(format!("{quota}{wait}\n"))
 }
 
 /// The naive window is asked for the same request, and what it would have done is a field.
@@ -135,7 +138,7 @@ async fn look(
     }))
 }
 
-struct Visitor(String);
+pub(crate) struct Visitor(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for Visitor {
     type Rejection = Refusal;

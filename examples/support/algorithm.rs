@@ -2,21 +2,30 @@
 
 use tower_sluice::Algorithm;
 
-const ALGORITHMS: &str = "give gcra, token_bucket, fixed_window, paced_window, anchored_window, \
-                          sliding_window:BUCKETS or sliding_log";
+const BUCKETS: &str = "sliding_window:BUCKETS";
+
+/// Those that a word alone names; what else there is counts in [`BUCKETS`].
+pub(crate) const PLAIN: [(&str, Algorithm); 6] = [
+    ("gcra", Algorithm::Gcra),
+    ("token_bucket", Algorithm::TokenBucket),
+    ("fixed_window", Algorithm::fixed_window()),
+    ("paced_window", Algorithm::fixed_window().paced()),
+    ("anchored_window", Algorithm::AnchoredWindow),
+    ("sliding_log", Algorithm::SlidingLog),
+];
 
 pub(crate) fn counted_by(value: &str) -> Result<Algorithm, String> {
+    if let Some((_, algorithm)) = PLAIN.iter().find(|(word, _)| *word == value) {
+        return Ok(*algorithm);
+    }
     match value.split_once(':') {
-        None if value == "gcra" => Ok(Algorithm::Gcra),
-        None if value == "token_bucket" => Ok(Algorithm::TokenBucket),
-        None if value == "fixed_window" => Ok(Algorithm::fixed_window()),
-        None if value == "paced_window" => Ok(Algorithm::fixed_window().paced()),
-        None if value == "anchored_window" => Ok(Algorithm::AnchoredWindow),
-        None if value == "sliding_log" => Ok(Algorithm::SlidingLog),
         Some(("sliding_window", n)) => match n.parse() {
             Ok(buckets) => Ok(Algorithm::SlidingWindow { buckets }),
             Err(_) => Err(format!("buckets is {n:?}; give a whole number from 0 to {}", u32::MAX)),
         },
-        _ => Err(format!("algorithm is {value:?}; {ALGORITHMS}")),
+        _ => {
+            let words = PLAIN.map(|(word, _)| word).join(", ");
+            Err(format!("algorithm is {value:?}; give {words} or {BUCKETS}"))
+        }
     }
 }

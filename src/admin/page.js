@@ -4,6 +4,7 @@
 
 const $ = (id) => document.getElementById(id);
 const LOOK_EVERY = 2000;
+const PATIENCE = 10000;
 const ALGORITHMS = {
   gcra: "GCRA",
   token_bucket: "token bucket",
@@ -30,7 +31,7 @@ function time(ms) {
 
 // Relative, so that the page works below any path.
 async function ask(route, body) {
-  const request = { cache: "no-store" };
+  const request = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) };
   if (body !== undefined) {
     request.method = "POST";
     request.headers = { "content-type": "application/json" };
@@ -57,14 +58,12 @@ function say(text, kind = "muted") {
   $("state").className = kind;
 }
 
+// What failed is said until a change succeeds.
 async function change(route, body) {
-  try {
-    await ask(route, body);
-  } catch (error) {
-    say(error.message, "no");
-    return;
-  }
-  await look();
+  const words = (error) => `${route} of ${body.rule || body.layer} failed: ${error.message}`;
+  const failed = await ask(route, body).then(() => "", words);
+  $("failed").textContent = failed;
+  if (!failed) await look();
 }
 
 // A switch: its name stays, what stands behind it tells the state, and a press turns it.

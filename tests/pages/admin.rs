@@ -10,11 +10,15 @@ use crate::{
 const REFUSED: &str = "[...document.querySelectorAll('.rule')]\
     .find((rule) => rule.querySelector('h3').textContent === 'user')";
 
+fn serve(address: &str) -> Server {
+    let mut command = example("admin");
+    command.env("ADMIN_PASSWORD", "correct-horse").env("ADDR", address);
+    tokio::task::block_in_place(|| Server::start(command))
+}
+
 /// `http://admin:password@…`, as somebody types it who has been told the password.
 async fn start(page: &Page<'_>) -> Outcome<Server> {
-    let mut command = example("admin");
-    command.env("ADMIN_PASSWORD", "correct-horse").env("ADDR", ANY_PORT);
-    let server = tokio::task::block_in_place(|| Server::start(command));
+    let server = serve(ANY_PORT);
     page.go(&format!("http://admin:correct-horse@{}/admin", server.address)).await?;
     page.until("the layers", "document.querySelectorAll('#layers .rule').length === 2").await?;
     Ok(server)
@@ -41,8 +45,8 @@ async fn answers(page: &Page<'_>, button: &str, says: &str) -> Outcome {
 }
 
 pub(crate) async fn play(page: &Page<'_>) -> Outcome {
-    let _server = start(page).await?;
-    same("three pass in a minute", &asked(page, 5).await?, &[200, 200, 200, 429, 429])?;
+    let mut server = start(page).await?;
+    same("three pass in an hour", &asked(page, 5).await?, &[200, 200, 200, 429, 429])?;
     let told = format!("{REFUSED}.querySelector('.number').textContent.startsWith('2 refused')");
     page.until("two refusals", &told).await?;
     let listed = format!("{REFUSED}.querySelectorAll('.recent li').length === 2");
@@ -80,7 +84,32 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     page.until("the fix", "/give an address/.test(document.querySelector('#answer').textContent)")
         .await?;
     looks::right(page, "admin-wrong").await?;
+    outage(page, &mut server).await?;
     looks::at_home(page).await
+}
+
+/// A switch that did not turn is told of until one does, whatever looks say meanwhile.
+async fn outage(page: &Page<'_>, server: &mut Server) -> Outcome {
+    const FAILED: &str = "document.querySelector('#failed').textContent";
+    let button = "button[aria-label='Only reports: api']";
+    let address = server.address.to_string();
+    let _ = server.child.kill();
+    let _ = server.child.wait();
+    page.click(button).await?;
+    page.until(
+        "that it is not done",
+        &format!("{FAILED}.startsWith('report-only of api failed: ')"),
+    )
+    .await?;
+    looks::right(page, "admin-away").await?;
+    let state =
+        |is: &str| format!("document.querySelector('#state').textContent.startsWith({is:?})");
+    page.until("that it is away", &state("no answer")).await?;
+    *server = serve(&address);
+    page.until("that it is back", &state("live")).await?;
+    page.until("still that it was not done", FAILED).await?;
+    page.click(button).await?;
+    page.until("that it is done", &format!("{FAILED} === ''")).await.map(drop)
 }
 
 /// Report-only of the rule and of the layer, and the kill switch, which asks first.

@@ -61,7 +61,9 @@ impl<'a> Page<'a> {
     }
 
     pub(crate) async fn go(&self, url: &str) -> Outcome {
-        self.post("url", json!({ "url": url })).await.map(drop)
+        self.post("url", json!({ "url": url })).await?;
+        // or what is fetched later than the first 250 times leaves no entry
+        self.run("performance.setResourceTimingBufferSize(1e6)").await.map(drop)
     }
 
     /// What a script returns.

@@ -7,10 +7,10 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -62,6 +62,21 @@ fn is_fresh(program: &Path) -> bool {
     let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
     let latest = sources.split_whitespace().skip(1).filter_map(|path| changed(path.as_ref())).max();
     latest.is_some() && changed(program) >= latest
+}
+
+/// A program that fails or ends by itself, and says no more than a pipe holds.
+pub(crate) fn end(mut command: Command) -> Output {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("starts");
+    let start = Instant::now();
+    while child.try_wait().expect("its state").is_none() {
+        if start.elapsed() > PATIENCE {
+            child.kill().expect("ends");
+            panic!("it did not end: {:?}", child.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().expect("what it said")
 }
 
 /// A running server, ended when dropped.

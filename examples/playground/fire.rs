@@ -1,0 +1,120 @@
+//! Requests as clients send them: over HTTP to this very server, each over a connection of its own.
+//! A page cannot do that, as a browser opens six to a server and lets the rest wait.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Query, State},
+    http::{Request, StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use futures::{Stream, StreamExt, future::ready, stream};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::visit::{Refusal, Visitor, Visits};
+
+/// Under way at once, of one `/fire`.
+const MOST: usize = 200;
+const ASKED: &str = "give n from 1 to 200, or every_ms from 20 to 60000";
+
+/// As `?n=20`, all at once; or `?every_ms=100`, one after another until nobody listens any more.
+#[derive(Deserialize)]
+struct Asked {
+    n: Option<usize>,
+    every_ms: Option<u64>,
+}
+
+#[derive(Clone)]
+struct Clients {
+    visits: Visits,
+    here: SocketAddr,
+    client: Client<HttpConnector, Body>,
+}
+
+pub(crate) fn router(here: SocketAddr, visits: Visits) -> Router {
+    // a connection is not used twice
+    let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
+    Router::new().route("/fire", get(fire)).with_state(Clients { visits, here, client })
+}
+
+/// A line of JSON when a request is sent, and one when it is answered. Who hangs up gives up those
+/// under way.
+async fn fire(
+    State(clients): State<Clients>,
+    Visitor(visitor): Visitor,
+    Query(asked): Query<Asked>,
+) -> Result<impl IntoResponse, Refusal> {
+    clients.visits.of(&visitor)?;
+    let (n, every) = match (asked.n, asked.every_ms) {
+        (Some(n @ 1..=MOST), None) => (n, None),
+        (None, Some(every @ 20..=60_000)) => (usize::MAX, Some(Duration::from_millis(every))),
+        _ => return Err((StatusCode::UNPROCESSABLE_ENTITY, ASKED.to_owned())),
+    };
+    let start = Instant::now();
+    let requests = ids(every).take(n).map(move |id| {
+        let sent = json!({ "id": id, "at_ms": millis(start) });
+        let request = clients.clone().request(visitor.clone());
+        let answered = async move {
+            let mut line = request.await;
+            line["id"] = json!(id);
+            line["at_ms"] = json!(millis(start));
+            line
+        };
+        stream::once(ready(sent)).chain(stream::once(answered)).boxed()
+    });
+    let lines =
+        requests.flatten_unordered(MOST).map(|line| Ok::<_, Infallible>(format!("{line}\n")));
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)))
+}
+
+fn ids(every: Option<Duration>) -> impl Stream<Item = u64> {
+    let mut ticks = every.map(interval);
+    if let Some(ticks) = &mut ticks {
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    stream::unfold((0, ticks), async |(id, mut ticks)| {
+        if let Some(ticks) = &mut ticks {
+            ticks.tick().await;
+        }
+        Some((id, (id + 1, ticks)))
+    })
+}
+
+impl Clients {
+    /// What the client was told: the status line, and the fields in the server's spelling.
+    async fn request(self, visitor: String) -> Value {
+        let request =
+            Request::get(format!("http://{}/try", self.here)).header("x-visitor", visitor);
+        let request = request.body(Body::empty()).expect("a valid request");
+        let answer = match self.client.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => return json!({ "failed": error.to_string() }),
+        };
+        let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+        let fields = answer.headers().iter();
+        let fields: Vec<_> =
+            fields.map(|(name, value)| (name.as_str(), text(value.as_bytes()))).collect();
+        json!({
+            "head": format!("{:?} {}", answer.version(), answer.status()),
+            "admitted": answer.status().is_success(),
+            "fields": fields,
+        })
+    }
+}
+
+fn millis(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
