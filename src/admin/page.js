@@ -4,6 +4,7 @@
 
 const $ = (id) => document.getElementById(id);
 const LOOK_EVERY = 2000;
+const EXAMINE_EVERY = 5000;
 const PATIENCE = 10000;
 const ALGORITHMS = {
   gcra: "GCRA",
@@ -223,16 +224,20 @@ function offer() {
 }
 
 let looking = false;
+let again = false;
 
+// A look that is asked for during another follows it, so that a change is seen at once.
 async function look() {
-  if (looking) return;
+  if (looking) {
+    again = true;
+    return;
+  }
   looking = true;
   try {
-    const [now, refusals, health] = await Promise.all(["layers", "refusals", "health"].map((route) => ask(route)));
+    const [now, refusals] = await Promise.all([ask("layers"), ask("refusals")]);
     known = now.layers;
     now.layers.forEach((layer) => layerOf(layer.layer).layer(layer));
     refusals.layers.forEach((layer) => layerOf(layer.layer).recent(layer));
-    health.layers.forEach((layer) => layerOf(layer.layer).health(layer.health));
     offer();
     say(known.length ? "live" : "no layer is watched");
   } catch (error) {
@@ -240,6 +245,17 @@ async function look() {
   } finally {
     looking = false;
   }
+  if (again) {
+    again = false;
+    await look();
+  }
+}
+
+// Apart, since a store may take its time to tell, and tells of all it holds.
+async function examine() {
+  const known = document.hidden ? null : await ask("health").catch(() => null);
+  if (known) known.layers.forEach((layer) => layerOf(layer.layer).health(layer.health));
+  setTimeout(examine, EXAMINE_EVERY);
 }
 
 function key() {
@@ -295,3 +311,4 @@ $("form").addEventListener("submit", submit);
 document.addEventListener("visibilitychange", () => document.hidden || look());
 setInterval(() => document.hidden || look(), LOOK_EVERY);
 look();
+examine();
