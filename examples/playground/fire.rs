@@ -4,6 +4,7 @@
 use std::{
     convert::Infallible,
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,12 +23,17 @@ use hyper_util::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    sync::Semaphore,
+    time::{MissedTickBehavior, interval},
+};
 
 use crate::visit::{Refusal, Visitor, Visits};
 
 /// Under way at once, of one `/fire`.
 const MOST: usize = 200;
+/// And of all: each takes two descriptors of this process, which as a rule may have 1 024.
+const MOST_OF_ALL: usize = 300;
 const ASKED: &str = "give n from 1 to 200, or every_ms from 20 to 60000";
 
 /// As `?n=20`, all at once; or `?every_ms=100`, one after another until nobody listens any more.
@@ -42,12 +48,14 @@ struct Clients {
     visits: Visits,
     here: SocketAddr,
     client: Client<HttpConnector, Body>,
+    slots: Arc<Semaphore>,
 }
 
 pub(crate) fn router(here: SocketAddr, visits: Visits) -> Router {
     // a connection is not used twice
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
-    Router::new().route("/fire", get(fire)).with_state(Clients { visits, here, client })
+    let slots = Arc::new(Semaphore::new(MOST_OF_ALL));
+    Router::new().route("/fire", get(fire)).with_state(Clients { visits, here, client, slots })
 }
 
 /// A line of JSON when a request is sent, and one when it is answered. Who hangs up gives up those
@@ -99,6 +107,7 @@ impl Clients {
         let request =
             Request::get(format!("http://{}/try", self.here)).header("x-visitor", visitor);
         let request = request.body(Body::empty()).expect("a valid request");
+        let _slot = self.slots.acquire().await;
         let answer = match self.client.request(request).await {
             Ok(answer) => answer,
             Err(error) => return json!({ "failed": error.to_string() }),

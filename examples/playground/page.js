@@ -23,11 +23,13 @@ let accepted = null;
 let setting = Promise.resolve();
 // what was fired under the limit that is in force
 let term = new AbortController();
-let open = 0;
+// requests to `/fire` that are still read; aborted ones count no more
+const fired = new Set();
 let moved = 0;
 let across = null;
 let timer = null;
 let looking = false;
+let away = false;
 
 async function ask(path, options = {}) {
   const headers = { "x-visitor": visitor, ...options.headers };
@@ -40,7 +42,12 @@ function say(text, bad = false) {
   said.classList.toggle("bad", bad);
 }
 
-const silent = () => say("The server does not answer. Start it again; this page goes on by itself.", true);
+function silent() {
+  away = true;
+  say("The server does not answer. Start it again; this page goes on by itself.", true);
+}
+
+const open = () => [...fired].filter(({ signal }) => !signal.aborted).length;
 
 // --- the limit
 
@@ -104,11 +111,12 @@ async function post(asked) {
 // --- requests
 
 async function fire(what, { signal }) {
-  if (open >= MOST_OPEN) {
+  if (open() >= MOST_OPEN) {
     say(`${MOST_OPEN} are still under way, and a browser opens no more than six connections: wait a little.`);
     return;
   }
-  open += 1;
+  const mine = { signal };
+  fired.add(mine);
   look();
   const dots = new Map();
   try {
@@ -118,7 +126,7 @@ async function fire(what, { signal }) {
   } catch {
     if (!signal.aborted) silent();
   }
-  open -= 1;
+  fired.delete(mine);
   for (const { ours } of dots.values()) ours.fate = "unknown";
 }
 
@@ -145,17 +153,18 @@ function note(dots, start, { id, at_ms, head, admitted, fields, failed }) {
     dots.set(id, { ours, naive });
     return;
   }
-  if (failed) {
-    say(`A request failed: ${failed}`, true);
+  const of = new Map(fields);
+  // without the field no layer was asked
+  if (failed || !of.has("x-naive")) {
+    say(`A request failed: ${failed ?? head}`, true);
     return;
   }
   const { ours, naive } = dots.get(id);
   dots.delete(id);
-  const of = new Map(fields);
   const fate = admitted ? "admitted" : "refused";
   ours.until = at;
   ours.fate = Number(of.get("x-waited-ms")) > 0 ? "waited" : fate;
-  naive.fate = of.get("x-naive") ?? "unknown";
+  naive.fate = of.get("x-naive");
   lanes.ours[fate] += 1;
   lanes.naive[naive.fate] += 1;
   Object.values(lanes).forEach(count);
@@ -181,7 +190,8 @@ async function look() {
     if (answer.status === 404) {
       if (accepted || !$("#wrong").textContent) await setLimit();
     } else if (mine === term) lively = show(await answer.json());
-    if (answer.ok && $("#said.bad")) say("The server answers again.");
+    if (answer.ok && away) say("The server answers again.");
+    if (answer.ok) away = false;
   } catch {
     silent();
   }
@@ -198,7 +208,7 @@ function show({ window: windowed, source, ours, naive }) {
   pace(naive);
   draw();
   const owed = ours?.reset_ms > 0 || naive.remaining < naive.limit;
-  return owed || open > 0 || across !== null || at - moved < 15000;
+  return owed || open() > 0 || across !== null || at - moved < 15000;
 }
 
 function gauge(name, told, at, edge) {
@@ -269,7 +279,7 @@ function draw() {
 }
 
 function frame() {
-  if (performance.now() - moved < 15000 || across || open > 0) draw();
+  if (performance.now() - moved < 15000 || across || open() > 0) draw();
   requestAnimationFrame(frame);
 }
 

@@ -18,7 +18,6 @@ mod top;
 
 use std::{
     collections::VecDeque,
-    hash::{BuildHasher, RandomState},
     io::{self, BufWriter, Write},
     path::PathBuf,
     process::ExitCode,
@@ -59,6 +58,9 @@ A line that is more than a day ahead of all before it, as the first is, counts w
 that can be read is of that time, too, or later. Where it is not, or none comes, the time is taken
 to be wrong, and the line is malformed, unless it is the only one. A line that is earlier than one
 before it counts as of that one's time.
+
+It holds the accounts of --capacity keys, twice: 10 MB for gcra. To find the smallest limit of a
+sliding_log takes up to 160 kB for each key that is there.
 
 It ends with 0, with 1 where a file cannot be read, and with 2 where a flag is wrong."#;
 
@@ -155,7 +157,7 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
         })
         .map_err(Wrong::File)?;
 
-    let secret = flags.anonymous.then(secret);
+    let secret = flags.anonymous.then(Secret::random);
     let found = simulator.least();
     let mut report = Report::new(tally, flags.top.into(), secret.as_ref());
     report.overflowed = simulator.stats().overflowed;
@@ -200,11 +202,4 @@ fn with(rules: &[RuleFlag], found: &[Least]) -> Option<Vec<RuleFlag>> {
         flag
     };
     Some(rules.iter().map(changed).collect())
-}
-
-/// A secret that nobody knows.
-fn secret() -> Secret {
-    let half = || RandomState::new().hash_one(0).to_le_bytes();
-    let [one, other] = [half(), half()];
-    Secret::from(std::array::from_fn(|at| if at < 8 { one[at] } else { other[at - 8] }))
 }

@@ -22,7 +22,7 @@ impl Reason {
             Self::Address => "no address where one should be (a log with host names? log %a)",
             Self::Time => "no time where one should be, as [10/Oct/2000:13:55:36 -0700]",
             Self::Ahead => {
-                "the time is more than a day ahead of all before, and the next line is not"
+                "the time is more than a day ahead of all before, and no next line confirms it"
             }
             Self::Request => "no request that a service would see, as \"GET / HTTP/1.1\"",
             Self::Status => "no status and size behind the request, as 200 2326",

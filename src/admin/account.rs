@@ -166,7 +166,7 @@ fn answered(what: &str, decision: &Decision) -> Result<(), Problem> {
     if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
         return Ok(());
     }
-    let why = format!("the store did not {what}, since it fails; see api/health, and try again");
+    let why = format!("the store did not {what}: it fails (see api/health), or does not do this");
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
 }
 

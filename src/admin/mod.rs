@@ -140,8 +140,8 @@
 //! | 404, 405 | no such layer, rule or route; the route takes another method |
 //! | 409 | the rule has no account, no switch, or a store that cannot only report |
 //! | 413, 415 | a body above 16 KiB, or one that is not `application/json` |
-//! | 501 | the store does not do this: a governor limiter neither looks nor resets |
-//! | 503 | the store failed, or what stands in for it did the change in this process only |
+//! | 501 | the store says that it does not do this: a governor limiter neither looks nor resets |
+//! | 503 | the store failed; what stands in for it did the change in this process only |
 //! | 507 | the store has no room for another block |
 //!
 //! # What it does not protect against

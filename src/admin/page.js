@@ -255,6 +255,7 @@ async function look() {
 async function examine() {
   const known = document.hidden ? null : await ask("health").catch(() => null);
   if (known) known.layers.forEach((layer) => layerOf(layer.layer).health(layer.health));
+  else layers.forEach((view) => view.health({ store: "store", state: "unknown", detail: "no answer" }));
   setTimeout(examine, EXAMINE_EVERY);
 }
 

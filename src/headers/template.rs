@@ -81,17 +81,18 @@ impl Template {
         (!self.items.are_as(charges)).then(|| self.flipped(charges))
     }
 
-    /// The same where rules have been flipped, since between refusing and reporting: kept until they
-    /// are flipped again, or another request is charged under others of them.
+    /// The same where rules have been flipped since, between refusing and reporting; kept until they
+    /// are flipped again.
     #[cold]
     fn flipped(&self, charges: &[Charge<'_>]) -> Arc<Self> {
         // nobody waits here: what is not kept is made
-        if let Ok(kept) = self.flipped.try_read()
-            && let Some(kept) = kept.as_ref().filter(|kept| kept.items.are_as(charges))
-        {
+        let kept = self.flipped.try_read().ok().and_then(|kept| kept.clone());
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.items.are_as(charges)) {
             return kept.clone();
         }
-        let made = Self::new(self.family, Arc::new(self.items.flipped(charges)));
+        // of the rules that do not charge this request, as was last known
+        let items = kept.as_ref().map_or(&self.items, |kept| &kept.items);
+        let made = Self::new(self.family, Arc::new(items.flipped(charges)));
         let made = Arc::new(made.for_all());
         if let Ok(mut kept) = self.flipped.try_write() {
             *kept = Some(made.clone());

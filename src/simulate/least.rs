@@ -7,8 +7,8 @@ use crate::{name::RuleName, quota::Quota};
 /// example.
 ///
 /// For GCRA and the token bucket that is the burst, with the rate as it is. A window has one number,
-/// its units per period. It is exact: with one unit less a call of the trace is limited, unless it
-/// is what one request alone needs. What is found for one quota holds where the others limit nobody
+/// its units per period. It is exact as long as there is [room](super::Simulator::least_stats): with
+/// one unit less a call of the trace is limited, unless it is what one request alone needs. What is found for one quota holds where the others limit nobody
 /// either.
 #[derive(Clone, Copy, Debug)]
 pub struct Least {

@@ -21,8 +21,8 @@ pub struct Condition {
     pub inner: Vec<Self>,
 }
 
-/// Whether a store decides. Each speaks of itself: a breaker that is closed is well around a store
-/// that fails, and [`Condition::is_well`] asks all of them.
+/// Whether a store decides. A breaker that is closed, and a deadline that is kept, are well around a
+/// store that fails; [`Condition::is_well`] asks all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -30,7 +30,7 @@ pub struct Condition {
 pub enum State {
     /// It does.
     Well,
-    /// It does not. Of a wrapper: it stands in for what it wraps, or leaves that alone.
+    /// It does not. Of a wrapper: what it wraps does not, or is left alone.
     Failing,
     /// It does not say.
     Unknown,

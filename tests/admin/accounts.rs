@@ -289,7 +289,7 @@ async fn a_store_that_fails_is_told_from_one_that_has_done_it() {
             visit(&app, "alice").await;
             for route in ["peek", "reset", "unblock"] {
                 let said = refused(&app, route, &of("alice"), 503).await;
-                assert!(said.contains("since it fails; see api/health"), "{said}");
+                assert!(said.contains(": it fails (see api/health)"), "{said}");
                 assert!(!said.contains("10.0.0.7"), "{said}");
             }
         }

@@ -43,7 +43,7 @@ async fn accounts_in_redis_are_looked_at_reset_and_blocked() {
     visit(&app, "alice").await;
     for route in ["peek", "reset", "unblock"] {
         let said = refused(&app, route, &of("alice"), 503).await;
-        assert!(said.contains("since it fails"), "{said}");
+        assert!(said.contains(": it fails (see api/health)"), "{said}");
     }
     assert!(look(&app, "health").await.to_string().contains("failing"));
 }

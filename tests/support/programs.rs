@@ -37,6 +37,7 @@ fn build(name: &str, folder: &Path) {
     let mut feature = |name: &'static str, on: bool| features.extend(on.then_some(name));
     feature("admin", cfg!(feature = "admin"));
     feature("axum", cfg!(feature = "axum"));
+    feature("default", cfg!(feature = "default"));
     feature("governor", cfg!(feature = "governor"));
     feature("metrics", cfg!(feature = "metrics"));
     feature("redis", cfg!(feature = "redis"));
