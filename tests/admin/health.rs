@@ -1,16 +1,13 @@
 //! How stores are doing.
 
-use std::{future::pending, time::Duration};
-
 use tokio::time::Instant;
-use tower_sluice::{
-    Answer, Charge, LocalStore, RateLimitLayer, Store,
-    admin::Admin,
-    store::{BoxFuture, Condition},
-};
+use tower_sluice::{LocalStore, RateLimitLayer, Store, admin::Admin};
 
 use super::{look, user, visit, watched};
-use crate::support::Broken;
+use crate::support::{
+    Broken,
+    shaky::{Mood, Shaky},
+};
 
 #[tokio::test]
 async fn every_layer_tells_of_its_store() {
@@ -39,44 +36,13 @@ async fn what_stands_in_for_a_store_says_so() {
     assert_eq!(peeked["by"], "fallback");
 }
 
-/// Whose health is never told.
-#[derive(Debug)]
-struct Mute(LocalStore);
-
-impl Store for Mute {
-    type Error = <LocalStore as Store>::Error;
-    type Future = <LocalStore as Store>::Future;
-
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.0.take(charges)
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.0.settle(charge, units)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.0.reset(charge)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.0.block(charge, time)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.0.unblock(charge)
-    }
-
-    fn health(&self) -> BoxFuture<Condition> {
-        Box::pin(pending())
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn stores_that_do_not_tell_are_waited_for_together_and_not_for_ever() {
     let mut admin = Admin::new();
     for name in ["one", "two", "three"] {
-        let _ = admin.watch(name, RateLimitLayer::rules(user(), Mute(LocalStore::new())));
+        let store = Shaky::new(LocalStore::new());
+        store.is(Mood::Hanging);
+        let _ = admin.watch(name, RateLimitLayer::rules(user(), store.fail_open()));
     }
     let layer = admin.watch("well", super::users());
     let app = super::site(layer, &admin);
