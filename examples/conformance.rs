@@ -1,12 +1,15 @@
-//! Plays scenario files on a store and says where they differ.
+//! Plays tables of scenarios on a store and prints where they differ.
 //!
-//! `cargo run --features testing --example conformance -- --store local FILE…`
+//! `cargo run --features testing --example conformance -- --store local [FILE…]`
+//!
+//! The published tables are part of the crate: `tests/scenarios/*.json` in its sources, and
+//! `tower_sluice::testing::TABLES` in code. They are played where no file is given.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use tower_sluice::testing::{Case, CaseError, Local, Played, Subject, play};
+use tower_sluice::testing::{Case, CaseError, Local, Played, Subject, TABLES, play};
 
 /// Plays scenario files on a store; every number is compared to the nanosecond.
 #[derive(Parser)]
@@ -15,19 +18,25 @@ struct Flags {
     /// the feature `redis`); both on a clock that is driven
     #[arg(long, default_value = "local")]
     store: String,
-    /// Scenario files, JSON
-    #[arg(required = true)]
+    /// Tables, JSON [default: the published ones, in tests/scenarios]
     files: Vec<PathBuf>,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let Flags { store, files } = Flags::parse();
+    let tables = match tables(&files) {
+        Ok(tables) => tables,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
     let played = match store.as_str() {
-        "local" => all(&mut Local::default(), &files).await,
+        "local" => all(&mut Local::default(), &tables).await,
         #[cfg(feature = "redis")]
         url if url.contains("://") => match tower_sluice::testing::Redis::connect(url).await {
-            Ok(mut redis) => all(&mut redis, &files).await,
+            Ok(mut redis) => all(&mut redis, &tables).await,
             Err(error) => Err(error.to_string()),
         },
         other => Err(format!("--store {other}: give local, or with the feature redis an address")),
@@ -42,13 +51,25 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether all cases of all files passed.
-async fn all(subject: &mut impl Subject, files: &[PathBuf]) -> Result<bool, String> {
+/// Names and texts of the tables in `files`, or of the published ones.
+fn tables(files: &[PathBuf]) -> Result<Vec<(String, String)>, String> {
+    if files.is_empty() {
+        return Ok(TABLES.iter().map(|(file, text)| ((*file).into(), (*text).into())).collect());
+    }
+    let read = |file: &PathBuf| {
+        let text = std::fs::read_to_string(file);
+        let named = |error| format!("{}: {error}", file.display());
+        Ok((file.display().to_string(), text.map_err(named)?))
+    };
+    files.iter().map(read).collect()
+}
+
+/// Returns whether all cases of all tables passed.
+async fn all(subject: &mut impl Subject, tables: &[(String, String)]) -> Result<bool, String> {
     let [mut passed, mut failed, mut skipped] = [0; 3];
-    for file in files {
-        let named = |error: String| format!("{}: {error}", file.display());
-        let text = std::fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
-        for case in &Case::read(&text).map_err(|error| named(error.to_string()))? {
+    for (file, text) in tables {
+        let named = |error: String| format!("{file}: {error}");
+        for case in &Case::read(text).map_err(|error| named(error.to_string()))? {
             match play(subject, case).await {
                 Ok(Played::Passed) => passed += 1,
                 Ok(Played::Skipped) => skipped += 1,

@@ -160,7 +160,7 @@ async fn explanations_have_the_numbers_of_the_tables() {
         "sliding_log.json",
         "combined.json",
     ] {
-        let cases: Vec<Value> = serde_json::from_str(&read(file)).expect("a list of cases");
+        let cases: Vec<Value> = serde_json::from_str(read(file)).expect("a list of cases");
         for case in cases.iter().filter(|case| case["wall_clock"] != true) {
             charges += play(case).await;
         }

@@ -1,4 +1,5 @@
-//! What is published: the library with its examples, and nothing that only this repository needs.
+//! What is published: the library with its examples and the tables of the conformance kit, and
+//! nothing that only this repository needs.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
@@ -15,10 +16,11 @@ const TOP: [&str; 9] = [
     "Cargo.toml.orig",
 ];
 /// Whatever lies in these, if it ends so.
-const FOLDERS: [(&str, &[&str]); 3] = [
+const FOLDERS: [(&str, &[&str]); 4] = [
     ("src/", &["rs", "md", "svg", "html", "js", "css"]),
     ("examples/", &["rs", "toml", "html", "css", "js"]),
     ("lua/", &["lua", "md"]),
+    ("tests/scenarios/", &["json"]),
 ];
 
 fn root() -> &'static Path {

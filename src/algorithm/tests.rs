@@ -1,6 +1,6 @@
 //! The published scenario tables, to the nanosecond.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::Path, time::Duration};
 
 use serde::Deserialize;
 
@@ -198,13 +198,10 @@ impl OutcomeRow {
     }
 }
 
-/// The tables lie beside the project; `SLUICE_SCENARIOS` names another place.
+/// The cases of a published table.
 fn cases(file: &str) -> Vec<Case> {
-    let beside = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/scenarios"));
-    let path = std::env::var_os("SLUICE_SCENARIOS").map_or(beside, PathBuf::from).join(file);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
-        panic!("{}: {error}; set SLUICE_SCENARIOS to the folder of the tables", path.display())
-    });
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios").join(file);
+    let text = std::fs::read_to_string(&path).expect("a table");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

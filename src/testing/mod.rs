@@ -17,18 +17,21 @@
 //! ```
 //!
 //! (The clock alone is there with the feature `simulate`, too.) The author of a
-//! [`Store`](crate::Store) makes it a [`Subject`] and runs the kit: the published
+//! [`Store`](crate::Store) makes it a [`Subject`] and runs the kit: the published [`TABLES`] of
 //! scenarios with [`play`], and the promises that no table can show with [`properties`].
 
 #![cfg_attr(
     not(feature = "testing"),
     doc = "",
     doc = "[`Subject`]: crate",
+    doc = "[`TABLES`]: crate",
     doc = "[`play`]: crate",
     doc = "[`properties`]: crate"
 )]
 
 mod clock;
+#[cfg(feature = "testing")]
+mod mismatch;
 #[cfg(feature = "testing")]
 mod no_limit;
 #[cfg(feature = "testing")]
@@ -39,13 +42,17 @@ mod redis;
 mod scenario;
 #[cfg(feature = "testing")]
 mod subject;
+#[cfg(feature = "testing")]
+mod tables;
 
 pub use self::clock::FakeClock;
 #[cfg(all(feature = "redis", feature = "testing"))]
 pub use self::redis::Redis;
 #[cfg(feature = "testing")]
 pub use self::{
+    mismatch::Mismatch,
     no_limit::NoLimit,
-    scenario::{Case, CaseError, Mismatch, Played, play},
+    scenario::{Case, CaseError, Played, play},
     subject::{Local, Subject},
+    tables::TABLES,
 };

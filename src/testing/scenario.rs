@@ -1,28 +1,57 @@
-//! Scenario files, and playing them on a store.
+//! Cases of a scenario table, and playing them on a store.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use serde::Deserialize;
 
-use super::Subject;
+use super::{
+    Subject,
+    mismatch::{Mismatch, Row, Shown},
+};
 use crate::{
-    decision::{Decision, Outcome},
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota, QuotaError},
     store::{BoxError, Charge, Store},
 };
 
-/// One case of a scenario file: quotas, and steps with the numbers they must give.
+/// One case of a table: quotas, and steps with the numbers they must give.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Case {
     name: String,
+    #[serde(default)]
+    why: String,
+    #[serde(default)]
+    algorithm: Names,
     quotas: Vec<QuotaRow>,
     #[serde(default)]
     max_wait: u64,
     #[serde(default)]
     wall_clock: bool,
     steps: Vec<Step>,
+}
+
+/// One name, or a list of names.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Names {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl Names {
+    fn list(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -67,52 +96,14 @@ enum Op {
     Settle,
 }
 
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-struct Row {
-    remaining: u32,
-    full: u64,
-    next: u64,
-    /// Absent on `settle`.
-    retry: Option<Retry>,
-}
-
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(untagged)]
-enum Retry {
-    In(u64),
-    Never(Never),
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-enum Never {
-    #[serde(rename = "never")]
-    Never,
-}
-
 /// How a case went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Played {
     /// Every number was as the table says.
     Passed,
-    /// The case is for a clock that steps back, which the store's does not.
+    /// The case needs an algorithm that the store does [not count by](Subject::supports), or a clock
+    /// that [steps back](Subject::steps_back).
     Skipped,
-}
-
-/// Where a store and a table differ.
-#[derive(Clone, Debug)]
-pub struct Mismatch {
-    case: String,
-    step: usize,
-    expected: String,
-    got: String,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { case, step, expected, got } = self;
-        write!(f, "{case}, step {step}\n  expected {expected}\n  got      {got}")
-    }
 }
 
 /// Why a scenario file could not be played.
@@ -146,23 +137,57 @@ impl fmt::Display for CaseError {
 impl std::error::Error for CaseError {}
 
 impl Case {
-    /// The cases of a scenario file.
+    /// Reads the cases of a table.
     ///
     /// # Errors
     ///
-    /// When `text` is no JSON list of cases.
+    /// [`CaseError::Format`] when `text` is not a JSON list of cases.
     pub fn read(text: &str) -> Result<Vec<Self>, CaseError> {
         serde_json::from_str(text).map_err(CaseError::Format)
     }
 
-    /// What the case is called.
+    /// The case's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// The names of the algorithms that the case counts by, as in configuration files; empty where
+    /// the table does not name them.
+    #[must_use]
+    pub fn algorithms(&self) -> &[String] {
+        self.algorithm.list()
+    }
+
+    /// The case's quotas.
+    ///
+    /// # Errors
+    ///
+    /// When a quota is invalid, or when the algorithms that the case names are not those of its
+    /// quotas.
+    fn quotas(&self) -> Result<Vec<Quota>, CaseError> {
+        let quotas = self.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
+        let named: BTreeSet<_> = self.algorithms().iter().map(String::as_str).collect();
+        let used: BTreeSet<_> = self.quotas.iter().map(QuotaRow::algorithm).collect();
+        if !named.is_empty() && named != used {
+            return Err(CaseError::Unknown(format!(
+                "algorithm is {named:?}, the quotas count by {used:?}; name each algorithm of the \
+                 quotas"
+            )));
+        }
+        Ok(quotas)
+    }
 }
 
 impl QuotaRow {
+    /// The algorithm's name in configuration files.
+    fn algorithm(&self) -> &str {
+        match (self.algorithm.as_str(), self.aligned) {
+            ("fixed_window", Some(false)) => "anchored_window",
+            (name, _) => name,
+        }
+    }
+
     fn quota(&self) -> Result<Quota, CaseError> {
         let algorithm = match (self.algorithm.as_str(), self.aligned.unwrap_or(true)) {
             ("gcra", _) => Algorithm::Gcra,
@@ -196,8 +221,11 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     if case.wall_clock && !subject.steps_back() {
         return Ok(Played::Skipped);
     }
+    let quotas = case.quotas()?;
+    if !quotas.iter().all(|quota| subject.supports(quota.counted_by())) {
+        return Ok(Played::Skipped);
+    }
     let store = subject.open();
-    let quotas = case.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
@@ -211,23 +239,33 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
             store.take(&[charge.cost(cost).max_wait(wait)]).await
         };
         let decision = answer.map_err(|error| CaseError::Store(error.into()))?;
-        let (expected, got) = (step.shown(), Shown::of(&decision, step.op));
+        let (expected, got) = (step.shown(), Shown::of(&decision, step.op == Op::Take));
         if expected != got {
-            let (case, step) = (case.name.clone(), at);
-            let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
-            return Err(CaseError::Mismatch(Mismatch { case, step, expected, got }));
+            return Err(CaseError::Mismatch(Mismatch {
+                case: case.name.clone(),
+                why: case.why.clone(),
+                step: format!("step {at}: {step}"),
+                expected: expected.to_string(),
+                got: got.to_string(),
+            }));
         }
     }
     Ok(Played::Passed)
 }
 
-/// What is compared.
-#[derive(Debug, PartialEq, Eq)]
-struct Shown {
-    allowed: bool,
-    wait: u64,
-    overage: bool,
-    outcomes: Vec<Row>,
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, op, units, headroom, .. } = self;
+        let op = match op {
+            Op::Take => "take",
+            Op::Settle => "settle",
+        };
+        write!(f, "{op} {units} at {:?}", Duration::from_nanos(*at))?;
+        if *headroom > 0 {
+            write!(f, " with a headroom of {headroom}")?;
+        }
+        Ok(())
+    }
 }
 
 impl Step {
@@ -236,28 +274,4 @@ impl Step {
         let (wait, overage, outcomes) = (self.wait, self.overage, self.outcomes.clone());
         Shown { allowed, wait, overage, outcomes }
     }
-}
-
-impl Shown {
-    fn of(decision: &Decision, op: Op) -> Self {
-        let row = |outcome: &Outcome| Row {
-            remaining: outcome.remaining(),
-            full: nanos(outcome.reset_after()),
-            next: nanos(outcome.next_after()),
-            retry: (op == Op::Take).then(|| match outcome.retry_after() {
-                Some(wait) => Retry::In(nanos(wait)),
-                None => Retry::Never(Never::Never),
-            }),
-        };
-        Self {
-            allowed: decision.is_allowed(),
-            wait: nanos(decision.wait()),
-            overage: decision.is_overage(),
-            outcomes: decision.outcomes().iter().map(row).collect(),
-        }
-    }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::FakeClock;
-use crate::store::{LocalStore, Store};
+use crate::{
+    quota::Algorithm,
+    store::{LocalStore, Store},
+};
 
 /// A store under test and the clock it lives by.
 pub trait Subject {
@@ -20,6 +23,13 @@ pub trait Subject {
     /// Whether the clock is one that may step back: a wall clock.
     fn steps_back(&self) -> bool {
         false
+    }
+
+    /// Whether the store counts by `algorithm`; cases with any other are
+    /// [skipped](super::Played::Skipped). Defaults to every algorithm.
+    fn supports(&self, algorithm: Algorithm) -> bool {
+        let _ = algorithm;
+        true
     }
 }
 

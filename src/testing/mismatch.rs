@@ -1,0 +1,106 @@
+//! The numbers that are compared, and what is said where they differ.
+
+use std::{fmt, time::Duration};
+
+use serde::Deserialize;
+
+use crate::decision::{Decision, Outcome};
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Row {
+    remaining: u32,
+    full: u64,
+    next: u64,
+    /// Absent on `settle`.
+    retry: Option<Retry>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(untagged)]
+enum Retry {
+    In(u64),
+    Never(Never),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+enum Never {
+    #[serde(rename = "never")]
+    Never,
+}
+
+/// The numbers of a decision that are compared.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) allowed: bool,
+    pub(super) wait: u64,
+    pub(super) overage: bool,
+    pub(super) outcomes: Vec<Row>,
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.allowed { "allowed" } else { "denied" })?;
+        if self.wait > 0 {
+            write!(f, " after a wait of {:?}", Duration::from_nanos(self.wait))?;
+        }
+        if self.overage {
+            f.write_str(" as overage")?;
+        }
+        self.outcomes.iter().try_for_each(|row| write!(f, "; {row}"))
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (full, next) = (Duration::from_nanos(self.full), Duration::from_nanos(self.next));
+        write!(f, "{} remaining, full in {full:?}, next unit in {next:?}", self.remaining)?;
+        match &self.retry {
+            None => Ok(()),
+            Some(Retry::In(nanos)) => write!(f, ", retry in {:?}", Duration::from_nanos(*nanos)),
+            Some(Retry::Never(_)) => f.write_str(", retry never"),
+        }
+    }
+}
+
+impl Shown {
+    /// The numbers of `decision`; without waits to retry where it is not one about a charge.
+    pub(super) fn of(decision: &Decision, retry: bool) -> Self {
+        let row = |outcome: &Outcome| Row {
+            remaining: outcome.remaining(),
+            full: nanos(outcome.reset_after()),
+            next: nanos(outcome.next_after()),
+            retry: retry.then(|| match outcome.retry_after() {
+                Some(wait) => Retry::In(nanos(wait)),
+                None => Retry::Never(Never::Never),
+            }),
+        };
+        Self {
+            allowed: decision.is_allowed(),
+            wait: nanos(decision.wait()),
+            overage: decision.is_overage(),
+            outcomes: decision.outcomes().iter().map(row).collect(),
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where a store and a table differ, in words.
+#[derive(Clone, Debug)]
+pub struct Mismatch {
+    pub(super) case: String,
+    pub(super) why: String,
+    pub(super) step: String,
+    pub(super) expected: String,
+    pub(super) got: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { case, why, step, expected, got } = self;
+        write!(f, "{case} ({why})\n  {step}\n  expected {expected}\n  got      {got}")
+    }
+}

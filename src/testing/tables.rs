@@ -1,0 +1,27 @@
+//! The tables of scenarios that are published with the kit.
+
+/// The published tables: names of files and their text, JSON for [`Case::read`].
+///
+/// The files lie in `tests/scenarios` of the package. Instants and times are nanoseconds, `settle`
+/// gives units back where they are positive, and `algorithm` names what a store must count by.
+///
+/// ```
+/// use tower_sluice::testing::{Case, Local, TABLES, play};
+///
+/// # tokio_test::block_on(async {
+/// for (file, text) in TABLES {
+///     for case in Case::read(text)? {
+///         play(&mut Local::default(), &case).await?; // the embedded store; yours is a `Subject`
+///     }
+/// }
+/// # Ok::<(), tower_sluice::testing::CaseError>(())
+/// # }).unwrap();
+/// ```
+pub const TABLES: &[(&str, &str)] = &[
+    ("gcra.json", include_str!("../../tests/scenarios/gcra.json")),
+    ("token_bucket.json", include_str!("../../tests/scenarios/token_bucket.json")),
+    ("fixed_window.json", include_str!("../../tests/scenarios/fixed_window.json")),
+    ("sliding_window.json", include_str!("../../tests/scenarios/sliding_window.json")),
+    ("sliding_log.json", include_str!("../../tests/scenarios/sliding_log.json")),
+    ("combined.json", include_str!("../../tests/scenarios/combined.json")),
+];
