@@ -4,37 +4,62 @@
 //! browser. `ADMIN_PASSWORD` sets the password, which is random otherwise, and `ADDR` the address.
 #![allow(clippy::print_stdout)]
 
-use std::{env, net::SocketAddr};
+use std::{env, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
+    extract::Request,
     http::{StatusCode, header, request::Parts},
+    middleware::{self, Next},
     routing::get,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
+use tower::ServiceBuilder;
 use tower_sluice::{
-    Key, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Secret,
+    Key, LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, Secret, Settle,
     admin::{Admin, Guard},
     key::Header,
 };
 
 /// HTTP Basic, of one operator. It sends the password with every request: serve it over TLS.
+///
+/// An address has five wrong guesses a minute. It is the rule's key because guesses from elsewhere then
+/// lock no operator out; for the same reason nothing bounds all addresses together, so that the
+/// password must be long. Behind a proxy, `ClientIp::behind` is the extractor.
 fn basic(password: &str) -> Guard {
-    let wanted = format!("Basic {}", STANDARD.encode(format!("admin:{password}")));
-    Guard::from_fn(move |parts: &Parts| {
-        let sent =
-            parts.headers.get(header::AUTHORIZATION).map_or(&b""[..], |sent| sent.as_bytes());
-        // a comparison that ends at the first difference tells how much of a guess is right
-        match bool::from(sent.ct_eq(wanted.as_bytes())) {
-            true => Ok(()),
-            false => Err((
-                StatusCode::UNAUTHORIZED,
-                [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")],
-            )),
+    // browsers ask without a password first, and that is no guess
+    let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).mode(
+        |parts: &Parts| match parts.headers.contains_key(header::AUTHORIZATION) {
+            true => Mode::Charge,
+            false => Mode::Skip,
+        },
+    );
+    // a guess is charged before it is read, so that many at once are no more than five
+    let limit = RateLimitLayer::rules(guesses, LocalStore::new())
+        .count_preflights()
+        .headers_only_when_denied()
+        .reserve(Settle::Keep);
+    let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
+    let check = middleware::from_fn(move |request: Request, next: Next| {
+        let wanted = wanted.clone();
+        async move {
+            let sent = request.headers().get(header::AUTHORIZATION);
+            let sent = sent.map_or(&b""[..], |sent| sent.as_bytes());
+            // a comparison that ends at the first difference tells how much of a guess is right
+            if !bool::from(sent.ct_eq(wanted.as_bytes())) {
+                let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")];
+                return Err((StatusCode::UNAUTHORIZED, ask));
+            }
+            // at once, since the page asks much at a time and some answers take theirs
+            if let Some(guess) = request.extensions().get::<Reservation>() {
+                guess.refund();
+            }
+            Ok(next.run(request).await)
         }
-    })
+    });
+    Guard::layer(ServiceBuilder::new().layer(limit).layer(check))
 }
 
 #[tokio::main]

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use programs::{ANY_PORT, Answer, Server, ask, end, example};
+use programs::{ANY_PORT, Answer, Server, ask, end, example, exchange};
 use serde_json::{Value, json};
 
 fn quickstart(address: &str) -> Command {
@@ -69,20 +69,26 @@ fn quickstart_does_not_limit_free() {
     }
 }
 
-/// Linux gives every address of 127.0.0.0/8 to the loopback interface.
+/// A connection from this address: Linux gives all of 127.0.0.0/8 to the loopback interface.
+#[cfg(target_os = "linux")]
+fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let connecting = async {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::from((from, 0)))?;
+        socket.connect(to).await?.into_std()
+    };
+    let stream = runtime.expect("a runtime").block_on(connecting).expect("connects");
+    stream.set_nonblocking(false).expect("blocks");
+    stream
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn quickstart_counts_every_address_apart() {
     let server = Server::start(quickstart(ANY_PORT));
     exhaust(&server);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-    let connecting = async {
-        let socket = tokio::net::TcpSocket::new_v4()?;
-        socket.bind(SocketAddr::from(([127, 0, 0, 2], 0)))?;
-        socket.connect(server.address).await?.into_std()
-    };
-    let stream = runtime.expect("a runtime").block_on(connecting).expect("connects");
-    stream.set_nonblocking(false).expect("blocks");
+    let stream = connect_from([127, 0, 0, 2], server.address);
     assert_eq!(ask(stream, "/", "").status, 200);
 }
 
@@ -494,4 +500,37 @@ fn admin_shows_refusals_to_who_has_the_password_alone() {
     let shown = server.get_with("/admin/api/refusals", credentials).json();
     assert_eq!(shown["layers"][1]["rules"][0]["recent"][0]["result"], "limited");
     assert_eq!(server.get_with("/admin/page", credentials).status, 200);
+}
+
+#[cfg(all(feature = "admin", target_os = "linux"))]
+#[test]
+fn admin_limits_wrong_guesses_by_address_and_locks_nobody_else_out() {
+    const RIGHT: &str = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
+    const WRONG: &str = "authorization: Basic YWRtaW46c2VjcmVs\r\n";
+    let mut command = example("admin");
+    command.env("ADDR", ANY_PORT).env("ADMIN_PASSWORD", "secret");
+    let server = Server::start(command);
+    let here = |credentials: &str| server.get_with("/admin/api/layers", credentials).status;
+    // neither the right password nor none is a wrong guess
+    for _ in 0..20 {
+        assert_eq!((here(RIGHT), here("")), (200, 401));
+    }
+    let preflight = format!("{WRONG}access-control-request-method: GET\r\norigin: http://x\r\n");
+    let guesses: Vec<_> = (0..6)
+        .map(|guess| match guess % 3 {
+            0 => here(WRONG),
+            1 => server.get_with("/admin/no/such/route", WRONG).status,
+            _ => {
+                let stream = TcpStream::connect(server.address).expect("connects");
+                exchange(stream, "OPTIONS /admin/api/layers", &preflight, "").status
+            }
+        })
+        .collect();
+    assert_eq!(guesses, [401, 401, 401, 401, 401, 429]);
+    let denied = server.get_with("/admin/api/layers", RIGHT);
+    assert_eq!(denied.status, 429, "a right guess is denied, or a denial ends no guessing");
+    assert!(denied.header("retry-after").is_some());
+    let elsewhere = connect_from([127, 0, 0, 2], server.address);
+    assert_eq!(ask(elsewhere, "/admin/api/layers", RIGHT).status, 200);
+    assert_eq!(server.get("/").status, 200, "the site is limited by rules of its own");
 }

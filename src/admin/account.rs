@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     body::Body,
+    key::{self, Named},
     problem::Problem,
     show::millis,
     watched::{self, Watched},
@@ -14,7 +15,6 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
-    key::Key,
     name::RuleName,
     quota::Quota,
     rule::{Quotas, Shape},
@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct Account<'a> {
     layer: &'a Watched,
     rule: RuleName,
-    key: Key,
+    named: Named,
     quotas: Quotas,
     /// What a request costs and leaves over, where that is fixed.
     cost: u32,
@@ -52,13 +52,14 @@ impl<'a> Account<'a> {
         body: &Body,
         quotas: impl FnOnce(&Shape<'_>) -> Result<Quotas, Problem>,
     ) -> Result<Self, Problem> {
-        let (layer, rule, key) = (body.layer()?, body.rule()?, body.key()?.clone());
+        let (layer, rule, key) = (body.layer()?, body.rule()?, body.key()?);
         let layer = watched::find(layers, layer)?;
         layer.rule(rule, |shape| {
+            let named = key::read(key, &shape.key_kind, shape.name).map_err(Problem::body)?;
             Ok(Self {
                 layer,
                 rule: shape.name,
-                key,
+                named,
                 quotas: quotas(shape)?,
                 cost: shape.cost.unwrap_or(1).max(1),
                 headroom: shape.headroom.unwrap_or(0),
@@ -118,7 +119,7 @@ impl<'a> Account<'a> {
     }
 
     fn charge(&self) -> Charge<'_> {
-        Charge::new(self.rule, &self.key, self.quotas.charged())
+        Charge::new(self.rule, &self.named.key, self.quotas.charged())
     }
 
     /// A store that cannot even look, as a governor limiter, does nothing else for an operator.
@@ -147,9 +148,12 @@ impl<'a> Account<'a> {
         let mut told = json!({
             "layer": &*self.layer.name,
             "rule": self.rule,
-            "key": self.key.fingerprint(&self.layer.secret),
+            "key": self.named.key.fingerprint(&self.layer.secret),
             "by": decision.source().as_str(),
         });
+        if let Some(bits) = self.named.prefix {
+            told["prefix"] = bits.into();
+        }
         if let (Value::Object(told), Value::Object(more)) = (&mut told, more) {
             told.extend(more);
         }

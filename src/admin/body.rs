@@ -8,10 +8,9 @@ use http_body_util::LengthLimitError;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-use super::{key, problem::Problem};
+use super::problem::Problem;
 use crate::{
     fields::{self, Table},
-    key::Key,
     quota::read_time,
     rule::Quotas,
 };
@@ -25,7 +24,8 @@ const TIME: &str = "give text, as \"10min\"";
 pub(super) struct Body {
     layer: Option<String>,
     pub(super) rule: Option<String>,
-    key: Option<Key>,
+    /// Read once the rule is known, since its extractor says what a key is.
+    key: Option<Value>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
     on: Option<bool>,
@@ -73,7 +73,7 @@ impl Body {
         self.rule.as_deref().ok_or_else(|| Problem::missing("rule", "\"rule\": \"ip\""))
     }
 
-    pub(super) fn key(&self) -> Result<&Key, Problem> {
+    pub(super) fn key(&self) -> Result<&Value, Problem> {
         self.key.as_ref().ok_or_else(|| Problem::missing("key", "\"key\": \"alice\""))
     }
 
@@ -107,10 +107,7 @@ impl Table for Body {
         match name {
             "layer" => self.layer = Some(word(name, value)?),
             "rule" => self.rule = Some(word(name, value)?),
-            "key" => {
-                let value = Value::deserialize(value)?;
-                self.key = Some(key::read(&value).map_err(D::Error::custom)?);
-            }
+            "key" => self.key = Some(Value::deserialize(value)?),
             "quotas" => self.quotas = Some(quotas(value)?),
             "for" => self.time = Some(read_time(name, value, TIME)?),
             "on" => self.on = Some(fields::flag(name, value)?),

@@ -50,6 +50,50 @@
 //! # Ok::<(), tower_sluice::SecretError>(())
 //! ```
 //!
+//! # Guesses at a password
+//!
+//! Whoever reaches a guard that asks for a password guesses at it as fast as it answers. Limit the
+//! guard by a layer of this crate: by client address, and wrong guesses only.
+//!
+//! ```
+//! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
+//! use tower::ServiceBuilder;
+//! use tower_sluice::{
+//!     LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, Settle, admin::Guard,
+//! };
+//!
+//! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
+//! async fn check(request: Request, next: Next) -> Result<axum::response::Response, StatusCode> {
+//!     if !is_right(request.headers()) {
+//!         return Err(StatusCode::UNAUTHORIZED); // the charge stays
+//!     }
+//!     if let Some(guess) = request.extensions().get::<Reservation>() {
+//!         guess.refund(); // before the routes run, which may take their time
+//!     }
+//!     Ok(next.run(request).await)
+//! }
+//!
+//! // behind a proxy: ClientIp::behind
+//! let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).mode(|parts| {
+//!     // browsers ask without a password first, and that is no guess
+//!     if parts.headers.contains_key(header::AUTHORIZATION) { Mode::Charge } else { Mode::Skip }
+//! });
+//! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
+//!     .count_preflights()
+//!     .headers_only_when_denied()
+//!     .reserve(Settle::Keep);
+//! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
+//! ```
+//!
+//! Guesses are charged before they are checked, so that parallel ones are counted, too. Once an
+//! address has spent its guesses, a right password from there is denied as well: otherwise a denial
+//! would not end the guessing. Addresses do not share, so nobody can lock an operator out from another
+//! one. An operator behind the same NAT as a guesser waits until the guesser stops, or comes from
+//! another address, such as loopback through SSH.
+//! No rule bounds all addresses together, since such a rule would let anybody lock operators out: an
+//! attacker with a thousand addresses has 5000 guesses a minute, so use a random password of 64 bits or
+//! more.
+//!
 //! # Routes
 //!
 //! All are below the path where the router is mounted. `examples/admin.rs` serves them behind a
@@ -63,7 +107,7 @@
 //! | `GET /api/layers` | | `{"layers": [{"layer": "api", "on": true, "report_only": false, "rules": [..]}]}` |
 //! | `GET /api/refusals` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..]}]}]}` |
 //! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "state": "well", ..}}]}` |
-//! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"ip": "203.0.113.9"}}` | what its account has, as below |
+//! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | what its account has, as below |
 //! | `POST /api/reset` | the same | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
 //! | `POST /api/block` | the same, and `"for": "10min"` | the same, `"done": "block"` |
 //! | `POST /api/unblock` | as peek | the same, `"done": "unblock"` |
@@ -79,7 +123,8 @@
 //!
 //! ```json
 //! {
-//!   "rule": "ip", "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
+//!   "rule": "ip", "key_kind": {"address": {"ipv4_prefix": 32, "ipv6_prefix": 64}},
+//!   "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
 //!   "quotas": [{"text": "10/s", "algorithm": "gcra", "limit": 10, "units": 10, "period_ms": 1000}],
 //!   "report_only": false, "refused": 7, "reported": 0
 //! }
@@ -108,18 +153,28 @@
 //!
 //! # Keys
 //!
-//! A key is written as its extractor makes it, so that it names the account that requests charge.
+//! A key is written as its extractor makes it, so that it names the account that requests charge. The
+//! [kind](crate::key::KeyKind) of a rule's keys is `key_kind` among `layers`: `"text"`, `"number"`,
+//! `"everyone"`, `"unidentified"`, `{"address": {..}}`, `{"one_of": [..]}`, a list for a tuple, and
+//! `null` for an extractor that does not say, as one made by [`key_fn`](crate::key_fn). A key of another
+//! kind is an error, since no request has it.
 //!
 //! | key | is what |
 //! |---|---|
-//! | `"alice"` | [`Header`](crate::key::Header), `Method`, `Route` and extractors of text find |
-//! | `{"ip": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find: IPv4 whole, IPv6 by /64 |
-//! | `{"ip": "2001:db8::7/48"}` | the same, for an extractor with another prefix |
+//! | `"alice"` or `{"text": "alice"}` | [`Header`](crate::key::Header), `Method`, `Route` and extractors of text find |
+//! | `{"address": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find; `ip` is the same |
 //! | `{"number": 7}` | an extractor of numbers finds; above 2⁶⁴ as text |
 //! | `{"bytes": "/w=="}` | an extractor of bytes that are no text finds, in base64 |
 //! | `{"everyone": true}` | [`Everyone`](crate::key::Everyone) finds |
 //! | `{"unidentified": true}` | requests without an identity share ([`Missing::Share`](crate::Missing)) |
-//! | `["GET", {"ip": "203.0.113.9"}]` | a tuple of extractors finds |
+//! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors finds |
+//!
+//! Text alone is read as an address or a number where the rule counts those. Where it may be either, as
+//! `"127.0.0.1"` by a header or else by address, it is an error that shows both forms.
+//!
+//! An address is cut to its prefix as the extractor cuts it: to block one IPv6 address by a rule that
+//! counts by /64 blocks the whole /64, and the answer says so (`"prefix": 64`). Where the kind is not
+//! known, IPv6 is cut to 64 bits, or to as many as follow: `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
 //!
@@ -155,13 +210,14 @@
 //!   are of this one.
 //! - Refusals of requests without a usable key are no rule's, and are not listed; nor is what a deny
 //!   list refuses.
-//! - It is not limited itself. Nor does it lie behind the layers that it watches, so that they cannot
-//!   shut its operators out.
+//! - It does not limit guesses at a password by itself: the guard does, as above. It does not lie behind
+//!   the layers that it watches, so that they cannot shut its operators out.
 
 mod account;
 mod body;
 mod guard;
 mod key;
+mod kind;
 mod problem;
 mod routes;
 mod show;

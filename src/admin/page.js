@@ -15,6 +15,24 @@ const ALGORITHMS = {
   sliding_log: "sliding log",
 };
 
+const KINDS = {
+  "": "choose",
+  text: "text",
+  address: "address",
+  number: "number",
+  bytes: "bytes, in base64",
+  everyone: "everyone",
+  unidentified: "without an identity",
+  json: "several, as JSON",
+};
+const EXAMPLES = {
+  text: "alice",
+  address: "203.0.113.9",
+  number: "7",
+  bytes: "/w==",
+  json: '["GET", {"address": "203.0.113.9"}]',
+};
+
 function element(tag, fields = {}, ...inside) {
   const made = Object.assign(document.createElement(tag), fields);
   made.append(...inside);
@@ -203,12 +221,21 @@ function layerOf(name) {
   return layers.get(name);
 }
 
-function options(select, names) {
+function options(select, names, labels = {}) {
   const now = [...select.options].map((option) => option.value);
   if (now.join("\n") === names.join("\n")) return;
   const chosen = select.value;
-  select.replaceChildren(...names.map((name) => element("option", { value: name, textContent: name })));
+  select.replaceChildren(...names.map((name) => element("option", { value: name, textContent: labels[name] || name })));
   if (names.includes(chosen)) select.value = chosen;
+}
+
+// As a key is written that the extractor of a rule makes; of one that does not say, in any way.
+function kindsOf(kind) {
+  if (Array.isArray(kind)) return ["json"];
+  if (kind === null) return Object.keys(KINDS);
+  if (kind.one_of) return [...new Set(kind.one_of.flatMap(kindsOf))];
+  if (kind.address) return ["address"];
+  return kind === "text" ? ["text", "bytes"] : [kind];
 }
 
 function offer() {
@@ -217,8 +244,8 @@ function offer() {
   options($("rule"), layer ? layer.rules.map((rule) => rule.rule) : []);
   const rule = layer && layer.rules.find((rule) => rule.rule === $("rule").value);
   $("quotas-label").hidden = !rule || rule.quotas !== null;
-  const examples = { text: "alice", ip: "203.0.113.9", number: "7", bytes: "/w==", json: '["GET", {"ip": "203.0.113.9"}]' };
-  const example = examples[$("kind").value];
+  options($("kind"), rule ? kindsOf(rule.key_kind) : [], KINDS);
+  const example = EXAMPLES[$("kind").value];
   $("key-label").hidden = example === undefined;
   $("key").placeholder = example || "";
 }
@@ -261,7 +288,6 @@ async function examine() {
 
 function key() {
   const [kind, value] = [$("kind").value, $("key").value];
-  if (kind === "text") return value;
   if (kind === "json") {
     try {
       return JSON.parse(value);
@@ -270,7 +296,7 @@ function key() {
     }
   }
   if (kind === "everyone" || kind === "unidentified") return { [kind]: true };
-  return { [kind]: value.trim() };
+  return { [kind]: kind === "text" ? value : value.trim() };
 }
 
 function quotaView(quota) {
@@ -298,6 +324,7 @@ async function submit(event) {
     if (!$("quotas-label").hidden && quotas.length && (route === "peek" || route === "reset")) body.quotas = quotas;
     const told = await ask(route, body);
     const whose = element("p", {}, "key ", element("code", { textContent: told.key }), told.done ? `: ${told.done}, done by ${told.by}` : `, as ${told.by} has it`);
+    if (told.prefix) whose.append(`; counts for all addresses of its /${told.prefix}`);
     answer.replaceChildren(whose);
     if (told.blocked_ms) answer.append(element("p", { className: "no", textContent: `blocked for ${time(told.blocked_ms)} more` }));
     if (told.quotas) answer.append(...told.quotas.map(quotaView), element("pre", { textContent: told.would }));

@@ -4,7 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::watched::{self, Watched};
+use super::{
+    kind,
+    watched::{self, Watched},
+};
 use crate::{observe::Refusal, quota::Quota, rule::Shape, store::Condition};
 
 /// Layers, their switches and their rules.
@@ -31,6 +34,7 @@ fn rule(layer: &Watched, shape: &Shape<'_>) -> Value {
     let counted = layer.noted.counted(shape.name);
     json!({
         "rule": shape.name,
+        "key_kind": kind::json(&shape.key_kind),
         "quotas": quotas,
         "quotas_are": from,
         "cost": shape.cost,

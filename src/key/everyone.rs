@@ -2,7 +2,7 @@
 
 use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{Key, KeyError, KeyExtractor, KeyKind};
 
 /// Every request has the same key: a limit for the whole site.
 ///
@@ -17,5 +17,9 @@ pub struct Everyone;
 impl KeyExtractor for Everyone {
     fn extract(&self, _: &Parts) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::everyone()))
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Everyone
     }
 }

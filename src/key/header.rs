@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::{HeaderName, StatusCode, request::Parts};
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{Key, KeyError, KeyExtractor, KeyKind};
 
 /// The value of a header, byte for byte, is the key.
 ///
@@ -53,6 +53,10 @@ impl KeyExtractor for Header {
                 Err(KeyError::refused(StatusCode::BAD_REQUEST, why))
             }
         }
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Text
     }
 }
 

@@ -2,7 +2,7 @@
 
 use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{Key, KeyError, KeyExtractor, KeyKind};
 
 /// The method is the key; usually one part of a tuple.
 ///
@@ -17,5 +17,9 @@ pub struct Method;
 impl KeyExtractor for Method {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         Ok(Some(parts.method.as_str().into()))
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Text
     }
 }

@@ -49,6 +49,7 @@ mod client_ip;
 mod everyone;
 mod extension;
 mod header;
+mod kind;
 mod method;
 mod network;
 mod or;
@@ -77,6 +78,7 @@ pub use self::{
     everyone::Everyone,
     extension::Extension,
     header::Header,
+    kind::KeyKind,
     method::Method,
     network::NetworkError,
     or::Or,
@@ -119,6 +121,37 @@ pub trait KeyExtractor {
     /// When the request has no such identity, or one that cannot be used.
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
 
+    /// The kind of key that this extractor makes; defaults to [`KeyKind::Any`].
+    ///
+    /// It is for operators: the `admin` router reads the keys that they write by it. Give it where
+    /// all keys are of one kind, or an operator may block a text where requests have an address.
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// struct TenantId(u64);
+    ///
+    /// /// The tenant that the authentication in front has found.
+    /// #[derive(Clone, Debug)]
+    /// struct Tenant;
+    ///
+    /// impl KeyExtractor for Tenant {
+    ///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+    ///         let id = parts.extensions.get::<TenantId>();
+    ///         id.map(|id| Some(id.0.into())).ok_or_else(|| KeyError::missing("tenant"))
+    ///     }
+    ///
+    ///     fn kind(&self) -> KeyKind {
+    ///         KeyKind::Number
+    ///     }
+    /// }
+    /// ```
+    fn kind(&self) -> KeyKind {
+        KeyKind::Any
+    }
+
     /// Takes the key from `other` where this extractor finds none.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
@@ -134,17 +167,29 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for &E {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         (**self).extract(parts)
     }
+
+    fn kind(&self) -> KeyKind {
+        (**self).kind()
+    }
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         (**self).extract(parts)
     }
+
+    fn kind(&self) -> KeyKind {
+        (**self).kind()
+    }
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         (**self).extract(parts)
+    }
+
+    fn kind(&self) -> KeyKind {
+        (**self).kind()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{Key, KeyError, KeyExtractor, KeyKind};
 
 /// The extractor of [`KeyExtractor::or`].
 ///
@@ -33,5 +33,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             Err(error) if !error.is_missing() => Err(error),
             _ => self.second.extract(parts),
         }
+    }
+
+    fn kind(&self) -> KeyKind {
+        self.first.kind().or(self.second.kind())
     }
 }

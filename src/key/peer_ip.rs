@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor, prefix::Prefix, watch::Watch};
+use super::{Key, KeyError, KeyExtractor, KeyKind, prefix::Prefix, watch::Watch};
 
 /// The peer's address, as the server put it into the request's extensions: axum's
 /// `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo` (feature `tonic`), or a plain
@@ -80,6 +80,10 @@ impl KeyExtractor for PeerIp {
             }
             None => Err(KeyError::no_peer()),
         }
+    }
+
+    fn kind(&self) -> KeyKind {
+        self.prefix.kind()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::Key;
+use super::{Key, KeyKind};
 
 /// The leading bits of an address that make it a key, by family.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,15 @@ impl Prefix {
     /// IPv4 addresses whole, IPv6 addresses by /64.
     pub(crate) const USUAL: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
 
+    /// So many leading bits of each family; all of them from 32 and 128 on.
+    #[cfg(feature = "admin")]
+    pub(crate) fn of(v4: u8, v6: u8) -> Self {
+        Self {
+            v4: u32::MAX.checked_shl(32_u32.saturating_sub(v4.into())).unwrap_or(0),
+            v6: u128::MAX.checked_shl(128_u32.saturating_sub(v6.into())).unwrap_or(0),
+        }
+    }
+
     #[track_caller]
     pub(crate) const fn v4(self, bits: u8) -> Self {
         assert!(bits >= 1 && bits <= 32, "ipv4_prefix: give 1 to 32 bits");
@@ -25,6 +34,15 @@ impl Prefix {
     pub(crate) const fn v6(self, bits: u8) -> Self {
         assert!(bits >= 1 && bits <= 128, "ipv6_prefix: give 1 to 128 bits");
         Self { v6: u128::MAX << (128 - bits), ..self }
+    }
+
+    /// The kind of key that it makes of addresses.
+    pub(crate) fn kind(self) -> KeyKind {
+        let bits = |ones: u32| u8::try_from(ones).unwrap_or(u8::MAX);
+        KeyKind::Address {
+            ipv4_prefix: bits(self.v4.count_ones()),
+            ipv6_prefix: bits(self.v6.count_ones()),
+        }
     }
 
     /// Mapped addresses are unfolded first, or all of IPv4 would be one IPv6 prefix.

@@ -3,7 +3,7 @@
 use axum::extract::MatchedPath;
 use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{Key, KeyError, KeyExtractor, KeyKind};
 
 /// The template of the axum route that matched (`/users/{id}`), never the raw path: a client can
 /// spell a path in endless ways, each of which would be a fresh account.
@@ -24,5 +24,9 @@ impl KeyExtractor for Route {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         let matched = parts.extensions.get::<MatchedPath>();
         Ok(Some(matched.map_or_else(Key::everyone, |path| path.as_str().into())))
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Text.or(KeyKind::Everyone)
     }
 }

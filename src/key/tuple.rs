@@ -2,17 +2,25 @@
 
 use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{Key, KeyError, KeyExtractor, KeyKind};
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for (A, B) {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         join([&self.0, &self.1], parts)
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Tuple(vec![self.0.kind(), self.1.kind()])
     }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor, C: KeyExtractor> KeyExtractor for (A, B, C) {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         join([&self.0, &self.1, &self.2], parts)
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Tuple(vec![self.0.kind(), self.1.kind(), self.2.kind()])
     }
 }
 
@@ -25,6 +33,10 @@ where
 {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         join([&self.0, &self.1, &self.2, &self.3], parts)
+    }
+
+    fn kind(&self) -> KeyKind {
+        KeyKind::Tuple(vec![self.0.kind(), self.1.kind(), self.2.kind(), self.3.kind()])
     }
 }
 

@@ -1,5 +1,7 @@
 //! Looks for what is legal and probably a mistake, in what is known of rules before any request.
 
+use std::slice;
+
 use super::{Finding, Lint, dominated};
 use crate::{
     headers::{Headers, Item},
@@ -34,7 +36,7 @@ pub(crate) fn find(shapes: &[Shape<'_>], knobs: &Knobs) -> Vec<Finding> {
 
 /// The shape with the quotas that its live plan has now.
 fn as_now<'a>(shape: &Shape<'a>, live: Option<&'a Quotas>) -> Shape<'a> {
-    Shape { quotas: shape.quotas.or(live.map(Quotas::charged)), ..*shape }
+    Shape { quotas: shape.quotas.or(live.map(Quotas::charged)), ..shape.clone() }
 }
 
 fn dominated_quotas(shape: &Shape<'_>, knobs: &Knobs) -> Vec<Finding> {
@@ -105,7 +107,10 @@ fn told_together(shapes: &[Shape<'_>]) -> Vec<String> {
         let names = match shape.quotas {
             // how many is not known; at least one
             None => vec![shape.name.to_string()],
-            Some(_) => Item::named(&[*shape]).iter().map(|item| item.name().to_owned()).collect(),
+            Some(_) => Item::named(slice::from_ref(shape))
+                .iter()
+                .map(|item| item.name().to_owned())
+                .collect(),
         };
         match groups.iter_mut().find(|(known, _)| *known == group(shape)) {
             // of these only one is charged

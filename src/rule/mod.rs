@@ -30,7 +30,7 @@ pub use self::{
 };
 use crate::{
     deadline,
-    key::{Everyone, Key, KeyError, KeyExtractor},
+    key::{Everyone, Key, KeyError, KeyExtractor, KeyKind},
     load::Switch,
     name::RuleName,
     store::Charge,
@@ -298,8 +298,11 @@ impl<K: KeyExtractor> Rules for Rule<K> {
     }
 
     fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+        let kind = self.extractor.kind();
+        let shares = self.missing == Missing::Share;
         shapes.push(Shape {
             name: self.name,
+            key_kind: if shares { kind.or(KeyKind::Unidentified) } else { kind },
             quotas: self.plan.fixed(),
             live: self.plan.live(),
             cost: self.cost.fixed(),

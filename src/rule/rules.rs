@@ -4,7 +4,13 @@ use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::LivePlan;
-use crate::{key::KeyError, load::Switch, name::RuleName, quota::Quota, store::Charge};
+use crate::{
+    key::{KeyError, KeyKind},
+    load::Switch,
+    name::RuleName,
+    quota::Quota,
+    store::Charge,
+};
 
 /// What a layer charges for a request: a [`Rule`](crate::Rule), a tuple of up to four (tuples
 /// nest), or a `Vec`.
@@ -56,11 +62,13 @@ pub trait Rules {
 const _: Option<&dyn Rules> = None;
 
 /// What is known of a rule before any request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Shape<'a> {
     /// Its name.
     pub name: RuleName,
+    /// The kind of its keys, that of requests without an identity among them where they share one.
+    pub key_kind: KeyKind,
     /// Its quotas; `None` where they are chosen per request or may change.
     pub quotas: Option<&'a [Quota]>,
     /// The plan from which they may be replaced while the server runs.
@@ -87,6 +95,7 @@ impl<'a> Shape<'a> {
     pub(crate) fn of(charge: &Charge<'a>) -> Self {
         Self {
             name: charge.rule(),
+            key_kind: KeyKind::Any,
             quotas: Some(charge.quotas()),
             live: None,
             cost: Some(charge.units()),

@@ -86,14 +86,14 @@ async fn text_and_bytes_are_those_of_a_header() {
     let latin = headed("x-user", b"caf\xe9");
     addresses(by(), latin, json!({ "bytes": "Y2Fm6Q==" }), json!("caf\u{e9}")).await;
     let digits = headed("x-user", b"7");
-    addresses(by(), digits, json!("7"), json!({ "number": 7 })).await;
+    addresses(by(), digits, json!("7"), json!("8")).await;
     let address = headed("x-user", b"203.0.113.9");
-    addresses(by(), address, json!("203.0.113.9"), json!({ "ip": "203.0.113.9" })).await;
+    addresses(by(), address, json!({ "text": "203.0.113.9" }), json!("203.0.113.8")).await;
 }
 
 #[tokio::test]
 async fn addresses_are_those_of_peers_and_clients_by_their_prefix() {
-    let ip = |text: &str| json!({ "ip": text });
+    let ip = |text: &str| json!({ "address": text });
     let v4 = peer("203.0.113.9");
     addresses(rule(PeerIp::new()), v4, ip("203.0.113.9"), ip("203.0.113.8")).await;
     let mapped = peer("::ffff:203.0.113.9");
@@ -102,9 +102,9 @@ async fn addresses_are_those_of_peers_and_clients_by_their_prefix() {
     addresses(rule(PeerIp::new()), v6, ip("2001:db8:0:1:ffff::"), ip("2001:db8:0:2:2::3")).await;
     let site = peer("2001:db8:0:1::3");
     let by = PeerIp::new().ipv6_prefix(48);
-    addresses(rule(by), site, ip("2001:db8:0:9::/48"), ip("2001:db8:0:1::3")).await;
+    addresses(rule(by), site, ip("2001:db8:0:9::"), ip("2001:db8:1::")).await;
     let net = peer("203.0.113.9");
-    addresses(rule(PeerIp::new().ipv4_prefix(24)), net, ip("203.0.113.200/24"), ip("203.0.113.9"))
+    addresses(rule(PeerIp::new().ipv4_prefix(24)), net, ip("203.0.113.200"), ip("203.0.114.9"))
         .await;
     let behind = ClientIp::behind(["10.0.0.0/8"]).expect("networks");
     let request = || {
@@ -129,7 +129,7 @@ async fn numbers_are_those_of_identities() {
         }
     };
     let by = || rule(Extension::by(|user: &User| user.0));
-    addresses(by(), request(7), json!({ "number": 7 }), json!("7")).await;
+    addresses(by(), request(7), json!({ "number": 7 }), json!({ "text": "7" })).await;
     let largest = json!({ "number": u128::MAX.to_string() });
     addresses(by(), request(u128::MAX), largest, json!({ "number": 7 })).await;
 }
@@ -137,9 +137,10 @@ async fn numbers_are_those_of_identities() {
 #[tokio::test]
 async fn everyone_and_nobody_have_an_account() {
     let (everyone, nobody) = (json!({ "everyone": true }), json!({ "unidentified": true }));
-    addresses(rule(Everyone), get, everyone.clone(), nobody.clone()).await;
+    let all = rule(Everyone).missing(Missing::Share);
+    addresses(all, get, everyone, nobody.clone()).await;
     let shared = rule(Header::new("x-user")).missing(Missing::Share);
-    addresses(shared, get, nobody, everyone).await;
+    addresses(shared, get, nobody, json!("alice")).await;
 }
 
 #[tokio::test]
@@ -156,6 +157,74 @@ async fn tuples_are_lists() {
     let key = json!(["/users/{id}", ["GET", "alice"], { "everyone": true }]);
     addresses(nested, request, key, json!(["/users/7", ["GET", "alice"], { "everyone": true }]))
         .await;
+}
+
+#[tokio::test]
+async fn no_account_is_found_by_a_key_of_another_kind() {
+    let address = "{\"address\":\"203.0.113.9\"}";
+    let by_address = watched(RateLimitLayer::rules(rule(PeerIp::new()), LocalStore::new()));
+    let by_user = watched(RateLimitLayer::rules(rule(Header::new("x-user")), LocalStore::new()));
+    let pair = rule((Method, PeerIp::new()));
+    let by_pair = watched(RateLimitLayer::rules(pair, LocalStore::new()));
+    let arc: Arc<dyn KeyExtractor + Send + Sync> = Arc::new(PeerIp::new());
+    let shared = watched(RateLimitLayer::rules(rule(arc), LocalStore::new()));
+    for (app, key, fix) in [
+        (&by_address, json!({ "text": "127.0.0.1" }), address),
+        (&shared, json!({ "text": "127.0.0.1" }), address),
+        (&by_address, json!("alice"), address),
+        (&by_address, json!({ "unidentified": true }), address),
+        (&by_user, json!({ "address": "127.0.0.1" }), "send \"alice\""),
+        (&by_user, json!({ "number": 7 }), "send \"alice\""),
+        (&by_user, json!({ "unidentified": true }), "send \"alice\""),
+        (&by_pair, json!({ "address": "127.0.0.1" }), "send [\"alice\",{\"address\":"),
+        (&by_pair, json!(["GET", { "text": "127.0.0.1" }]), address),
+    ] {
+        for route in ["peek", "reset", "unblock"] {
+            let said = refused(app, route, &of(key.clone()), 400).await;
+            assert!(said.contains("rule \"user\" counts ") && said.contains(fix), "{said}");
+        }
+        refused(app, "block", &with(of(key), "for", "1h"), 400).await;
+    }
+    // bare text is an address where nothing else is counted
+    done(&by_address, "block", &with(of("127.0.0.1"), "for", "1h")).await;
+    let status = async |address: &str| send(&by_address, peer(address)()).await.status.as_u16();
+    assert_eq!((status("127.0.0.1").await, status("127.0.0.2").await), (429, 200));
+}
+
+#[tokio::test]
+async fn text_that_may_be_an_address_is_asked_for_again() {
+    let either = rule(Header::new("x-user").or(PeerIp::new()));
+    let app = watched(RateLimitLayer::rules(either, LocalStore::new()));
+    let block = async |key: Value| post(&app, "block", &with(of(key), "for", "1h")).await;
+    let said = block(json!("127.0.0.1")).await;
+    assert_eq!(said.status, 400);
+    let said = said.json()["detail"].as_str().expect("text").to_owned();
+    assert!(said.contains("may count in 2 ways: send {\"text\":\"127.0.0.1\"} or"), "{said}");
+    assert_eq!(send(&app, peer("127.0.0.1")()).await.status, 200);
+    assert_eq!(block(json!({ "address": "127.0.0.1" })).await.status, 200);
+    assert_eq!(send(&app, peer("127.0.0.1")()).await.status, 429);
+    assert_eq!(visit(&app, "127.0.0.1").await, 200, "who calls itself by it is another");
+    assert_eq!(block(json!("alice")).await.status, 200);
+    assert_eq!(visit(&app, "alice").await, 429);
+}
+
+#[tokio::test]
+async fn to_block_one_ipv6_address_blocks_its_network_and_says_so() {
+    let site = Rule::new("site", PeerIp::new().ipv6_prefix(48), Quota::per_day(100));
+    let rules = (rule(PeerIp::new()), site);
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    let status = async |address: &str| send(&app, peer(address)()).await.status.as_u16();
+    let one = with(of(json!({ "address": "2001:db8:0:1::7" })), "for", "1h");
+    assert_eq!(done(&app, "block", &one).await["prefix"], 64);
+    assert_eq!(status("2001:db8:0:1:ffff::").await, 429);
+    assert_eq!(status("2001:db8:0:2::").await, 200);
+    let site = with(with(of("2001:db8:0:1::7"), "for", "1h"), "rule", "site");
+    assert_eq!(done(&app, "block", &site).await["prefix"], 48);
+    assert_eq!(status("2001:db8:0:2::").await, 429);
+    assert_eq!(done(&app, "peek", &of("203.0.113.9")).await["prefix"], Value::Null);
+    let wider = with(of(json!({ "address": "2001:db8::/32" })), "for", "1h");
+    let said = refused(&app, "block", &wider, 400).await;
+    assert!(said.contains("the rule counts by /64; give that, or the address alone"), "{said}");
 }
 
 #[tokio::test]
@@ -327,9 +396,10 @@ async fn a_block_without_room_is_said() {
     let name = RuleName::new("user").expect("a name");
     let limiter = Limiter::named(name, store.clone());
     let hour = std::time::Duration::from_secs(3_600);
-    let full = (0..100_000_u32).find(|key| !limiter.block(*key, hour).now().is_allowed());
+    let is_full = |key: &u32| !limiter.block(key.to_string(), hour).now().is_allowed();
+    let full = (0..100_000_u32).find(is_full);
     let app = watched(RateLimitLayer::rules(super::user(), store));
-    let key = json!({ "number": full.expect("it has an end") });
+    let key = full.expect("it has an end").to_string();
     let said = refused(&app, "block", &with(of(key), "for", "1h"), 507).await;
     assert!(said.contains("no room for the record; unblock others"), "{said}");
 }

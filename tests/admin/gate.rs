@@ -182,8 +182,8 @@ async fn wrong_bodies_are_refused_by_field_value_and_fix() {
         ),
         ("peek", json!({ "layer": "api", "rule": "user" }), 400, "key is missing; add it"),
         ("peek", json!({ "layer": "api", "key": "a" }), 400, "rule is missing; add it"),
-        ("peek", of(7), 400, "key is 7; give text, { \"ip\": .. }"),
-        ("peek", of(json!({ "ip": "10.0.0" })), 400, "ip of key is \"10.0.0\"; give an address"),
+        ("peek", of(7), 400, "key is 7; rule \"user\" counts text: send \"alice\""),
+        ("peek", of(json!({ "bytes": "/w" })), 400, "bytes of key is \"/w\"; give base64"),
         (
             "peek",
             with(of("a"), "for", "1min"),

@@ -5,10 +5,11 @@ use http::{Request, request::Parts};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_sluice::{
-    Aside, Charge, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule, Rules, Secret,
-    Shape, Switch, Units,
+    Aside, Charge, ClientIp, Key, KeyExtractor, LivePlan, LocalStore, Missing, PeerIp, Plan, Quota,
+    RateLimitLayer, Rule, Rules, Secret, Shape, Switch, Units,
     admin::Admin,
-    key::{Everyone, Header},
+    key::{Everyone, Header, Method, Route, Unreadable},
+    key_fn,
 };
 
 use super::{THREE, done, guard, look, refused, site, user, users, visit, visits, watched};
@@ -109,7 +110,7 @@ async fn rules_are_listed_with_all_that_is_known_of_them() {
         shown["layers"][0]["rules"],
         json!([
             {
-                "rule": "user", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
+                "rule": "user", "key_kind": "text", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
                 "quotas": [{
                     "text": "5/s burst 20", "algorithm": "gcra", "limit": 20, "units": 5,
                     "period_ms": 1_000,
@@ -117,7 +118,8 @@ async fn rules_are_listed_with_all_that_is_known_of_them() {
                 "report_only": false, "refused": 0, "reported": 0,
             },
             {
-                "rule": "live", "quotas_are": "live", "cost": null, "headroom": 0, "queues": false,
+                "rule": "live", "key_kind": "everyone", "quotas_are": "live", "cost": null,
+                "headroom": 0, "queues": false,
                 "quotas": [{
                     "text": "30/min", "algorithm": "gcra", "limit": 30, "units": 30,
                     "period_ms": 60_000,
@@ -125,11 +127,46 @@ async fn rules_are_listed_with_all_that_is_known_of_them() {
                 "report_only": false, "refused": 0, "reported": 0,
             },
             {
-                "rule": "plan", "quotas_are": "per request", "quotas": null, "cost": 1,
+                "rule": "plan", "key_kind": "everyone", "quotas_are": "per request",
+                "quotas": null, "cost": 1,
                 "headroom": 0, "queues": false, "report_only": false, "refused": 0, "reported": 0,
             },
         ])
     );
+}
+
+#[tokio::test]
+async fn the_kind_of_keys_is_listed_as_extractors_say_it() {
+    let kind = async |rules: Vec<Rule<Box<dyn KeyExtractor + Send + Sync>>>| {
+        let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+        look(&app, "layers").await["layers"][0]["rules"][0]["key_kind"].clone()
+    };
+    let by = |extractor: Box<dyn KeyExtractor + Send + Sync>| Rule::new("user", extractor, THREE);
+    let address = |v4, v6| json!({ "address": { "ipv4_prefix": v4, "ipv6_prefix": v6 } });
+    let client = || ClientIp::behind(["10.0.0.0/8"]).expect("networks");
+    let named = || Header::new("x-user");
+    let site = PeerIp::new().ipv4_prefix(24).ipv6_prefix(48);
+    let missing = by(Box::new(named())).missing(Missing::Share);
+    for (rule, listed) in [
+        (by(Box::new(named())), json!("text")),
+        (by(Box::new(PeerIp::new())), address(32, 64)),
+        (by(Box::new(site)), address(24, 48)),
+        (by(Box::new(client())), address(32, 64)),
+        (
+            by(Box::new(client().unreadable(Unreadable::Share))),
+            json!({ "one_of": [address(32, 64), "unidentified"] }),
+        ),
+        (missing, json!({ "one_of": ["text", "unidentified"] })),
+        (by(Box::new(Route)), json!({ "one_of": ["text", "everyone"] })),
+        (
+            by(Box::new((Method, named().or(PeerIp::new()), Everyone))),
+            json!(["text", { "one_of": ["text", address(32, 64)] }, "everyone"]),
+        ),
+        (by(Box::new(key_fn(|_| Some("x")))), Value::Null),
+        (by(Box::new(named().or(key_fn(|_| Some("x"))))), Value::Null),
+    ] {
+        assert_eq!(kind(vec![rule]).await, listed);
+    }
 }
 
 fn recent(shown: &Value, layer: usize) -> &Vec<Value> {

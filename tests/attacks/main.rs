@@ -25,6 +25,7 @@
 //! | 20 | a log line per refusal | `tests/refusal_log.rs` |
 //! | 21 | opening the breaker to enjoy fail-open | `outage.rs` |
 //! | 22 | timing tells whether a key is limited | accepted: a refusal is no secret, it is said aloud |
+//! | 23 | guesses at the operators' password, by any method | `tests/examples.rs`: `admin_limits_wrong_guesses_by_address_and_locks_nobody_else_out` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 

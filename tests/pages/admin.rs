@@ -77,7 +77,9 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     switches(page).await?;
 
     // by keyboard, and wrong
-    page.choose("#kind", "ip").await?;
+    page.choose("#layer", "site").await?;
+    page.until("the rule's kind of key", "document.querySelector('#kind').value === 'address'")
+        .await?;
     page.write("#key", "nonsense").await?;
     page.run("document.querySelector('#key').focus()").await?;
     page.press(&[ENTER]).await?;

@@ -161,7 +161,7 @@ pub(crate) fn ask(stream: TcpStream, path: &str, more: &str) -> Answer {
     exchange(stream, &format!("GET {path}"), more, "")
 }
 
-fn exchange(mut stream: TcpStream, what: &str, more: &str, body: &str) -> Answer {
+pub(crate) fn exchange(mut stream: TcpStream, what: &str, more: &str, body: &str) -> Answer {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let head = format!("{what} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{more}\r\n");
     stream.write_all((head + body).as_bytes()).expect("sends");

@@ -10,7 +10,7 @@ use http::{HeaderName, StatusCode, request::Parts};
 
 use self::source::{Source, Why};
 use super::{
-    Key, KeyError, KeyExtractor,
+    Key, KeyError, KeyExtractor, KeyKind,
     network::{NetworkError, Networks},
     peer_ip::peer_address,
     prefix::Prefix,
@@ -290,6 +290,14 @@ impl KeyExtractor for ClientIp {
                 Ok(Some(Key::unidentified()))
             }
             Err(unknown) => Err(self.error(unknown)),
+        }
+    }
+
+    fn kind(&self) -> KeyKind {
+        let address = self.prefix.kind();
+        match self.unreadable {
+            Unreadable::Reject(_) => address,
+            Unreadable::Share => address.or(KeyKind::Unidentified),
         }
     }
 }
