@@ -146,8 +146,8 @@ fn examples_of_one_question_each_show_the_answer() {
         ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),
         ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
         ("report_only", "would be refused"),
-        ("explain", "would be refused by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
-        ("explain", "\nrefused by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
+        ("explain", "would be denied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
+        ("explain", "\ndenied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
     ] {
         let said = printed(name);
         assert!(said.contains(lines), "{lines:?} is not in {said}");

@@ -124,11 +124,11 @@ async fn a_refusal_says_its_sum() {
     time.0.advance(millis(88));
     let would = limiter.explain("alice", &quotas, 3).await.expect("infallible");
     let expected = "\
-would be refused by rule \"user\", quota 1 of 2 (5/s burst 20, gcra), Key(..): cost 3, 1 left
-  one unit comes back every 200ms; 19 owed, full again in 3.712s, more is left in 112ms; needs 3, has 1: 2 more in \
+would be denied by rule \"user\", quota 1 of 2 (5/s burst 20, gcra), Key(..): cost 3, 1 left
+  one unit comes back every 200ms; 19 used, full again in 3.712s, next units in 112ms; needs 3, has 1: 2 more in \
 312ms → retry after 312ms
 rule \"user\", quota 2 of 2 (10000/day, gcra), Key(..): cost 3, 9981 left
-  one unit comes back every 8.64s; 19 owed, full again in 2min 44.072s, more is left in 8.552s; \
+  one unit comes back every 8.64s; 19 used, full again in 2min 44.072s, next units in 8.552s; \
 needs 3, has 9981: it fits
 ";
     assert_eq!(would.to_string(), expected);
@@ -137,8 +137,8 @@ needs 3, has 9981: it fits
     assert_eq!(one.key(), Some(&Key::from("alice")));
 
     let refused = limiter.take("alice", &quotas, 3).now();
-    let alone = "refused by rule \"user\": 1 left of 20\n  one unit comes back every 200ms; 19 owed, \
-                 full again in 3.712s, more is left in 112ms; room for it in 312ms → retry after 312ms\n";
+    let alone = "denied by rule \"user\": 1 left of 20\n  one unit comes back every 200ms; 19 used, \
+                 full again in 3.712s, next units in 112ms; enough in 312ms → retry after 312ms\n";
     assert!(refused.explain().to_string().starts_with(alone), "{}", refused.explain());
 }
 
@@ -181,10 +181,10 @@ async fn what_no_store_is_asked_about_is_said_too() {
     for (layer, said) in [
         (layer().switch(&off), "would be allowed: the layer is switched off\n"),
         (layer().allow(everybody()), "would be allowed: it is on a list of those let in\n"),
-        (layer().deny(everybody()), "would be refused with 403: not admitted\n"),
+        (layer().deny(everybody()), "would be rejected with 403: not admitted\n"),
         (
             layer().deny(everybody()).report_only(),
-            "would be refused with 403: not admitted; it passes all the same: the layer only reports\n",
+            "would be rejected with 403: not admitted; allowed anyway: the layer only reports\n",
         ),
     ] {
         assert_eq!(tried(layer, alice).await, said);
@@ -195,7 +195,7 @@ async fn what_no_store_is_asked_about_is_said_too() {
     };
     assert_eq!(tried(layer(), preflight).await, "would be allowed: it is a CORS preflight\n");
     let unkeyed = tried(layer(), || get("/")).await;
-    assert_eq!(unkeyed, "would be refused with 400: missing header x-user\n");
+    assert_eq!(unkeyed, "would be rejected with 400: missing header x-user\n");
     for rule in [
         user(Quota::blocked()).missing(Missing::Skip),
         user(Quota::blocked()).mode(|_| Mode::Exempt),
@@ -212,7 +212,7 @@ async fn every_kind_of_quota_says_why_it_refuses_or_lets_pass() {
     let soft = Q.soft(2);
     let cases = [
         (full(user(Q)), "needs 1, has 0: 1 more in 200ms → retry after 200ms"),
-        (owing(user(Q), Q, 7), "7 owed, 2 beyond the limit, full again in 1.4s"),
+        (owing(user(Q), Q, 7), "7 used, 2 beyond the limit, full again in 1.4s"),
         (full(user(Q).headroom(2)), "cost 1 and headroom 2, 0 left"),
         (full(user(Q).headroom(2)), "needs 3, has 0: 3 more in 600ms → retry after 600ms"),
         (
@@ -227,24 +227,21 @@ async fn every_kind_of_quota_says_why_it_refuses_or_lets_pass() {
             full(user(soft).cost(7).headroom(Units::from_fn(|_| 1))),
             "above the limit 5 and its 2 soft: waiting does not help",
         ),
-        (
-            full(user(Q).report_only()),
-            "would be allowed\nrule \"user\" (5/s, gcra), which only reports",
-        ),
-        (full(user(Q).report_only()), "would be refused: needs 1, has 0: 1 more in 200ms\n"),
+        (full(user(Q).report_only()), "would be allowed\nrule \"user\" (5/s, gcra), report-only"),
+        (full(user(Q).report_only()), "would be denied: needs 1, has 0: 1 more in 200ms\n"),
         (
             full(user(Quota::blocked())),
             "rule \"user\" (blocked), Key(..): cost 1, 0 left\n  the quota is blocked",
         ),
         (
             full(user(Q)).report_only(),
-            "passes all the same: the layer only reports\nwould be refused by rule \"user\"",
+            "allowed anyway: the layer only reports\nwould be denied by rule \"user\"",
         ),
         (
             full(user(Q)).elastic(Elastic::in_flight(1)),
-            "passes all the same: the layer is elastic, and there is room\nwould be refused by rule",
+            "allowed anyway: the layer is elastic, and there is room\nwould be denied by rule",
         ),
-        (full(user(Q)).elastic(Elastic::in_flight(0)), "would be refused by rule"),
+        (full(user(Q)).elastic(Elastic::in_flight(0)), "would be denied by rule"),
     ];
     for (layer, said) in cases {
         let text = tried(layer, alice).await;
@@ -256,10 +253,10 @@ async fn every_kind_of_quota_says_why_it_refuses_or_lets_pass() {
     limiter("site", store.clone()).settle(Key::everyone(), &Q, -5).now();
     let both = RateLimitLayer::rules((report, Rule::new("site", Everyone, Q)), store.clone());
     let text = tried(both, alice).await;
-    assert!(text.contains("would be refused by rule \"site\""), "{text}");
+    assert!(text.contains("would be denied by rule \"site\""), "{text}");
     let blocked = tried(RateLimitLayer::rules(user(Q), store), alice).await;
     let said =
-        "would be refused by rule \"user\", Key(..): cost 1, the key is blocked → retry after 1h\n";
+        "would be denied by rule \"user\", Key(..): cost 1, the key is blocked → retry after 1h\n";
     assert_eq!(blocked, said);
 }
 
@@ -272,9 +269,9 @@ async fn a_place_in_the_queue_is_foreseen() {
         let patient = RateLimitLayer::rules(rule(millis(200)), store.clone());
         assert_eq!(answer(&patient, alice()).await.status(), 200);
         let would = patient.explain(&head(alice())).await;
-        let said = format!("would be allowed, to wait {wait} for its place\n");
+        let said = format!("would be allowed, after {wait} in the queue\n");
         assert!(would.to_string().starts_with(&said), "{would}");
-        assert!(would.to_string().contains("needs 1, has 0: it waits for its place\n"), "{would}");
+        assert!(would.to_string().contains("needs 1, has 0: it waits in the queue\n"), "{would}");
         let hasty = RateLimitLayer::rules(rule(millis(199)), store.clone());
         assert!(!hasty.explain(&head(alice())).await.is_allowed());
         let crowded = patient.clone().max_waiters(0).explain(&head(alice())).await;
@@ -286,7 +283,7 @@ async fn a_place_in_the_queue_is_foreseen() {
         let waited = answer(&patient.clone().expose_decision(), alice()).await;
         let decision = waited.extensions().get::<Decision>().expect("exposed");
         let is = patient.explain_decision(decision, &head(alice())).to_string();
-        assert!(is.starts_with(&format!("allowed, to wait {wait} for its place\n")), "{is}");
+        assert!(is.starts_with(&format!("allowed, after {wait} in the queue\n")), "{is}");
     }
 }
 
@@ -311,10 +308,10 @@ async fn a_first_charge_may_have_to_wait_in_a_paced_window() {
 async fn stores_that_fail_or_cannot_look_say_so() {
     let q = Quota::per_second(5);
     let open = RateLimitLayer::new(Everyone, q, Broken::Now.fail_open());
-    let said = "would be allowed, uncharged: the store failed, and meanwhile everybody passes\n";
+    let said = "would be allowed, uncharged: the store failed open\n";
     assert_eq!(tried(open, alice).await, said);
     let closed = RateLimitLayer::new(Everyone, q, Broken::Later.fail_closed());
-    let said = "would be refused: the store failed, and meanwhile nobody passes → retry after 1s\n";
+    let said = "would be denied: the store failed closed → retry after 1s\n";
     assert_eq!(tried(closed, alice).await, said);
 
     let fallback = Broken::Now.fallback(FakeClock::new().store(64)).one_of(5);
@@ -326,7 +323,7 @@ async fn stores_that_fail_or_cannot_look_say_so() {
     );
     let text = tried(here, alice).await;
     assert!(
-        text.contains("1 more in ") && text.contains("decided here by this process's part"),
+        text.contains("1 more in ") && text.contains("decided locally with this process's share"),
         "{text}"
     );
 
@@ -334,10 +331,10 @@ async fn stores_that_fail_or_cannot_look_say_so() {
     let store = GovernorStore::new(Arc::new(RateLimiter::<Key, _, _>::keyed(five)));
     let layer = RateLimitLayer::new(Everyone, q, store.fail_closed()).expose_decision();
     let would = layer.explain(&head(alice())).await.to_string();
-    assert!(would.starts_with("the store cannot say without charging: "), "{would}");
+    assert!(would.starts_with("the store does not support dry runs: "), "{would}");
     for (status, said) in [
-        (200, ": cost 1, the store does not tell what is left\n  told by governor"),
-        (429, "told by governor, whose times are at most so long → retry after "),
+        (200, ": cost 1, the units left are unknown\n  decided by governor"),
+        (429, "decided by governor, whose times are upper bounds → retry after "),
     ] {
         let response = loop {
             let response = answer(&layer, alice()).await;
@@ -361,13 +358,13 @@ async fn a_refusal_is_explained_where_it_is_answered_and_keys_are_fingerprints()
     let mut service = layer.layer(Strict::default());
     ask(&mut service, alice()).await;
     let refused = ask(&mut service, alice()).await.into_body();
-    let said = "refused by rule \"user\" (1/h, gcra), key bc6ccc7043dc9acb: cost 1, 0 left\n  \
-                one unit comes back every 1h; 1 owed, full again in 1h; needs 1, has 0: 1 more in 1h \
+    let said = "denied by rule \"user\" (1/h, gcra), key bc6ccc7043dc9acb: cost 1, 0 left\n  \
+                one unit comes back every 1h; 1 used, full again in 1h; needs 1, has 0: 1 more in 1h \
                 → retry after 1h\nrule \"site\" (9/h, gcra), key ";
     assert!(refused.starts_with(said), "{refused}");
     assert_eq!(
         ask(&mut service, get("/")).await.into_body(),
-        "refused with 400: missing header x-user\n"
+        "rejected with 400: missing header x-user\n"
     );
     assert!(!format!("{:?}", layer.explain(&head(alice())).await).contains("alice"));
 }

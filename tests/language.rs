@@ -10,10 +10,10 @@ use std::{
 };
 
 /// Files and folders in which both rules hold.
-const REWRITTEN: [&str; 1] = ["tests/language.rs"];
+const REWRITTEN: &[&str] = &["src/explain", "tests/language.rs"];
 
 /// Blocks in the rest of `src/` that still open with a clause. Lower it when blocks are rewritten.
-const OPENERS_LEFT: usize = 443;
+const OPENERS_LEFT: usize = 423;
 
 const OPENERS: [&str; 10] =
     ["what", "whether", "how", "where", "who", "whoever", "whose", "those", "of", "so"];

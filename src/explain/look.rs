@@ -1,9 +1,10 @@
-//! What a store would say, without charging: it is asked for what it must refuse.
+//! Dry runs of a decision, through a call that the store must deny.
 //!
-//! A look of cost 0 does not tell how long a cost has to wait, and only the store knows its accounts.
-//! But every store keeps a promise: a refusal charges nothing. So beside the quotas of a charge is
-//! asked for one that is blocked, in a place of the account that no rule has: on the same node of a
-//! cluster, and in the account of each rule, since one that only reports is charged by itself.
+//! A charge of cost 0 does not report how long another cost has to wait, and only the store knows
+//! its accounts. Every store promises that a denied call charges nothing, though. Each charge
+//! therefore gets one more quota, which is blocked. Its index is one that no rule uses, so it lies
+//! on the same node of a cluster. Report-only charges are asked for separately, because a store
+//! charges them on their own.
 
 use smallvec::SmallVec;
 
@@ -13,10 +14,10 @@ use crate::{
     store::{Charge, OwnedCharges, Store, Unsupported},
 };
 
-/// The most quotas of a rule of which one more may be asked.
+/// The most quotas of one rule that a dry run covers.
 const MOST: usize = 254;
 
-/// What [`Store::take`] would decide.
+/// Returns the decision that [`Store::take`] would make.
 pub(super) async fn look<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -26,19 +27,19 @@ pub(super) async fn look<S: Store>(
     if !decides || refused.is_blocked() {
         return Ok(refused);
     }
-    // a block on the key of a rule that only reports would hide the others
+    // The blocked quota of a report-only rule would hide the other rules.
     let reports = charges.with(|charges| charges.iter().any(Charge::is_report_only));
     let shadow = if reports { Some(ask(store, charges, true).await?) } else { None };
     Ok(charges.with(|charges| decision(charges, &refused, shadow.as_ref())))
 }
 
-/// Whether the store can be asked so.
+/// Checks that the store supports dry runs of these charges.
 pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
     refusing(charges, false, |charges| store.check(charges))?;
     refusing(charges, true, |charges| store.check(charges))
 }
 
-/// Asks for the charges that refuse, or for those that only report.
+/// Calls the store with the enforced charges, or with the report-only ones.
 async fn ask<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -47,7 +48,7 @@ async fn ask<S: Store>(
     refusing(charges, report_only, |charges| store.take(charges)).await
 }
 
-/// Lends charges that are refused, by a rule that only reports too.
+/// Passes charges that the store denies to `read`, including those of report-only rules.
 fn refusing<T>(
     charges: &OwnedCharges,
     report_only: bool,
@@ -76,7 +77,7 @@ fn with_blocked(charge: &Charge<'_>) -> SmallVec<[Quota; 4]> {
     quotas.chain([Quota::blocked()]).collect()
 }
 
-/// The decision without what made it a refusal.
+/// Rebuilds the decision without the blocked quota.
 fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision>) -> Decision {
     let (mut overage, mut wait, mut allowed) = (false, 0, true);
     let mut outcomes = SmallVec::<[Outcome; 4]>::new();
@@ -117,8 +118,8 @@ fn need(charge: &Charge<'_>) -> u64 {
     }
 }
 
-/// How long the charge would wait for its place, where it may: a place of a paced window is in that
-/// window, which ends when it is untouched again.
+/// Returns the queue time of the charge, if it may queue. A paced window queues charges only until
+/// it ends, or in a window that has not started.
 fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
     let wait = outcome.retry_after().filter(|wait| *wait <= charge.patience())?;
     let ends = outcome.reset_after();

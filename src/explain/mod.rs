@@ -1,12 +1,12 @@
-//! Decisions in words: by which rule, under which quota, with what arithmetic.
+//! Explanations of decisions: which rule, which quota, and the arithmetic.
 //!
-//! A refusal is a number to its client and a line to its log. Whoever asks *why* wants the sum: what
-//! was left, what it needed, what comes back when. An [`Explanation`] is that, printed by `Display`
-//! and read through [`reckonings`](Explanation::reckonings). It is made when asked for, from the
-//! numbers of the decision itself, so that what it says is what was decided; a request that nobody
-//! asks about pays nothing.
+//! A client sees a status code and a `Retry-After`. An operator often needs the reason: what was
+//! left, what the request needed, and when units come back. An [`Explanation`] answers that. It
+//! prints itself with `Display`, and programs read [`reckonings`](Explanation::reckonings). It is
+//! computed on demand from the numbers of the decision, so it cannot differ from the decision.
+//! Requests that nobody explains pay nothing.
 //!
-//! A decision explains what it knows:
+//! A decision explains itself:
 //!
 //! ```
 //! use tower_sluice::{Limiter, Quota};
@@ -15,12 +15,12 @@
 //! limiter.take("alice", &quota, 2).now();
 //! let refused = limiter.take("alice", &quota, 1).now();
 //! let text = refused.explain().to_string();
-//! assert!(text.starts_with("refused by rule \"default\": 0 left of 2\n"), "{text}");
-//! assert!(text.contains("one unit comes back every 30min; 2 owed"), "{text}");
+//! assert!(text.starts_with("denied by rule \"default\": 0 left of 2\n"), "{text}");
+//! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
 //! ```
 //!
-//! With the rules it knows quotas, keys and costs too. The layer, or the limiter, also says what it
-//! *would* answer, and charges nothing for it:
+//! Given the rules, an explanation adds quotas, keys and costs. The layer and the limiter also
+//! explain what they *would* decide, without charging:
 //!
 //! ```
 //! # tokio_test::block_on(async {
@@ -30,7 +30,7 @@
 //! let would = limiter.explain("alice", &quotas, 25).await?;
 //! assert_eq!(
 //!     would.to_string(),
-//!     "would be refused by rule \"default\", quota 1 of 2 (5/s burst 20, gcra), Key(..): \
+//!     "would be denied by rule \"default\", quota 1 of 2 (5/s burst 20, gcra), Key(..): \
 //!      cost 25, 20 left\n  \
 //!        one unit comes back every 200ms; full; \
 //!        needs 25, which is above the limit 20: waiting does not help\n\
@@ -41,15 +41,15 @@
 //! # });
 //! ```
 //!
-//! [`RateLimitLayer::explain`](crate::RateLimitLayer::explain) does so for the head of a request, and
-//! [`Rejection::explain`](crate::Rejection::explain) for the refusal at hand.
+//! [`RateLimitLayer::explain`](crate::RateLimitLayer::explain) explains the head of a request.
+//! [`Rejection::explain`](crate::Rejection::explain) explains a rejection.
 //!
-//! # What it does not protect against
+//! # Limitations
 //!
-//! It is for operators. To show it to clients tells them of rules that they may not know of, and of
-//! other rules' accounts. The key is never printed, at most its [fingerprint](crate::Fingerprint).
+//! Explanations are for operators. Shown to clients, they disclose rules and the accounts of other
+//! clients. A key is never printed; at most its [fingerprint](crate::Fingerprint) is.
 //!
-//! What would be answered is so at the moment of the look: others charge meanwhile.
+//! A dry run holds for the moment in which it ran. Concurrent requests keep charging.
 
 mod look;
 mod reckoning;
@@ -68,7 +68,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store, Unsupported},
 };
 
-/// A decision in words. See the [module](self) for an example.
+/// An explained decision. See the [module](self) for an example.
 ///
 /// Its text is for people and may change; programs read [`decision`](Explanation::decision) and
 /// [`reckonings`](Explanation::reckonings).
@@ -76,9 +76,9 @@ use crate::{
 #[must_use]
 pub struct Explanation {
     about: About,
-    /// Nothing was charged: it says what would be.
+    /// Set for a dry run: nothing was charged.
     looked: bool,
-    /// What the layer makes of it.
+    /// The reason why the layer allows the request regardless of the decision.
     beside: Option<&'static str>,
     secret: Option<Secret>,
 }
@@ -86,27 +86,27 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 enum About {
     Decision(Box<Decision>, Vec<Reckoning>),
-    /// Nothing limits it.
+    /// No rule limits the request; holds the reason.
     Free(&'static str),
     Unkeyed(KeyError),
-    /// The store cannot look.
+    /// The store does not support dry runs.
     Unsaid(Unsupported),
 }
 
 impl Decision {
-    /// The decision in words, as far as it knows itself: without quotas, keys and costs, which
-    /// [`charges`](Explanation::charges) or [`rules`](Explanation::rules) add.
+    /// Explains the decision from its own numbers. [`charges`](Explanation::charges) and
+    /// [`rules`](Explanation::rules) add quotas, keys and costs.
     pub fn explain(&self) -> Explanation {
         Explanation::decided(self.clone(), &[])
     }
 }
 
 impl Explanation {
-    /// What [`take`](Store::take) of these charges would say, with nothing charged.
+    /// Explains what [`take`](Store::take) of these charges would decide, without charging.
     ///
-    /// The store is asked for what it must refuse: beside the quotas of each charge stands one that
-    /// is [blocked](crate::Quota::blocked), and a refusal charges nothing. (Of a rule, the first 254
-    /// quotas are asked.)
+    /// The store is called with one additional [blocked](crate::Quota::blocked) quota per charge.
+    /// It denies the call, and a denied call charges nothing. A dry run covers the first 254 quotas
+    /// of a rule.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -123,8 +123,8 @@ impl Explanation {
     ///
     /// # Errors
     ///
-    /// When the store could not decide, or, as a governor limiter, cannot be asked without being
-    /// charged.
+    /// Fails if the store cannot decide, or if it does not support dry runs, such as a governor
+    /// limiter.
     pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
         Self::look_at(store, &charges.into()).await
     }
@@ -138,7 +138,7 @@ impl Explanation {
         Ok(Self { looked: true, ..decided })
     }
 
-    /// Adds what was asked: quotas, costs, and whose accounts.
+    /// Adds quotas, costs and keys from the charges.
     pub fn charges(mut self, charges: &[Charge<'_>]) -> Self {
         if let About::Decision(decision, reckonings) = &mut self.about {
             *reckonings = reckoning::list(decision, charges);
@@ -146,8 +146,8 @@ impl Explanation {
         self
     }
 
-    /// The same from the rules and the head of the request: they are asked again, so that a plan
-    /// that was replaced since is told as it is now.
+    /// Adds quotas, costs and keys from the rules and the head of the request. The rules are
+    /// evaluated again, so a plan that was replaced since the decision shows its current quotas.
     pub fn rules(self, rules: &(impl Rules + ?Sized), parts: &Parts) -> Self {
         match charged(rules, parts) {
             Ok(Some(charges)) => charges.with(|charges| self.charges(charges)),
@@ -155,12 +155,12 @@ impl Explanation {
         }
     }
 
-    /// Shows keys by their [fingerprints](crate::Fingerprint).
+    /// Prints keys as [fingerprints](crate::Fingerprint).
     pub fn fingerprint(self, secret: impl Into<Secret>) -> Self {
         Self { secret: Some(secret.into()), ..self }
     }
 
-    /// Whether the request passes, or would.
+    /// Returns `true` if the request is allowed, or would be.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         match &self.about {
@@ -171,7 +171,7 @@ impl Explanation {
         }
     }
 
-    /// What is explained; `None` where no store was asked, or could be.
+    /// Returns the decision, or `None` if no store was asked.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match &self.about {
@@ -180,7 +180,7 @@ impl Explanation {
         }
     }
 
-    /// The arithmetic of each quota, in the order of the decision's outcomes.
+    /// Returns the arithmetic of each quota, in the order of the decision's outcomes.
     #[must_use]
     pub fn reckonings(&self) -> &[Reckoning] {
         match &self.about {
@@ -189,7 +189,7 @@ impl Explanation {
         }
     }
 
-    /// Whether the store can look.
+    /// Checks that the store supports dry runs.
     pub(crate) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
         look::check(store, charges)
     }
@@ -199,7 +199,7 @@ impl Explanation {
         Self::of(About::Decision(Box::new(decision), reckonings))
     }
 
-    /// Nothing limits the request, and why.
+    /// Explains why nothing limits the request.
     pub(crate) fn free(why: &'static str) -> Self {
         Self { looked: true, ..Self::of(About::Free(why)) }
     }
@@ -212,12 +212,12 @@ impl Explanation {
         Self::of(About::Unsaid(why))
     }
 
-    /// Says that it has not happened.
+    /// Marks the explanation as a dry run.
     pub(crate) fn looked(self) -> Self {
         Self { looked: true, ..self }
     }
 
-    /// The request passes all the same, because of this.
+    /// Marks the request as allowed despite the decision, for this reason.
     pub(crate) fn passes(self, because: &'static str) -> Self {
         Self { beside: Some(because), ..self }
     }
@@ -231,7 +231,7 @@ impl Explanation {
     }
 }
 
-/// What the rules charge for a request: `None` where they exempt it or do not apply.
+/// Returns the charges of a request, or `None` if the rules exempt it or do not apply.
 pub(crate) fn charged(
     rules: &(impl Rules + ?Sized),
     parts: &Parts,

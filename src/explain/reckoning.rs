@@ -1,4 +1,4 @@
-//! What is known of one quota of a decision.
+//! The facts about one quota of a decision.
 
 use crate::{
     decision::{Decision, Outcome},
@@ -7,57 +7,57 @@ use crate::{
     store::Charge,
 };
 
-/// One quota of an [`Explanation`](super::Explanation): what became of it, and what was asked.
+/// One quota of an [`Explanation`](super::Explanation): its outcome, and the charge if known.
 #[derive(Clone, Debug)]
 pub struct Reckoning {
     pub(super) outcome: Outcome,
     pub(super) asked: Option<Asked>,
 }
 
-/// What was asked of one account.
+/// A charge to one account.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) key: Key,
     pub(super) quota: Quota,
-    /// How many quotas the rule has.
+    /// The number of quotas in the rule.
     pub(super) quotas: usize,
     pub(super) cost: u64,
     pub(super) headroom: u32,
 }
 
 impl Reckoning {
-    /// What became of the quota.
+    /// Returns the outcome of the quota.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// The quota, where it is known.
+    /// Returns the quota, if known.
     #[must_use]
     pub fn quota(&self) -> Option<Quota> {
         self.asked.as_ref().map(|asked| asked.quota)
     }
 
-    /// Whose account it is, where that is known.
+    /// Returns the key of the account, if known.
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.asked.as_ref().map(|asked| &asked.key)
     }
 
-    /// Units asked for, where they are known.
+    /// Returns the requested units, if known.
     #[must_use]
     pub fn cost(&self) -> Option<u64> {
         self.asked.as_ref().map(|asked| asked.cost)
     }
 
-    /// Units that had to be left over, where they are known.
+    /// Returns the units that had to remain after the charge, if known.
     #[must_use]
     pub fn headroom(&self) -> Option<u32> {
         self.asked.as_ref().map(|asked| asked.headroom)
     }
 }
 
-/// A reckoning per outcome.
+/// Creates one reckoning per outcome.
 pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning> {
     let placed = |charge| {
         let of = move |(place, quota): (usize, &Quota)| (charge, place, *quota);
@@ -75,7 +75,7 @@ pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning
     decision.outcomes().iter().enumerate().map(reckon).collect()
 }
 
-/// One account that is named twice counts as one, costs added.
+/// Combines charges to the same account: their costs add up.
 fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> Asked {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()

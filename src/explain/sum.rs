@@ -1,4 +1,4 @@
-//! The arithmetic of one quota, in words.
+//! The arithmetic of one quota, as text.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The arithmetic of one quota.
+/// Inputs of the arithmetic of one quota.
 pub(super) struct Sum<'a> {
     pub(super) decision: &'a Decision,
     pub(super) outcome: &'a Outcome,
@@ -17,7 +17,7 @@ pub(super) struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// The quota by which it was decided, where that is the rule's own.
+    /// Returns the quota that decided, if it is the quota of the rule.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -27,7 +27,7 @@ impl Sum<'_> {
         self.outcome.is_known() && self.outcome.limit() > 0
     }
 
-    /// How units come back.
+    /// Describes how units come back.
     pub(super) fn comes_back(&self) -> String {
         if let Some(interval) = self.outcome.interval().filter(|_| self.counts()) {
             return format!("one unit comes back every {}", Exact(interval));
@@ -40,20 +40,22 @@ impl Sum<'_> {
             Algorithm::FixedWindow { carry_over, paced } => {
                 let lent = match carry_over {
                     0 => String::new(),
-                    most => format!(", which lend what they leave, at most {most}, to the next"),
+                    most => format!(", carrying over at most {most} unused units"),
                 };
-                let paced = if paced { ", whose units come evenly spaced" } else { "" };
-                format!("windows of {period} by the clock (UTC){lent}{paced}")
+                let paced = if paced { ", with evenly paced units" } else { "" };
+                format!("windows of {period} aligned to UTC{lent}{paced}")
             }
-            Algorithm::AnchoredWindow => format!("a window of {period} from its first charge on"),
+            Algorithm::AnchoredWindow => format!("a window of {period} from its first charge"),
             Algorithm::SlidingWindow { buckets } => {
-                format!("the last {period} count, in buckets ({buckets}), the oldest by its share")
+                format!(
+                    "charges of the last {period} count, in {buckets} buckets, the oldest pro rata"
+                )
             }
             Algorithm::SlidingLog => format!("each charge counts for {period}"),
         }
     }
 
-    /// What the account holds.
+    /// Describes the state of the account.
     pub(super) fn state(&self) -> String {
         let outcome = self.outcome;
         let (full, next) = (Exact(outcome.reset_after()), Exact(outcome.next_after()));
@@ -67,12 +69,12 @@ impl Sum<'_> {
             (Some(_), _) => {
                 let owed = outcome.owed();
                 match owed - i64::from(outcome.limit()) {
-                    beyond @ 1.. => format!("{owed} owed, {beyond} beyond the limit"),
-                    _ => format!("{owed} owed"),
+                    beyond @ 1.. => format!("{owed} used, {beyond} beyond the limit"),
+                    _ => format!("{owed} used"),
                 }
             }
             (None, Some(Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow)) => {
-                format!("this one ends in {full}")
+                format!("the window ends in {full}")
             }
             (None, _) => format!("full again in {full}"),
         };
@@ -80,12 +82,12 @@ impl Sum<'_> {
             state += &format!(", full again in {full}");
         }
         if !next.0.is_zero() && next.0 != full.0 {
-            state += &format!(", more is left in {next}");
+            state += &format!(", next units in {next}");
         }
         state
     }
 
-    /// What was asked against what there is.
+    /// Compares the requested units with those left.
     pub(super) fn need(&self) -> String {
         let (outcome, retry) = (self.outcome, self.outcome.retry_after());
         let looked = self.looked && self.asked.is_some_and(|asked| asked.cost > 0);
@@ -93,7 +95,7 @@ impl Sum<'_> {
             return String::new();
         }
         let would = if self.decision.is_allowed() && outcome.is_denied() {
-            "would be refused: "
+            "would be denied: "
         } else {
             ""
         };
@@ -102,7 +104,7 @@ impl Sum<'_> {
         }
         let Some(need) = self.asked.map(|asked| asked.cost + u64::from(asked.headroom)) else {
             return match retry {
-                Some(wait) => format!("{would}room for it in {}", Exact(wait)),
+                Some(wait) => format!("{would}enough in {}", Exact(wait)),
                 None => format!("{would}waiting does not help"),
             };
         };
@@ -126,42 +128,45 @@ impl Sum<'_> {
         let then = if outcome.is_denied() {
             match self.missing(need, soft, wait) {
                 Some(missing) => format!("{missing} more in {}", Exact(wait)),
-                None => format!("room for it in {}", Exact(wait)),
+                None => format!("enough in {}", Exact(wait)),
             }
         } else if need <= outcome.remaining().into() || !outcome.is_known() {
             "it fits".into()
         } else if self.decision.wait().is_zero() {
             "it passes as overage".into()
         } else {
-            "it waits for its place".into()
+            "it waits in the queue".into()
         };
         format!("{would}needs {need}{has}: {then}")
     }
 
-    /// Units that have to come back before `need` is there, where the account tells exactly.
+    /// Returns the units that have to come back before `need` fits, if the account reports them
+    /// exactly.
     fn missing(&self, need: u64, soft: u32, wait: Duration) -> Option<u64> {
         let outcome = self.outcome;
         let there = i64::from(soft) + outcome.left();
         let missing = need.checked_add_signed(-there).filter(|missing| *missing > 0)?;
         let exact = match outcome.interval() {
-            // the wait is the sum: what is owed and needed beyond the capacity, at an interval each
+            // The wait must equal the missing units at one interval each.
             Some(interval) => {
                 let whole = i128::from(need) - i128::from(outcome.limit()) - i128::from(soft);
                 let nanos = |time: Duration| i128::try_from(time.as_nanos()).unwrap_or(i128::MAX);
                 let owed = nanos(outcome.reset_after());
                 owed + whole * nanos(interval) == nanos(wait)
             }
-            // at 0 it may be in debt, and does not tell how deep
+            // An account at 0 may be in debt, and does not report how far.
             None => outcome.is_known() && outcome.remaining() > 0,
         };
         exact.then_some(missing)
     }
 
-    /// Who decided, where that changes what the numbers mean.
+    /// Names the decider, if it changes what the numbers mean.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
-            Source::Fallback => "decided here by this process's part, as the store fails",
-            Source::Governor => "told by governor, whose times are at most so long",
+            Source::Fallback => {
+                "decided locally with this process's share, because the store fails"
+            }
+            Source::Governor => "decided by governor, whose times are upper bounds",
             _ => "",
         }
     }

@@ -1,4 +1,4 @@
-//! An explanation as text.
+//! The text form of an explanation.
 
 use std::{fmt, time::Duration};
 
@@ -14,27 +14,31 @@ impl fmt::Display for Explanation {
             About::Decision(decision, reckonings) => self.decision_text(f, decision, reckonings),
             About::Free(why) => writeln!(f, "{}: {why}", self.allowed()),
             About::Unkeyed(error) => {
-                write!(f, "{} with {}: {error}", self.refused(), error.status().as_u16())?;
+                write!(f, "{} with {}: {error}", self.rejected(), error.status().as_u16())?;
                 self.end(f)
             }
-            About::Unsaid(why) => writeln!(f, "the store cannot say without charging: {why}"),
+            About::Unsaid(why) => writeln!(f, "the store does not support dry runs: {why}"),
         }
     }
 }
 
 impl Explanation {
-    fn refused(&self) -> &'static str {
-        if self.looked { "would be refused" } else { "refused" }
+    fn denied(&self) -> &'static str {
+        if self.looked { "would be denied" } else { "denied" }
+    }
+
+    fn rejected(&self) -> &'static str {
+        if self.looked { "would be rejected" } else { "rejected" }
     }
 
     fn allowed(&self) -> &'static str {
         if self.looked { "would be allowed" } else { "allowed" }
     }
 
-    /// Ends the line that says what became of the request.
+    /// Ends the line that holds the decision.
     fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
-            Some(because) => writeln!(f, "; it passes all the same: {because}"),
+            Some(because) => writeln!(f, "; allowed anyway: {because}"),
             None => writeln!(f),
         }
     }
@@ -49,13 +53,13 @@ impl Explanation {
         if decision.is_allowed() {
             f.write_str(self.allowed())?;
             if source == Source::FailedOpen {
-                f.write_str(", uncharged: the store failed, and meanwhile everybody passes")?;
+                f.write_str(", uncharged: the store failed open")?;
             } else if reckonings.is_empty() {
-                f.write_str(": no quota was asked")?;
+                f.write_str(": no quota applies")?;
             } else if !decision.wait().is_zero() {
-                write!(f, ", to wait {} for its place", Exact(decision.wait()))?;
+                write!(f, ", after {} in the queue", Exact(decision.wait()))?;
             } else if is_spared(decision) {
-                f.write_str(", uncharged, beyond its quota: there is room")?;
+                f.write_str(", uncharged, beyond its quota: the layer has capacity")?;
             } else if decision.is_overage() {
                 f.write_str(" as overage, beyond a quota that is soft")?;
             }
@@ -63,12 +67,12 @@ impl Explanation {
             return reckonings.iter().try_for_each(|one| self.block(f, decision, one, false));
         }
         if source == Source::FailedClosed {
-            write!(f, "{}: the store failed, and meanwhile nobody passes", self.refused())?;
+            write!(f, "{}: the store failed closed", self.denied())?;
             retry(f, decision.retry_after())?;
             return self.end(f);
         }
         let Some(binding) = decision.binding() else {
-            write!(f, "{} by the store ({source}), which names no quota", self.refused())?;
+            write!(f, "{} by the store ({source}), which names no quota", self.denied())?;
             return self.end(f);
         };
         let binds = |one: &&Reckoning| {
@@ -77,16 +81,16 @@ impl Explanation {
         };
         let first = reckonings.iter().position(|one| binds(&one)).unwrap_or(0);
         if let Some(because) = self.beside {
-            writeln!(f, "passes all the same: {because}")?;
+            writeln!(f, "allowed anyway: {because}")?;
         }
-        write!(f, "{} by ", self.refused())?;
+        write!(f, "{} by ", self.denied())?;
         for at in [first].into_iter().chain((0..reckonings.len()).filter(|at| *at != first)) {
             self.block(f, decision, &reckonings[at], at == first)?;
         }
         Ok(())
     }
 
-    /// One quota: what it is, and below it the sum.
+    /// Writes one quota, and its arithmetic below.
     fn block(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -105,7 +109,7 @@ impl Explanation {
             write!(f, ", quota {}", outcome.place() + 1)?;
         }
         if outcome.is_report_only() {
-            f.write_str(", which only reports")?;
+            f.write_str(", report-only")?;
         }
         match (asked, &self.secret) {
             (Some(asked), Some(secret)) => write!(f, ", key {}", asked.key.fingerprint(secret))?,
@@ -131,7 +135,7 @@ impl Explanation {
                 write!(f, " of {}", outcome.limit())?;
             }
         } else {
-            f.write_str("the store does not tell what is left")?;
+            f.write_str("the units left are unknown")?;
         }
         let sum = Sum { decision, outcome, asked, looked: self.looked };
         let mut gap = "\n  ";
@@ -148,7 +152,7 @@ impl Explanation {
     }
 }
 
-/// Passed because a layer that is elastic had room: nobody charged it.
+/// Returns `true` if the request was allowed uncharged because an elastic layer had capacity.
 fn is_spared(decision: &Decision) -> bool {
     let refuses = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
     decision.is_overage() && decision.outcomes().iter().any(refuses)
@@ -158,7 +162,7 @@ fn retry(f: &mut fmt::Formatter<'_>, wait: Option<Duration>) -> fmt::Result {
     wait.map_or(Ok(()), |wait| write!(f, " → retry after {}", Exact(wait)))
 }
 
-/// A quota with its algorithm.
+/// A quota with the name of its algorithm.
 struct Described<'a>(&'a Quota);
 
 impl fmt::Display for Described<'_> {

@@ -23,7 +23,7 @@ impl fmt::Display for Exact {
         if rest == 0 {
             return if gap.is_empty() { f.write_str("0s") } else { Ok(()) };
         }
-        // what follows longer units is in seconds
+        // A part after longer units is in seconds.
         let of = |(_, nanos): &(&str, u64)| rest >= *nanos || !gap.is_empty();
         let (unit, nanos) = SHORT.into_iter().find(of).unwrap_or(("ns", 1));
         write!(f, "{gap}{}", rest / nanos)?;
@@ -41,8 +41,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_exactly() {
-        for (nanos, told) in [
+    fn times_are_exact_to_the_nanosecond() {
+        for (nanos, text) in [
             (0, "0s"),
             (1, "1ns"),
             (999, "999ns"),
@@ -57,7 +57,7 @@ mod tests {
             (16_123_500_000_000, "4h 28min 43.5s"),
             (90_000 * SECOND, "1day 1h"),
         ] {
-            assert_eq!(Exact(Duration::from_nanos(nanos)).to_string(), told);
+            assert_eq!(Exact(Duration::from_nanos(nanos)).to_string(), text);
         }
     }
 }
