@@ -105,6 +105,7 @@
 //! | `ratelimit.store.errors` | counter | `kind`: `timeout`, or of Redis one of [`RedisErrorKind`](store) |
 //! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | |
 //! | `ratelimit.overflows` | counter, of decisions over accounts that newcomers share for want of room | |
+//! | `ratelimit.blocks.denied` | counter, of keys that were not blocked because the table of blocks was full | |
 //! | `ratelimit.keys`, `ratelimit.slots` | gauges, as of the last [`LocalStore::stats`] | |
 //!
 //! Of a refused request the rules that refused it are counted. A decision that names no rule, as by

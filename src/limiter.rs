@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     name::RuleName,
     quota::Quota,
-    store::{Answer, Charge, LocalStore, Store},
+    store::{Answer, BlockFuture, Charge, LocalStore, Store},
 };
 
 /// Asks a store directly: for jobs, sockets, logins, anything that is not an HTTP request.
@@ -127,9 +127,24 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
-    /// Refuses the key for so long, whatever its account holds (see [`Store::block`]).
-    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<S::Future> {
-        self.charge(&key.into(), &[], |charge| self.store.block(&charge, time))
+    /// Denies the key for `time`, whatever its account holds (see [`Store::block`]).
+    ///
+    /// The answer is a [`BlockError`](crate::store::BlockError) if the key is not blocked: the store
+    /// failed, or its table of blocks is full. While a [`Fallback`](crate::store::Fallback) decides,
+    /// the key is blocked in this process only, and the decision's source is
+    /// [`Source::Fallback`](crate::Source::Fallback).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let limiter = Limiter::local();
+    /// limiter.block("mallory", Duration::from_secs(60)).now()?;
+    /// assert!(!limiter.take("mallory", &Quota::per_minute(5), 1).now().is_allowed());
+    /// # Ok::<(), tower_sluice::store::BlockError>(())
+    /// ```
+    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>> {
+        self.charge(&key.into(), &[], |charge| self.store.block(&charge, time).blocked())
     }
 
     /// Ends a [`block`](Limiter::block).

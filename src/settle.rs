@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     decision::Decision,
-    store::{Answer, Charge, OwnedCharges, Store},
+    store::{Answer, BlockError, Charge, OwnedCharges, Store},
 };
 
 /// What becomes of a charge once more is known.
@@ -89,10 +89,21 @@ impl Reservation {
         self.0.apply(Settle::Refund, None);
     }
 
-    /// Refuses the keys of this request for so long, under every rule that charged it. A refusal is
+    /// Denies the keys of this request for `time`, under every rule that charged it. A denial is
     /// free by design; this is how to punish.
-    pub fn block(&self, time: Duration) {
-        self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.block(c, time)));
+    ///
+    /// A store that answers later, such as Redis, is not waited for: `Ok` means that the block was
+    /// sent.
+    ///
+    /// # Errors
+    ///
+    /// When one of the keys could not be blocked: [`BlockError::Full`] if the table of blocks is
+    /// full. The others are blocked.
+    pub fn block(&self, time: Duration) -> Result<(), BlockError> {
+        self.0.charges.with(|charges| {
+            let block = |charge| self.0.accounts.block(charge, time);
+            charges.iter().map(block).fold(Ok(()), Result::and)
+        })
     }
 
     /// Ends a [`block`](Reservation::block) of the keys of this request.
@@ -151,7 +162,7 @@ impl fmt::Debug for Reservation {
 /// A store whose answers nobody waits for.
 pub(crate) trait Settler: Send + Sync {
     fn settle(&self, charge: &Charge<'_>, units: i64);
-    fn block(&self, charge: &Charge<'_>, time: Duration);
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError>;
     fn unblock(&self, charge: &Charge<'_>);
     fn reset(&self, charge: &Charge<'_>);
 }
@@ -165,8 +176,16 @@ where
         detach(Store::settle(self, charge, units));
     }
 
-    fn block(&self, charge: &Charge<'_>, time: Duration) {
-        detach(Store::block(self, charge, time));
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError> {
+        match Store::block(self, charge, time).blocked() {
+            Answer::Now(Ok(_)) => Ok(()),
+            Answer::Now(Err(BlockError::Full)) => Err(BlockError::Full),
+            Answer::Now(Err(_)) => Err(BlockError::Unavailable),
+            later @ Answer::Later(_) => {
+                detach(later);
+                Ok(())
+            }
+        }
     }
 
     fn unblock(&self, charge: &Charge<'_>) {

@@ -87,7 +87,8 @@ fn a_refusal_does_not_outlive_what_was_changed() {
                 0 => limiter.reset(round, &QUOTA).now(),
                 1 => limiter.settle(round, &QUOTA, 10).now(),
                 _ => {
-                    limiter.block(round, Duration::from_secs(9)).now();
+                    let blocked = limiter.block(round, Duration::from_secs(9));
+                    futures::executor::block_on(blocked.into_future()).expect("room");
                     limiter.unblock(round).now();
                     limiter.reset(round, &QUOTA).now()
                 }

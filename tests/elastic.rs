@@ -117,7 +117,7 @@ async fn what_can_never_fit_stays_refused_however_much_room_there_is() {
 #[tokio::test]
 async fn room_is_no_pardon_for_a_blocked_key() {
     let store = store();
-    limiter("api", store.clone()).block(Key::everyone(), secs(30)).now();
+    limiter("api", store.clone()).block(Key::everyone(), secs(30)).now().expect("room");
     let refused = answer(&layer(store).elastic(Elastic::when(|| true)), get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(header(refused.headers(), "retry-after"), "30");

@@ -249,7 +249,7 @@ async fn every_kind_of_quota_says_why_it_refuses_or_lets_pass() {
     }
     let report = user(Q).report_only();
     let store = FakeClock::new().store(64);
-    limiter("user", store.clone()).block("alice", secs(3_600)).now();
+    limiter("user", store.clone()).block("alice", secs(3_600)).now().expect("room");
     limiter("site", store.clone()).settle(Key::everyone(), &Q, -5).now();
     let both = RateLimitLayer::rules((report, Rule::new("site", Everyone, Q)), store.clone());
     let text = tried(both, alice).await;

@@ -50,7 +50,7 @@ async fn an_outage_is_decided_here_by_the_share_and_says_so() {
         for decision in [
             process.settle("alice", HOURLY, -1).await,
             decided(process.limiter().reset("alice", &HOURLY)).await,
-            decided(process.limiter().block("alice", secs(1))).await,
+            process.limiter().block("alice", secs(1)).await.expect("room"),
             decided(process.limiter().unblock("alice")).await,
         ] {
             assert_eq!((decision.source(), decision.is_allowed()), (Source::Fallback, true));
@@ -234,7 +234,7 @@ async fn nobody_blocked_is_free_in_an_outage() {
     let here = Process::one_of(2, &time);
     let there = Process::beside(&here.shared, 2, &time);
     for key in ["mallory", "freed"] {
-        decided(there.limiter().block(key, secs(60))).await;
+        there.limiter().block(key, secs(60)).await.expect("room");
     }
     time.pass(secs(10)).await;
     let refused = here.take("mallory", HOURLY, 1).await;
@@ -253,7 +253,7 @@ async fn nobody_blocked_is_free_in_an_outage() {
         let admitted = process.admits("mallory", HOURLY, 99).await;
         assert_eq!(admitted, 50, "a block is no debt");
     }
-    decided(here.limiter().block("alice", secs(60))).await;
+    here.limiter().block("alice", secs(60)).await.expect("room");
     assert!(!here.take("alice", HOURLY, 1).await.is_allowed(), "nor is a new one lost");
     decided(here.limiter().unblock("alice")).await;
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());

@@ -24,6 +24,7 @@ fn a_crowd_is_one_line_until_it_has_gone() {
     slots(&log);
     windows(&log);
     charges_after_the_fact(&log);
+    blocks(&log);
 }
 
 fn slots(log: &Log) {
@@ -68,4 +69,17 @@ fn charges_after_the_fact(log: &Log) {
         limiter.settle(key, &HOURLY, -1).now();
     }
     assert_eq!(log.read().len(), 1);
+}
+
+fn blocks(log: &Log) {
+    let limiter = Limiter::new(FakeClock::new().store(64));
+    for key in 0..10_000_u32 {
+        drop(limiter.block(key, Duration::from_secs(60)).now());
+    }
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let text = "tower_sluice::store::local::crowd: the local store has no room for another block (16 \
+                slots): the key is not blocked; unblock other keys, or raise \
+                LocalStore::with_capacity";
+    assert_eq!(lines[0].split_once("WARN").expect("a warning").1.trim(), text);
 }

@@ -19,6 +19,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("observe/*", 2),
     ("store", 3),
     ("store/answer", 1),
+    ("store/block", 2),
     ("store/boxed", 3),
     ("store/condition", 2),
     ("store/rules", 3),

@@ -199,3 +199,13 @@ fn what_finds_no_room_is_counted() {
     });
     assert_eq!((overflowed, told["ratelimit.overflows"]), (100 - 16, 100 - 16));
 }
+
+#[test]
+fn blocks_that_find_no_room_are_counted() {
+    let told = told(async || {
+        let limiter = Limiter::new(LocalStore::with_capacity(1));
+        let held = (0..100_u64).filter(|key| limiter.block(*key, millis(9)).now().is_ok());
+        assert_eq!(held.count(), 16);
+    });
+    assert_eq!(told["ratelimit.blocks.denied"], 100 - 16);
+}

@@ -14,7 +14,9 @@ use support::{
 use tower::Layer;
 use tower_sluice::{
     Charge, Decision, Elastic, Key, Limiter, LivePlan, LocalStore, Outcome, Quota, RateLimitLayer,
-    Reservation, Rule, RuleName, Settle, Source, Store, key::Header, store::CannotFail,
+    Reservation, Rule, RuleName, Settle, Source, Store,
+    key::Header,
+    store::{BlockError, CannotFail},
     testing::FakeClock,
 };
 
@@ -93,9 +95,9 @@ async fn a_store_that_fails_says_whether_the_block_holds() {
     for broken in [Broken::Now, Broken::Later] {
         assert!(Limiter::new(broken).block("alice", secs(1)).await.is_err());
         let open = Limiter::new(broken.fail_open()).block("alice", secs(1)).await;
-        assert_eq!(open.expect("infallible").source(), Source::FailedOpen);
+        assert_eq!(open.map(drop), Err(BlockError::Unavailable));
         let closed = Limiter::new(broken.fail_closed()).block("alice", secs(1)).await;
-        assert_eq!(closed.expect("infallible").source(), Source::FailedClosed);
+        assert_eq!(closed.map(drop), Err(BlockError::Unavailable));
     }
 }
 
@@ -103,7 +105,7 @@ async fn a_store_that_fails_says_whether_the_block_holds() {
 fn a_block_is_of_one_key_of_one_rule_and_refuses_all_charges_of_its_requests() {
     let store = store();
     let (user, site) = (limiter("user", store.clone()), limiter("site", store.clone()));
-    user.block("alice", secs(30)).now();
+    user.block("alice", secs(30)).now().expect("room");
     assert!(site.take("alice", &FIVE, 1).now().is_allowed());
     let [name, other] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
     let (alice, quotas) = (Key::from("alice"), [FIVE, Quota::per_day(20)]);
@@ -112,7 +114,7 @@ fn a_block_is_of_one_key_of_one_rule_and_refuses_all_charges_of_its_requests() {
     assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(30))));
     assert_eq!(refused.binding().map(Outcome::rule), Some(name));
     assert_eq!(left(&store, "site", "alice", &FIVE), 4, "nothing was charged");
-    site.block("alice", secs(40)).now();
+    site.block("alice", secs(40)).now().expect("room");
     assert_eq!(store.take(&charges).now().retry_after(), Some(secs(40)), "the longest of both");
 }
 
@@ -120,7 +122,7 @@ fn a_block_is_of_one_key_of_one_rule_and_refuses_all_charges_of_its_requests() {
 fn a_block_for_ever_ends_with_its_unblock() {
     let (clock, forever) = (FakeClock::new(), Duration::MAX);
     let limiter = Limiter::new(clock.store(64));
-    limiter.block("alice", forever).now();
+    limiter.block("alice", forever).now().expect("room");
     clock.advance(100 * 365 * secs(86_400));
     assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
     limiter.unblock("alice").now();
@@ -159,7 +161,7 @@ async fn a_handler_blocks_the_key_of_its_request_whether_it_was_charged_or_not()
         let attack = request.headers().contains_key("x-attack");
         let reserved: &Reservation = request.extensions().get().expect("a reservation");
         if attack {
-            reserved.block(secs(30));
+            reserved.block(secs(30)).expect("room");
         }
         200
     });
@@ -185,7 +187,7 @@ async fn a_blocked_key_is_refused_under_a_plan_without_quotas_too() {
     let (store, live) = (store(), LivePlan::new([]));
     let rule = Rule::new("user", Header::new("x-user"), &live);
     let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
-    limiter("user", store).block("alice", secs(30)).now();
+    limiter("user", store).block("alice", secs(30)).now().expect("room");
     let refused = ask(&mut service, with(&[("x-user", "alice")])).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(header(refused.headers(), "retry-after"), "30");
@@ -198,7 +200,7 @@ fn a_flood_of_blocks_stays_bounded_and_says_which_hold() {
     let store = clock.store(4_000);
     let limiter = Limiter::new(store.clone());
     let flood = |from: u64| {
-        let block = |key: &u64| limiter.block(*key, secs(60)).now().is_allowed();
+        let block = |key: &u64| limiter.block(*key, secs(60)).now().is_ok();
         (from..from + 20_000).filter(block).collect::<Vec<_>>()
     };
     let held = flood(0);
@@ -216,11 +218,91 @@ fn a_flood_of_blocks_stays_bounded_and_says_which_hold() {
     assert_eq!(flood(200_000).len(), held.len(), "and all the room is there again");
 }
 
+/// A store of the smallest size whose table of blocks is full, and a key that is not blocked.
+fn full_of_blocks() -> (LocalStore, u64) {
+    let store = store();
+    let blocks = limiter("user", store.clone());
+    let mut keys = 0..10_000_u64;
+    let free = keys.find(|key| blocks.block(*key, secs(60)).now().is_err());
+    (store, free.expect("the table has an end"))
+}
+
+#[tokio::test]
+async fn a_full_table_of_blocks_denies_the_block_through_every_wrapper() {
+    async fn denies<S: Store>(store: S, key: u64) {
+        let name = RuleName::new("user").expect("a name");
+        let denied = match store.block(&Charge::new(name, &Key::from(key), &[]), secs(60)).await {
+            Ok(decision) => decision,
+            Err(_) => panic!("a full table is a decision"),
+        };
+        assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Overflow));
+        let Err(BlockError::Full) = Limiter::named(name, store).block(key, secs(60)).await else {
+            panic!("the key is not blocked, and the limiter reports no error");
+        };
+    }
+    let (full, key) = full_of_blocks();
+    let full = || full.clone();
+    denies(full(), key).await;
+    denies(std::sync::Arc::new(full()), key).await;
+    denies(full().boxed(), key).await;
+    denies(full().fail_open(), key).await;
+    denies(full().fail_closed(), key).await;
+    denies(full().deadline(secs(1)), key).await;
+    denies(full().breaker(), key).await;
+    denies(full().deny_cache(), key).await;
+    denies(full().leased(5), key).await;
+    denies(full().fallback(store()), key).await;
+    denies(Gated::open(full()).fail_closed(), key).await;
+    denies(Broken::Now.fallback(full()), key).await;
+    denies(Broken::Later.fallback(full()), key).await;
+    let limited = limiter("user", full());
+    assert!(limited.take(key, &FIVE, 1).now().is_allowed(), "the key is not blocked");
+    let blocked = full().stats().blocked;
+    assert!(limited.block(0_u64, secs(90)).now().is_ok(), "a blocked key may be blocked again");
+    assert_eq!(full().stats().blocked, blocked);
+    limited.unblock(0_u64).now();
+    assert_eq!(full().stats().blocked, blocked - 1);
+}
+
+#[tokio::test]
+async fn a_handler_learns_that_its_block_found_no_room() {
+    let (store, key) = full_of_blocks();
+    let inner = handler(move |request| {
+        let reserved: &Reservation = request.extensions().get().expect("a reservation");
+        match reserved.block(secs(30)) {
+            Ok(()) => 200,
+            Err(BlockError::Full) => 507,
+            Err(_) => 500,
+        }
+    });
+    let rule = Rule::new("user", key_of(key), FIVE);
+    let layer = RateLimitLayer::rules(rule, store).reserve(Settle::Keep);
+    let answered = ask(&mut layer.layer(inner), with(&[])).await;
+    assert_eq!(answered.status(), StatusCode::INSUFFICIENT_STORAGE);
+}
+
+fn key_of(key: u64) -> impl tower_sluice::KeyExtractor {
+    tower_sluice::key_fn(move |_: &http::request::Parts| Some(key))
+}
+
+/// The documented size: room for a block for every eight keys of the capacity.
+#[test]
+fn there_is_room_for_a_block_for_every_eight_keys_of_the_capacity() {
+    for keys in [8_000, 131_072] {
+        let store = LocalStore::with_capacity(keys);
+        let limiter = Limiter::new(store.clone());
+        let blocks = keys as u64 / 8;
+        let denied = (0..blocks).filter(|key| limiter.block(*key, secs(60)).now().is_err()).count();
+        assert!(denied * 1_000 <= keys / 8, "{denied} of {blocks} blocks were denied");
+        assert_eq!(store.stats().blocked, keys / 8 - denied);
+    }
+}
+
 #[test]
 fn reset_ends_an_account_and_not_its_block() {
     let limiter = Limiter::new(store());
     limiter.take("alice", &FIVE, 5).now();
-    limiter.block("alice", secs(30)).now();
+    limiter.block("alice", secs(30)).now().expect("room");
     assert_eq!(limiter.reset("alice", &FIVE).now().remaining(), Some(5));
     assert!(!limiter.take("alice", &FIVE, 1).now().is_allowed());
     limiter.unblock("alice").now();

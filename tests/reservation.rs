@@ -153,7 +153,7 @@ async fn a_handler_blocks_and_resets_the_keys_of_its_request() {
     let store = clock.store(64);
     let inner = handler(|request| {
         match request.uri().path() {
-            "/attack" => reservation(&request).block(secs(30)),
+            "/attack" => reservation(&request).block(secs(30)).expect("room"),
             "/forgive" => reservation(&request).reset(),
             _ => {}
         }

@@ -152,7 +152,7 @@ async fn a_store_that_fails_is_an_error_and_not_a_wait() {
 async fn a_blocked_key_is_ready_when_its_block_ends() {
     let time = Time::default();
     let limiter = Limiter::new(time.store());
-    limiter.block("upstream", secs(3)).now();
+    limiter.block("upstream", secs(3)).now().expect("room");
     let mut ready = task::spawn(limiter.until_ready("upstream", &FIVE, 1));
     assert_pending!(ready.poll());
     time.pass(secs(3) - millis(1)).await;

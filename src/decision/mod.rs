@@ -239,13 +239,15 @@ pub enum Source {
     DenyCache,
     /// A [`Leased`](crate::store::Leased) store admitted by units that it had borrowed before.
     Leased,
+    /// The embedded store had no room to [block](crate::Store::block) a key.
+    Overflow,
     /// A store of another crate, by its own name.
     Other(&'static str),
 }
 
 impl Source {
     /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, `deny_cache`,
-    /// `leased`, or the store's own name.
+    /// `leased`, `overflow`, or the store's own name.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -257,6 +259,7 @@ impl Source {
             Self::Fallback => "fallback",
             Self::DenyCache => "deny_cache",
             Self::Leased => "leased",
+            Self::Overflow => "overflow",
             Self::Other(name) => name,
         }
     }

@@ -92,7 +92,7 @@ impl Meter {
     pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
         let Some(started) = started else { return };
         let store = match decision.source() {
-            Source::Local => 0,
+            Source::Local | Source::Overflow => 0,
             Source::Governor => 1,
             Source::Redis => 2,
             Source::FailedOpen => 3,
@@ -156,6 +156,7 @@ fn describe() {
         ("ratelimit.unidentified", "Requests refused before a store was asked."),
         ("ratelimit.store.errors", "Questions a store could not decide."),
         ("ratelimit.overflows", "Decisions over accounts that newcomers share for want of room."),
+        ("ratelimit.blocks.denied", "Blocks that the embedded store had no room for."),
     ];
     for (name, text) in counters {
         describe_counter!(name, Unit::Count, text);
@@ -186,6 +187,11 @@ pub(crate) fn circuit(state: u8) {
 /// A decision was made over an account that newcomers share.
 pub(crate) fn overflowed() {
     counter!("ratelimit.overflows").increment(1);
+}
+
+/// A key was not blocked for want of room.
+pub(crate) fn block_denied() {
+    counter!("ratelimit.blocks.denied").increment(1);
 }
 
 /// How full an embedded store is.

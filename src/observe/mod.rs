@@ -23,7 +23,7 @@ mod traced;
 use std::time::Duration;
 
 pub(crate) use self::metered::{
-    Meter, Started, circuit, overflowed, set_keys, store_failed, unidentified,
+    Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
 };
 pub(crate) use self::noted::Noted;
 #[cfg(feature = "admin")]

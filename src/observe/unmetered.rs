@@ -59,4 +59,6 @@ pub(crate) fn circuit(_: u8) {}
 
 pub(crate) fn overflowed() {}
 
+pub(crate) fn block_denied() {}
+
 pub(crate) fn set_keys(_: usize, _: usize) {}

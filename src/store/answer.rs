@@ -83,7 +83,7 @@ impl<F: Future> Future for Resolve<F> {
 
 /// The future of a store that always answers at once: there is none.
 #[derive(Debug)]
-pub struct Never<T>(Infallible, PhantomData<fn() -> T>);
+pub struct Never<T>(pub(super) Infallible, PhantomData<fn() -> T>);
 
 impl<T> Future for Never<T> {
     type Output = T;

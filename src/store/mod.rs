@@ -30,6 +30,7 @@
 //! `store.deadline(d).breaker().deny_cache().leased(5).fallback(local)`.
 
 mod answer;
+mod block;
 mod boxed;
 mod condition;
 #[cfg(feature = "governor")]
@@ -55,6 +56,7 @@ pub(crate) use self::local::Clock;
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
+    block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
     condition::{Condition, State},
     local::{LocalStore, Stats},
@@ -303,7 +305,8 @@ pub trait Store {
     /// Refuses the charge's key under its rule for so long, whatever its account holds; again, it
     /// replaces the time. A block is a record of its own, no debt, so that it ends when it says.
     ///
-    /// The decision is refused if the store has no room for the record.
+    /// A store without room for the record denies, with
+    /// [`Source::Overflow`](crate::Source::Overflow): the key is not blocked.
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future>;
 
     /// Ends a [`block`](Store::block).

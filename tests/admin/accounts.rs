@@ -396,7 +396,7 @@ async fn a_block_without_room_is_said() {
     let name = RuleName::new("user").expect("a name");
     let limiter = Limiter::named(name, store.clone());
     let hour = std::time::Duration::from_secs(3_600);
-    let is_full = |key: &u32| !limiter.block(key.to_string(), hour).now().is_allowed();
+    let is_full = |key: &u32| limiter.block(key.to_string(), hour).now().is_err();
     let full = (0..100_000_u32).find(is_full);
     let app = watched(RateLimitLayer::rules(super::user(), store));
     let key = full.expect("it has an end").to_string();

@@ -23,7 +23,9 @@ impl Blocks {
         let set = |_| (Some(until), true);
         let done = records.update(id, set);
         let done = done.unwrap_or_else(|| records.claim(id, now, set, set, |_| false));
-        self.latest.fetch_max(until, Release);
+        if done {
+            self.latest.fetch_max(until, Release);
+        }
         done
     }
 
@@ -31,6 +33,11 @@ impl Blocks {
         if let Some(records) = self.records.get() {
             let _ = records.lower(id, now, |_, floor| (Some(floor), ()));
         }
+    }
+
+    /// Keys that are blocked now. Looks at every slot.
+    pub(super) fn len(&self, now: u64) -> usize {
+        self.records.get().map_or(0, |records| records.in_debt(now))
     }
 
     /// Whether anybody may be blocked now.

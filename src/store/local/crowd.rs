@@ -1,9 +1,10 @@
-//! What operators see of a store without room for newcomers: a line in the log, and a counter.
+//! What operators see of a store without room for newcomers or blocks: a line in the log, and a
+//! counter.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::ledger::SLOTS_PER_KEY;
-use crate::observe::overflowed;
+use crate::observe::{block_denied, overflowed};
 
 const SECOND: u64 = 1_000_000_000;
 /// How long all newcomers must have found room before it is news that one does not.
@@ -22,16 +23,27 @@ impl Crowd {
     /// others' code.
     pub(super) fn note(&self, now: u64, slots: usize) {
         overflowed();
+        if self.begins(now) {
+            warn(slots / SLOTS_PER_KEY);
+        }
+    }
+
+    /// A key is not blocked at `now`, for want of more than `slots`. No lock may be held.
+    pub(super) fn note_block(&self, now: u64, slots: usize) {
+        block_denied();
+        if self.begins(now) {
+            warn_block(slots);
+        }
+    }
+
+    fn begins(&self, now: u64) -> bool {
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);
         let first = last == 0;
         // written once a second, by one thread: a flood is not to fight over it
-        if (first || quiet >= SECOND)
+        (first || quiet >= SECOND)
             && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
             && (first || quiet > QUIET)
-        {
-            warn(slots / SLOTS_PER_KEY);
-        }
     }
 }
 
@@ -43,5 +55,16 @@ fn warn(keys: usize) {
     );
 }
 
+#[cfg(feature = "tracing")]
+fn warn_block(slots: usize) {
+    tracing::warn!(
+        "the local store has no room for another block ({slots} slots): the key is not blocked; \
+         unblock other keys, or raise LocalStore::with_capacity"
+    );
+}
+
 #[cfg(not(feature = "tracing"))]
 fn warn(_: usize) {}
+
+#[cfg(not(feature = "tracing"))]
+fn warn_block(_: usize) {}

@@ -5,15 +5,17 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{
+    Stats,
     accounts::{Account, Accounts, Addresses},
     blocks::Blocks,
     clock::Clock,
+    crowd::Crowd,
     instants::Instants,
     windows::Windows,
 };
 use crate::{
     algorithm::{self, Step, gcra::Gcra},
-    decision::{Decision, NEVER, Numbers, Outcome},
+    decision::{Decision, NEVER, Numbers, Outcome, Source},
     quota::Quota,
     store::Charge,
 };
@@ -24,7 +26,7 @@ pub(super) const SLOTS_PER_KEY: usize = 2;
 /// How often a decision over several accounts looks again because another thread charged in
 /// between. It ends, since two newcomers who share an account may each fit and both never.
 const RACES: usize = 16;
-/// Slots per record of a blocked key.
+/// Slots of accounts for each slot of a block: one for every four keys of the capacity.
 const SLOTS_PER_BLOCK: usize = 8;
 
 type Steps = SmallVec<[Step; 4]>;
@@ -36,6 +38,7 @@ pub(super) struct Ledger {
     instants: Instants,
     windows: Windows,
     blocks: Blocks,
+    blocks_denied: Crowd,
 }
 
 impl Ledger {
@@ -47,14 +50,18 @@ impl Ledger {
             instants: Instants::new(slots),
             windows: Windows::new(slots),
             blocks: Blocks::default(),
+            blocks_denied: Crowd::default(),
         }
     }
 
-    /// Slots, those in debt, and decisions over shared accounts.
-    pub(super) fn stats(&self) -> (usize, usize, u64) {
+    pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
-        let in_debt = self.instants.in_debt(now) + self.windows.in_debt(now);
-        (self.instants.len(), in_debt, self.instants.overflowed() + self.windows.overflowed())
+        Stats {
+            slots: self.instants.len(),
+            in_debt: self.instants.in_debt(now) + self.windows.in_debt(now),
+            overflowed: self.instants.overflowed() + self.windows.overflowed(),
+            blocked: self.blocks.len(now),
+        }
     }
 
     #[inline]
@@ -176,7 +183,11 @@ impl Ledger {
         let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
         let room = self.instants.len() / SLOTS_PER_BLOCK;
         let fits = self.blocks.set(self.addresses.block(charge), now, until, room);
-        Decision::new(fits, now)
+        if !fits {
+            self.blocks_denied.note_block(now, room);
+            return Decision::new(false, now).from_source(Source::Overflow);
+        }
+        Decision::new(true, now)
     }
 
     pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {

@@ -38,6 +38,12 @@ use crate::{decision::Decision, observe::set_keys};
 /// their own with the same number of entries and the same rules, made with the first of them; it
 /// takes memory as accounts come, up to that bound.
 ///
+/// Keys that are [blocked](Store::block) have a table of their own, made with the first block: a slot
+/// for every four keys of the capacity, at 17 bytes each (4.3 bytes for each key of the capacity).
+/// There is room for a blocked key for every eight keys of the capacity: 16 384 by default. Beyond
+/// that some blocks are denied, and from twice as many on all. A denied block is an error
+/// ([`BlockError::Full`](super::BlockError::Full)), logged once and counted; the key is not blocked.
+///
 /// A clone is the same store. What a process admits is exact whatever the number of threads; other
 /// processes do not share it.
 ///
@@ -73,6 +79,9 @@ pub struct Stats {
     /// Decisions so far over an account that newcomers share for want of a slot. Above 0 the
     /// capacity was too small for what came.
     pub overflowed: u64,
+    /// Keys that are [blocked](Store::block). Their table has a slot for every four keys of the
+    /// capacity.
+    pub blocked: usize,
 }
 
 impl LocalStore {
@@ -110,8 +119,7 @@ impl LocalStore {
 
     /// The same of a store that is none of the server's.
     pub(crate) fn untold_stats(&self) -> Stats {
-        let (slots, in_debt, overflowed) = self.ledger.stats();
-        Stats { slots, in_debt, overflowed }
+        self.ledger.stats()
     }
 }
 
@@ -159,7 +167,7 @@ impl Store for LocalStore {
     fn health(&self) -> BoxFuture<Condition> {
         let store = self.clone();
         Box::pin(async move {
-            let Stats { slots, in_debt, overflowed } = store.stats();
+            let Stats { slots, in_debt, overflowed, .. } = store.stats();
             let over = match overflowed {
                 0 => String::new(),
                 n => format!("; {n} decisions over a shared account: the capacity was too small"),

@@ -196,7 +196,12 @@ where
             }
             Err(error) => {
                 self.failed(begun, error);
-                self.decide(call, charges).from_source(Source::Fallback)
+                let decision = self.decide(call, charges);
+                // a block that found no room here either
+                if decision.source() == Source::Overflow {
+                    return decision;
+                }
+                decision.from_source(Source::Fallback)
             }
         }
     }

@@ -1,0 +1,119 @@
+//! Blocks that could not be set.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use pin_project_lite::pin_project;
+
+use super::{Answer, Never};
+use crate::decision::{Decision, Source};
+
+/// Why a key could not be blocked. The key is not blocked then.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sluice::{Limiter, LocalStore, store::BlockError};
+///
+/// let limiter = Limiter::new(LocalStore::with_capacity(16)); // a table of 16 blocks
+/// let mut blocks = (0..17_u64).map(|key| limiter.block(key, Duration::from_secs(60)).now());
+/// assert_eq!(blocks.find_map(Result::err), Some(BlockError::Full));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BlockError<E = Infallible> {
+    /// The store's table of blocks is full. Blocked keys keep their places until their time is over
+    /// or they are unblocked.
+    Full,
+    /// The store failed, and a wrapper ([`FailOpen`](super::FailOpen),
+    /// [`FailClosed`](super::FailClosed)) answered in its place.
+    Unavailable,
+    /// The store failed.
+    Store(E),
+}
+
+impl<E: fmt::Display> fmt::Display for BlockError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str(
+                "the key is not blocked: the table of blocks is full; unblock other keys, or give \
+                 LocalStore::with_capacity a larger number",
+            ),
+            Self::Unavailable => f.write_str(
+                "the key is not blocked: the store failed; try again when it is healthy",
+            ),
+            Self::Store(error) => write!(f, "the key is not blocked: {error}"),
+        }
+    }
+}
+
+impl<E: Error + 'static> Error for BlockError<E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Store(error) => Some(error),
+            Self::Full | Self::Unavailable => None,
+        }
+    }
+}
+
+/// Returns the decision if the key is blocked now, in the store or, by a
+/// [`Fallback`](super::Fallback), in this process.
+fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
+    let decision = answer.map_err(BlockError::Store)?;
+    match decision.source() {
+        Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
+        _ if !decision.is_allowed() => Err(BlockError::Full),
+        _ => Ok(decision),
+    }
+}
+
+pin_project! {
+    /// The later answer of [`Limiter::block`](crate::Limiter::block).
+    #[derive(Debug)]
+    pub struct BlockFuture<F> {
+        #[pin]
+        inner: F,
+    }
+}
+
+impl<F, E> Future for BlockFuture<F>
+where
+    F: Future<Output = Result<Decision, E>>,
+{
+    type Output = Result<Decision, BlockError<E>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(blocked(ready!(self.project().inner.poll(cx))))
+    }
+}
+
+impl<F, E> Answer<F>
+where
+    F: Future<Output = Result<Decision, E>>,
+{
+    /// The answer to a block: a key that is not blocked is an error.
+    pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
+        match self {
+            Self::Now(answer) => Answer::Now(blocked(answer)),
+            Self::Later(inner) => Answer::Later(BlockFuture { inner }),
+        }
+    }
+}
+
+impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
+    /// The answer of a store that is always there at once.
+    ///
+    /// # Errors
+    ///
+    /// When the key could not be blocked.
+    pub fn now(self) -> Result<Decision, BlockError> {
+        match self {
+            Self::Now(answer) => answer,
+            Self::Later(BlockFuture { inner }) => match inner.0 {},
+        }
+    }
+}
