@@ -38,7 +38,6 @@ fn basic(password: &str) -> Guard {
     );
     // a guess is charged before it is read, so that many at once are no more than five
     let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-        .count_preflights()
         .headers_only_when_denied()
         .reserve(Settle::Keep);
     let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();

@@ -279,14 +279,36 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Charges CORS preflights too. By default they pass: a browser shows a refused preflight as
-    /// an opaque failure.
-    pub fn count_preflights(mut self) -> Self {
-        self.settings.preflights = true;
+    /// Lets CORS preflights pass uncharged. Defaults to charging them as any other request.
+    ///
+    /// A CORS layer outside of this one, as the [guide](crate::guide::choosing) orders them, answers
+    /// preflights itself, and makes this unnecessary. It is for services that answer preflights
+    /// inside of the limiter, since a browser shows a denied preflight as an opaque failure.
+    ///
+    /// A preflight has the method `OPTIONS`, an `Origin` and an `Access-Control-Request-Method`
+    /// ([Fetch](https://fetch.spec.whatwg.org/#cors-preflight-request)), no `Content-Type`, and no
+    /// body: no `Transfer-Encoding`, and no `Content-Length` other than 0. The
+    /// [deny list](RateLimitLayer::deny) is looked at before.
+    ///
+    /// # Limitations
+    ///
+    /// Anyone can send such a request. In HTTP/2 and HTTP/3 a body may come without a
+    /// `Content-Length`, and the head does not show it. Do not use this around a service that acts
+    /// upon `OPTIONS`: a gRPC server, which ignores the method, a handler for any method, or a layer
+    /// that overrides the method. There every call can be sent as a preflight, unlimited.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).exempt_preflights();
+    /// ```
+    pub fn exempt_preflights(mut self) -> Self {
+        self.settings.exempt_preflights = true;
         self
     }
 
     /// Lets requests on this list pass without asking any rule or store. Health checks belong here.
+    /// A request on this list passes even if it is on a [deny list](RateLimitLayer::deny).
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer};

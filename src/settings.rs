@@ -10,7 +10,14 @@ use std::{
     time::Duration,
 };
 
-use http::{Method, StatusCode, header::ACCESS_CONTROL_REQUEST_METHOD, request::Parts, response};
+use http::{
+    Method, StatusCode,
+    header::{
+        ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
+    },
+    request::Parts,
+    response,
+};
 
 use crate::{
     access::AccessList,
@@ -32,7 +39,7 @@ pub(crate) const MAX_WAITERS: usize = 1_024;
 pub(crate) struct Settings {
     pub(crate) only_denied: bool,
     pub(crate) expose: bool,
-    pub(crate) preflights: bool,
+    pub(crate) exempt_preflights: bool,
     /// While it is on, nobody is refused.
     pub(crate) report_only: Switch,
     /// Percent of the wait that may be added to it.
@@ -100,14 +107,14 @@ impl Settings {
         if !self.switch.is_on() {
             return Ok(Some("the layer is switched off"));
         }
-        if !self.preflights && is_preflight(parts) {
-            return Ok(Some("it is a CORS preflight"));
-        }
         if self.allow.iter().any(|list| list.holds(parts)) {
             return Ok(Some("it is on a list of those let in"));
         }
         if self.deny.iter().any(|list| list.holds(parts)) {
             return Err(KeyError::refused(StatusCode::FORBIDDEN, "not admitted"));
+        }
+        if self.exempt_preflights && is_preflight(parts) {
+            return Ok(Some("it is a CORS preflight"));
         }
         Ok(None)
     }
@@ -150,7 +157,7 @@ impl Settings {
         Self {
             only_denied: false,
             expose: false,
-            preflights: false,
+            exempt_preflights: false,
             report_only: Switch::off(),
             jitter: 0,
             max_waiters: MAX_WAITERS,
@@ -167,7 +174,14 @@ impl Settings {
     }
 }
 
-/// A browser shows a refused preflight as an opaque failure of CORS.
-pub(crate) fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+/// A request that is a CORS preflight (Fetch standard, section 3.2.2) and has no body, as far as its
+/// head shows. A browser sends no `content-type` with a preflight; a gRPC call has one.
+fn is_preflight(parts: &Parts) -> bool {
+    let Parts { method, headers, .. } = parts;
+    method == Method::OPTIONS
+        && headers.contains_key(ORIGIN)
+        && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        && !headers.contains_key(CONTENT_TYPE)
+        && !headers.contains_key(TRANSFER_ENCODING)
+        && headers.get_all(CONTENT_LENGTH).iter().all(|length| length == "0")
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{
     Method, Request, Response, StatusCode,
-    header::{ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
+    header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
 };
 use support::{answer, ask, get, header, lines, with};
 use tower::{Layer, service_fn};
@@ -220,20 +220,52 @@ async fn the_decision_is_exposed_on_request_only() {
     assert!(!refused.extensions().get::<Decision>().expect("exposed").is_allowed());
 }
 
+/// OPTIONS with these header lines.
+fn options(lines: &[(&str, &str)]) -> Request<()> {
+    let mut request = with(lines);
+    *request.method_mut() = Method::OPTIONS;
+    request
+}
+
+const ORIGIN: (&str, &str) = ("origin", "https://app.example");
+const FOR_PUT: (&str, &str) = ("access-control-request-method", "PUT");
+
 #[tokio::test]
-async fn preflights_pass_uncharged_unless_counted() {
-    let preflight = || {
-        let request = Request::options("/").header(ACCESS_CONTROL_REQUEST_METHOD, "PUT");
-        request.body(()).expect("a request")
-    };
-    let options = || Request::options("/").body(()).expect("a request");
-    let response = answer(&spent(), preflight()).await;
-    assert_eq!((response.status(), lines(response.headers())), (StatusCode::OK, vec![]));
-    assert_eq!(answer(&spent(), options()).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    let get = with(&[("access-control-request-method", "PUT")]);
-    assert_eq!(answer(&spent(), get).await.status(), StatusCode::TOO_MANY_REQUESTS);
-    let counting = spent().count_preflights();
-    assert_eq!(answer(&counting, preflight()).await.status(), StatusCode::TOO_MANY_REQUESTS);
+async fn preflights_are_charged_by_default() {
+    let preflight = options(&[ORIGIN, FOR_PUT]);
+    assert_eq!(answer(&spent(), preflight).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn an_exempt_preflight_has_an_origin_and_no_body() {
+    let exempt = || spent().exempt_preflights();
+    for lines in [
+        &[ORIGIN, FOR_PUT][..],
+        &[ORIGIN, FOR_PUT, ("access-control-request-headers", "x-key")],
+        &[ORIGIN, FOR_PUT, ("content-length", "0")],
+    ] {
+        let response = answer(&exempt(), options(lines)).await;
+        let told = (response.status(), support::lines(response.headers()));
+        assert_eq!(told, (StatusCode::OK, vec![]), "{lines:?}");
+    }
+    for lines in [
+        &[][..],
+        &[ORIGIN],
+        &[FOR_PUT],
+        &[ORIGIN, FOR_PUT, ("content-length", "1")],
+        &[ORIGIN, FOR_PUT, ("content-length", "0"), ("content-length", "7")],
+        &[ORIGIN, FOR_PUT, ("content-length", "-1")],
+        &[ORIGIN, FOR_PUT, ("content-length", "none")],
+        &[ORIGIN, FOR_PUT, ("transfer-encoding", "chunked")],
+        &[ORIGIN, FOR_PUT, ("content-type", "application/grpc")],
+        &[ORIGIN, FOR_PUT, ("content-type", "application/grpc-web+proto")],
+        &[ORIGIN, FOR_PUT, ("content-type", "application/json")],
+    ] {
+        let response = answer(&exempt(), options(lines)).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{lines:?}");
+    }
+    let get = answer(&exempt(), with(&[ORIGIN, FOR_PUT])).await;
+    assert_eq!(get.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]

@@ -51,8 +51,7 @@ the user of the log.
 
 A log is in the common or combined format of Apache and nginx; in front may be the virtual host, and
 behind the agent "$http_x_forwarded_for". It tells whole seconds, so that all of one second counts as
-at once: what is said to be the smallest burst is at most by what one second had too large. It does
-not tell a CORS preflight from another OPTIONS, and both are charged.
+at once: what is said to be the smallest burst is at most by what one second had too large.
 
 A line that is more than a day ahead of all before it, as the first is, counts where the next line
 that can be read is of that time, too, or later. Where it is not, or none comes, the time is taken

@@ -79,7 +79,6 @@
 //!     if parts.headers.contains_key(header::AUTHORIZATION) { Mode::Charge } else { Mode::Skip }
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-//!     .count_preflights()
 //!     .headers_only_when_denied()
 //!     .reserve(Settle::Keep);
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));

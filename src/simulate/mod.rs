@@ -53,8 +53,8 @@
 //!
 //! - A trace is the past. Who is refused does something else next: waits, tries again, goes away.
 //!   The calls that follow are those of clients who were not.
-//! - It plays rules. What else a layer may do (lists, switches, elastic limits, settling after the
-//!   response) it does not, but that CORS preflights pass as they do in a layer.
+//! - It plays rules. What else a layer may do (lists, switches, exempt preflights, elastic limits,
+//!   settling after the response) it does not.
 //! - A trace that is coarser than the traffic, as a log in whole seconds, makes one burst of what
 //!   came within a second: more is refused, and [`least`] says more, than was needed.
 //! - With more keys in debt at a time than [`Simulator::capacity`] newcomers share accounts, here as

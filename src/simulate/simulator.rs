@@ -10,7 +10,7 @@ use crate::{
     headers::Items,
     key::KeyError,
     rule::{self, Aside, RuleError, Rules},
-    settings::{MAX_WAITERS, is_preflight},
+    settings::MAX_WAITERS,
     store::{Charge, Clock, LocalStore, Stats, Store, hurried},
 };
 
@@ -134,8 +134,7 @@ impl<R: Rules> Simulator<R> {
             self.waiting.pop();
         }
         let mut waits_for = Names::new();
-        let decided =
-            if is_preflight(&call.parts) { Ok(None) } else { self.ask(call, now, &mut waits_for) };
+        let decided = self.ask(call, now, &mut waits_for);
         Verdict { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 

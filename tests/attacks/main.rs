@@ -27,6 +27,7 @@
 //! | 22 | timing tells whether a key is limited | accepted: a refusal is no secret, it is said aloud |
 //! | 23 | guesses at the operators' password, by any method | `tests/examples.rs`: `admin_limits_wrong_guesses_by_address_and_locks_nobody_else_out` |
 //! | 24 | blocks until the table of blocks is full | `tests/operators.rs`: `a_full_table_of_blocks_denies_the_block_through_every_wrapper` |
+//! | 23 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
@@ -34,6 +35,7 @@ mod addresses;
 mod answers;
 mod keys;
 mod outage;
+mod preflights;
 mod proxies;
 #[path = "../support/mod.rs"]
 mod support;
