@@ -9,13 +9,14 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use support::{
-    Broken, ask,
+    Broken, Owing, ask,
     echo::{Echo, connect, echo, incoming},
-    header, lines, owing, quota,
+    header, lines, owing, quota, with,
 };
 use tonic::{Code, Status, body::Body, transport::Server};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -89,8 +90,9 @@ where
     L: Layer<Served, Service = RateLimit<Served, K, S>>,
     RateLimit<Served, K, S>: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
 {
-    let request = Request::post("/test.Echo/Echo").header("content-type", content_type);
-    ask(&mut layer.layer(Served), request.body(()).expect("a request")).await
+    let request = Request::post("/test.Echo/Echo").version(Version::HTTP_2);
+    let request = request.header("content-type", content_type).body(()).expect("a request");
+    ask(&mut layer.layer(Served), request).await
 }
 
 fn status(headers: &HeaderMap) -> Status {
@@ -114,7 +116,8 @@ async fn a_refusal_is_trailers_only_to_the_byte() {
     let details = headers.remove("grpc-status-details-bin").expect("details");
     assert!(!details.to_str().expect("text").contains('='), "unpadded");
     let expected = [
-        "content-type: application/grpc+proto",
+        "cache-control: no-store",
+        "content-type: application/grpc",
         "grpc-message: Quota exhausted; retry in 1800 s.",
         "grpc-retry-pushback-ms: 1800000",
         "grpc-status: 8",
@@ -141,7 +144,7 @@ async fn waits_are_told_in_milliseconds_rounded_up() {
 async fn only_grpc_is_answered_as_grpc() {
     for grpc in ["application/grpc", "application/grpc+json", "application/grpc;charset=utf-8"] {
         let response = answer(&owing(&[quota("1/h")], 1), grpc).await;
-        assert_eq!(header(response.headers(), "content-type"), grpc);
+        assert_eq!(header(response.headers(), "content-type"), "application/grpc", "{grpc}");
         assert_eq!(header(response.headers(), "grpc-status"), "8");
     }
     let web = ["application/grpc-web", "application/grpc-web+proto", "application/grpc-web-text"];
@@ -150,6 +153,80 @@ async fn only_grpc_is_answered_as_grpc() {
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{other}");
         assert_eq!(header(response.headers(), "grpc-status"), "", "{other}");
     }
+}
+
+/// Caches, logs and alarms would take a 200 for an answer of the service.
+#[tokio::test]
+async fn a_claimed_content_type_gets_the_plain_answer() {
+    let length = ("content-length", "5");
+    let translated = [("te", "trailers")];
+    let table = [
+        (Method::GET, Version::HTTP_11, &[][..]),
+        (Method::GET, Version::HTTP_2, &[]),
+        (Method::HEAD, Version::HTTP_2, &[]),
+        (Method::OPTIONS, Version::HTTP_2, &[]),
+        (Method::PUT, Version::HTTP_2, &[]),
+        (Method::POST, Version::HTTP_09, &translated),
+        (Method::POST, Version::HTTP_10, &translated),
+        (Method::POST, Version::HTTP_11, &[]),
+        (Method::POST, Version::HTTP_11, &[length]),
+        (Method::POST, Version::HTTP_11, &[length, translated[0]]),
+        (Method::POST, Version::HTTP_11, &[("te", "gzip")]),
+        (Method::GET, Version::HTTP_11, &translated),
+        (Method::GET, Version::HTTP_2, &translated),
+    ];
+    for (method, version, lines) in table {
+        let said = format!("{method} {version:?} {lines:?}");
+        let mut request = with(&[&[("content-type", "application/grpc+\"x")], lines].concat());
+        (*request.method_mut(), *request.version_mut()) = (method, version);
+        let response = ask(&mut owing(&[quota("1/h")], 1).layer(Served), request).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{said}");
+        let told = |name| header(response.headers(), name);
+        assert_eq!(told("content-type"), "text/plain; charset=utf-8", "{said}");
+        assert_eq!((told("cache-control"), told("grpc-status")), ("no-store", ""), "{said}");
+        assert_eq!(told("retry-after"), "3600", "{said}");
+    }
+    for version in [Version::HTTP_2, Version::HTTP_3] {
+        let mut request = with(&[("content-type", "application/grpc+\"x")]);
+        (*request.method_mut(), *request.version_mut()) = (Method::POST, version);
+        let response = ask(&mut owing(&[quota("1/h")], 1).layer(Served), request).await;
+        assert_eq!(response.status(), StatusCode::OK, "{version:?}");
+        let told = |name| header(response.headers(), name);
+        assert_eq!(told("content-type"), "application/grpc");
+        assert_eq!((told("cache-control"), told("grpc-status")), ("no-store", "8"));
+    }
+}
+
+/// A server of tonic ignores the method: a call that claims to be a preflight runs.
+#[tokio::test]
+async fn a_call_sent_as_a_preflight_is_charged() {
+    let call = |content_type: Option<&str>| {
+        let request = Request::options("/test.Echo/Echo").version(Version::HTTP_2);
+        let request = request.header("origin", "https://a.example");
+        let request = request.header("access-control-request-method", "POST");
+        let request = match content_type {
+            Some(kind) => request.header("content-type", kind),
+            None => request,
+        };
+        // a message of five bytes
+        let message = Full::new(Bytes::from_static(b"\0\0\0\0\x05hello"));
+        request.body(Body::new(message)).expect("a request")
+    };
+    async fn ran(layer: Owing, call: impl Fn() -> Request<Body>) -> usize {
+        let (mut service, mut ran) = (layer.layer(Echo), 0);
+        for _ in 0..1_000 {
+            let response = ask(&mut service, call()).await;
+            let body = response.into_body().collect().await.expect("a body").to_bytes();
+            ran += usize::from(body.ends_with(b"hello"));
+        }
+        ran
+    }
+    let three = || owing(&[quota("3/h")], 0);
+    assert_eq!(ran(three(), || call(Some("application/grpc"))).await, 3);
+    assert_eq!(ran(three(), || call(None)).await, 3);
+    assert_eq!(ran(three().exempt_preflights(), || call(Some("application/grpc"))).await, 3);
+    // the documented limit: a body of HTTP/2 that the head does not show
+    assert_eq!(ran(three().exempt_preflights(), || call(None)).await, 1_000);
 }
 
 /// An extractor that finds nobody.

@@ -5,7 +5,7 @@ mod support;
 
 use std::{convert::Infallible, time::Duration};
 
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode, Version};
 use support::{
     Gated, Strict, ask,
     driven::{Counting, Time, begin, left, millis, secs},
@@ -182,7 +182,8 @@ async fn a_request_whose_deadline_comes_before_its_place_is_refused_at_once() {
         let refused = ask(&mut service, hurried).await;
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     }
-    let grpc = with(&[("content-type", "application/grpc"), ("grpc-timeout", "1m")]);
+    let mut grpc = with(&[("content-type", "application/grpc"), ("grpc-timeout", "1m")]);
+    (*grpc.method_mut(), *grpc.version_mut()) = (Method::POST, Version::HTTP_2);
     assert_eq!(header(ask(&mut service, grpc).await.headers(), "grpc-status"), "8");
     // the refused took no place; what is there in time waits, and garbage is no deadline
     let requests = [by(STEP), with(&[("grpc-timeout", "400m")]), with(&[("grpc-timeout", "1")])];

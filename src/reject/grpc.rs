@@ -9,9 +9,13 @@
 use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
-use http::{HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
+use http::{
+    HeaderName, HeaderValue, Method, Response, StatusCode, Version,
+    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, TE},
+    request::Parts,
+};
 
-use super::{Reason, Rejection, text};
+use super::{NO_STORE, Reason, Rejection, text};
 
 /// Status codes of gRPC.
 #[derive(Clone, Copy)]
@@ -24,24 +28,36 @@ enum Code {
     Unauthenticated = 16,
 }
 
-/// The content type of a gRPC request, to be echoed; `application/grpc-web` is another protocol,
-/// whose translation belongs outside the limiter.
-pub(super) fn content_type(parts: &Parts) -> Option<&HeaderValue> {
-    let value = parts.headers.get(CONTENT_TYPE)?;
-    let rest = value.as_bytes().strip_prefix(b"application/grpc")?;
-    matches!(rest.first(), None | Some(b'+' | b';')).then_some(value)
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// A call of gRPC: a POST with its content type, over HTTP/2 or later.
+///
+/// Any client may claim the content type, and a status of 200 would hide the denial of a plain
+/// request from caches, logs and alarms. `application/grpc-web` is another protocol, whose
+/// translation belongs outside the limiter.
+pub(super) fn is_call(parts: &Parts) -> bool {
+    let Some(kind) = parts.headers.get(CONTENT_TYPE) else { return false };
+    let Some(rest) = kind.as_bytes().strip_prefix(b"application/grpc") else { return false };
+    matches!(rest.first(), None | Some(b'+' | b';'))
+        && parts.method == Method::POST
+        && (parts.version >= Version::HTTP_2 || is_translated(parts))
 }
 
-pub(super) fn response<B: Default>(
-    why: &Rejection<'_>,
-    status: StatusCode,
-    content_type: &HeaderValue,
-) -> Response<B> {
+/// A request of HTTP/1.1 as `tonic_web::GrpcWebLayer` leaves it: it keeps the version, removes the
+/// length, and says `te: trailers`. A browser lets no script set `te`, and a proxy passes none on.
+fn is_translated(parts: &Parts) -> bool {
+    parts.version == Version::HTTP_11
+        && parts.headers.get(TE).is_some_and(|te| te == "trailers")
+        && !parts.headers.contains_key(CONTENT_LENGTH)
+}
+
+pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> Response<B> {
     let code = code(why.reason(), status);
     let message = text::detail(why);
     let mut response = Response::new(B::default());
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, content_type.clone());
+    headers.insert(CONTENT_TYPE, GRPC);
+    headers.insert(CACHE_CONTROL, NO_STORE);
     headers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from(code as u16));
     if let Ok(value) = HeaderValue::try_from(percent_encoded(&message)) {
         headers.insert(HeaderName::from_static("grpc-message"), value);

@@ -24,12 +24,15 @@
 //!
 //! # gRPC
 //!
-//! A request is gRPC by its content type: `application/grpc`, with `+proto`, `+json` or `;…` behind
-//! it. Its refusal is what a handler's own status would be, never a bare 429, which clients take for
-//! `UNAVAILABLE` and retry at once: HTTP 200 and one block of headers that ends the stream, with
+//! A request is a gRPC call if it is a `POST` over HTTP/2 or later with the content type
+//! `application/grpc`, with `+proto`, `+json` or `;…` behind it. A request that only claims the
+//! content type gets the plain answer, 429 as a rule. The rejection of a call is what a handler's own
+//! status would be, never a bare 429, which clients take for `UNAVAILABLE` and retry at once: HTTP 200
+//! and one block of headers that ends the stream, with
 //!
 //! | field | |
 //! |---|---|
+//! | `content-type`, `cache-control` | always `application/grpc` and `no-store` |
 //! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a store that failed, 7 for a blocked quota, 3, 13 or 16 for a request without a usable key |
 //! | `grpc-message` | the text that others read |
 //! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait to the millisecond, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that refused |
@@ -54,7 +57,11 @@
 //!
 //! gRPC-Web is another protocol: put the limiter *inside* the layer that translates it
 //! (`tonic_web::GrpcWebLayer`, the first layer of a server of tonic is the outermost), which then
-//! translates refusals as well. Outside of it a refusal is 429 with text. A browser shows a script
+//! translates refusals as well. Outside of it a refusal is 429 with text. A translated request keeps
+//! its version, so over HTTP/1.1 a call is one also in the form in which that layer leaves it: with
+//! `te: trailers` and without `content-length`. A client can write that form itself. It then reads
+//! HTTP 200 with `grpc-status: 8` for its own denied call, which a client of HTTP/2 can have anyway:
+//! count denials by the layer's own counters, not by HTTP status. A browser shows a script
 //! only the fields that the CORS layer exposes: `grpc-status`, `grpc-message` and
 //! `grpc-status-details-bin`, beside [`EXPOSED_HEADERS`](crate::EXPOSED_HEADERS).
 //!
@@ -322,13 +329,14 @@ impl Default for TooManyRequests {
 }
 
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
         let status = self.status(why);
-        if let Some(content_type) = grpc::content_type(parts) {
-            return grpc::response(why, status, content_type);
+        if grpc::is_call(parts) {
+            return grpc::response(why, status);
         }
         let json = text::accepts_json(&parts.headers);
         let text = if json { text::problem(why, status).into() } else { text::plain(why) };
@@ -343,7 +351,7 @@ impl<B: Default + 'static> Reject<B> for TooManyRequests {
                 *headers = fields.unwrap_or_default();
                 let kind = if json { PROBLEM } else { PLAIN };
                 headers.insert(header::CONTENT_TYPE, kind);
-                headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                headers.insert(header::CACHE_CONTROL, NO_STORE);
             }
         }
         if head {
