@@ -3,27 +3,49 @@
 use std::{fmt::Write as _, sync::OnceLock};
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header::ACCEPT};
+use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
 
-/// The problem types of the `RateLimit` draft.
 /// Waits up to here, in seconds, are put into words once and kept.
 const COMMON_WAITS: usize = 4_096;
+/// Media ranges of `Accept` that are read.
+const MOST_RANGES: usize = 32;
+/// Bytes of `Accept` that are read.
+const MOST_BYTES: usize = 4_096;
+/// The problem types of the `RateLimit` draft.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
-/// Whether `Accept` names JSON with a quality above 0; `*/*` reads text.
+/// True if `Accept` names JSON with a quality above 0; `*/*` reads text. Only the first 32 ranges
+/// and 4 KiB are read, so that no client can make a denial expensive.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
-    let lines = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
-    lines.flat_map(|line| line.split(',')).any(|range| {
-        let mut parts = range.split(';').map(str::trim);
-        let kind = parts.next().unwrap_or_default();
-        let json = ["application/json", "application/problem+json"];
-        let quality = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-        json.iter().any(|json| kind.eq_ignore_ascii_case(json))
-            && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
-    })
+    ranges(headers.get_all(ACCEPT).iter()).filter_map(|range| str::from_utf8(range).ok()).any(
+        |range| {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            let json = ["application/json", "application/problem+json"];
+            let quality =
+                parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+            json.iter().any(|json| kind.eq_ignore_ascii_case(json))
+                && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
+        },
+    )
+}
+
+/// The media ranges of these lines, as far as they are read. A range that is cut off is left out,
+/// since it may go on with a quality of 0.
+fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a [u8]> {
+    let mut left = MOST_BYTES;
+    let ranges = lines.flat_map(move |line| {
+        let line = line.as_bytes();
+        let read = &line[..line.len().min(left)];
+        left -= read.len();
+        let cut = || read.iter().rposition(|byte| *byte == b',').unwrap_or_default();
+        let end = if read.len() < line.len() { cut() } else { read.len() };
+        read[..end].split(|byte| *byte == b',')
+    });
+    ranges.take(MOST_RANGES)
 }
 
 /// One line; that of a common wait is made once.
@@ -85,4 +107,68 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
 
 fn limited(seconds: u64) -> String {
     format!("Quota exhausted; retry in {seconds} s.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JSON: &str = "application/json";
+
+    fn accept(lines: &[&str]) -> HeaderMap {
+        let line = |line: &&str| (ACCEPT, line.parse().expect("a value"));
+        lines.iter().map(line).collect()
+    }
+
+    fn accepts(lines: &[&str]) -> bool {
+        accepts_json(&accept(lines))
+    }
+
+    #[test]
+    fn no_more_than_32_ranges_and_4_kib_are_read() {
+        let hostile = [
+            vec![",".repeat(400_000)],
+            vec!["x".repeat(400_000)],
+            vec!["a/b,".repeat(100_000)],
+            vec![format!("a/b{}", ";".repeat(400_000))],
+            vec![format!("a/b;q={}", "9".repeat(400_000))],
+            vec![String::new(); 1_000],
+            vec!["x".repeat(1_000); 100],
+        ];
+        for lines in hostile {
+            let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+            let headers = accept(&lines);
+            let read: Vec<_> = ranges(headers.get_all(ACCEPT).iter()).map(<[u8]>::len).collect();
+            assert!(read.len() <= 32 && read.iter().sum::<usize>() <= 4_096, "{:.20}", lines[0]);
+            assert!(!accepts_json(&headers));
+        }
+    }
+
+    #[test]
+    fn json_counts_up_to_the_bound_and_not_behind_it() {
+        let behind = |n: usize| format!("{}{JSON}", "a/b,".repeat(n));
+        assert!(accepts(&[&behind(31)]) && !accepts(&[&behind(32)]));
+        assert!(accepts(&[&vec!["a/b"; 31].join(","), JSON]));
+        assert!(!accepts(&[&vec!["a/b"; 32].join(","), JSON]));
+        assert!(!accepts(&[&format!("{}{JSON}", ",".repeat(400_000))]));
+        let long = |bytes: usize| format!("{},{JSON}", "x".repeat(bytes - 1 - JSON.len()));
+        assert!(accepts(&[&long(4_096)]) && !accepts(&[&long(4_097)]));
+    }
+
+    #[test]
+    fn a_range_that_is_cut_off_does_not_count() {
+        let padded = "x".repeat(4_096 - 1 - JSON.len());
+        assert!(accepts(&[&format!("{padded},{JSON}")]));
+        assert!(!accepts(&[&format!("{padded},{JSON};q=0")]));
+        assert!(!accepts(&[&format!("{JSON};v={padded};q=0")]));
+        assert!(accepts(&[&format!("{JSON},{padded}{padded}")]));
+    }
+
+    #[test]
+    fn opaque_bytes_are_no_json_and_hide_none() {
+        let mut headers = accept(&[]);
+        let line = HeaderValue::from_bytes(b"\xff\xfe, application/json").expect("opaque bytes");
+        headers.append(ACCEPT, line);
+        assert!(accepts_json(&headers));
+    }
 }

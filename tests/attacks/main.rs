@@ -29,6 +29,7 @@
 //! | 24 | blocks until the table of blocks is full | `tests/operators.rs`: `a_full_table_of_blocks_denies_the_block_through_every_wrapper` |
 //! | 23 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
 //! | 24 | a claimed gRPC content type | `tests/grpc.rs`: `a_claimed_content_type_gets_the_plain_answer` |
+//! | 25 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
