@@ -128,6 +128,22 @@ fn a_tuple_is_one_key_of_all_its_parts() {
 }
 
 #[test]
+fn made_up_methods_share_one_key() {
+    let of = |method: &str| {
+        let method = http::Method::from_bytes(method.as_bytes()).expect("a method");
+        let request = Request::builder().method(method).body(()).expect("a request");
+        key(Method, request).expect("a key").expect("applies")
+    };
+    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+    for method in known {
+        assert_eq!(of(method), method.into());
+    }
+    for made_up in ["X", "XYZZY", "get", "Get", "GETT", "PURGE", "other", &"LONG".repeat(1_000)] {
+        assert_eq!(of(made_up), "other".into(), "{made_up:.20}");
+    }
+}
+
+#[test]
 fn a_tuple_with_a_missing_part_is_missing() {
     for request in [get("/"), named(""), named(" ")] {
         let missing = key((Method, user()), request).expect_err("half a key");

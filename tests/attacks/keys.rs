@@ -7,7 +7,7 @@ use http::{Method, Request, StatusCode};
 use tower::ServiceExt;
 use tower_sluice::{
     LocalStore, Missing, PeerIp, RateLimitLayer, Rule,
-    key::{Extension, Header, Route},
+    key::{self, Extension, Header, Route},
 };
 
 use super::{
@@ -121,6 +121,17 @@ async fn no_method_is_free() {
         request
     });
     assert_eq!(statuses(&three(PeerIp::new()), preflights).await, [(200, 3), (429, 6)]);
+}
+
+#[tokio::test]
+async fn a_made_up_method_is_no_fresh_account() {
+    let layer = three((key::Method, PeerIp::new()));
+    let made_up = (0..1_000).map(|n| {
+        let mut request = from(ip("203.0.113.9"), &[]);
+        *request.method_mut() = Method::from_bytes(format!("M{n}").as_bytes()).expect("a method");
+        request
+    });
+    assert_eq!(statuses(&layer, made_up).await, [(200, 3), (429, 997)]);
 }
 
 #[tokio::test]

@@ -30,6 +30,7 @@
 //! | 23 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
 //! | 24 | a claimed gRPC content type | `tests/grpc.rs`: `a_claimed_content_type_gets_the_plain_answer` |
 //! | 25 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
+//! | 26 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
