@@ -2,12 +2,16 @@
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
-use http::request::Parts;
+use http::{StatusCode, request::Parts};
 
-use crate::key::{ClientIp, Key, KeyExtractor, NetworkError, Networks, peer_address};
+use crate::key::{ClientIp, Key, KeyError, KeyExtractor, NetworkError, Networks, peer_address};
 
 /// A set of requests, for [`allow`](crate::RateLimitLayer::allow) and
 /// [`deny`](crate::RateLimitLayer::deny).
+///
+/// A request that cannot be looked up, because its key was sent twice or its address cannot be read,
+/// is neither on the list nor off it. An allow list does not let it pass, and a deny list denies it,
+/// with the status of the [`KeyError`].
 ///
 /// ```
 /// use tower_sluice::{AccessList, ClientIp, key::Header};
@@ -19,29 +23,64 @@ use crate::key::{ClientIp, Key, KeyExtractor, NetworkError, Networks, peer_addre
 /// # Ok::<(), tower_sluice::NetworkError>(())
 /// ```
 #[derive(Clone)]
-pub struct AccessList(Arc<dyn Fn(&Parts) -> bool + Send + Sync>);
+pub struct AccessList(Arc<dyn Fn(&Parts) -> Membership + Send + Sync>);
+
+/// Membership of a request in a list.
+enum Membership {
+    Listed,
+    Unlisted,
+    /// The request cannot be looked up.
+    Unknown(KeyError),
+}
+
+impl Membership {
+    fn of(listed: bool) -> Self {
+        if listed { Self::Listed } else { Self::Unlisted }
+    }
+}
 
 impl AccessList {
+    fn new(membership: impl Fn(&Parts) -> Membership + Send + Sync + 'static) -> Self {
+        Self(Arc::new(membership))
+    }
+
     /// The requests for which `holds` is true.
     pub fn from_fn(holds: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        Self(Arc::new(holds))
+        Self::new(move |parts| Membership::of(holds(parts)))
     }
 
     /// The requests whose key, by `extractor`, is one of `keys`.
+    ///
+    /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. An
+    /// anonymous request passes a deny list of keys; the rule's [`Missing`](crate::Missing) policy
+    /// decides about it. Any other error of `extractor` denies under a deny list.
+    ///
+    /// ```
+    /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::Header};
+    ///
+    /// // "leaked-key" is denied with 403, and two `x-api-key` fields with 400
+    /// let leaked = AccessList::keys(Header::new("x-api-key"), ["leaked-key"]);
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).deny(leaked);
+    /// ```
     pub fn keys<K>(extractor: K, keys: impl IntoIterator<Item: Into<Key>>) -> Self
     where
         K: KeyExtractor + Send + Sync + 'static,
     {
         let keys: HashSet<Key> = keys.into_iter().map(Into::into).collect();
-        Self::from_fn(
-            move |parts| matches!(extractor.extract(parts), Ok(Some(key)) if keys.contains(&key)),
-        )
+        Self::new(move |parts| match extractor.extract(parts) {
+            Ok(key) => Membership::of(key.is_some_and(|key| keys.contains(&key))),
+            Err(error) if error.is_missing() => Membership::Unlisted,
+            Err(error) => Membership::Unknown(error),
+        })
     }
 
     /// The requests whose peer address is in one of `networks`: `"10.0.0.0/8"`, or an address
     /// alone. The whole address counts, whatever prefix a [`PeerIp`](crate::PeerIp) masks. Behind a
     /// proxy that is the proxy, so that a list which holds it holds everybody: there, ask for
     /// [`client_networks`](AccessList::client_networks).
+    ///
+    /// Where the server provides no peer address, a deny list denies every request with 500, and the
+    /// log names the fix.
     ///
     /// # Errors
     ///
@@ -50,11 +89,14 @@ impl AccessList {
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        Ok(Self::from_fn(move |parts| peer_address(parts).is_some_and(|peer| networks.hold(peer))))
+        Ok(Self::new(move |parts| match peer_address(parts) {
+            Some(peer) => Membership::of(networks.hold(peer)),
+            None => Membership::Unknown(KeyError::no_peer()),
+        }))
     }
 
-    /// The requests whose client, as `client` finds it, is in one of `networks`; one that cannot be
-    /// found is in none.
+    /// The requests whose client, as `client` finds it, is in one of `networks`. A deny list denies
+    /// a request whose client cannot be found, with 400, or 500 without a peer address.
     ///
     /// # Errors
     ///
@@ -64,13 +106,24 @@ impl AccessList {
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        Ok(Self::from_fn(move |parts| {
-            client.address(parts).is_ok_and(|found| networks.hold(found))
+        Ok(Self::new(move |parts| match client.address(parts) {
+            Ok(found) => Membership::of(networks.hold(found)),
+            Err(error) => Membership::Unknown(error),
         }))
     }
 
-    pub(crate) fn holds(&self, parts: &Parts) -> bool {
-        (self.0)(parts)
+    /// True if the request is known to be on the list.
+    pub(crate) fn allows(&self, parts: &Parts) -> bool {
+        matches!((self.0)(parts), Membership::Listed)
+    }
+
+    /// An error unless the request is known not to be on the list.
+    pub(crate) fn deny(&self, parts: &Parts) -> Result<(), KeyError> {
+        match (self.0)(parts) {
+            Membership::Listed => Err(KeyError::refused(StatusCode::FORBIDDEN, "not admitted")),
+            Membership::Unlisted => Ok(()),
+            Membership::Unknown(error) => Err(error),
+        }
     }
 }
 

@@ -324,7 +324,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Refuses requests on this list with 403, unless they are [allowed](RateLimitLayer::allow).
+    /// Denies requests on this list with 403, unless they are [allowed](RateLimitLayer::allow). A
+    /// request whose key or address cannot be read is denied as well, with the status of its
+    /// [`KeyError`].
     pub fn deny(mut self, list: AccessList) -> Self {
         self.settings.deny.push(list);
         self

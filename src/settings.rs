@@ -11,7 +11,7 @@ use std::{
 };
 
 use http::{
-    Method, StatusCode,
+    Method,
     header::{
         ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
     },
@@ -107,12 +107,10 @@ impl Settings {
         if !self.switch.is_on() {
             return Ok(Some("the layer is switched off"));
         }
-        if self.allow.iter().any(|list| list.holds(parts)) {
+        if self.allow.iter().any(|list| list.allows(parts)) {
             return Ok(Some("it is on a list of those let in"));
         }
-        if self.deny.iter().any(|list| list.holds(parts)) {
-            return Err(KeyError::refused(StatusCode::FORBIDDEN, "not admitted"));
-        }
+        self.deny.iter().try_for_each(|list| list.deny(parts))?;
         if self.exempt_preflights && is_preflight(parts) {
             return Ok(Some("it is a CORS preflight"));
         }

@@ -8,8 +8,8 @@ use http::{Request, StatusCode};
 use support::{Strict, answer, ask, driven::Counting, get, with};
 use tower::Layer;
 use tower_sluice::{
-    AccessList, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Rules,
-    key::{Everyone, Header},
+    AccessList, ClientIp, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Rules,
+    key::{Everyone, Header, Unreadable},
     testing::FakeClock,
 };
 
@@ -96,7 +96,7 @@ async fn networks_hold_whole_addresses_mapped_or_not() {
     for peer in others.into_iter().chain(["2001:db8:2::", "2001:db8:2::6", "2001:db8::1", "::2"]) {
         assert_eq!(status(&layer, from(peer)).await, 200, "{peer}");
     }
-    assert_eq!(status(&layer, get("/")).await, 200, "without a peer no network holds");
+    assert_eq!(status(&layer, get("/")).await, 500, "without a peer nothing is known");
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn keys_are_those_of_the_extractor() {
         assert_eq!(status(&layer, key("monitor")).await, 200);
         assert_eq!(status(&layer, key("leaked")).await, 403);
     }
-    // without a key, or with two, a request is on no list
+    // without a key a request is on no list, and with two it is denied
     assert_eq!(status(&layer, get("/")).await, 400);
     assert_eq!(status(&layer, with(&[("x-api-key", "partner"), ("x-api-key", "x")])).await, 400);
     assert_eq!(takes(), 0);
@@ -160,4 +160,101 @@ async fn a_health_check_passes_without_a_key_or_a_peer() {
     }
     assert_eq!(status(&layer, get("/")).await, 500);
     assert_eq!(takes(), 0);
+}
+
+#[tokio::test]
+async fn a_key_sent_twice_is_denied_by_a_deny_list_and_passes_no_allow_list() {
+    let listed = || AccessList::keys(Header::new("x-api-key"), ["listed"]);
+    let many = || Rule::new("api", Everyone, Quota::per_hour(1_000));
+    let key = |keys: &[&'static str]| {
+        with(&keys.iter().map(|key| ("x-api-key", *key)).collect::<Vec<_>>())
+    };
+    let (deny, asked) = layer(many());
+    let deny = deny.deny(listed());
+    assert_eq!(status(&deny, key(&["listed"])).await, 403);
+    for twice in [["listed", "x"], ["x", "listed"], ["listed", "listed"], ["x", "x"]] {
+        assert_eq!(status(&deny, key(&twice)).await, 400, "{twice:?}");
+    }
+    assert_eq!(asked(), 0);
+    for other in [&["x"][..], &[], &[""]] {
+        assert_eq!(status(&deny, key(other)).await, 200, "{other:?}");
+    }
+    let (allow, asked) = layer(many());
+    let allow = allow.allow(listed());
+    assert_eq!(status(&allow, key(&["listed"])).await, 200);
+    assert_eq!(asked(), 0);
+    for (n, other) in [&["listed", "x"][..], &["listed", "listed"], &["x"], &[]].iter().enumerate()
+    {
+        assert_eq!(status(&allow, key(other)).await, 200, "{other:?}");
+        assert_eq!(asked(), n + 1, "{other:?} is charged");
+    }
+}
+
+#[tokio::test]
+async fn an_unreadable_client_is_denied_by_a_deny_list_and_passes_no_allow_list() {
+    let client = || ClientIp::behind(["10.0.0.7"]).expect("a network");
+    let listed =
+        |client| AccessList::client_networks(client, ["203.0.113.0/24"]).expect("networks");
+    let forwarded = |peer, lines: &[&str]| {
+        let mut request = from(peer);
+        for line in lines {
+            request.headers_mut().append("x-forwarded-for", line.parse().expect("a value"));
+        }
+        request
+    };
+    let many = || Rule::new("api", Everyone, Quota::per_hour(1_000));
+    let long = format!("203.0.113.9, {}10.0.0.7", "10.0.0.7, ".repeat(40));
+    let unreadable = [
+        &["203.0.113.9, unknown"][..],
+        &["203.0.113.9,"],
+        &["203.0.113.9", ""],
+        &["203.0.113.9, 300.1.1.1"],
+        &[&long],
+    ];
+    for shared in [false, true] {
+        let client = || if shared { client().unreadable(Unreadable::Share) } else { client() };
+        let (deny, _) = layer(many());
+        let deny = deny.deny(listed(client()));
+        assert_eq!(status(&deny, forwarded("10.0.0.7", &["203.0.113.9"])).await, 403);
+        assert_eq!(status(&deny, forwarded("203.0.113.9", &[])).await, 403);
+        for lines in unreadable {
+            assert_eq!(status(&deny, forwarded("10.0.0.7", lines)).await, 400, "{lines:?}");
+        }
+        assert_eq!(status(&deny, get("/")).await, 500, "no peer");
+        for (peer, line) in [("10.0.0.7", "198.51.100.1"), ("198.51.100.1", "203.0.113.9, unknown")]
+        {
+            assert_eq!(status(&deny, forwarded(peer, &[line])).await, 200, "{line}");
+        }
+        // what stands left of the client is not read
+        assert_eq!(status(&deny, forwarded("10.0.0.7", &["unknown", "198.51.100.1"])).await, 200);
+
+        let (allow, asked) = layer(many());
+        let allow = allow.allow(listed(client()));
+        for (n, lines) in unreadable.iter().enumerate() {
+            assert_eq!(status(&allow, forwarded("10.0.0.7", lines)).await, 200);
+            assert_eq!(asked(), n + 1, "{lines:?} is charged");
+        }
+    }
+    let (hops, _) = layer(many());
+    let hops = hops.deny(listed(ClientIp::hops(2)));
+    assert_eq!(status(&hops, forwarded("10.0.0.7", &["203.0.113.9, 10.0.0.8"])).await, 403);
+    assert_eq!(
+        status(&hops, forwarded("10.0.0.7", &["203.0.113.9"])).await,
+        400,
+        "one hop too few"
+    );
+}
+
+/// An allow list is looked at first, and what it knows stands.
+#[tokio::test]
+async fn a_known_entry_of_an_allow_list_is_above_what_a_deny_list_does_not_know() {
+    let (layer, asked) = layer(Rule::new("api", Everyone, ONE));
+    let layer = layer
+        .deny(AccessList::networks(["203.0.113.0/24"]).expect("a network"))
+        .allow(AccessList::from_fn(|parts| parts.uri.path() == "/health"));
+    assert_eq!(status(&layer, get("/health")).await, 200);
+    assert_eq!((status(&layer, get("/")).await, asked()), (500, 0));
+    // a layer that only reports lets pass what it would deny
+    let report = layer.report_only();
+    assert_eq!(status(&report, get("/")).await, 200);
 }

@@ -2,7 +2,10 @@
 
 use http::{HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
-use tower_sluice::ClientIp;
+use tower_sluice::{
+    AccessList, ClientIp,
+    key::{Everyone, Header},
+};
 
 use super::{Layer, from, ip, statuses, three, v4};
 
@@ -167,4 +170,22 @@ async fn only_the_header_of_the_proxy_is_read() {
     assert_eq!(twice, [(400, 1_000)], "a proxy that appends is set up wrongly");
     let none = attacked(&three(behind()), |spoofed| [(REAL, spoofed)]).await;
     assert_eq!(none, HELD, "without its header it is the proxy, not what another one says");
+}
+
+/// Behind a proxy that appends to a header for one address, a client makes it unreadable.
+#[tokio::test]
+async fn nobody_gets_off_a_deny_list_by_being_unreadable() {
+    let networks = |client| AccessList::client_networks(client, ["203.0.113.0/24"]);
+    let real = behind().header(HeaderName::from_static(REAL));
+    let layer = three(Everyone)
+        .deny(networks(real).expect("a network"))
+        .deny(AccessList::keys(Header::new("x-api-key"), ["leaked"]));
+    let key = ("x-api-key", "leaked");
+    assert_eq!(statuses(&layer, [proxied(&[(REAL, ATTACKER)])]).await, [(403, 1)]);
+    let spoofed = (0..REQUESTS).map(|n| proxied(&[(REAL, &v4(n).to_string()), (REAL, ATTACKER)]));
+    assert_eq!(statuses(&layer, spoofed).await, [(400, 1_000)]);
+    assert_eq!(statuses(&layer, [proxied(&[(REAL, VICTIM), key])]).await, [(403, 1)]);
+    let twice = (0..REQUESTS).map(|_| proxied(&[(REAL, VICTIM), key, ("x-api-key", "other")]));
+    assert_eq!(statuses(&layer, twice).await, [(400, 1_000)]);
+    assert_eq!(statuses(&layer, [proxied(&[(REAL, VICTIM)])]).await, [(200, 1)]);
 }
