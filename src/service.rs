@@ -52,7 +52,10 @@ where
     #[inline]
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let pass = match self.gate.ask(&parts) {
+        let reserved = Reserved(&mut self.inner);
+        let asked = self.gate.ask(&parts);
+        reserved.keep();
+        let pass = match asked {
             // by itself, so that what a pass is made of is not moved where there is none
             Asked::Admitted => {
                 let future = self.inner.call(Request::from_parts(parts, body));
@@ -96,7 +99,10 @@ where
                 return ResponseFuture::asking(answer, waiting, ticket);
             }
         };
-        match self.gate.conclude(decision, ticket, &mut parts) {
+        let reserved = Reserved(&mut self.inner);
+        let verdict = self.gate.conclude(decision, ticket, &mut parts);
+        reserved.keep();
+        match verdict {
             Verdict::Pass(pass) => {
                 let future = self.inner.call(Request::from_parts(parts, body));
                 ResponseFuture::running(future, pass)
@@ -119,6 +125,23 @@ where
     {
         self.inner = self.inner.clone();
         ResponseFuture::rejected(response)
+    }
+}
+
+/// What `poll_ready` reserved in the inner service. A panic of an extractor, a cost or a
+/// [`Reject`] releases it, since a server may catch the panic and keep the connection.
+struct Reserved<'a, I: Clone>(&'a mut I);
+
+impl<I: Clone> Reserved<'_, I> {
+    #[inline]
+    fn keep(self) {
+        mem::forget(self);
+    }
+}
+
+impl<I: Clone> Drop for Reserved<'_, I> {
+    fn drop(&mut self) {
+        *self.0 = self.0.clone();
     }
 }
 

@@ -4,10 +4,17 @@
 mod support;
 
 use std::{
-    cell::Cell, convert::Infallible, fmt, future::pending, rc::Rc, task::Poll, time::Duration,
+    cell::Cell,
+    convert::Infallible,
+    fmt,
+    future::pending,
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    task::Poll,
+    time::Duration,
 };
 
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, request::Parts};
 use support::{Gated, Strict, ask, get};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{
@@ -19,8 +26,10 @@ use tower::{
     timeout::{Timeout, error::Elapsed},
 };
 use tower_sluice::{
-    Key, Limiter, LocalStore, Quota, RateLimit, RateLimitLayer, Rule, Store,
+    AccessList, Key, Limiter, LocalStore, Quota, RateLimit, RateLimitLayer, Reject, Rejection,
+    Rule, Rules, Store, Units,
     key::{Everyone, Header},
+    key_fn, reject_fn,
     store::CannotFail,
 };
 
@@ -77,6 +86,46 @@ async fn a_request_without_a_key_frees_the_place_it_reserved() {
     let mut service = RateLimitLayer::new(Header::new("x-api-key"), TWO, store()).layer(one);
     assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::BAD_REQUEST);
     assert!(is_ready(&mut service.clone()));
+}
+
+/// A server may catch a panic and keep the connection, and with it the service.
+#[tokio::test]
+async fn a_panic_while_deciding_frees_the_place_it_reserved() {
+    type One = ConcurrencyLimit<Strict>;
+
+    fn frees<K: Rules, S, R>(what: &str, layer: &RateLimitLayer<K, S, R>)
+    where
+        S: Store<Error: CannotFail>,
+        R: Reject<String>,
+    {
+        let mut one: One = ConcurrencyLimit::new(Strict::default(), 1);
+        let mut service = layer.layer(one.clone());
+        assert!(is_ready(&mut service) && !is_ready(&mut one), "{what}: a place is reserved");
+        let mut asking = None;
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            assert_ready_ok!(asking.insert(task::spawn(service.call(get("/")))).poll())
+        }));
+        assert!(asked.is_err(), "{what}");
+        // the service and the future live on
+        assert!(is_ready(&mut one), "{what}");
+        drop(one);
+        assert!(is_ready(&mut service), "{what}: it goes on");
+    }
+    fn no_answer(_: &Rejection<'_>, _: &Parts) -> Response<String> {
+        panic!("no answer")
+    }
+    let no_key = || key_fn(|_| -> Option<&str> { panic!("no key") });
+    let blocked = || RateLimitLayer::new(Everyone, Quota::blocked(), store());
+
+    frees("an extractor", &RateLimitLayer::new(no_key(), TWO, store()));
+    let cost = Rule::new("api", Everyone, TWO).cost(Units::from_fn(|_| panic!("no cost")));
+    frees("a cost", &RateLimitLayer::rules(cost, store()));
+    frees("a list", &blocked().allow(AccessList::from_fn(|_| panic!("no list"))));
+    frees("a list of keys", &blocked().deny(AccessList::keys(no_key(), ["alice"])));
+    frees("a rejection", &blocked().reject(reject_fn(no_answer)));
+    frees("after the decision", &blocked().expose_decision().reject(reject_fn(no_answer)));
+    let later = RateLimitLayer::new(Everyone, Quota::blocked(), Gated::open(store()));
+    frees("later", &later.reject(reject_fn(no_answer)));
 }
 
 #[tokio::test]
