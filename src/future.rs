@@ -197,7 +197,7 @@ where
     S: Store,
 {
     /// Runs the request once its place has come up and the service is ready for it. Dropped
-    /// before, it gives its place back.
+    /// before, it gives its place back; if the service fails, it does so at once.
     fn poll_place<A>(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -207,8 +207,11 @@ where
     {
         let this = self.project();
         ready!(this.sleep.poll(cx));
-        if let Some((waiting, _)) = this.waiting {
-            ready!(waiting.inner.poll_ready(cx))?;
+        if let Some((waiting, _)) = this.waiting
+            && let Err(error) = ready!(waiting.inner.poll_ready(cx))
+        {
+            *this.waiting = None;
+            return Poll::Ready(Err(error));
         }
         let Some((mut waiting, place)) = this.waiting.take() else {
             panic!("a place was polled after it had come up");

@@ -76,6 +76,8 @@ async fn what_breaks_the_inner_service_meanwhile_passes_and_the_place_is_given_b
     time.pass(STEP).await;
     let error = assert_ready!(waiting.poll()).expect_err("no backend");
     assert_eq!(error.to_string(), "no backend");
+    // at once, though the future lives on
+    assert_eq!(left(&store, "api", Key::everyone(), &FIVE), 1);
     drop((first, waiting));
     assert_eq!(left(&store, "api", Key::everyone(), &FIVE), 1);
 }
