@@ -44,7 +44,8 @@ where
     type Error = I::Error;
     type Future = ResponseFuture<I, K, S, R, B>;
 
-    /// Ready when the inner service is: who pays is not known before the request.
+    /// Ready when the inner service is, since the request is not known before. A denial waits for
+    /// that, too: see [where the layer goes](crate::guide::choosing#where-does-the-layer-go).
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
         self.inner.poll_ready(cx)
     }

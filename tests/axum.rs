@@ -12,9 +12,12 @@ use hyper_util::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
-use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer, testing::FakeClock};
+use tower::{ServiceBuilder, ServiceExt, limit::GlobalConcurrencyLimitLayer};
+use tower_sluice::{
+    Headers, LocalStore, PeerIp, Quota, RateLimitLayer, key::Everyone, testing::FakeClock,
+};
 
 async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -192,4 +195,29 @@ async fn problem_json_and_legacy_fields_go_over_the_wire() {
     }
     let json: serde_json::Value = serde_json::from_str(body).expect("JSON");
     assert_eq!((&json["status"], &json["violated-policies"][0]), (&429.into(), &"default".into()));
+}
+
+/// axum asks the service of each added layer whether it is ready within the call; the layers of one
+/// `ServiceBuilder` are asked at once.
+#[tokio::test(start_paused = true)]
+async fn a_denial_waits_for_no_place_inside_where_the_layers_are_added_one_by_one() {
+    const BUSY: Duration = Duration::from_millis(153);
+
+    async fn denial(add: impl Fn(Router) -> Router) -> Duration {
+        let app = add(Router::new().route("/", get(|| sleep(BUSY))));
+        let ask = async || {
+            let response = app.clone().oneshot(Request::new(Body::empty())).await;
+            response.expect("an answer").status()
+        };
+        let start = Instant::now();
+        let denying = async { (ask().await, start.elapsed()) };
+        let (served, (denied, waited)) = tokio::join!(ask(), denying);
+        assert_eq!((served, denied), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
+        waited
+    }
+    let limit = || RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::new());
+    let one = || GlobalConcurrencyLimitLayer::new(1);
+    assert_eq!(denial(|app| app.layer(one()).layer(limit())).await, Duration::ZERO);
+    let together = || ServiceBuilder::new().layer(limit()).layer(one());
+    assert_eq!(denial(|app| app.layer(together())).await, BUSY);
 }

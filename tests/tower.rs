@@ -16,6 +16,7 @@ use std::{
 
 use http::{Request, Response, StatusCode, request::Parts};
 use support::{Gated, Strict, ask, get};
+use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{
     Layer, Service, ServiceExt,
@@ -126,6 +127,41 @@ async fn a_panic_while_deciding_frees_the_place_it_reserved() {
     frees("after the decision", &blocked().expose_decision().reject(reject_fn(no_answer)));
     let later = RateLimitLayer::new(Everyone, Quota::blocked(), Gated::open(store()));
     frees("later", &later.reject(reject_fn(no_answer)));
+}
+
+/// Ready when the inner service is: a denial waits for a place that it does not need. The figure in
+/// the guide is 153 ms, for which the only place inside was taken.
+#[tokio::test(start_paused = true)]
+async fn a_denial_waits_for_a_concurrency_limit_unless_load_is_shed_before_it() {
+    const BUSY: Duration = Duration::from_millis(153);
+
+    /// How long a denial takes while another request holds the only place.
+    async fn denial<I>(service: I) -> Duration
+    where
+        I: Service<Request<()>, Response = Response<String>, Error: fmt::Debug> + Clone,
+    {
+        let (mut busy, mut denied) = (service.clone(), service);
+        let mut running = task::spawn(busy.ready().await.expect("ready").call(get("/")));
+        assert_pending!(running.poll());
+        let start = Instant::now();
+        let denying = async {
+            assert_eq!(ask(&mut denied, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+            start.elapsed()
+        };
+        tokio::join!(denying, running).0
+    }
+    let slow = || {
+        service_fn(async |_: Request<()>| {
+            tokio::time::sleep(BUSY).await;
+            Ok::<_, Infallible>(Response::new(String::new()))
+        })
+    };
+    let one = || ConcurrencyLimit::new(slow(), 1);
+    let limit = || RateLimitLayer::new(Everyone, Quota::per_hour(1), store());
+
+    assert_eq!(denial(limit().layer(one())).await, BUSY);
+    assert_eq!(denial(limit().layer(LoadShed::new(one()))).await, Duration::ZERO);
+    assert_eq!(denial(ConcurrencyLimit::new(limit().layer(slow()), 1)).await, BUSY);
 }
 
 #[tokio::test]
