@@ -129,7 +129,7 @@ where
     }
 }
 
-/// What `poll_ready` reserved in the inner service. A panic of an extractor, a cost or a
+/// A reservation that `poll_ready` made in the inner service. A panic of an extractor, a cost or a
 /// [`Reject`] releases it, since a server may catch the panic and keep the connection.
 struct Reserved<'a, I: Clone>(&'a mut I);
 

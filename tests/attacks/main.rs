@@ -32,6 +32,11 @@
 //! | 25 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
 //! | 26 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
 //! | 27 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
+//! | 24 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
+//! | 25 | a claimed gRPC content type | `tests/grpc.rs`: `a_claimed_content_type_gets_the_plain_answer` |
+//! | 26 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
+//! | 27 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
+//! | 28 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
