@@ -1,4 +1,4 @@
-//! What a store said: allowed or not, with one outcome per quota.
+//! Decisions of a store, with one outcome per quota.
 
 mod outcome;
 
@@ -10,9 +10,9 @@ pub use self::outcome::Outcome;
 pub(crate) use self::outcome::{NEVER, Numbers};
 use crate::name::RuleName;
 
-/// The answer of a store to one `take`: every quota was charged, or none was.
+/// The result of one `take`: either every quota was charged, or none was.
 ///
-/// Numbers are worked out when they are read, from what the store saw at the instant it decided.
+/// Getters compute their values on demand, from the state at the instant of the decision.
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};
@@ -27,17 +27,17 @@ use crate::name::RuleName;
 pub struct Decision {
     allowed: bool,
     overage: bool,
-    /// Refused because its key is blocked.
+    /// Set if the decision is a denial because a key is blocked.
     blocked: bool,
     source: Source,
-    /// The store's own clock when it decided: with [`Outcome::ahead`] it makes the receipt.
+    /// The store's clock at the decision. Together with [`Outcome::ahead`] it is the receipt.
     at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
 }
 
 impl Decision {
-    /// Lets the request pass.
+    /// Creates a decision that allows the request.
     #[must_use]
     pub fn allow() -> Self {
         Self {
@@ -51,66 +51,68 @@ impl Decision {
         }
     }
 
-    /// Refuses the request. Without outcomes, waiting does not help.
+    /// Creates a decision that denies the request. Without outcomes, waiting does not help.
     #[must_use]
     pub fn deny() -> Self {
         Self { allowed: false, ..Self::allow() }
     }
 
-    /// Adds what became of one quota.
+    /// Adds the outcome of one quota.
     #[must_use]
     pub fn outcome(mut self, outcome: Outcome) -> Self {
         self.outcomes.push(outcome);
         self
     }
 
-    /// Says who decided.
+    /// Sets the source of the decision.
     #[must_use]
     pub fn from_source(mut self, source: Source) -> Self {
         self.source = source;
         self
     }
 
-    /// Whether every quota was charged. A look (cost 0) is always allowed.
+    /// Returns `true` if every quota was charged. A charge of cost 0 is always allowed.
     #[must_use]
     #[inline]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Whether the request passed beyond what a quota has, because the quota is soft or the system
-    /// had room ([`Elastic`](crate::Elastic)).
+    /// Returns `true` if the request was allowed beyond a quota, because the quota is soft or the
+    /// system had capacity ([`Elastic`](crate::Elastic)).
     #[must_use]
     pub fn is_overage(&self) -> bool {
         self.overage
     }
 
-    /// Whether a rule that only reports would have refused the request.
+    /// Returns `true` if a report-only rule would have denied the request.
     #[must_use]
     pub fn would_deny(&self) -> bool {
         self.outcomes.iter().any(|outcome| outcome.is_report_only() && outcome.is_denied())
     }
 
-    /// How long an allowed request has to wait before it may run: zero unless it asked to queue.
+    /// Returns the time that an allowed request must wait before it may run. Zero unless the charge
+    /// may queue.
     #[must_use]
     pub fn wait(&self) -> Duration {
         Duration::from_nanos(self.wait)
     }
 
-    /// Who decided.
+    /// Returns the source of the decision.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// One outcome per quota, in the order of the charges and of their quotas.
+    /// Returns one outcome per quota, in the order of the charges and of their quotas.
     #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// The quota that decided: of a refusal the one with the longest wait, otherwise the one with
-    /// the least left; one that only reports never decides. `None` when no quota was asked.
+    /// Returns the quota that decided, or `None` if no quota applies. For a denial this is the
+    /// denying quota with the longest wait; otherwise it is the quota with the fewest units left.
+    /// Report-only quotas never decide.
     #[must_use]
     pub fn binding(&self) -> Option<&Outcome> {
         if let [one] = self.outcomes.as_slice() {
@@ -120,37 +122,38 @@ impl Decision {
         if self.allowed {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
-            // the first of equals, as `min_by_key` gives above
+            // Picks the first of equal outcomes, as `min_by_key` does above.
             deciding.rev().max_by_key(|outcome| outcome.retry())
         }
     }
 
-    /// Units left under the [binding](Decision::binding) quota.
+    /// Returns the units left under the [binding](Decision::binding) quota.
     #[must_use]
     pub fn remaining(&self) -> Option<u32> {
         self.binding().map(Outcome::remaining)
     }
 
-    /// The least that any quota has left.
+    /// Returns the smallest number of units left under any quota.
     pub(crate) fn least(&self) -> u32 {
         self.outcomes.iter().map(Outcome::remaining).min().unwrap_or(0)
     }
 
-    /// The shortest wait after which the same request passes if nobody else charges: zero when it
-    /// passed, `None` when waiting does not help.
+    /// Returns the shortest wait after which an identical request would be allowed if nothing else
+    /// is charged. Zero for an allowed request; `None` if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
     }
 
-    /// Whether an allowed decision charged `rule`: what only reports and does not fit is not.
+    /// Returns `true` if an allowed decision charged `rule`. A report-only rule is not charged if
+    /// the cost does not fit.
     pub(crate) fn charged(&self, rule: RuleName) -> bool {
         let unpaid = |o: &Outcome| o.rule() == rule && o.is_report_only() && o.is_denied();
         !self.outcomes.iter().any(unpaid)
     }
 
-    /// A decision to which outcomes are [pushed](Decision::push) in place: it is large, and moving
-    /// it costs as much as deciding.
+    /// Creates a decision that receives its outcomes by [`push`](Decision::push). A decision is
+    /// large: moving it costs as much as making it.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {
@@ -169,13 +172,13 @@ impl Decision {
         self.outcomes.push(outcome);
     }
 
-    /// Says how it was allowed.
+    /// Sets the overage mark and the wait of an allowed request.
     #[inline]
     pub(crate) fn passes(&mut self, overage: bool, wait: u64) {
         (self.overage, self.wait) = (overage, wait);
     }
 
-    /// Whether it has to wait before it may run.
+    /// Returns `true` if the request must wait before it may run.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.wait > 0
@@ -186,23 +189,23 @@ impl Decision {
         self
     }
 
-    /// Whether it is refused because a key is blocked: its outcome is of the block, not of a quota.
+    /// Returns `true` if the key is blocked. The outcome then describes the block, not a quota.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Whether it is a quota that refuses, of which there will be more.
+    /// Returns `true` if the decision is a denial by a quota that regains units.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
 
-    /// Passes after all, uncharged.
+    /// Converts a denial into an uncharged overage.
     pub(crate) fn passed(mut self) -> Self {
         (self.allowed, self.overage) = (true, true);
         self
     }
 
-    /// Refused after all: its place was given back, and its wait is now until this cost passes.
+    /// Converts a queued decision into a denial; the queue time becomes `retry_after`.
     pub(crate) fn turned_away(mut self) -> Self {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
@@ -213,13 +216,13 @@ impl Decision {
         self
     }
 
-    /// When the store decided, by its own clock.
+    /// Returns the instant of the decision, by the store's clock.
     pub(crate) fn instant(&self) -> u64 {
         self.at
     }
 }
 
-/// Who made a [`Decision`].
+/// The component that made a [`Decision`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
@@ -231,23 +234,25 @@ pub enum Source {
     Redis,
     /// The store failed and [`FailOpen`](crate::store::FailOpen) let the request pass, uncharged.
     FailedOpen,
-    /// The store failed and [`FailClosed`](crate::store::FailClosed) refused the request.
+    /// The store failed and [`FailClosed`](crate::store::FailClosed) denied the request.
     FailedClosed,
-    /// The store failed and the local one of a [`Fallback`](crate::store::Fallback) decided.
+    /// The store failed and the local store of a [`Fallback`](crate::store::Fallback) decided.
     Fallback,
-    /// A [`DenyCache`](crate::store::DenyCache) refused by what its store had said before.
+    /// A [`DenyCache`](crate::store::DenyCache) denied the request, because of an earlier denial by
+    /// its store.
     DenyCache,
-    /// A [`Leased`](crate::store::Leased) store admitted by units that it had borrowed before.
+    /// A [`Leased`](crate::store::Leased) store allowed the request with units that it had leased
+    /// before.
     Leased,
     /// The embedded store had no room to [block](crate::Store::block) a key.
     Overflow,
-    /// A store of another crate, by its own name.
+    /// A store of another crate, with its name.
     Other(&'static str),
 }
 
 impl Source {
-    /// One word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`, `deny_cache`,
-    /// `leased`, `overflow`, or the store's own name.
+    /// Returns one word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`,
+    /// `deny_cache`, `leased`, `overflow`, or the name of another store.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -264,12 +269,12 @@ impl Source {
         }
     }
 
-    /// Whether the store itself decided, and not what stands in for it.
+    /// Returns `true` if the store itself decided, rather than a substitute or a cache.
     pub(crate) fn is_of_store(self) -> bool {
         !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
     }
 
-    /// Whether it was decided by what was known, and no store was asked: no sign of life of one.
+    /// Returns `true` if no store was called. Such a decision is no evidence that the store works.
     pub(crate) fn is_known(self) -> bool {
         matches!(self, Self::DenyCache | Self::Leased)
     }

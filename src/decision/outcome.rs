@@ -1,29 +1,29 @@
-//! What became of one quota.
+//! Outcomes of single quotas.
 
 use std::time::Duration;
 
 use crate::name::RuleName;
 
-/// "Waiting does not help", in nanoseconds.
+/// The `retry` value for "waiting does not help", in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// What became of one quota in a [`Decision`](crate::Decision).
+/// The outcome of one quota in a [`Decision`](crate::Decision).
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// Microseconds by which the clock that decided on it is ahead of the decision's own: a
-    /// cluster has many.
+    /// Microseconds by which the clock of this outcome is ahead of the decision's clock. The nodes
+    /// of a cluster have separate clocks.
     #[cfg(feature = "redis")]
     skew: i32,
     numbers: Numbers,
 }
 
-/// The state of one quota after a decision, times in nanoseconds; read through [`Outcome`].
+/// The state of one quota after a decision, with times in nanoseconds; read through [`Outcome`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Numbers {
-    /// One unit comes back every `interval`; the account is full in `ahead`.
+    /// One unit comes back every `interval`; the account is full after `ahead`.
     Refilling {
         ahead: u64,
         interval: u64,
@@ -37,18 +37,18 @@ pub(crate) enum Numbers {
         next: u64,
         retry: u64,
     },
-    /// The store does not tell.
+    /// The store does not report the units left.
     Unknown {
         retry: u64,
     },
 }
 
 impl Outcome {
-    /// The outcome of the quota at `place` of the charge of `rule`, in numbers.
+    /// Creates the outcome of a rule's quota at index `place`.
     ///
-    /// `reset_after` is the time until the account is full, `next_after` until more is left than
-    /// now, and `retry_after` until this cost passes: zero when it passed, `None` when waiting
-    /// does not help.
+    /// `reset_after` is the time until the account is full. `next_after` is the time until more
+    /// units are left than now. `retry_after` is the time until an identical cost would be allowed:
+    /// zero for an allowed cost, `None` if waiting does not help.
     #[must_use]
     pub fn new(
         rule: RuleName,
@@ -64,7 +64,8 @@ impl Outcome {
         Self::with(rule, place, Numbers::Known { limit, remaining, full, next, retry })
     }
 
-    /// For a store that cannot tell what is left: header fields leave the quota out.
+    /// Creates an outcome for a store that cannot report the units left. Header fields leave the
+    /// quota out.
     #[must_use]
     pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
         Self::with(rule, place, Numbers::Unknown { retry: retry_after.map_or(NEVER, nanos) })
@@ -82,38 +83,38 @@ impl Outcome {
         }
     }
 
-    /// The rule that charged.
+    /// Returns the rule of the quota.
     #[must_use]
     pub fn rule(&self) -> RuleName {
         self.rule
     }
 
-    /// Which of the rule's quotas this is, counted from 0.
+    /// Returns the index of the quota in its rule, from 0.
     #[must_use]
     pub fn place(&self) -> usize {
         self.place.into()
     }
 
-    /// Marks the outcome of a rule that only reports.
+    /// Marks the outcome as report-only.
     #[must_use]
     pub fn report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
         self
     }
 
-    /// Whether the rule only reports.
+    /// Returns `true` if the rule is report-only.
     #[must_use]
     pub fn is_report_only(&self) -> bool {
         self.report_only
     }
 
-    /// Whether this quota refused, or, of a rule that only reports, would have.
+    /// Returns `true` if the quota denied the request, or would have denied it but is report-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.retry() > 0
     }
 
-    /// The most units ever available at once.
+    /// Returns the maximum number of units.
     #[must_use]
     pub fn limit(&self) -> u32 {
         match self.numbers {
@@ -122,12 +123,12 @@ impl Outcome {
         }
     }
 
-    /// Whole units that would pass now.
+    /// Returns the whole units that would be allowed now.
     #[must_use]
     pub fn remaining(&self) -> u32 {
         match self.numbers {
             Numbers::Refilling { ahead, interval, limit, .. } => {
-                // at most `limit`: what is owed rounded up to whole units
+                // At most `limit`: used units round up to whole units.
                 let owed = ahead.div_ceil(interval).min(limit.into());
                 limit - u32::try_from(owed).unwrap_or(limit)
             }
@@ -136,7 +137,7 @@ impl Outcome {
         }
     }
 
-    /// Units left, below 0 where more is owed than the quota ever has.
+    /// Returns the units left; negative if the account is in debt beyond the limit.
     pub(crate) fn left(&self) -> i64 {
         match self.numbers {
             Numbers::Refilling { ahead, interval, limit, .. } => {
@@ -147,12 +148,12 @@ impl Outcome {
         }
     }
 
-    /// Units that have yet to come back.
+    /// Returns the units that have yet to come back.
     pub(crate) fn owed(&self) -> i64 {
         i64::from(self.limit()) - self.left()
     }
 
-    /// The time until the account is full again, as if it had never been used.
+    /// Returns the time until the account is full.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         Duration::from_nanos(match self.numbers {
@@ -162,14 +163,14 @@ impl Outcome {
         })
     }
 
-    /// The shortest wait until more is [remaining](Outcome::remaining) than now; zero when
-    /// nothing is to come.
+    /// Returns the shortest wait until more units are [remaining](Outcome::remaining) than now;
+    /// zero if none are to come.
     #[must_use]
     pub fn next_after(&self) -> Duration {
         Duration::from_nanos(self.remaining_and_next().1)
     }
 
-    /// Both at once, the wait in nanoseconds: a division is the dearest step of telling them.
+    /// Returns both values with a single division, its slowest step; the wait is in nanoseconds.
     pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
         match self.numbers {
             Numbers::Refilling { ahead, interval, limit, .. } => {
@@ -182,16 +183,16 @@ impl Outcome {
         }
     }
 
-    /// The shortest wait after which this cost passes: zero when nothing stood in its way, `None`
-    /// when waiting does not help.
+    /// Returns the shortest wait after which an identical cost would be allowed: zero for an
+    /// allowed cost, `None` if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let retry = self.retry();
         (retry != NEVER).then(|| Duration::from_nanos(retry))
     }
 
-    /// The time until the account is full, in nanoseconds: with the decision's instant it is the
-    /// receipt of a charge.
+    /// Returns the time until the account is full, in nanoseconds. Together with the decision's
+    /// instant it is the receipt of a charge.
     pub(crate) fn ahead(&self) -> u64 {
         match self.numbers {
             Numbers::Refilling { ahead, .. } => ahead,
@@ -200,7 +201,7 @@ impl Outcome {
         }
     }
 
-    /// How long one unit takes to come back, where units come back one by one.
+    /// Returns the time in which one unit comes back, if units come back one by one.
     pub(crate) fn interval(&self) -> Option<Duration> {
         match self.numbers {
             Numbers::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
@@ -208,14 +209,14 @@ impl Outcome {
         }
     }
 
-    /// Says by how many nanoseconds another clock decided on it.
+    /// Sets the nanoseconds by which another clock was ahead of the decision's clock.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
         self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
         self
     }
 
-    /// By how many nanoseconds the clock that decided on it is ahead of the decision's.
+    /// Returns the nanoseconds by which the clock of this outcome is ahead of the decision's clock.
     #[cfg(feature = "redis")]
     pub(crate) fn skew(&self) -> i64 {
         i64::from(self.skew) * 1_000
@@ -225,11 +226,11 @@ impl Outcome {
         !matches!(self.numbers, Numbers::Unknown { .. })
     }
 
-    /// What it is so many nanoseconds later, unless anything was charged since. Where the store does
-    /// not tell when more than the next unit comes back, what remains is what is known to.
+    /// Returns the outcome `age` nanoseconds later, assuming that nothing was charged since.
+    /// Without an interval, the units left stay as they were.
     pub(crate) fn aged(mut self, age: u64) -> Self {
         let left = |nanos: u64| if nanos == NEVER { NEVER } else { nanos.saturating_sub(age) };
-        // what was to come is still to come
+        // Units that were to come are still to come.
         let coming = |nanos: u64| left(nanos).max(nanos.min(1));
         match &mut self.numbers {
             Numbers::Refilling { ahead, retry, .. } => {
@@ -243,7 +244,7 @@ impl Outcome {
         self
     }
 
-    /// What it is where so many units of what was charged are still to be had.
+    /// Returns the outcome with `units` more units left, which were charged but not used.
     pub(crate) fn with_more(mut self, units: u32) -> Self {
         match &mut self.numbers {
             Numbers::Refilling { ahead, interval, .. } => {
@@ -265,7 +266,8 @@ impl Outcome {
         }
     }
 
-    /// [`retry_after`](Outcome::retry_after) in nanoseconds, [`NEVER`] where waiting does not help.
+    /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, [`NEVER`] if waiting does not
+    /// help.
     pub(crate) fn retry(&self) -> u64 {
         match self.numbers {
             Numbers::Refilling { retry, .. }
