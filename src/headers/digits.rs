@@ -1,9 +1,9 @@
-//! Numbers as header values, small ones without an allocation.
+//! Numbers as header values; small numbers need no allocation.
 
 use bytes::Bytes;
 use http::HeaderValue;
 
-/// Numbers below this are put into digits when the crate is compiled.
+/// Numbers below this limit are converted at compile time.
 const KNOWN: usize = 4_096;
 const LONGEST: usize = 4;
 
@@ -23,7 +23,7 @@ static DIGITS: [[u8; LONGEST]; KNOWN] = {
     all
 };
 
-/// A number as a header value; one that is not known takes one allocation, where `From` takes two.
+/// Returns a number as a header value. A large number takes one allocation; `From` would take two.
 pub(super) fn number(n: u64) -> HeaderValue {
     let value = match usize::try_from(n).ok().and_then(|n| DIGITS.get(n)) {
         Some(digits) => {
@@ -35,7 +35,7 @@ pub(super) fn number(n: u64) -> HeaderValue {
     value.unwrap_or_else(|_| n.into())
 }
 
-/// Digits of a known number.
+/// Returns the number of digits of a number below [`KNOWN`].
 fn length(n: u64) -> usize {
     1 + usize::from(n > 9) + usize::from(n > 99) + usize::from(n > 999)
 }

@@ -1,4 +1,4 @@
-//! What a layer's quotas are called on the wire.
+//! Names and limits of a layer's quotas, as clients see them.
 
 use std::borrow::Cow;
 
@@ -17,15 +17,15 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Items {
     pub(super) list: Vec<Item>,
-    /// The rules that refuse nobody: clients are told of none of theirs.
+    /// Report-only rules, which headers leave out.
     reporting: Vec<RuleName>,
-    /// Whether a rule chooses its quotas per request.
+    /// Set if a rule chooses its quotas per request.
     dynamic: bool,
 }
 
 impl Items {
-    /// Those of the rules, in order. Their names are unique, also of rules that only report: those
-    /// may be flipped.
+    /// Collects the quotas of the rules, in order. Names must be unique, including those of
+    /// report-only rules, which may be enforced later.
     pub(crate) fn new(shapes: &[Shape<'_>]) -> Result<Self, RuleError> {
         let list = Item::named(shapes);
         for (at, item) in list.iter().enumerate() {
@@ -38,13 +38,13 @@ impl Items {
         Ok(Self { list, reporting, dynamic: shapes.iter().any(|shape| shape.quotas.is_none()) })
     }
 
-    /// Those that one request is charged under.
+    /// Collects the quotas that charge one request.
     pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
         let shapes: Vec<_> = charges.iter().map(Shape::of).collect();
         Self { list: Item::named(&shapes), ..Self::default() }.flipped(charges)
     }
 
-    /// The same where the rules of these charges refuse and report as they do.
+    /// Returns a copy in which the rules of these charges are enforced or report-only as now.
     pub(super) fn flipped(&self, charges: &[Charge<'_>]) -> Self {
         let as_now = |rule: &RuleName| !charges.iter().any(|charge| charge.rule() == *rule);
         let now = charges.iter().filter(|charge| charge.is_report_only()).map(Charge::rule);
@@ -52,13 +52,13 @@ impl Items {
         Self { reporting: unasked.chain(now).collect(), ..self.clone() }
     }
 
-    /// Whether the quotas of a request are not known beforehand.
+    /// Returns `true` if quotas are chosen per request.
     #[inline]
     pub(super) fn are_chosen(&self) -> bool {
         self.dynamic
     }
 
-    /// Whether the rules of these charges refuse and report as when this was made.
+    /// Returns `true` if the rules of these charges are enforced or report-only as in this list.
     #[inline]
     pub(super) fn are_as(&self, charges: &[Charge<'_>]) -> bool {
         charges.iter().all(|charge| charge.is_report_only() == self.only_reports(charge.rule()))
@@ -74,20 +74,20 @@ impl Items {
     }
 }
 
-/// A quota as it is called on the wire.
+/// A quota as clients see it.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(super) rule: RuleName,
     pub(super) place: usize,
     pub(super) name: Cow<'static, str>,
     pub(super) limit: u32,
-    /// The limit as a field.
+    /// The limit as a header value.
     pub(super) told: HeaderValue,
     pub(super) window: u64,
 }
 
 impl Item {
-    /// What clients read it is called.
+    /// Returns the name that clients see.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -114,8 +114,8 @@ impl Item {
     }
 }
 
-/// The seconds an empty account takes to refill at the rate asked for. The interval would not do:
-/// it is rounded up, and three a second would be told as `q=3;w=2`.
+/// Returns the seconds in which an empty account refills at the configured rate. The rounded
+/// interval would be wrong: three units per second would read `q=3;w=2`.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

@@ -1,5 +1,5 @@
-//! Lists of one quota that were told before: near its limit an account has few things to tell, and
-//! telling them again takes no allocation.
+//! A cache of rendered `RateLimit` values. Near the limit only a few distinct values occur, and a
+//! cached value needs no allocation.
 
 use std::sync::OnceLock;
 
@@ -7,9 +7,9 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// Units left, each with no or one second to wait.
+/// Cached numbers of units left, each with zero or one second to wait.
 const UNITS: usize = 128;
-/// Seconds to wait when nothing is left.
+/// Cached numbers of seconds to wait when no unit is left.
 const SECONDS: usize = 64;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Kept {
         Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
     }
 
-    /// The place of what is told, if it is common.
+    /// Returns the slot of a reading, if the cache covers it.
     pub(super) fn place(&self, told: &Reading) -> Option<&OnceLock<HeaderValue>> {
         let (units, seconds) = (usize::try_from(told.remaining), usize::try_from(told.next));
         self.0.get(match (units.ok()?, seconds.ok()?) {

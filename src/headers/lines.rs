@@ -17,7 +17,7 @@ use super::{
     template::Template,
 };
 
-/// Numbers of one decision, to be written when the response is there.
+/// Numbers of one decision, kept until the response is available.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
@@ -27,14 +27,14 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// Of the whole decision; here it takes no room.
+    /// Set if the whole decision is overage. Stored here because it needs no additional space.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// Seconds until there is more; 0 when nothing is to come.
+    /// Seconds until more units are available; 0 if none are to come.
     pub(super) next: u32,
 }
 
-/// The names of the fields that are filled in, in this order, and whether the policy follows them.
+/// Returns the names of the fields to fill in, in order, and `true` if the policy field follows.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -44,15 +44,15 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// The fields of a response that has no other, before they are filled in: a map's names are hashed
-/// byte by byte, so that copying one costs less than making it.
+/// Returns prepared fields for a response without fields of its own. A copy costs less than a new
+/// map, because a new map hashes each name.
 pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// The same of a refusal in plain text: `Retry-After` comes first.
+/// Returns prepared fields for a plain-text rejection; `Retry-After` comes first.
 pub(super) fn refusal(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
@@ -75,7 +75,7 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 }
 
 impl Lines {
-    /// Adds the fields to a response, beside what an inner limiter has already said.
+    /// Adds the fields to a response, and keeps those that an inner limiter has set.
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         let Some(first) = self.readings.first() else { return };
         if headers.is_empty() {
@@ -115,7 +115,7 @@ impl Lines {
             Headers::None => {}
             Headers::Draft11 => {
                 self.policy(headers);
-                // a list, which may stand on several lines
+                // The field is a list, which may span several lines.
                 self.list().map(|list| headers.append(RATELIMIT, list));
             }
             Headers::Draft07 => self.add_dictionary(first, headers),
@@ -136,7 +136,7 @@ impl Lines {
         }
     }
 
-    /// A list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
+    /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
     fn list(&self) -> Option<HeaderValue> {
         if let ([told], Some(kept)) = (&*self.readings, &self.template.kept)
             && let Some(place) = kept.get_or_init(Kept::new).place(told)
@@ -150,7 +150,7 @@ impl Lines {
     }
 
     fn make_list(&self) -> Option<HeaderValue> {
-        // on the stack first, so that the value is allocated once and whole
+        // The stack buffer keeps it to one allocation of the exact size.
         let mut text = [0; 256];
         let mut rest = &mut text[..];
         if self.put_list(&mut rest).is_ok() {
@@ -179,8 +179,8 @@ impl Lines {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless what is there leaves less: of a dictionary on
-    /// two lines the last would win.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field has less remaining. If a
+    /// dictionary spanned two lines, the last one would win.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -200,7 +200,7 @@ impl Lines {
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
-    /// Sets three single-valued fields, unless those that are there leave less.
+    /// Sets three single-valued fields, unless existing ones have less remaining.
     fn add_triplet(
         &self,
         first: &Reading,
@@ -218,7 +218,7 @@ impl Lines {
         true
     }
 
-    /// The limit, what is left of it, and when there is more.
+    /// Returns the limit, the units left, and the reset value.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
         let reset = match self.template.family {
             Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),

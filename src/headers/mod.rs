@@ -1,4 +1,4 @@
-//! Decisions as header fields. Seconds exist here and nowhere else, and are always rounded up.
+//! Header fields of decisions. Only this module converts to seconds, and it always rounds up.
 
 mod digits;
 mod item;
@@ -19,7 +19,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// Ours: the request passed beyond its quota.
+/// A field of this crate: the request was allowed beyond its quota.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -32,10 +32,10 @@ const X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// Every header field a layer may set, for a CORS layer's `Access-Control-Expose-Headers`: without
-/// it scripts in a browser cannot read them.
+/// All header fields that a layer may set, for `Access-Control-Expose-Headers` of a CORS layer.
+/// Without that header, scripts in a browser cannot read them.
 ///
-/// The CORS layer belongs outside the limiter, or refusals lack its headers.
+/// Place the CORS layer outside the limiter; otherwise rejections lack its headers.
 ///
 /// ```
 /// use tower_http::cors::CorsLayer;
@@ -56,11 +56,11 @@ pub const EXPOSED_HEADERS: [HeaderName; 10] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// Which header fields tell a client how much is left. `Retry-After` is sent on refusals whatever
-/// the choice, because it is the one field every client obeys.
+/// The family of header fields that reports the quota to clients. `Retry-After` is sent with every
+/// choice, because all clients obey it.
 ///
-/// With the feature `serde`: `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
-/// `"x-ratelimit-delta"` or `"none"`.
+/// Feature `serde` reads and writes `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
+/// `"x-ratelimit-delta"` and `"none"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
@@ -69,9 +69,9 @@ pub enum Headers {
     /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, one item per
     /// quota: Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
-    /// `q` is the most at once (the burst) and `w` the seconds in which that many come back, so that
-    /// 50 a minute with a burst of 100 is `q=100;w=120`. `r` is left now, and `t` are the seconds until
-    /// more is; a full account has no `t`.
+    /// `q` is the burst and `w` the seconds in which a whole burst comes back: 50 per minute with a
+    /// burst of 100 is `q=100;w=120`. `r` is the number of units left, and `t` the seconds until
+    /// more are available. A full account has no `t`.
     #[default]
     Draft11,
     /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1`: revision 07.
@@ -79,28 +79,29 @@ pub enum Headers {
     /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` (seconds from now) and
     /// `RateLimit-Policy`: revision 06.
     Draft06,
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the last as Unix time in seconds, as
-    /// GitHub sends it and most parsers read it.
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, with the reset as Unix time in seconds.
+    /// GitHub sends this form, and most parsers expect it.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit"))]
     XRateLimit,
-    /// The same with `-Reset` in seconds from now, which some parsers read as a date in 1970.
+    /// Like [`XRateLimit`](Headers::XRateLimit), with `-Reset` in seconds from now. Some parsers
+    /// read that as a date in 1970.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit-delta"))]
     XRateLimitDelta,
-    /// None of them.
+    /// No quota fields.
     None,
 }
 
-/// Sets `Retry-After` unless it is there: at least 1, because clients retry at once on 0.
+/// Sets `Retry-After` if absent. The value is at least 1, because clients retry immediately on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }
 
-/// Whether the field is there that would be added a second time.
+/// Returns `true` if the response has a `RateLimit` field.
 pub(crate) fn has_list(headers: &HeaderMap) -> bool {
     headers.contains_key(RATELIMIT)
 }
 
-/// The wait of a refusal in whole seconds.
+/// Returns the wait before a retry in whole seconds, at least 1.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)
 }
@@ -109,7 +110,7 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }
 
-/// `"a", "b"` in JSON: the names are printable ASCII, so that only two characters need a bar.
+/// Appends a JSON string. Names are printable ASCII, so only quotes and backslashes need an escape.
 pub(crate) fn push_json_string(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {

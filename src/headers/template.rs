@@ -1,4 +1,4 @@
-//! What is known of a layer's header fields before the first request.
+//! Precomputed header fields of a layer.
 
 use std::{
     sync::{Arc, OnceLock, RwLock},
@@ -21,21 +21,21 @@ use crate::{
     store::Charge,
 };
 
-/// What is known of the header fields before the first request.
+/// Precomputed header fields of a layer, or of one request.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
-    /// A string of structured fields (RFC 9651) per item: quoted, escaped.
+    /// The quoted and escaped name of each item, as a structured field string (RFC 9651).
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
-    /// The fields of a response that has none of its own, where the numbers are filled in.
+    /// Prepared fields of a response without fields of its own.
     prepared: OnceLock<HeaderMap>,
-    /// The same of a refusal in plain text.
+    /// Prepared fields of a plain-text rejection.
     refusal: OnceLock<HeaderMap>,
-    /// Where it serves many requests, and they tell of one quota.
+    /// The value cache, if the template serves many requests and has one quota.
     pub(super) kept: Option<OnceLock<Kept>>,
-    /// The last that was made for rules of which some had been flipped.
+    /// The latest template for rules whose report-only state has changed.
     flipped: RwLock<Option<Arc<Self>>>,
 }
 
@@ -65,13 +65,13 @@ impl Template {
         }
     }
 
-    /// For many requests.
+    /// Enables the value cache, for a template that serves many requests.
     pub(crate) fn for_all(self) -> Self {
         let one = self.family == Headers::Draft11 && self.items.list.len() == 1;
         Self { kept: one.then(OnceLock::new), ..self }
     }
 
-    /// A template for one request, where its quotas are not those known beforehand.
+    /// Returns a template for one request, if its quotas differ from the precomputed ones.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         if self.items.are_chosen() {
@@ -81,16 +81,16 @@ impl Template {
         (!self.items.are_as(charges)).then(|| self.flipped(charges))
     }
 
-    /// The same where rules have been flipped since, between refusing and reporting; kept until they
-    /// are flipped again.
+    /// Returns a template for the current report-only states of the rules. It is cached until they
+    /// change again.
     #[cold]
     fn flipped(&self, charges: &[Charge<'_>]) -> Arc<Self> {
-        // nobody waits here: what is not kept is made
+        // Never blocks: a template that is not readable now is computed.
         let kept = self.flipped.try_read().ok().and_then(|kept| kept.clone());
         if let Some(kept) = kept.as_ref().filter(|kept| kept.items.are_as(charges)) {
             return kept.clone();
         }
-        // of the rules that do not charge this request, as was last known
+        // Rules that do not charge this request keep their last known state.
         let items = kept.as_ref().map_or(&self.items, |kept| &kept.items);
         let made = Self::new(self.family, Arc::new(items.flipped(charges)));
         let made = Arc::new(made.for_all());
@@ -105,7 +105,7 @@ impl Template {
         self.prepared.get_or_init(prepare).clone()
     }
 
-    /// All fields of the refusal of `decision`, in plain text, where every quota of it is known.
+    /// Returns all fields of a plain-text rejection, if the name of every quota is known.
     pub(crate) fn refusal(
         self: &Arc<Self>,
         decision: &Decision,
@@ -125,13 +125,13 @@ impl Template {
         Some(headers)
     }
 
-    /// The name on the wire of the quota an outcome speaks of.
+    /// Returns the name that clients see for the quota of an outcome.
     pub(crate) fn name(&self, outcome: &Outcome) -> &str {
         let found = self.items.find(outcome);
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
-    /// The numbers to tell, small enough to wait for the response with.
+    /// Returns the numbers to send, in a form small enough to hold until the response is available.
     #[inline]
     pub(crate) fn read(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
         if self.family == Headers::None { None } else { self.readings(decision) }
