@@ -1,15 +1,16 @@
-//! The smallest limit that would have refused nobody.
+//! The smallest limit that denies no request of a trace.
 
 use crate::{name::RuleName, quota::Quota};
 
-/// The smallest limit of one quota with which a trace [limits](super::Verdict::is_limited) nobody:
-/// every call fits at once, nobody waits, and nothing is overage. See [`least`](super::least) for an
-/// example.
+/// The smallest limit of one quota with which a trace [limits](super::Verdict::is_limited) no
+/// request: every call is allowed immediately and without overage. See [`least`](super::least) for
+/// an example.
 ///
-/// For GCRA and the token bucket that is the burst, with the rate as it is. A window has one number,
-/// its units per period. It is exact as long as there is [room](super::Simulator::least_stats): with
-/// one unit less a call of the trace is limited, unless it is what one request alone needs. What is found for one quota holds where the others limit nobody
-/// either.
+/// For GCRA and the token bucket this is the burst at the configured rate. A window has one number,
+/// its units per period. The result is exact as long as there is
+/// [room](super::Simulator::least_stats): with one unit less, some call of the trace would be
+/// limited. The need of a single request is the lower bound. The result for one quota holds if the
+/// other quotas limit nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Least {
     pub(super) rule: RuleName,
@@ -19,30 +20,34 @@ pub struct Least {
 }
 
 impl Least {
-    /// The rule that charges the quota.
+    /// Returns the rule of the quota.
     #[must_use]
     pub fn rule(&self) -> RuleName {
         self.rule
     }
 
-    /// Which of the rule's quotas it is, counted from 0.
+    /// Returns the index of the quota in its rule, from 0.
     #[must_use]
     pub fn place(&self) -> usize {
         self.place
     }
 
-    /// The quota as the rule has it.
+    /// Returns the quota as configured.
     pub fn given(&self) -> Quota {
         self.given
     }
 
-    /// The quota with the smallest limit that limits nobody.
+    /// Returns the quota with the smallest sufficient limit.
     ///
-    /// `None` where no limit does or none can be told: more is owed than a quota can say, the quota
-    /// is [blocked](Quota::blocked), it starts at [`initial`](Quota::initial) units, or it is a
-    /// window that [carries over](crate::Algorithm::carry_over); a [paced](crate::Algorithm::paced)
-    /// window lets no second unit pass in its first instant, however many it has.
-    #[must_use = "it is looked for in the trace and changes nothing"]
+    /// `None` if no limit is sufficient or the limit is unknown:
+    ///
+    /// - the trace needs more units than a quota can have;
+    /// - the quota is [blocked](Quota::blocked);
+    /// - the quota starts at [`initial`](Quota::initial) units;
+    /// - the quota is a window that [carries over](crate::Algorithm::carry_over);
+    /// - the quota is a [paced](crate::Algorithm::paced) window, and a second unit is needed in the
+    ///   first instant of a window.
+    #[must_use = "this returns the found quota and changes nothing"]
     pub fn quota(&self) -> Option<Quota> {
         let units = u32::try_from(self.most?).ok()?;
         self.given.with_limit(units).ok()

@@ -1,8 +1,8 @@
-//! How much every quota would have to allow.
+//! Measures the limit that each quota needs.
 //!
-//! As long as nobody is limited, what is owed does not depend on the limit. So each quota is counted
-//! by its own algorithm with the widest limit there is, each apart from the others, and the most that
-//! was ever owed at once is the smallest limit that refuses nobody.
+//! While no request is limited, the units in use do not depend on the limit. Each quota is
+//! therefore counted by its own algorithm with the widest limit, separately from the others. The
+//! maximum ever in use is the smallest limit that denies no request.
 
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ use crate::{
     store::{Charge, LocalStore, Stats, Store},
 };
 
-/// So many quotas are told apart, where a plan chooses them; of others nothing is said.
+/// The maximum number of distinct quotas of plans that are measured; further ones are left out.
 const MOST_QUOTAS: usize = 1_024;
 
 pub(super) struct Measure {
@@ -23,7 +23,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// What one request alone needs is the least of what there can be.
+    /// Starts each fixed quota at the need of a single request, the lower bound.
     pub(super) fn new(store: LocalStore, shapes: &[Shape<'_>]) -> Self {
         let of = |shape: &Shape<'_>| {
             let (rule, alone) = (shape.name, shape.least_need().max(1));
@@ -37,7 +37,7 @@ impl Measure {
         Self { store, found: shapes.iter().flat_map(of).collect() }
     }
 
-    /// Takes note of what a request is charged at `now`.
+    /// Records the charges of a request at `now`.
     pub(super) fn note(&mut self, charges: &[Charge<'_>], now: u64) {
         for charge in charges.iter().filter(|charge| charge.units() > 0) {
             let wide: SmallVec<[Quota; 4]> = charge.quotas().iter().map(Quota::widest).collect();
@@ -84,7 +84,7 @@ fn entry<'a>(
     found.get_mut(at)
 }
 
-/// Whether what is owed does not depend on the limit.
+/// Returns `true` if the units in use do not depend on the limit.
 fn is_countable(quota: &Quota) -> bool {
     let lends = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
@@ -93,8 +93,8 @@ fn is_countable(quota: &Quota) -> bool {
     !lends && !quota.is_blocked() && quota.initial_units().is_none()
 }
 
-/// The units of a window in which unit `last` has come at `now`: where they come evenly spaced,
-/// as many as make it come early enough.
+/// Returns the units per window with which unit `last` is available at `now`. A paced window must
+/// have enough units for that one to come early enough.
 fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {
     if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
         return Some(last);

@@ -1,10 +1,9 @@
-//! Rules played over a trace, on a clock of its own: whom would they have limited, and when?
+//! Replays a trace of requests against rules, to see which would have been limited and when.
 //!
-//! Limits are chosen by guess, tried on users, and corrected after complaints. What users did is in
-//! a log, so they can be tried on that first. A trace is any sequence of [`Call`]s, instants with
-//! heads of requests; each gets a [`Verdict`], the decision that a layer over an embedded store would
-//! have made at that instant. A week is played in seconds, and no more of it is kept than the
-//! accounts.
+//! Limits are often guessed, tried on users, and corrected after complaints. A log of past requests
+//! lets you test them first. A trace is any sequence of [`Call`]s: instants with request heads.
+//! Each call yields a [`Verdict`], the decision of a layer over an embedded store at that instant.
+//! The clock follows the trace, so a week takes seconds. Memory holds only the accounts.
 //!
 //! ```
 //! use std::{net::SocketAddr, time::Duration};
@@ -27,8 +26,9 @@
 //! assert_eq!(passed, [true, false, true, true]);
 //! ```
 //!
-//! The other way round, [`least`] asks the trace for the numbers: with which burst would nobody have
-//! been limited? A [`Simulator`] does both at once, and can be told how many keys it has room for:
+//! In the other direction, [`least`] derives the limits from the trace: it returns the smallest
+//! burst with which no request would have been limited. A [`Simulator`] does both at once, and lets
+//! you set the number of keys:
 //!
 //! ```
 //! use std::time::Duration;
@@ -41,26 +41,26 @@
 //! let rule = Rule::new("site", Everyone, Quota::per_second(5).burst(2));
 //! let mut simulator = Simulator::new(rule).capacity(1_000).measure();
 //!
-//! // four in 200 ms, in which one unit comes back
+//! // Four requests in 200 ms, in which one unit comes back.
 //! let limited = [0, 0, 100, 200].iter().filter(|at| simulator.decide(&call(**at)).is_limited());
 //! assert_eq!(limited.count(), 1);
 //! assert_eq!(simulator.least()[0].quota(), Some(Quota::per_second(5).burst(3)));
 //! ```
 //!
-//! The example `replay` does this with the access log of a web server.
+//! The example `replay` replays the access log of a web server.
 //!
-//! # What it does not protect against
+//! # Limitations
 //!
-//! - A trace is the past. Who is refused does something else next: waits, tries again, goes away.
-//!   The calls that follow are those of clients who were not.
-//! - It plays rules. What else a layer may do (lists, switches, exempt preflights, elastic limits,
-//!   settling after the response) it does not.
-//! - A trace that is coarser than the traffic, as a log in whole seconds, makes one burst of what
-//!   came within a second: more is refused, and [`least`] says more, than was needed.
-//! - With more keys in debt at a time than [`Simulator::capacity`] newcomers share accounts, here as
-//!   there; what is decided then depends on which keys meet. [`Simulator::stats`] says whether any
-//!   did. What [`least`] says is then too large, if anything; that runs out of room sooner, which
-//!   [`Simulator::least_stats`] says.
+//! - A trace is the past. A denied client changes its behavior: it waits, retries or leaves. The
+//!   later calls of the trace are those of clients that were not denied.
+//! - A simulation covers rules. It leaves out access lists, switches, exempt preflights, elastic limits
+//!   and charges adjusted after the response.
+//! - A trace with coarse time stamps, such as whole seconds, turns each second into a burst. More
+//!   requests are denied, and [`least`] is larger, than with exact times.
+//! - If more keys than [`Simulator::capacity`] are in debt at a time, new keys share accounts, as
+//!   in a layer. Decisions then depend on which keys share. [`Simulator::stats`] reports whether
+//!   that happened. [`least`] can then only be too large. Its accounts run out of room earlier; see
+//!   [`Simulator::least_stats`].
 
 mod least;
 mod measure;
@@ -78,11 +78,10 @@ pub use self::{
 };
 use crate::rule::Rules;
 
-/// One request of a trace: when it came, and its head.
+/// A request of a trace: its time and its head.
 ///
-/// The head is what extractors and costs read. [`PeerIp`](crate::PeerIp) and
-/// [`ClientIp`](crate::ClientIp) take the peer from a [`SocketAddr`](std::net::SocketAddr) in its
-/// extensions.
+/// Extractors and costs read the head. [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp)
+/// take the peer from a [`SocketAddr`](std::net::SocketAddr) in its extensions.
 ///
 /// ```
 /// use std::{net::SocketAddr, time::Duration};
@@ -100,32 +99,32 @@ pub struct Call {
 }
 
 impl Call {
-    /// A request with this head that came so long after the Unix epoch. What is past the year 2100
-    /// counts as then.
+    /// Creates a call with this head, at this time after the Unix epoch. A time after the year 2100
+    /// is clamped to it.
     #[must_use]
     pub fn new(at: Duration, parts: Parts) -> Self {
         Self { at, parts }
     }
 
-    /// When it came, since the Unix epoch.
+    /// Returns the time of the call, since the Unix epoch.
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
     }
 
-    /// Its head.
+    /// Returns the head of the call.
     #[must_use]
     pub fn parts(&self) -> &Parts {
         &self.parts
     }
 }
 
-/// Plays `rules` over `trace`: an iterator of one [`Verdict`] for each call, which holds no more than
-/// the accounts. See the [module](self) for an example.
+/// Replays `trace` against `rules`. Returns an iterator of one [`Verdict`] per call, which keeps
+/// only the accounts in memory. See the [module](self) for an example.
 ///
 /// # Panics
 ///
-/// Where [`Simulator::try_new`] gives an error.
+/// Panics if [`Simulator::try_new`] returns an error.
 #[track_caller]
 pub fn simulate<R, T>(rules: R, trace: T) -> Simulation<R, T::IntoIter>
 where
@@ -135,8 +134,8 @@ where
     Simulator::new(rules).play(trace)
 }
 
-/// The smallest limit of each quota with which `trace` [limits](Verdict::is_limited) nobody, found
-/// in one pass: see [`Least`].
+/// Returns, for each quota, the smallest limit with which `trace` [limits](Verdict::is_limited) no
+/// request. Takes one pass; see [`Least`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -154,7 +153,7 @@ where
 ///
 /// # Panics
 ///
-/// Where [`Simulator::try_new`] gives an error.
+/// Panics if [`Simulator::try_new`] returns an error.
 #[track_caller]
 pub fn least<R: Rules>(rules: R, trace: impl IntoIterator<Item = Call>) -> Vec<Least> {
     let mut played = Simulator::new(rules).measure().play(trace);

@@ -1,4 +1,4 @@
-//! A store on a clock that the trace drives.
+//! A layer's decisions on a clock that the trace drives.
 
 use std::{cmp::Reverse, collections::BinaryHeap, fmt, sync::Arc, time::Duration};
 
@@ -14,13 +14,13 @@ use crate::{
     store::{Charge, Clock, LocalStore, Stats, Store, hurried},
 };
 
-/// The latest instant: in 2100 and in nanoseconds, far from where sums of instants overflow.
+/// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 
-/// Plays calls one by one, and says what a layer of the same rules over an embedded store decides.
-/// See the [module](super) for an example.
+/// Decides calls one by one, as a layer with these rules over an embedded store would. See the
+/// [module](super) for an example.
 ///
-/// As in a layer, 1 024 requests may [wait](crate::Rule::max_wait) at a time.
+/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at a time.
 pub struct Simulator<R> {
     rules: R,
     clock: Clock,
@@ -28,17 +28,18 @@ pub struct Simulator<R> {
     store: LocalStore,
     keys: usize,
     measure: Option<Measure>,
-    /// When those who wait will have their place.
+    /// The ends of the current waits.
     waiting: BinaryHeap<Reverse<u64>>,
     late: u64,
 }
 
 impl<R: Rules> Simulator<R> {
-    /// A simulator with room for 131 072 keys in debt, as [`LocalStore::new`] has.
+    /// Creates a simulator for up to 131,072 keys in debt, like [`LocalStore::new`].
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](Simulator::try_new) gives an error; use that for rules from configuration.
+    /// Panics if [`try_new`](Simulator::try_new) returns an error. Use `try_new` for rules from
+    /// configuration.
     #[must_use]
     #[track_caller]
     pub fn new(rules: R) -> Self {
@@ -48,7 +49,7 @@ impl<R: Rules> Simulator<R> {
         }
     }
 
-    /// [`new`](Simulator::new) for rules from outside.
+    /// Creates a simulator for rules from configuration.
     ///
     /// ```
     /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::Simulator};
@@ -60,7 +61,8 @@ impl<R: Rules> Simulator<R> {
     ///
     /// # Errors
     ///
-    /// What [`RateLimitLayer::try_rules`](crate::RateLimitLayer::try_rules) says of the same rules.
+    /// Fails if [`RateLimitLayer::try_rules`](crate::RateLimitLayer::try_rules) fails for the
+    /// rules.
     pub fn try_new(rules: R) -> Result<Self, RuleError> {
         let (clock, hands) = Clock::driven();
         let store = LocalStore::on(clock.clone(), LocalStore::DEFAULT_KEYS);
@@ -82,8 +84,8 @@ impl<R: Rules> Simulator<R> {
         })
     }
 
-    /// Room for `keys` keys in debt at a time, as of [`LocalStore::with_capacity`]. Call it first: the
-    /// accounts begin anew.
+    /// Sets the number of keys that may be in debt at a time, like [`LocalStore::with_capacity`].
+    /// Call it first: it starts with empty accounts.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let store = LocalStore::on(self.clock.clone(), keys);
@@ -92,10 +94,10 @@ impl<R: Rules> Simulator<R> {
         if measured { simulator.measure() } else { simulator }
     }
 
-    /// Looks for the smallest limits, too, which [`least`](Simulator::least) then says. It takes the
-    /// time and the memory of a second store. What nobody is refused is owed for longer, so it may run
-    /// out of room alone: see [`least_stats`](Simulator::least_stats). A sliding log takes up to
-    /// 160 kB a key there, since its limit is raised to the longest there is.
+    /// Also measures the smallest limits, which [`least`](Simulator::least) returns. This takes the
+    /// time and the memory of a second store. Wide limits take longer to refill, so that store may
+    /// run out of room first: see [`least_stats`](Simulator::least_stats). A sliding log takes up
+    /// to 160 kB per key there, because its limit is raised to the maximum.
     #[must_use]
     pub fn measure(self) -> Self {
         let mut shapes = Vec::new();
@@ -106,7 +108,7 @@ impl<R: Rules> Simulator<R> {
         Self { measure, ..self }
     }
 
-    /// Plays one call.
+    /// Decides one call.
     ///
     /// ```
     /// use std::time::Duration;
@@ -118,7 +120,7 @@ impl<R: Rules> Simulator<R> {
     ///     simulator.decide(&Call::new(Duration::from_secs(second), parts))
     /// };
     /// assert!(decide(7).passes());
-    /// // it comes late, and is decided as of second 7
+    /// // This call is late, and is decided as of second 7.
     /// let late = decide(5);
     /// assert!(late.is_late() && late.at() == Duration::from_secs(7));
     /// assert_eq!(decide(8).decision().unwrap().retry_after(), Some(Duration::from_secs(29)));
@@ -138,7 +140,7 @@ impl<R: Rules> Simulator<R> {
         Verdict { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
-    /// What a layer's gate does with the head of a request.
+    /// Decides a request head as the layer does.
     fn ask(
         &mut self,
         call: &Call,
@@ -171,7 +173,7 @@ impl<R: Rules> Simulator<R> {
         })
     }
 
-    /// Plays the calls of `trace`, one by one as the iterator is asked.
+    /// Returns an iterator that decides the calls of `trace` on demand.
     pub fn play<T>(self, trace: T) -> Simulation<R, T::IntoIter>
     where
         T: IntoIterator<Item = Call>,
@@ -181,30 +183,30 @@ impl<R: Rules> Simulator<R> {
 }
 
 impl<R> Simulator<R> {
-    /// The smallest limit of each quota with which nobody would have been limited so far, in the
-    /// order of the rules. Empty unless it was told to [`measure`](Simulator::measure).
+    /// Returns, for each quota, the smallest limit with which no request so far would have been
+    /// limited, in the order of the rules. Empty without [`measure`](Simulator::measure).
     #[must_use]
     pub fn least(&self) -> Vec<Least> {
         self.measure.as_ref().map(Measure::least).unwrap_or_default()
     }
 
-    /// Calls so far that came [late](Verdict::is_late).
+    /// Returns the number of [late](Verdict::is_late) calls so far.
     #[must_use]
     pub fn late(&self) -> u64 {
         self.late
     }
 
-    /// How full the accounts are. With [`overflowed`](Stats::overflowed) above 0 the
-    /// [capacity](Simulator::capacity) was too small for the trace. The accounts that are
-    /// [measured](Simulator::measure) are not among them.
+    /// Returns statistics of the accounts, without the [measured](Simulator::measure) ones. If
+    /// [`overflowed`](Stats::overflowed) is above 0, the [capacity](Simulator::capacity) was too
+    /// small for the trace.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.store.untold_stats()
     }
 
-    /// The same of the accounts by which the smallest limits are found: with
-    /// [`overflowed`](Stats::overflowed) above 0 what [`least`](Simulator::least) says may be too
-    /// large. `None` unless it was told to [`measure`](Simulator::measure).
+    /// Returns statistics of the accounts that find the smallest limits, or `None` without
+    /// [`measure`](Simulator::measure). If [`overflowed`](Stats::overflowed) is above 0,
+    /// [`least`](Simulator::least) may return limits that are too large.
     ///
     /// ```
     /// use std::time::Duration;
@@ -212,7 +214,7 @@ impl<R> Simulator<R> {
     ///
     /// let rule = Rule::new("user", Header::new("x-user"), Quota::per_second(1));
     /// let mut simulator = Simulator::new(rule).capacity(16).measure();
-    /// // each second another user with 100 requests, of which one passes
+    /// // Each second a new user sends 100 requests, of which one is allowed.
     /// for n in 0..10_000 {
     ///     let request = http::Request::get("/").header("x-user", n / 100).body(()).unwrap();
     ///     simulator.decide(&Call::new(Duration::from_secs(n / 100), request.into_parts().0));
@@ -226,12 +228,12 @@ impl<R> Simulator<R> {
     }
 }
 
-/// The rules that a request has to wait for, if it waits: a decision that passes does not tell.
+/// Returns the rules that make a request wait, if it waits. The decision itself does not name them.
 fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Names {
     if let [alone] = charges {
         return SmallVec::from_slice(&[alone.rule()]);
     }
-    // a look, which changes nothing
+    // A charge of cost 0 changes nothing.
     let looks: SmallVec<[Charge<'_>; 4]> = charges.iter().map(|charge| charge.cost(0)).collect();
     let seen: Decision = store.take(&looks).now();
     let is_short = |charge: &&Charge<'_>| {
@@ -249,8 +251,8 @@ impl<R: fmt::Debug> fmt::Debug for Simulator<R> {
     }
 }
 
-/// The iterator of [`simulate`](super::simulate) and [`Simulator::play`]: one [`Verdict`] for each
-/// call of a trace.
+/// The iterator of [`simulate`](super::simulate) and [`Simulator::play`]. Yields one [`Verdict`]
+/// per call of a trace.
 #[derive(Debug)]
 #[must_use = "iterators are lazy"]
 pub struct Simulation<R, T> {
@@ -259,7 +261,7 @@ pub struct Simulation<R, T> {
 }
 
 impl<R, T> Simulation<R, T> {
-    /// The simulator, for what it has to say of all calls so far.
+    /// Returns the simulator, for its results so far.
     ///
     /// ```
     /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::simulate};

@@ -1,4 +1,4 @@
-//! What became of one call.
+//! Verdicts on single calls.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 /// The names of rules.
 pub(super) type Names = SmallVec<[RuleName; 2]>;
 
-/// What became of one [`Call`](super::Call) of a trace.
+/// The verdict on one [`Call`](super::Call) of a trace.
 ///
 /// ```
 /// use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) type Names = SmallVec<[RuleName; 2]>;
 /// let rule = Rule::new("user", Header::new("x-api-key"), Quota::per_minute(1));
 /// let verdict = simulate(rule, [Call::new(Duration::ZERO, parts)]).next().unwrap();
 ///
-/// // no quota refused it: it has no key
+/// // No quota denied it: it has no key.
 /// assert!(!verdict.passes() && !verdict.is_limited());
 /// assert!(verdict.decision().is_none() && verdict.error().is_some());
 /// ```
@@ -32,27 +32,28 @@ pub struct Verdict {
     pub(super) at: Duration,
     pub(super) late: bool,
     pub(super) waits_for: Names,
-    /// `None` where no rule charges it, the error where it has no usable key.
+    /// `None` if no rule charges the call; the error if it has no usable key.
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }
 
 impl Verdict {
-    /// When it was decided, since the Unix epoch: when the call came, or, of one that is
-    /// [late](Verdict::is_late), when the latest before it came.
+    /// Returns the time of the decision, since the Unix epoch. This is the time of the call. A
+    /// [late](Verdict::is_late) call is decided at the latest time before it.
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
     }
 
-    /// Whether a call before it in the trace came later. The clock never runs back: such a call is
-    /// decided as if it had come at that time. Logs are written when a request ends, so that some
-    /// are.
+    /// Returns `true` if an earlier call in the trace has a later time. The clock never runs back,
+    /// so a late call is decided at that later time. Logs are written when a request ends, which
+    /// makes some calls late.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.late
     }
 
-    /// Whether the request reaches the service, be it after a [wait](Decision::wait).
+    /// Returns `true` if the request reaches the service, immediately or after a
+    /// [wait](Decision::wait).
     #[must_use]
     pub fn passes(&self) -> bool {
         match &self.decided {
@@ -61,8 +62,8 @@ impl Verdict {
         }
     }
 
-    /// Whether a quota stood in its way: it is refused, has to wait, passes as overage, or would be
-    /// refused by a rule that only reports.
+    /// Returns `true` if a quota affected the request: it was denied, had to wait, was overage, or
+    /// would have been denied by a report-only rule.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.decision().is_some_and(|decision| {
@@ -71,7 +72,8 @@ impl Verdict {
         })
     }
 
-    /// Whether it passes after a [wait](Decision::wait) to which a quota of this rule made it.
+    /// Returns `true` if the request is allowed after a [wait](Decision::wait) that a quota of this
+    /// rule caused.
     ///
     /// ```
     /// use std::time::Duration;
@@ -84,7 +86,7 @@ impl Verdict {
     ///     Call::new(Duration::from_secs(second), parts)
     /// });
     ///
-    /// // it takes the last of the day, but waits for the second
+    /// // It takes the last unit of the day, but waits for the per-second quota.
     /// let verdict = simulate((day, pace), calls).nth(1).unwrap();
     /// assert!(verdict.passes() && verdict.is_limited());
     /// let waits_for = |rule| verdict.waits_for(RuleName::new(rule).unwrap());
@@ -95,14 +97,14 @@ impl Verdict {
         self.waits_for.contains(&rule)
     }
 
-    /// The decision. `None` when no quota was asked: no rule charges the request, or it has no
-    /// usable key.
+    /// Returns the decision, or `None` if no quota applies: no rule charges the request, or it has
+    /// no usable key.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         self.decided.as_ref().ok()?.as_ref()
     }
 
-    /// Why it has no usable key, where it was refused for that.
+    /// Returns the reason why the request has no usable key, if it was rejected for that.
     #[must_use]
     pub fn error(&self) -> Option<&KeyError> {
         self.decided.as_ref().err()
