@@ -1,4 +1,4 @@
-//! Numbers, by the `metrics` facade.
+//! Metrics through the `metrics` facade.
 
 use std::{
     array::from_fn,
@@ -17,13 +17,13 @@ use crate::{
     name::RuleName,
 };
 
-/// The counters of a layer's rules: each is registered when it is first counted, and found again
-/// without a lookup.
+/// The counters of a layer's rules. A counter is registered on first use and then found without a
+/// lookup.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
     rules: Arc<[Counters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
-    /// From so many percent used a rule is near its limit.
+    /// The used percentage from which a rule counts as near its limit.
     near: u8,
     noted: Noted,
 }
@@ -35,7 +35,7 @@ struct Counters {
     near: OnceLock<Counter>,
 }
 
-/// When a decision was asked for.
+/// The start time of a decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Started(Option<Instant>);
 
@@ -60,7 +60,7 @@ impl Started {
 }
 
 impl Meter {
-    /// Whether there is anything to count.
+    /// Set if counters exist.
     pub(super) const COUNTS: bool = true;
 
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
@@ -87,7 +87,7 @@ impl Meter {
         Self { near: percent, ..self }
     }
 
-    /// The store has answered.
+    /// Records the duration of a store's answer.
     #[inline]
     pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
         let Some(started) = started else { return };
@@ -120,7 +120,7 @@ impl Meter {
         }
     }
 
-    /// A decision that names no rule is one about all.
+    /// Counts a decision that names no rule under every rule.
     pub(super) fn count_all(&self, verdict: Verdict) {
         for counters in &*self.rules {
             self.count(counters.rule, verdict);
@@ -140,28 +140,31 @@ impl Meter {
         left * 100 <= limit * u64::from(100 - self.near)
     }
 
-    /// None of a rule that was not described when the layer was built.
+    /// Returns the counters of a rule; `None` if the rule was unknown when the layer was built.
     fn rule(&self, rule: RuleName) -> Option<&Counters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
 }
 
-/// Says what the numbers are, to the recorder that is installed by now: once for each layer and
-/// store, since recorders keep what was said last.
+/// Registers descriptions with the installed recorder, once per layer and store. Recorders keep the
+/// latest description.
 #[cold]
 fn describe() {
     let counters = [
-        ("ratelimit.decisions", "Requests decided, each under every rule of it once."),
-        ("ratelimit.near_limit", "Requests that passed close to a limit."),
-        ("ratelimit.unidentified", "Requests refused before a store was asked."),
-        ("ratelimit.store.errors", "Questions a store could not decide."),
-        ("ratelimit.overflows", "Decisions over accounts that newcomers share for want of room."),
+        ("ratelimit.decisions", "Rate limit decisions, one per request and rule."),
+        ("ratelimit.near_limit", "Allowed requests close to a limit."),
+        ("ratelimit.unidentified", "Requests rejected before a store was asked."),
+        ("ratelimit.store.errors", "Calls that a store failed to decide."),
+        (
+            "ratelimit.overflows",
+            "Decisions on accounts that new keys share because the store is full.",
+        ),
         ("ratelimit.blocks.denied", "Blocks that the embedded store had no room for."),
     ];
     for (name, text) in counters {
         describe_counter!(name, Unit::Count, text);
     }
-    let waited = "Time until the store has answered.";
+    let waited = "Time until the store answers.";
     describe_histogram!("ratelimit.decision.duration", Unit::Seconds, waited);
     let breaker = "The breaker of the store: 0 closed, 1 probing, 2 open.";
     describe_gauge!("ratelimit.store.circuit", breaker);
@@ -169,32 +172,32 @@ fn describe() {
     describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
 }
 
-/// A request was refused before any store was asked.
+/// Counts a request that was rejected before any store was asked.
 pub(crate) fn unidentified() {
     counter!("ratelimit.unidentified").increment(1);
 }
 
-/// A store did not decide.
+/// Counts a call that a store failed to decide.
 pub(crate) fn store_failed(kind: &'static str) {
     counter!("ratelimit.store.errors", "kind" => kind).increment(1);
 }
 
-/// A breaker is closed (0), probing (1) or open (2).
+/// Sets the state of a breaker: closed (0), probing (1) or open (2).
 pub(crate) fn circuit(state: u8) {
     gauge!("ratelimit.store.circuit").set(state);
 }
 
-/// A decision was made over an account that newcomers share.
+/// Counts a decision on an account that new keys share.
 pub(crate) fn overflowed() {
     counter!("ratelimit.overflows").increment(1);
 }
 
-/// A key was not blocked for want of room.
+/// Counts a key that could not be blocked because the store is full.
 pub(crate) fn block_denied() {
     counter!("ratelimit.blocks.denied").increment(1);
 }
 
-/// How full an embedded store is.
+/// Sets the gauges of an embedded store.
 pub(crate) fn set_keys(in_debt: usize, slots: usize) {
     gauge!("ratelimit.keys").set(in_debt as f64);
     gauge!("ratelimit.slots").set(slots as f64);

@@ -1,8 +1,8 @@
-//! What operators see: numbers for dashboards (feature `metrics`), words for log files and spans
-//! (feature `tracing`). Labels come from closed sets, and never from a key: log lines and spans have
-//! at most its fingerprint. And what a rule refused last, for a page (feature `admin`).
+//! Observability: metrics (feature `metrics`), log lines and spans (feature `tracing`), and the
+//! latest denials for the admin page (feature `admin`). Label values come from closed sets, never
+//! from a key. Log lines and spans contain at most the fingerprint of a key.
 //!
-//! Without its feature each part is empty and costs nothing.
+//! Without its feature, each part is a no-op.
 
 #[cfg(feature = "metrics")]
 mod metered;
@@ -35,7 +35,7 @@ use crate::{
     name::RuleName,
 };
 
-/// What became of a request under one rule, as `ratelimit.decisions` counts it.
+/// The result of a request under one rule, as counted in `ratelimit.decisions`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Allowed,
@@ -61,7 +61,7 @@ impl Verdict {
 
     #[cfg_attr(
         not(any(feature = "admin", feature = "metrics", feature = "tracing")),
-        expect(dead_code, reason = "nobody is told")
+        expect(dead_code, reason = "only these features report it")
     )]
     fn as_str(self) -> &'static str {
         match self {
@@ -77,8 +77,8 @@ impl Verdict {
 }
 
 impl Meter {
-    /// Tells that a request passes, though `decision` may have refused it (a layer that only
-    /// reports). `who` is asked for what stands for a rule's key.
+    /// Records that a request is allowed. A report-only layer allows a request despite a denial in
+    /// `decision`. `who` returns the fingerprint of a rule's key.
     #[inline]
     pub(crate) fn passed(
         &self,
@@ -93,7 +93,8 @@ impl Meter {
         });
     }
 
-    /// Tells that a request is refused: by the rules that denied it, others were not charged.
+    /// Records that a request is denied, under the rules that denied it. Other rules were not
+    /// charged.
     pub(crate) fn refused(
         &self,
         decision: &Decision,
@@ -104,7 +105,7 @@ impl Meter {
         self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
-    /// Counts by each rule once, whatever the number of its quotas.
+    /// Counts each rule once, regardless of the number of its quotas.
     fn each(
         &self,
         decision: &Decision,
@@ -133,7 +134,7 @@ impl Meter {
                 None => continue,
             };
             self.count(rule, verdict);
-            // its own wait, which the others' may exceed; of any that never ends there is none
+            // The wait of this rule alone; none if one of its quotas never regains units.
             let wait = || {
                 let denied = all().filter(|outcome| outcome.is_denied());
                 let mut waits = denied.map(Outcome::retry_after);

@@ -1,4 +1,4 @@
-//! The last refusals of each rule, for a page that operators look at.
+//! The latest denials of each rule, for the admin page.
 
 use std::{
     collections::VecDeque,
@@ -12,8 +12,7 @@ use std::{
 use super::Verdict;
 use crate::{fingerprint::Fingerprint, name::RuleName};
 
-/// What a layer's rules have refused, where somebody watches; nothing otherwise. A clone is the
-/// same.
+/// The recorded denials of a layer's rules. Empty unless enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Noted(Option<Arc<[Rule]>>);
 
@@ -25,17 +24,17 @@ struct Rule {
     last: Mutex<VecDeque<Refusal>>,
 }
 
-/// A request that was refused, or would have been.
+/// A request that was denied, or would have been.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     pub(crate) at: SystemTime,
-    /// What stands for its key.
+    /// The fingerprint of the key.
     pub(crate) key: Option<Fingerprint>,
     pub(crate) result: &'static str,
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// How many requests a rule has refused since it is watched, and would have.
+/// The number of requests that a rule has denied, or would have denied, since recording began.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) refused: u64,
@@ -43,7 +42,7 @@ pub(crate) struct Counted {
 }
 
 impl Noted {
-    /// Refusals kept of a rule.
+    /// The number of denials kept per rule.
     pub(crate) const MOST: usize = 50;
 
     pub(crate) fn watching(rules: impl IntoIterator<Item = RuleName>) -> Self {
@@ -61,8 +60,8 @@ impl Noted {
         self.0.is_some()
     }
 
-    /// `told` is asked for the key and the wait. Of two refusals at one instant one may be counted and
-    /// not kept: nobody waits for a note.
+    /// Records a denial; `told` computes the key and the wait. Recording never blocks, so one of
+    /// two simultaneous denials may be counted without being kept.
     pub(super) fn note(
         &self,
         rule: RuleName,
@@ -85,14 +84,14 @@ impl Noted {
         last.push_front(Refusal { at, key, result, retry_after });
     }
 
-    /// The same of every rule: of a decision that names none.
+    /// Records a denial that names no rule under every rule.
     pub(super) fn note_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
         for rule in self.0.iter().flat_map(|rules| rules.iter()) {
             self.note(rule.name, verdict, || (None, retry_after));
         }
     }
 
-    /// The last refusals of a rule, the newest first.
+    /// Returns the latest denials of a rule, newest first.
     pub(crate) fn last(&self, rule: RuleName) -> Vec<Refusal> {
         let Some(rule) = self.find(rule) else { return Vec::new() };
         rule.last.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()

@@ -1,4 +1,4 @@
-//! Words, by the `tracing` facade.
+//! Spans and log lines through the `tracing` facade.
 
 use tracing::{
     Level, Span,
@@ -9,9 +9,9 @@ use tracing::{
 use super::Verdict;
 use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName};
 
-/// Fills the fields `ratelimit.*` that the current span has declared, and says at debug that a
-/// request is refused. A line for each at a higher level would amplify a flood; the key is in none,
-/// and what stands for it is worked out only where somebody listens.
+/// Fills the `ratelimit.*` fields that the current span has declared, and logs denials at debug
+/// level. A higher level would amplify a flood. Keys never appear, and fingerprints are computed
+/// only if a subscriber listens.
 #[inline]
 pub(super) fn trace(
     decision: &Decision,
@@ -59,17 +59,17 @@ fn record(span: &Span, result: &Field, decision: &Decision, verdict: Verdict) {
     }
 }
 
-/// The rule that decided.
+/// Returns the rule that decided.
 fn policy(decision: &Decision) -> Option<&'static str> {
     decision.binding().map(|outcome| outcome.rule().as_str())
 }
 
-/// Whose account decided.
+/// Returns the fingerprint of the account that decided.
 fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> Option<Fingerprint> {
     who(decision.binding()?.rule())
 }
 
-/// Of a refusal, rounded up.
+/// Returns the wait of a denial in milliseconds, rounded up.
 fn retry_after(decision: &Decision) -> Option<u64> {
     let wait = decision.retry_after().filter(|_| !decision.is_allowed())?;
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()

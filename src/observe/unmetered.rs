@@ -1,4 +1,4 @@
-//! No numbers.
+//! No-op metrics, used without the `metrics` feature.
 
 use super::{Noted, Verdict};
 use crate::{
@@ -31,12 +31,12 @@ impl Meter {
     }
 
     #[cfg(feature = "admin")]
-    #[expect(clippy::unused_self, reason = "as where there is more")]
+    #[expect(clippy::unused_self, reason = "matches the `metrics` version")]
     pub(crate) fn noting(self, noted: Noted) -> Self {
         Self(noted)
     }
 
-    /// The store has answered.
+    /// Does nothing.
     #[inline]
     pub(crate) fn answered(&self, _: &Decision, _: Started) {}
 

@@ -1,4 +1,4 @@
-//! No refusals are kept.
+//! No-op records of denials, used without the `admin` feature.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{fingerprint::Fingerprint, name::RuleName};
 pub(crate) struct Noted(());
 
 impl Noted {
-    #[expect(clippy::unused_self, reason = "as where they are kept")]
+    #[expect(clippy::unused_self, reason = "matches the `admin` version")]
     pub(super) fn watches(&self) -> bool {
         false
     }

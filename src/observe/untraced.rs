@@ -1,4 +1,4 @@
-//! No words.
+//! No-op tracing, used without the `tracing` feature.
 
 use super::Verdict;
 use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName};
