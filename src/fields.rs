@@ -1,8 +1,8 @@
-//! Settings from outside, read field by field.
+//! Reads settings field by field.
 //!
-//! What serde says of a wrong value by itself names a type of Rust (`expected u32`) and no field. Who
-//! writes a file of limits needs the field, its value and the fix, so everything is read through
-//! here. Where in the file that is, its format adds: `toml` shows the line.
+//! A plain serde error names a Rust type (`expected u32`) but no field. The author of a settings
+//! file needs the field, its value and the fix, so all settings are read through this module. The
+//! file format adds the position: `toml` shows the line.
 
 use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
@@ -10,24 +10,24 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-/// What is written as a table, or as one word where that says all.
+/// A setting written as a table, or as one word if that is enough.
 pub(crate) trait Table: Default {
     type Read;
 
-    /// How it is written, for whoever wrote something else.
+    /// The expected form, for error messages.
     const SHAPE: &'static str;
 
-    /// What the text alone says.
+    /// Reads the value from text alone.
     fn text(text: &str) -> Result<Self::Read, String>;
 
-    /// Takes the value of one field.
+    /// Reads the value of one field.
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error>;
 
-    /// What the fields say together.
+    /// Combines the fields into the value.
     fn read(self) -> Result<Self::Read, String>;
 }
 
-/// Reads a [`Table`], or the text that stands for one.
+/// Reads a [`Table`], or the text that replaces one.
 pub(crate) fn read<'de, T: Table, D: Deserializer<'de>>(value: D) -> Result<T::Read, D::Error> {
     value.deserialize_any(Reader::<T>(PhantomData))
 }
@@ -55,7 +55,7 @@ impl<'de, T: Table> Visitor<'de> for Reader<T> {
     }
 }
 
-/// The value of a field: errors arise while it is read, so that the format knows where it stands.
+/// The value of a field. Errors arise while it is read, so that the format can add the position.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,
@@ -73,7 +73,7 @@ impl<'de, T: Table> DeserializeSeed<'de> for Field<'_, T> {
     }
 }
 
-/// A whole number within `range`.
+/// Reads a whole number within `range`.
 pub(crate) fn number<'de, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -95,7 +95,8 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<b
     }
 }
 
-/// What `read` makes of a text; its error is a whole sentence, and `fix` is for what is no text.
+/// Reads a text with `read`, whose error is a whole sentence. `fix` completes the error for other
+/// types.
 pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -108,10 +109,10 @@ pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     }
 }
 
-/// What is said of a field that there is not: `fix` names those there are.
+/// Returns the error for an unknown field; `fix` names the known ones.
 pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
     match Value::deserialize(value) {
-        Ok(value) => D::Error::custom(format!("{name:?} (set to {value}) is no field; {fix}")),
+        Ok(value) => D::Error::custom(format!("unknown field {name:?} (set to {value}); {fix}")),
         Err(error) => error,
     }
 }
@@ -125,7 +126,7 @@ enum Value {
     Flag(bool),
     Whole(u64),
     Text(String),
-    /// One that no field has, as it is shown.
+    /// Any other value, as it is printed.
     Other(String),
 }
 

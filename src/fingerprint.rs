@@ -1,10 +1,10 @@
-//! What stands for a key where people read: in log lines, spans and explanations.
+//! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! A key may be personal or secret, so it is never written. But whoever looks into a complaint has
-//! to tell one key from another. A fingerprint is a keyed hash of the key: SipHash-2-4 of 64 bits
-//! (Aumasson and Bernstein, 2012) under a [`Secret`]. One key has one fingerprint in every process
-//! and after every restart, as long as the secret is the same. A plain hash would not do: four
-//! billion IPv4 addresses are hashed in seconds, and with them the one that was written.
+//! A key may be personal or secret, so it is never written. An operator who investigates a
+//! complaint still has to distinguish keys. A fingerprint is a keyed hash of the key: SipHash-2-4
+//! with 64 bits (Aumasson and Bernstein, 2012) under a [`Secret`]. A key has an equal fingerprint
+//! in every process and after every restart, as long as the secret is equal. A plain hash would not
+//! be safe: all four billion IPv4 addresses can be hashed in seconds.
 //!
 //! ```
 //! use tower_sluice::{Key, Secret};
@@ -14,7 +14,7 @@
 //! assert_eq!(fingerprint.to_string(), "bc6ccc7043dc9acb");
 //! ```
 //!
-//! A layer tells it where it is asked to ([`RateLimitLayer::fingerprint`]):
+//! A layer adds it if enabled ([`RateLimitLayer::fingerprint`]):
 //!
 //! ```
 //! use tower_sluice::{Quota, RateLimitLayer, Secret};
@@ -25,11 +25,11 @@
 //! # Ok::<(), tower_sluice::SecretError>(())
 //! ```
 //!
-//! # What it does not protect against
+//! # Limitations
 //!
-//! Whoever has the secret finds a short key by trying all there are. And lines of one key can be
-//! told to be of one key: a fingerprint is a pseudonym, no anonymity. A new secret cuts old lines
-//! off from new ones.
+//! A holder of the secret can find a short key by trying all candidates. Lines of one key can be
+//! linked: a fingerprint is a pseudonym, and does not make a key anonymous. A new secret breaks the
+//! link between old and new lines.
 //!
 //! [`RateLimitLayer::fingerprint`]: crate::RateLimitLayer::fingerprint
 
@@ -43,27 +43,28 @@ use siphasher::{
     sip128::{Hasher128, SipHasher24 as SipHasher128},
 };
 
-/// The length of the key of `SipHash`, in bytes.
+/// The length of a `SipHash` key, in bytes.
 const LENGTH: usize = 16;
 
-/// What keys are hashed with: 128 bits that only the operator knows.
+/// The secret key of fingerprints: 128 bits that only the operator knows.
 ///
-/// Take sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a longer text of as much
-/// chance. `Debug` never prints it.
+/// Use sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a longer text with at least
+/// 128 bits of entropy. `Debug` never prints it.
 #[derive(Clone, Copy)]
 pub struct Secret([u8; LENGTH]);
 
-/// A secret was too short.
+/// An error for a secret that is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecretError(usize);
 
-/// What stands for a key: 64 bits, written as 16 hexadecimal digits, in files too (feature `serde`).
-/// Made by [`Key::fingerprint`](crate::Key::fingerprint).
+/// The fingerprint of a key: 64 bits, written as 16 hexadecimal digits, also by feature `serde`.
+/// Created by [`Key::fingerprint`](crate::Key::fingerprint).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl Secret {
-    /// The secret of these bytes. Sixteen are taken as they are, and more are hashed to sixteen.
+    /// Creates a secret from bytes. Sixteen bytes are used as they are; longer input is hashed to
+    /// sixteen.
     ///
     /// ```
     /// use tower_sluice::Secret;
@@ -74,7 +75,7 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// When there are fewer than 16; the error says how many there are, and never which.
+    /// Fails if there are fewer than 16 bytes. The error contains their number, never the bytes.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, SecretError> {
         let bytes = bytes.as_ref();
         match <[u8; LENGTH]>::try_from(bytes) {
@@ -84,8 +85,8 @@ impl Secret {
         }
     }
 
-    /// A secret of this moment, which nobody is told: fingerprints by it are the same in this process,
-    /// for as long as it is kept, and others after a restart.
+    /// Creates a random secret that is not known outside the process. Its fingerprints are stable
+    /// while it is kept, and differ after a restart.
     ///
     /// ```
     /// use tower_sluice::{Key, Secret};
@@ -95,23 +96,23 @@ impl Secret {
     /// ```
     #[must_use]
     pub fn random() -> Self {
-        // its keys come from the system
+        // `RandomState` takes its keys from the operating system.
         let random = RandomState::new();
         let [low, high] = [0, 1].map(|half| random.hash_one(half));
         Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// Known to everybody: what it hashes can be found by trying.
+    /// A secret known to everybody: a hashed value can be found by trying candidates.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
-    /// The fingerprint of what these parts are together.
+    /// Returns the fingerprint of the concatenated parts.
     pub(crate) fn fingerprint(&self, parts: &[&[u8]]) -> Fingerprint {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));
         Fingerprint(hasher.finish())
     }
 
-    /// The same in 128 bits, for addresses in a store that others may read.
+    /// Returns a hash of 128 bits, for addresses in a store that others may read.
     pub(crate) fn hash128(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut hasher = SipHasher128::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));
@@ -166,10 +167,10 @@ impl fmt::Debug for Fingerprint {
 mod tests {
     use super::*;
 
-    /// The first and the last vector of the reference implementation: the secret 00 to 0f, over
-    /// nothing and over 00 to 3e.
+    /// The first and the last vector of the reference implementation: secret 00 to 0f, applied to
+    /// an empty input and to 00 to 3e.
     #[test]
-    fn the_hash_is_that_of_the_paper() {
+    fn the_hash_matches_the_reference_vectors() {
         let secret = Secret(std::array::from_fn(|at| u8::try_from(at).expect("small")));
         let bytes: Vec<u8> = (0..63).collect();
         assert_eq!(secret.fingerprint(&[]).to_string(), "726fdb47dd0e0e31");
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_secret_is_refused_with_the_fix_and_a_long_one_counts_whole() {
+    fn a_short_secret_is_an_error_with_a_fix_and_every_byte_of_a_long_one_counts() {
         for n in 0..LENGTH {
             let error = Secret::new("hunter2".repeat(3).get(..n).expect("long enough"));
             let said = error.expect_err("too short").to_string();

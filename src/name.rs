@@ -1,4 +1,4 @@
-//! Names of rules: interned, so that they are compared and hashed as one word.
+//! Interned rule names, compared and hashed as one word.
 
 use std::{
     collections::HashMap,
@@ -10,8 +10,8 @@ use std::{
 
 /// The name of a rule: 1 to 64 printable ASCII characters, `[a-z0-9_-]` by custom.
 ///
-/// It is part of an account's address and appears in header fields, so it must be neither secret
-/// nor personal. Names are kept for the life of the process: take them from code or
+/// The name is part of an account's address and appears in header fields, so it must be neither
+/// secret nor personal. Names stay in memory for the life of the process. Take them from code or
 /// configuration, never from a request.
 ///
 /// ```
@@ -35,23 +35,24 @@ static NAMES: LazyLock<Mutex<HashMap<&'static str, RuleName>>> = LazyLock::new(M
 static DEFAULT: LazyLock<RuleName> = LazyLock::new(|| RuleName::intern("default"));
 
 impl RuleName {
-    /// The interned name.
+    /// Interns a name.
     ///
     /// # Errors
     ///
-    /// When `name` is empty, longer than 64 characters, or has one that is not printable ASCII;
-    /// the error names the character and its place.
+    /// Fails if `name` is empty, is longer than 64 characters, or contains a character that is not
+    /// printable ASCII. The error names the character and its position.
     pub fn new(name: &str) -> Result<Self, NameError> {
         if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
     }
 
-    /// The name as it was given.
+    /// Returns the name as a string.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         self.0.name
     }
 
-    /// The same in every process, so that it may stand in for the name in an account's address.
+    /// Returns a hash that is equal in every process, so that it can replace the name in an
+    /// account's address.
     pub(crate) fn hash64(self) -> u64 {
         self.0.hash
     }
@@ -68,7 +69,7 @@ impl RuleName {
     }
 }
 
-/// FNV-1a: names are few and come from the operator, so a simple hash is enough.
+/// FNV-1a. Names are few and come from the operator, so a simple hash is enough.
 fn fnv(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
@@ -86,7 +87,7 @@ pub(crate) const fn is_valid(name: &str) -> bool {
     !bytes.is_empty() && bytes.len() <= 64
 }
 
-/// `default`, the name of a rule that was given none.
+/// Returns `default`, the name of a rule without an explicit name.
 impl Default for RuleName {
     fn default() -> Self {
         *DEFAULT
@@ -134,7 +135,7 @@ impl serde::Serialize for RuleName {
     }
 }
 
-/// As [`RuleName::new`].
+/// Validates the name as [`RuleName::new`] does.
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for RuleName {
     fn deserialize<D: serde::Deserializer<'de>>(name: D) -> Result<Self, D::Error> {
@@ -156,7 +157,7 @@ impl<'de> serde::Deserialize<'de> for RuleName {
     }
 }
 
-/// Why a name was refused.
+/// An error that describes an invalid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError(String);
 
@@ -189,12 +190,15 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_character_and_its_place() {
+    fn errors_name_the_character_and_its_position() {
         let text = |name: &str| RuleName::new(name).unwrap_err().to_string();
         assert!(text("caf\u{e9}").contains("'\u{e9}' at byte 3"));
         assert!(text("a\nb").contains("'\\n' at byte 1"));
         assert!(text("").contains("empty"));
         assert!(text(&"x".repeat(65)).contains("65 characters"));
-        assert!(RuleName::new("a \"quoted\\\" name").is_ok(), "headers escape what needs it");
+        assert!(
+            RuleName::new("a \"quoted\\\" name").is_ok(),
+            "headers escape quotes and backslashes"
+        );
     }
 }

@@ -223,7 +223,7 @@ fn a_wrong_quota_is_told_with_field_value_and_fix() {
             "{ units = 5, period = \"s\", initial = 6 }",
             "quota: initial is above burst; lower it or raise burst (initial 6)".into(),
         ),
-        ("{ units = 5, period = \"s\", rate = 7 }", format!("\"rate\" (set to 7) is no field; {FIELDS}")),
+        ("{ units = 5, period = \"s\", rate = 7 }", format!("unknown field \"rate\" (set to 7); {FIELDS}")),
         ("{ units = 5, period = \"s\", algorithm = \"leaky\" }", format!("algorithm is \"leaky\"; {ALGORITHMS}")),
         (
             "{ units = 5, period = \"s\", algorithm = \"sliding_window\" }",
@@ -247,7 +247,7 @@ fn a_wrong_quota_is_told_with_field_value_and_fix() {
         ),
         (
             "{ units = 5, period = \"s\", algorithm = { sliding_log = {} } }",
-            format!("\"sliding_log\" (set to a table) is no field; {ALGORITHMS}"),
+            format!("unknown field \"sliding_log\" (set to a table); {ALGORITHMS}"),
         ),
         ("{ units = 5, period = \"s\", algorithm = {} }", format!("algorithm is 0 algorithms; {ALGORITHMS}")),
         (
@@ -301,7 +301,7 @@ fn a_wrong_setting_of_a_rule_is_told_with_field_value_and_fix() {
         ),
         (
             "{ quotas = [], quota = \"5/s\" }",
-            format!("\"quota\" (set to \"5/s\") is no field; {FIELDS}"),
+            format!("unknown field \"quota\" (set to \"5/s\"); {FIELDS}"),
         ),
         (
             "{ quotas = [], cost = \"two\" }",
@@ -323,7 +323,7 @@ fn a_wrong_setting_of_a_rule_is_told_with_field_value_and_fix() {
         ),
         (
             "{ quotas = [], missing = { skip = 1 } }",
-            format!("\"skip\" (set to 1) is no field; {MISSING}"),
+            format!("unknown field \"skip\" (set to 1); {MISSING}"),
         ),
         (
             "{ quotas = [], report_only = \"yes\" }",

@@ -265,7 +265,7 @@ fn config_applies_new_limits_to_a_running_server_and_refills_nobody() {
 
     for (user, said) in [
         ("quotas = '5/week'", "period is \"week\"; end it with one of"),
-        ("quotas = '7/h'\nrate = 7", "\"rate\" (set to 7) is no field; give name, quotas"),
+        ("quotas = '7/h'\nrate = 7", "unknown field \"rate\" (set to 7); give name, quotas"),
         ("quotas = '7/h", "TOML parse error at line 7"),
         ("quotas = '7/h'\ncost = 8", "rule user: cost 8 is above the quota's limit 7"),
     ] {
@@ -441,7 +441,7 @@ fn gateway_names_the_flag_the_value_and_the_fix() {
         rule("name=ip key=peer quota=0/s", "units is 0; to refuse everything"),
         rule("name=ip key=peer quota=5/s burst 10", "\"burst\" is not field=value; quote"),
         rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),
-        rule("name=ip key=peer quota=5/s rate=7", "\"rate\" (set to \"7\") is no field; give"),
+        rule("name=ip key=peer quota=5/s rate=7", "unknown field \"rate\" (set to \"7\"); give"),
         rule("name=ip key=peer quota=5/s cost=-1", "cost is \"-1\"; give a whole number"),
         rule("name=ip key=peer quota=5/s algorithm=leaky", "algorithm is \"leaky\"; give gcra"),
         rule("name=ip key=peer quota=\"5/s burst 9\" algorithm=sliding_log", "drop it (burst"),

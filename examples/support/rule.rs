@@ -99,7 +99,7 @@ impl FromStr for RuleFlag {
                 "headroom" => once(field, &mut headroom, units(field, value)?)?,
                 "max_wait" => once(field, &mut max_wait, time(value)?)?,
                 "missing" => once(field, &mut missing, policy(value)?)?,
-                _ => return Err(format!("{field:?} (set to {value:?}) is no field; {FIELDS}")),
+                _ => return Err(format!("unknown field {field:?} (set to {value:?}); {FIELDS}")),
             }
         }
         let name = name.ok_or("name is missing; add one, as name=ip")?;

@@ -170,7 +170,7 @@ async fn wrong_bodies_are_refused_by_field_value_and_fix() {
             "switch",
             json!({ "layr": "api" }),
             400,
-            "\"layr\" (set to \"api\") is no field; give layer, rule,",
+            "unknown field \"layr\" (set to \"api\"); give layer, rule,",
         ),
         ("switch", json!("api"), 400, "the body is \"api\"; give an object"),
         ("switch", json!([]), 400, "expected an object, as { \"layer\": \"api\" }"),
