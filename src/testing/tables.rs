@@ -1,6 +1,6 @@
 //! The tables of scenarios that are published with the kit.
 
-/// The published tables: names of files and their text, JSON for [`Case::read`].
+/// The published tables: names of files and their text, JSON for [`Case::read`](super::Case::read).
 ///
 /// The files lie in `tests/scenarios` of the package. Instants and times are nanoseconds, `settle`
 /// gives units back where they are positive, and `algorithm` names what a store must count by.
