@@ -16,6 +16,10 @@ const REWRITTEN: &[&str] = &[
     "src/fields.rs",
     "src/fingerprint.rs",
     "src/guide/algorithms.md",
+    "src/guide/migrating.md",
+    "src/guide/mod.rs",
+    "src/guide/patterns.md",
+    "src/guide/testing.md",
     "src/headers",
     "src/name.rs",
     "src/observe",
@@ -24,7 +28,7 @@ const REWRITTEN: &[&str] = &[
 ];
 
 /// Blocks in the rest of `src/` that still open with a clause. Lower it when blocks are rewritten.
-const OPENERS_LEFT: usize = 423;
+const OPENERS_LEFT: usize = 351;
 
 const OPENERS: [&str; 10] =
     ["what", "whether", "how", "where", "who", "whoever", "whose", "those", "of", "so"];

@@ -1,21 +1,21 @@
-//! The guide: the questions people have, in the order they come.
+//! The guide, in the order in which questions arise.
 //!
-//! The items of the crate say what each does; the guide says which to take, and why. Every example
-//! in it is compiled, and those that need no server run, on a clock that is driven.
+//! The reference describes each item; the guide helps to choose between them. All its examples are
+//! compiled. Those without a server also run, on a fake clock.
 //!
-//! | chapter | answers |
+//! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | Which algorithm, which numbers, where does the layer go, and when is this the wrong crate? |
-//! | [`algorithms`] | What does each algorithm do with the same calls, drawn? |
-//! | [`keys`] | Who pays, whom do I trust for that, and how is each key attacked? |
-//! | [`plans`] | How do quotas differ by user, change while the server runs, and price what requests cost? |
-//! | [`redis`] | What does Redis store, what may it lose, what must it permit, and how is it tuned? |
-//! | [`outages`] | What do clients see while the store is down, and what should wake somebody? |
-//! | [`testing`] | How do I test my limits without sleeping, and a store of my own? |
-//! | [`patterns`] | What is wrong with the limiters that are published for Redis, and what takes their place? |
-//! | [`migrating`] | How do I come from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others? |
+//! | [`choosing`] | The algorithm, the numbers, the place of the layer, and when to use another crate |
+//! | [`algorithms`] | Each algorithm on one series of calls, drawn |
+//! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
+//! | [`plans`] | Quotas per user, changes at run time, and prices per request |
+//! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
+//! | [`outages`] | Responses while the store is down, and alerts |
+//! | [`testing`] | Tests of limits without sleeping, and of custom stores |
+//! | [`patterns`] | Defects of published Redis limiters, and replacements |
+//! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
 //!
-//! It is part of the documentation alone: no build of the crate has it.
+//! The guide is part of the documentation only; no build of the crate contains it.
 
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
@@ -25,8 +25,8 @@ pub mod choosing {
 }
 
 pub mod algorithms {
-    // Where the pictures are, within this text: rustdoc takes no files along. What is named first
-    // holds; the chapter's own names for them are for those who read it as a file.
+    // rustdoc copies no files, so the pictures are embedded here. The first definition of a link
+    // wins; the chapter's own links serve readers of the file.
     #![doc = include_str!("plots/links.md")]
     #![doc = include_str!("algorithms.md")]
 
