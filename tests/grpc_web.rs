@@ -3,16 +3,18 @@
 mod support;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use support::{
+    answer,
     echo::{Echo, incoming},
-    header, owing, quota,
+    header, owing, quota, with,
 };
 use tonic::{Status, transport::Server};
 use tonic_types::StatusExt as _;
 use tonic_web::GrpcWebLayer;
+use tower_sluice::TooManyRequests;
 
 /// What a browser's call over HTTP/1.1 is answered to.
 async fn call(address: std::net::SocketAddr, content_type: &str) -> (StatusCode, HeaderMap, Bytes) {
@@ -33,7 +35,7 @@ async fn inside_the_translation_a_refusal_reaches_the_browser() {
     let server = Server::builder()
         .accept_http1(true)
         .layer(GrpcWebLayer::new())
-        .layer(owing(&[quota("2/h")], 1))
+        .layer(owing(&[quota("2/h")], 1).reject(TooManyRequests::new().grpc_web()))
         .serve_with_incoming(Echo, incoming);
     tokio::spawn(server);
     let kind = "application/grpc-web+proto";
@@ -50,6 +52,36 @@ async fn inside_the_translation_a_refusal_reaches_the_browser() {
         [("grpc-status", "8"), ("retry-after", "1800"), ("grpc-retry-pushback-ms", "1800000")]
     {
         assert_eq!(header(&headers, field), value);
+    }
+}
+
+/// A client of HTTP/1.1 can write the form of a translated call. It gets a plain rejection unless the
+/// user said that a translation stands in front.
+#[tokio::test]
+async fn a_call_over_http_1_is_answered_in_grpc_only_on_demand() {
+    let translated = || {
+        let mut request = with(&[("content-type", "application/grpc"), ("te", "trailers")]);
+        *request.method_mut() = Method::POST;
+        request
+    };
+    for (reject, status) in [
+        (TooManyRequests::new(), StatusCode::TOO_MANY_REQUESTS),
+        (TooManyRequests::new().grpc_web(), StatusCode::OK),
+    ] {
+        let layer = owing(&[quota("1/h")], 1).reject(reject);
+        answer(&layer, translated()).await;
+        assert_eq!(answer(&layer, translated()).await.status(), status);
+    }
+    let layer = owing(&[quota("1/h")], 1).reject(TooManyRequests::new().grpc_web());
+    for (field, value) in [("content-length", "5"), ("te", "deflate"), ("content-type", "text/x")] {
+        let mut request = translated();
+        request.headers_mut().insert(field, value.parse().expect("a value"));
+        answer(&layer, with(&[])).await;
+        assert_eq!(
+            answer(&layer, request).await.status(),
+            StatusCode::TOO_MANY_REQUESTS,
+            "{field}"
+        );
     }
 }
 

@@ -30,25 +30,28 @@ enum Code {
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// A call of gRPC: a POST with its content type, over HTTP/2 or later.
+/// True for a gRPC call: a `POST` with its content type, over HTTP/2 or later.
 ///
 /// Any client may claim the content type, and a status of 200 would hide the denial of a plain
 /// request from caches, logs and alarms. `application/grpc-web` is another protocol, whose
 /// translation belongs outside the limiter.
 pub(super) fn is_call(parts: &Parts) -> bool {
-    let Some(kind) = parts.headers.get(CONTENT_TYPE) else { return false };
-    let Some(rest) = kind.as_bytes().strip_prefix(b"application/grpc") else { return false };
-    matches!(rest.first(), None | Some(b'+' | b';'))
-        && parts.method == Method::POST
-        && (parts.version >= Version::HTTP_2 || is_translated(parts))
+    parts.version >= Version::HTTP_2 && is_post(parts)
 }
 
-/// A request of HTTP/1.1 as `tonic_web::GrpcWebLayer` leaves it: it keeps the version, removes the
-/// length, and says `te: trailers`. A browser lets no script set `te`, and a proxy passes none on.
-fn is_translated(parts: &Parts) -> bool {
+/// True for a call over HTTP/1.1 as `tonic_web::GrpcWebLayer` hands it on: that layer keeps the
+/// version, removes the length, and sets `te: trailers`.
+pub(super) fn is_translated(parts: &Parts) -> bool {
     parts.version == Version::HTTP_11
         && parts.headers.get(TE).is_some_and(|te| te == "trailers")
         && !parts.headers.contains_key(CONTENT_LENGTH)
+        && is_post(parts)
+}
+
+fn is_post(parts: &Parts) -> bool {
+    let Some(kind) = parts.headers.get(CONTENT_TYPE) else { return false };
+    let Some(rest) = kind.as_bytes().strip_prefix(b"application/grpc") else { return false };
+    matches!(rest.first(), None | Some(b'+' | b';')) && parts.method == Method::POST
 }
 
 pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> Response<B> {

@@ -57,12 +57,9 @@
 //!
 //! gRPC-Web is another protocol: put the limiter *inside* the layer that translates it
 //! (`tonic_web::GrpcWebLayer`, the first layer of a server of tonic is the outermost), which then
-//! translates refusals as well. Outside of it a refusal is 429 with text. A translated request keeps
-//! its version, so over HTTP/1.1 a call is one also in the form in which that layer leaves it: with
-//! `te: trailers` and without `content-length`. A client can write that form itself. It then reads
-//! HTTP 200 with `grpc-status: 8` for its own denied call, which a client of HTTP/2 can have anyway:
-//! count denials by the layer's own counters, not by HTTP status. A browser shows a script
-//! only the fields that the CORS layer exposes: `grpc-status`, `grpc-message` and
+//! translates rejections as well. Outside of it a rejection is 429 with text. A translated request keeps
+//! its version, so browsers that speak HTTP/1.1 need [`TooManyRequests::grpc_web`]. A browser shows a
+//! script only the fields that the CORS layer exposes: `grpc-status`, `grpc-message` and
 //! `grpc-status-details-bin`, beside [`EXPOSED_HEADERS`](crate::EXPOSED_HEADERS).
 //!
 //! The metadata of a call are header fields, so that [`Header`](crate::key::Header) reads them, and
@@ -293,12 +290,14 @@ impl fmt::Debug for Rejection<'_> {
 pub struct TooManyRequests {
     blocked: StatusCode,
     too_costly: StatusCode,
+    grpc_web: bool,
 }
 
 impl TooManyRequests {
     /// 429 for a used-up quota, 403 for a blocked one, 503 for a store that failed.
     pub const fn new() -> Self {
-        Self { blocked: StatusCode::FORBIDDEN, too_costly: StatusCode::TOO_MANY_REQUESTS }
+        let too_costly = StatusCode::TOO_MANY_REQUESTS;
+        Self { blocked: StatusCode::FORBIDDEN, too_costly, grpc_web: false }
     }
 
     /// The status for a [blocked](crate::Quota::blocked) quota; 403 unless set.
@@ -309,6 +308,26 @@ impl TooManyRequests {
     /// The status for a request that costs more than its quota ever has; 429 unless set.
     pub const fn too_costly_status(self, status: StatusCode) -> Self {
         Self { too_costly: status, ..self }
+    }
+
+    /// Answers in gRPC also to calls over HTTP/1.1 as `tonic_web::GrpcWebLayer` hands them on: a
+    /// `POST` with a gRPC content type and `te: trailers`, without `content-length`. Set it on a
+    /// limiter inside of that layer whose browsers speak HTTP/1.1. Defaults to HTTP/2 and later only.
+    ///
+    /// # Limitations
+    ///
+    /// Any client of HTTP/1.1 can write such a request. It then reads status 200 with
+    /// `grpc-status: 8` for its own denied call, so count denials by the layer's counters, not by
+    /// HTTP status.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .reject(TooManyRequests::new().grpc_web());
+    /// ```
+    pub const fn grpc_web(self) -> Self {
+        Self { grpc_web: true, ..self }
     }
 
     fn status(self, why: &Rejection<'_>) -> StatusCode {
@@ -335,7 +354,7 @@ const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json"
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
         let status = self.status(why);
-        if grpc::is_call(parts) {
+        if grpc::is_call(parts) || self.grpc_web && grpc::is_translated(parts) {
             return grpc::response(why, status);
         }
         let json = text::accepts_json(&parts.headers);

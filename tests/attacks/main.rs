@@ -27,16 +27,11 @@
 //! | 22 | timing tells whether a key is limited | accepted: a refusal is no secret, it is said aloud |
 //! | 23 | guesses at the operators' password, by any method | `tests/examples.rs`: `admin_limits_wrong_guesses_by_address_and_locks_nobody_else_out` |
 //! | 24 | blocks until the table of blocks is full | `tests/operators.rs`: `a_full_table_of_blocks_denies_the_block_through_every_wrapper` |
-//! | 23 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
-//! | 24 | a claimed gRPC content type | `tests/grpc.rs`: `a_claimed_content_type_gets_the_plain_answer` |
-//! | 25 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
-//! | 26 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
-//! | 27 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
-//! | 24 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
-//! | 25 | a claimed gRPC content type | `tests/grpc.rs`: `a_claimed_content_type_gets_the_plain_answer` |
-//! | 26 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
-//! | 27 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
-//! | 28 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
+//! | 25 | a claimed CORS preflight | `preflights`; `tests/grpc.rs`: `a_call_sent_as_a_preflight_is_charged` |
+//! | 26 | a claimed gRPC content type | `tests/grpc.rs`: `a_claimed_content_type_gets_the_plain_answer` |
+//! | 27 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
+//! | 28 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
+//! | 29 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
