@@ -91,13 +91,12 @@ impl Recorder {
     }
 
     /// A thread that read the time and was overtaken is some nanoseconds behind what is stored: it
-    /// finds as much more owed, and is refused the last unit for as long.
+    /// finds as much more owed.
     fn rounded(&self, said: Said, waits: Waits) -> Said {
         let interval = nanos(self.quota.interval());
         let owed = (waits.full + interval / 2) / interval;
-        let soon = waits.retry.is_some_and(|retry| retry < interval / 2);
         let limit = u64::from(self.quota.limit());
-        Said { allowed: soon, remaining: limit.saturating_sub(owed), ..said }
+        Said { remaining: limit.saturating_sub(owed), ..said }
     }
 }
 

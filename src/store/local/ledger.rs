@@ -26,6 +26,8 @@ pub(super) const SLOTS_PER_KEY: usize = 2;
 /// How often a decision over several accounts looks again because another thread charged in
 /// between. It ends, since two newcomers who share an account may each fit and both never.
 const RACES: usize = 16;
+/// How often a denial is repeated by a newer reading of the clock.
+const AGAIN: usize = 2;
 /// Slots of accounts for each slot of a block: one for every four keys of the capacity.
 const SLOTS_PER_BLOCK: usize = 8;
 
@@ -66,7 +68,44 @@ impl Ledger {
 
     #[inline]
     pub(super) fn take(&self, charges: &[Charge<'_>]) -> Decision {
-        let now = self.clock.now();
+        self.take_at(charges, self.clock.now())
+    }
+
+    /// Decides by a reading of the clock that was made before.
+    #[inline]
+    fn take_at(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        let mut decision = self.decide(charges, now);
+        if !decision.is_allowed() {
+            self.decide_again(charges, now, &mut decision);
+        }
+        decision
+    }
+
+    /// Repeats a denial that the time since its reading of the clock may have overtaken, at most
+    /// twice. Other threads charge by readings of their own: a thread that was held up between
+    /// reading and charging would otherwise be denied by the few nanoseconds that its reading is
+    /// older than theirs.
+    #[inline(never)]
+    fn decide_again(&self, charges: &[Charge<'_>], mut now: u64, decision: &mut Decision) {
+        let patience = charges.iter().map(|charge| charge.ask().max_wait).max().unwrap_or(0);
+        for _ in 0..AGAIN {
+            let later = self.clock.now();
+            let retry = decision.binding().map_or(NEVER, Outcome::retry);
+            let passed = later.saturating_sub(now);
+            // waiting for `retry` would pass, and no shorter wait
+            if passed == 0 || retry == NEVER || passed < retry.saturating_sub(patience) {
+                return;
+            }
+            *decision = self.decide(charges, later);
+            if decision.is_allowed() {
+                return;
+            }
+            now = later;
+        }
+    }
+
+    #[inline]
+    fn decide(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let [charge] = charges
             && let [quota] = charge.quotas()
             && charge.place().is_none()
@@ -313,4 +352,77 @@ fn decision(charge: &Charge<'_>, step: Step, now: u64) -> Decision {
     }
     decision.push(Outcome::with(charge.rule(), 0, step.numbers).report_only(report_only));
     decision
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{key::Key, name::RuleName, quota::Algorithm};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A ledger whose clock stands at ten seconds.
+    fn ledger() -> Ledger {
+        let (clock, hands) = Clock::driven();
+        hands.increment(10 * SECOND);
+        Ledger::new(clock, 64)
+    }
+
+    /// Another thread made the first charge by a newer reading; the last unit is there for one that
+    /// was held up since it read the clock.
+    #[test]
+    fn an_older_reading_of_the_clock_is_not_denied_by_nanoseconds() {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        let three = Quota::per_hour(3);
+        for algorithm in [
+            Algorithm::Gcra,
+            Algorithm::TokenBucket,
+            Algorithm::fixed_window(),
+            Algorithm::AnchoredWindow,
+            Algorithm::SlidingWindow { buckets: 4 },
+            Algorithm::SlidingLog,
+        ] {
+            let quotas = [three.algorithm(algorithm), Quota::per_day(3).algorithm(algorithm)];
+            let charge = |key, n: usize| Charge::new(RuleName::default(), key, &quotas[..n]);
+            let of = [
+                vec![charge(&one, 1)],
+                vec![charge(&one, 2)],
+                vec![charge(&one, 1), charge(&two, 2)],
+            ];
+            for charges in of {
+                let ledger = ledger();
+                for behind in [0, 3, 7] {
+                    let decision = ledger.take_at(&charges, 10 * SECOND - behind);
+                    assert!(decision.is_allowed(), "{algorithm:?}, {behind}: {decision:?}");
+                }
+                let denied = ledger.take_at(&charges, 10 * SECOND - 9);
+                assert!(!denied.is_allowed(), "{algorithm:?} has three units");
+            }
+        }
+    }
+
+    /// A queue has its place one wait later.
+    #[test]
+    fn an_older_reading_of_the_clock_finds_the_last_place_of_a_queue() {
+        let (key, quotas) = (Key::from("one"), [Quota::per_second(1).burst(1)]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        let charge = charge.max_wait(Duration::from_secs(2));
+        let ledger = ledger();
+        for behind in [0, 1, 5] {
+            assert!(ledger.take_at(&[charge], 10 * SECOND - behind).is_allowed(), "{behind}");
+        }
+        assert!(!ledger.take_at(&[charge], 10 * SECOND - 5).is_allowed());
+    }
+
+    #[test]
+    fn a_refill_since_the_reading_of_the_clock_is_seen() {
+        let (key, quota) =
+            (Key::from("one"), Quota::per_second(1).algorithm(Algorithm::TokenBucket));
+        let (quotas, (clock, hands)) = ([quota], Clock::driven());
+        let charge = [Charge::new(RuleName::default(), &key, &quotas)];
+        let ledger = Ledger::new(clock, 64);
+        assert!(ledger.take_at(&charge, 0).is_allowed());
+        hands.increment(SECOND);
+        assert!(ledger.take_at(&charge, SECOND - 1).is_allowed());
+    }
 }
