@@ -1,6 +1,9 @@
 //! A real axum server over TCP, limited per address: what a client sees on the wire.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use axum::{Router, body::Body, routing::get};
 use http::{HeaderMap, Method, Request, StatusCode, Version};
@@ -12,7 +15,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tower::{ServiceBuilder, ServiceExt, limit::GlobalConcurrencyLimitLayer};
 use tower_sluice::{
@@ -91,19 +94,24 @@ async fn raw(address: SocketAddr, request: &str) -> String {
 async fn the_burst_is_admitted_exactly_and_the_announced_wait_admits_again() {
     let (address, http) =
         (limited("1/2s burst 5", LocalStore::new()).await, Http::new(Version::HTTP_11));
-    for left in (0..5).rev() {
-        let admitted = http.get(address, "/").await;
-        assert_eq!((admitted.status, admitted.body.as_str()), (StatusCode::OK, "served"));
-        let told = admitted.header("ratelimit");
-        assert!(told.starts_with(&format!("\"default\";r={left};t=")), "{told}");
-    }
-    let refused = http.get(address, "/").await;
+    let (start, mut admitted) = (Instant::now(), Vec::new());
+    let refused = loop {
+        let answer = http.get(address, "/").await;
+        if answer.status != StatusCode::OK {
+            break answer;
+        }
+        assert_eq!(answer.body, "served");
+        admitted.push(answer.header("ratelimit").to_owned());
+    };
+    assert!(admitted[0].starts_with("\"default\";r=4;t="), "{admitted:?}");
+    // a unit comes back every two seconds, however slow the machine is
+    let back = usize::try_from(start.elapsed().as_secs() / 2).expect("few");
+    assert!((5..=5 + back).contains(&admitted.len()), "{admitted:?}");
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
     let wait = refused.header("retry-after").parse().expect("seconds");
     assert!((1..=2).contains(&wait), "{wait}");
     sleep(Duration::from_secs(wait)).await;
     assert_eq!(http.get(address, "/").await.status, StatusCode::OK);
-    assert_eq!(http.get(address, "/").await.status, StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]

@@ -167,6 +167,8 @@ fn quotas() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn every_quota_reads_back(quota in quotas(), others in prop::collection::vec(quotas(), 0..4)) {
         reads_back(quota);

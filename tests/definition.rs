@@ -10,6 +10,8 @@ use tower_sluice::{Charge, Decision, Key, LocalStore, Quota, RuleName, Store, te
 use self::support::random::{Row, nanos, quota, rows, time};
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn every_number_is_that_of_the_definition(
         quotas in vec(prop_oneof![20 => quota(), 1 => Just(Quota::blocked())], 1..4),

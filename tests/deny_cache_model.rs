@@ -9,6 +9,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use support::{
     driven::{AtOnce, Counting, Time},
     random::rows,
+    regressions::keeping,
 };
 use tokio::runtime::Builder;
 use tower_sluice::{
@@ -250,8 +251,7 @@ async fn play(plans: [&[Vec<Quota>]; 2], steps: &[Step]) -> Result<(u32, u32), T
 fn the_same_verdicts_with_the_cache_and_without_it() {
     let (plans, others) = (plans(6), plans(9));
     let (takes, known) = (Cell::new(0), Cell::new(0));
-    let config =
-        ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 1_000, ..keeping(file!()) };
     let sequences = (0..plans.len(), 0..plans.len(), prop::collection::vec(step(), 1..60));
     let result = TestRunner::new(config).run(&sequences, |(first, second, steps)| {
         // each rule has a plan of its own, and now and then one of more units

@@ -74,6 +74,8 @@ fn algorithms() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     /// Looks and decisions tell one wait; after it the charge passes, and one nanosecond earlier not.
     /// (Of several quotas, one that is paced or lends may have had its moment when the last has its.)
     #[test]

@@ -62,6 +62,8 @@ fn quotas() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn processes_on_their_own_together_admit_the_quota_and_what_is_rounded(
         n in 1..=6_u32,

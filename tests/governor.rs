@@ -61,6 +61,8 @@ fn take<S: Store>(store: &S, charge: Charge<'_>) -> Result<Decision, S::Error> {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     /// Where `period / units` is a whole nanosecond, and so the same for both.
     #[test]
     fn governor_and_the_embedded_store_decide_alike(

@@ -275,6 +275,8 @@ fn item(field: &str) -> (String, impl Fn(&str) -> Option<i64>) {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn fields_read_back_as_the_numbers_of_the_decision(
         name in string_regex("[ -~]{1,64}").expect("a pattern"),

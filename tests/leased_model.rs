@@ -6,7 +6,10 @@ mod support;
 use std::{cell::Cell, time::Duration};
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use support::driven::{AtOnce, Counting, Time};
+use support::{
+    driven::{AtOnce, Counting, Time},
+    regressions::keeping,
+};
 use tokio::runtime::{Builder, Runtime};
 use tower_sluice::{
     Algorithm, Charge, Decision, Key, LocalStore, Quota, RuleName, Source, Store, store::Leased,
@@ -220,8 +223,7 @@ async fn play(quotas: &[Quota], steps: &[Step]) -> Result<(u32, u32), TestCaseEr
 fn nothing_passes_that_one_exact_account_would_refuse() {
     let plans = plans();
     let (asks, here) = (Cell::new(0), Cell::new(0));
-    let config =
-        ProptestConfig { cases: 800, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 800, ..keeping(file!()) };
     let traces = (0..plans.len(), prop::collection::vec(step(), 1..80));
     let result = TestRunner::new(config).run(&traces, |(plan, steps)| {
         let played = runtime().block_on(play(&plans[plan], &steps))?;

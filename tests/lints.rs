@@ -11,7 +11,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use governor::RateLimiter;
 use http::Method;
 use proptest::prelude::*;
-use support::quota;
+use support::{quota, regressions::keeping};
 use tower_sluice::{
     Algorithm, Charge, Decision, Finding, Headers, Key, Lint, LivePlan, LocalStore, PeerIp, Plan,
     Quota, Quotas, RateLimitLayer, Rule, RuleName, Rules, Settle, Store, Units, by_route,
@@ -282,7 +282,7 @@ fn loose(quotas: [Quota; 2]) -> Option<usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, max_global_rejects: 1_000_000, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, max_global_rejects: 1_000_000, ..keeping(file!()) })]
 
     /// Five hundred pairs of which one is said never to refuse, four hundred charges each.
     #[test]

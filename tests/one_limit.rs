@@ -174,6 +174,8 @@ fn a_redis_store_knows_its_rules_too() {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     /// Quotas that may change are not compared; under GCRA that cannot free anybody.
     #[test]
     fn whom_a_quota_admits_beside_another_it_admits_alone(

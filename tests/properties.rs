@@ -15,6 +15,8 @@ fn take(store: &LocalStore, key: &Key, quota: &Quota, cost: u32) -> Decision {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     /// In a store with room, and in one that is far too small for its keys.
     #[test]
     fn no_window_admits_more_than_its_burst_and_what_came_back(

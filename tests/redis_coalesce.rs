@@ -5,6 +5,8 @@
 mod accounts;
 #[path = "support/random.rs"]
 mod random;
+#[path = "support/regressions.rs"]
+mod regressions;
 #[path = "support/servers/mod.rs"]
 mod servers;
 
@@ -14,6 +16,7 @@ use accounts::{Account, connect, rule};
 use futures::{future::join_all, poll};
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use random::rows;
+use regressions::keeping;
 use servers::{Flavour, Server};
 use tokio::runtime::{Builder, Runtime};
 use tower_sluice::{
@@ -202,7 +205,7 @@ fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
     let keys = [0, 1, 2, 3].map(|n: u32| Key::from(n));
     let rules = || vec(vec(quota(), 1..4), 3);
     let steps = || vec((batch(), vec(between(), 0..3)), 1..8);
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let config = Config { cases, ..keeping(file!()) };
     let before = runtime.block_on(calls(&server));
     let (asked, rounds) = (Cell::new(0), Cell::new(0_u32));
     proptest!(config, |((rules, steps) in (rules(), steps()))| {

@@ -14,7 +14,7 @@ use std::{
 
 use accounts::{Account, Dice, address, connect, keys, lazy, quotas, raw, rule};
 use futures::future::join_all;
-use servers::Server;
+use servers::{Server, eventually};
 use tower_sluice::{
     Algorithm, Charge, Decision, Key, Quota, RedisStore, Store,
     testing::{Redis, Subject},
@@ -145,9 +145,10 @@ async fn a_key_ends_when_its_account_may_be_forgotten() {
         let found = kept(&server, quota, longer).await;
         assert_eq!(found.len(), 1 + lists, "{quota:?}");
         let left = found.iter().map(|(_, left, _)| *left).max().expect("a key");
-        tokio::time::sleep(Duration::from_millis(left.unsigned_abs() + 5)).await;
+        assert!(left > 0, "{quota:?}");
+        let mut connection = raw(&server.url()).await;
+        eventually("it ends", async || keys(&mut connection).await.is_empty().then_some(())).await;
         assert_eq!(server.command::<u32>(&format!("EXISTS {}", found[0].0)).await, 0);
-        assert_eq!(keys(&mut raw(&server.url()).await).await, []);
     });
     join_all(cases).await;
 }

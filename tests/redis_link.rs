@@ -121,7 +121,9 @@ async fn a_runtime_that_ends_while_it_connects_leaves_the_store_of_use_to_others
         let other = store.clone();
         let on_another = std::thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(within(Duration::from_millis(200), &other)).is_some()
+            let patience =
+                if mode == Mode::Pass { SECOND + SLACK } else { Duration::from_millis(200) };
+            runtime.block_on(within(patience, &other)).is_some()
         });
         assert_eq!(on_another.join().expect("no panic"), mode == Mode::Pass);
     }
@@ -134,7 +136,7 @@ async fn a_connection_that_is_silent_for_a_second_is_replaced() {
     let server = Server::redis().await;
     let mut proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
-    assert!(within(SECOND, &store).await.expect("in time").is_ok());
+    assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
     proxy.set(Mode::BlackHole).await;
     let start = Instant::now();
     let given_up = async || {
@@ -155,15 +157,18 @@ async fn a_connection_whose_last_caller_went_away_is_kept() {
     let server = Server::redis().await;
     let proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
+    let (beside, account) = (connect(&server.url()).await, Account::new("gone", Quota::per_day(9)));
     for _ in 0..2 {
         // it is sent and answered, and nobody hears of it
-        let account = account();
+        let before = account.left(&beside).await;
         let mut take = Box::pin(account.take(&store, 1));
         assert!(futures::poll!(take.as_mut()).is_pending());
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let charged = async || (account.left(&beside).await < before).then_some(());
+        eventually("it is charged", charged).await;
         drop(take);
+        // as long as the connection may be silent while somebody waits
         tokio::time::sleep(SECOND + SECOND / 4).await;
-        assert!(within(SECOND, &store).await.expect("in time").is_ok());
+        assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
     }
     assert_eq!(proxy.accepted().len(), 1);
 }
@@ -173,7 +178,7 @@ async fn a_frozen_server_costs_the_time_that_callers_give_it_and_is_well_afterwa
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let patience = Duration::from_millis(150);
-    assert!(within(SECOND, &store).await.expect("in time").is_ok());
+    assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
     server.stop();
     let start = Instant::now();
     let mut longest = Duration::ZERO;

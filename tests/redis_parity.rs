@@ -2,6 +2,8 @@
 
 #[path = "support/random.rs"]
 mod random;
+#[path = "support/regressions.rs"]
+mod regressions;
 #[path = "support/servers/mod.rs"]
 mod servers;
 
@@ -9,6 +11,7 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use random::rows;
+use regressions::keeping;
 use servers::Server;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -141,7 +144,7 @@ fn random_sequences_give_equal_decisions() {
     let keys = [Key::from("one"), Key::from("two")];
 
     let sequence = (vec(vec(quota(), 1..4), 3), vec(step(), 1..40));
-    let config = Config { cases: 5_000, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 5_000, ..keeping(file!()) };
     proptest!(config, |((rules, steps) in sequence)| {
         let (clock, mut subject) = (FakeClock::new(), subject.clone());
         let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };

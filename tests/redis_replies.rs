@@ -7,11 +7,9 @@ mod accounts;
 #[path = "support/servers/mod.rs"]
 mod servers;
 
-use std::time::Duration;
-
 use accounts::{Account, LONG, connect, lazy, quotas};
 use futures::future::join_all;
-use servers::{FakeServer, Mode, Proxy, Server, eventually};
+use servers::{FakeServer, Mode, PATIENCE, Proxy, Server, eventually};
 use tokio::time::timeout;
 use tower_sluice::{
     Quota, RedisStore, Store,
@@ -21,7 +19,7 @@ use tower_sluice::{
 /// What a take fails with; it must.
 async fn failure(store: &RedisStore) -> RedisError {
     let account = Account::new("a", Quota::per_hour(5));
-    let answer = timeout(Duration::from_secs(5), account.take(store, 1)).await;
+    let answer = timeout(PATIENCE, account.take(store, 1)).await;
     answer.expect("an answer in time").expect_err("no decision")
 }
 
@@ -167,7 +165,7 @@ async fn after_an_answer_to_something_else_the_connection_is_replaced() {
     let store = lazy(&server.url());
     let account = Account::new("a", Quota::per_hour(5));
     let two = [account.take(&store, 1), account.take(&store, 1)];
-    let answers = timeout(Duration::from_secs(3), join_all(two)).await.expect("answers in time");
+    let answers = timeout(PATIENCE, join_all(two)).await.expect("answers in time");
     let error = answers.into_iter().find_map(Result::err).expect("an error");
     assert_eq!(error.kind(), Kind::Reply, "{error}");
     let well = async || account.take(&store, 1).await.ok();
@@ -210,7 +208,7 @@ async fn changed_bytes_are_errors_and_what_comes_after_them_is_right() {
         assert_eq!(takes.iter().sum::<u32>(), 20);
         proxy.set(Mode::Flip { seed, one_in: 40 + seed * 60 }).await;
         let answers = join_all(accounts.iter().map(async |account| {
-            let taken = timeout(Duration::from_secs(3), account.take(&store, 1)).await;
+            let taken = timeout(PATIENCE, account.take(&store, 1)).await;
             taken.expect("an answer in time")
         }));
         for answer in answers.await {

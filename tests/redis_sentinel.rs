@@ -9,11 +9,13 @@ mod servers;
 use std::time::{Duration, Instant};
 
 use accounts::Account;
-use servers::{Flavour, Sentinels, eventually};
+use servers::{Flavour, PATIENCE, Sentinels, eventually};
 use tokio::time::timeout;
 use tower_sluice::{Quota, RedisStore, store::RedisErrorKind as Kind};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// How much later it may be on a machine with other work: enough to tell a bound from none.
+const SLACK: Duration = Duration::from_secs(4);
 
 async fn store(sentinels: &Sentinels) -> RedisStore {
     let urls = sentinels.urls();
@@ -34,7 +36,7 @@ async fn the_store_follows_a_failover() {
         let (killed, mut longest) = (Instant::now(), Duration::ZERO);
         let well = async || {
             let asked = Instant::now();
-            let answer = timeout(2 * SECOND, account.take(&store, 0)).await.expect("in time");
+            let answer = timeout(PATIENCE, account.take(&store, 0)).await.expect("in time");
             longest = longest.max(asked.elapsed());
             answer.ok()
         };
@@ -42,7 +44,7 @@ async fn the_store_follows_a_failover() {
         println!("{flavour:?}: back {:?} after the death of the master", killed.elapsed());
         let second = sentinels.master().await;
         assert_ne!(first, second);
-        assert!(longest < SECOND * 3 / 2, "no decision hangs: {longest:?}");
+        assert!(longest < SECOND + SLACK, "no decision hangs: {longest:?}");
         // what was charged has been replicated
         assert_eq!(look.remaining(), Some(6));
         assert_eq!(account.passed(&store, 9).await, 6);

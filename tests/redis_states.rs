@@ -6,8 +6,6 @@ mod accounts;
 #[path = "support/servers/mod.rs"]
 mod servers;
 
-use std::time::Duration;
-
 use accounts::{LONG, connect, lazy, quotas, rule};
 use servers::{Flavour, Server, eventually};
 use tower_sluice::{
@@ -84,7 +82,11 @@ async fn busy_with_a_script() {
         let mut forever = redis::cmd("EVAL");
         forever.arg("while true do end").arg(0);
         let busy = async {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            let busy = async || {
+                let said = server.attempt::<String>("PING").await.err()?;
+                (said.code() == Some("BUSY")).then_some(())
+            };
+            eventually("it is busy", busy).await;
             let error = take(&store, 1).await.expect_err("it is busy");
             assert_eq!(error.kind(), Kind::Busy, "{flavour:?}: {error}");
             let () = server.command("SCRIPT KILL").await;

@@ -131,7 +131,7 @@ async fn plain_and_encrypted_ports_mixed_up_are_errors_in_time() {
         let start = Instant::now();
         let said = said(&format!("{scheme}://localhost:{port}"), &home.path().join("ca.pem"));
         assert!(said.starts_with("refused"), "{said}");
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         println!("{scheme}: {said}");
     }
 }

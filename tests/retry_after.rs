@@ -49,6 +49,8 @@ fn jitter_above_ten_percent_is_no_layer() {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn a_wait_is_told_less_than_a_second_late_and_admits(period in periods()) {
         let quota = Quota::new(1, Duration::from_nanos(period)).expect("a quota");

@@ -69,6 +69,8 @@ fn told(decision: &Decision) -> (bool, bool, bool, Duration, Vec<Row>) {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn the_verdict_is_what_the_layer_answers(
         trace in vec((prop_oneof![Just(0), 0..900_u64], request()), 1..60)

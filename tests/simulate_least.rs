@@ -86,6 +86,8 @@ fn less(quota: &Quota) -> Option<Quota> {
 }
 
 proptest! {
+    #![proptest_config(support::regressions::keeping(file!()))]
+
     #[test]
     fn nobody_is_limited_with_it_and_somebody_with_one_less(
         trace in trace(), at in 0..ALGORITHMS.len(), units in 1..9_u32

@@ -132,6 +132,8 @@ fn line() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    #![proptest_config(crate::support::regressions::keeping(file!()))]
+
     #[test]
     fn whatever_stands_left_the_proxys_entry_is_the_client(
         lines in proptest::collection::vec(line(), 0..3),

@@ -9,6 +9,7 @@ pub(crate) mod echo;
 #[cfg(feature = "testing")]
 pub(crate) mod process;
 pub(crate) mod random;
+pub(crate) mod regressions;
 pub(crate) mod shaky;
 
 use std::{

@@ -266,7 +266,7 @@ fn numbers_hold(mut account: Account, quota: &Quota, now: u64, row: Row) -> Test
 }
 
 fn sequences() -> ProptestConfig {
-    ProptestConfig { cases: SEQUENCES, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig { cases: SEQUENCES, ..ProptestConfig::default() }
 }
 
 proptest! {
