@@ -20,7 +20,8 @@ impl KeyExtractor for Tenant {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         let host = parts.headers.get("host").ok_or_else(|| KeyError::missing("host"))?;
         let host = host.to_str().map_err(|_| KeyError::missing("readable host"))?;
-        Ok(host.split('.').next().map(Key::from))
+        // every spelling that the server takes for one tenant has to be one key
+        Ok(host.split('.').next().map(str::to_ascii_lowercase).map(Key::from))
     }
 }
 
@@ -35,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let layer = RateLimitLayer::rules(rules, LocalStore::new());
     let app = Router::new().route("/", get(|| async {})).layer(layer);
 
-    for host in ["red.example", "red.example", "blue.example", "red.example", "red.example"] {
+    for host in ["red.example", "Red.example", "blue.example", "red.example", "red.example"] {
         let request = Request::get("/").header("host", host).header("accept-language", "en");
         let response = app.clone().oneshot(request.body(Body::empty())?).await?;
         println!("{host}: {}", response.status());

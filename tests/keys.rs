@@ -43,10 +43,20 @@ async fn status<K: tower_sluice::Rules>(
 fn a_header_is_a_key_byte_for_byte() {
     assert_eq!(key(user(), named("alice")), Ok(Some("alice".into())));
     assert_ne!(key(user(), named("alice")), key(user(), named("Alice")));
+    assert_ne!(key(user(), named("alice")), key(user(), named("a lice")));
     let mut request = get("/");
     let opaque = HeaderValue::from_bytes(b"\xff\xfe").expect("opaque bytes");
     request.headers_mut().insert(USER, opaque);
     assert_eq!(key(user(), request), Ok(Some(b"\xff\xfe"[..].into())));
+}
+
+#[test]
+fn white_space_around_a_header_is_no_part_of_the_key() {
+    for spelling in [" alice", "alice ", "\talice \t ", "alice"] {
+        assert_eq!(key(user(), named(spelling)), Ok(Some("alice".into())), "{spelling:?}");
+        let of_value = key_fn(|parts| parts.headers.get(USER).cloned());
+        assert_eq!(key(of_value, named(spelling)), Ok(Some("alice".into())), "{spelling:?}");
+    }
 }
 
 #[tokio::test]

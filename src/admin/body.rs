@@ -78,7 +78,13 @@ impl Body {
     }
 
     pub(super) fn time(&self) -> Result<Duration, Problem> {
-        self.time.ok_or_else(|| Problem::missing("for", "\"for\": \"10min\""))
+        match self.time {
+            Some(Duration::ZERO) => {
+                Err(Problem::body("for is no time at all; give one above 0s, or unblock the key"))
+            }
+            Some(time) => Ok(time),
+            None => Err(Problem::missing("for", "\"for\": \"10min\"")),
+        }
     }
 
     pub(super) fn on(&self) -> Result<bool, Problem> {

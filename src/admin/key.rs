@@ -78,10 +78,10 @@ fn of_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<Named, Wrong
     };
     match (kind, field(value)) {
         (KeyKind::Text, None) => match value {
-            Value::String(text) => text_key(text.as_bytes()),
+            Value::String(text) => trimmed_key(text),
             _ => Err(Wrong::Kind),
         },
-        (KeyKind::Text, Some(("text", value))) => text_key(text("text", value)?.as_bytes()),
+        (KeyKind::Text, Some(("text", value))) => trimmed_key(&text("text", value)?),
         (KeyKind::Text, Some(("bytes", value))) => match STANDARD.decode(text("bytes", value)?) {
             Ok(bytes) => text_key(&bytes),
             Err(_) => Err(wrong("bytes", value, "give base64 with its padding, as \"/w==\"")),
@@ -143,6 +143,16 @@ fn join<'a>(
     let prefix = parts.iter().filter_map(|part| part.prefix).min();
     let keys: Vec<_> = parts.into_iter().map(|part| part.key).collect();
     Ok(Named { key: Key::join(&keys), prefix })
+}
+
+/// No header has white space around it; what else may is given as bytes.
+fn trimmed_key(text: &str) -> Result<Named, Wrong> {
+    if text.trim() != text && !text.trim().is_empty() {
+        return Err(Wrong::Value(format!(
+            "key is {text:?}, with white space around it; drop that, or give {{ \"bytes\": .. }}"
+        )));
+    }
+    text_key(text.as_bytes())
 }
 
 /// No request is charged under a blank text: it counts as missing.
@@ -237,6 +247,7 @@ mod tests {
             (json!("7"), KeyKind::Text, Key::from("7")),
             (json!({ "bytes": "/w==" }), KeyKind::Text, Key::from(&b"\xff"[..])),
             (json!({ "bytes": "YWxpY2U=" }), KeyKind::Text, Key::from("alice")),
+            (json!({ "bytes": "YWxpY2Ug" }), KeyKind::Text, Key::from("alice ")),
             (json!("127.0.0.1"), ADDRESS, Ipv4Addr::LOCALHOST.into()),
             (json!({ "address": "203.0.113.9" }), ADDRESS, Ipv4Addr::new(203, 0, 113, 9).into()),
             (json!({ "ip": "203.0.113.9/32" }), ADDRESS, Ipv4Addr::new(203, 0, 113, 9).into()),
@@ -338,6 +349,8 @@ mod tests {
             (json!({ "bytes": "/w" }), KeyKind::Text, "bytes of key is \"/w\"; give base64 with"),
             (json!({ "everyone": false }), KeyKind::Any, "everyone of key is false; give true"),
             (json!(" \t"), KeyKind::Text, "key is a blank text"),
+            (json!("alice "), KeyKind::Text, "key is \"alice \", with white space around it; drop"),
+            (json!({ "text": "\talice" }), KeyKind::Any, "with white space around it; drop that"),
             (json!(["a", ""]), KeyKind::Any, "key is a blank text"),
             (json!({ "bytes": "" }), KeyKind::Text, "key is a blank text"),
         ] {

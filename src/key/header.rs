@@ -6,7 +6,8 @@ use http::{HeaderName, StatusCode, request::Parts};
 
 use super::{Key, KeyError, KeyExtractor, KeyKind};
 
-/// The value of a header, byte for byte, is the key.
+/// The value of a header, byte for byte, is the key; white space around it is no part of it
+/// ([RFC 9110, §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
 ///
 /// A header that is absent, empty or blank is a missing identity. One that is sent twice is
 /// refused with 400, because what stands behind might read the other value.

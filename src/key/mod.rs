@@ -20,7 +20,7 @@
 //! ```
 //! use tower_sluice::key_fn;
 //!
-//! let tenant = key_fn(|parts| parts.uri.host().map(str::to_owned));
+//! let tenant = key_fn(|parts| parts.uri.host().map(str::to_ascii_lowercase));
 //! ```
 //!
 //! # What a key does not protect against
@@ -104,7 +104,8 @@ pub(crate) use self::{network::Networks, peer_ip::peer_address};
 /// impl KeyExtractor for Tenant {
 ///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
 ///         let host = parts.uri.host().ok_or_else(|| KeyError::missing("host"))?;
-///         Ok(host.split('.').next().map(Key::from))
+///         // every spelling that the server takes for one tenant has to be one key
+///         Ok(host.split('.').next().map(str::to_ascii_lowercase).map(Key::from))
 ///     }
 /// }
 /// ```

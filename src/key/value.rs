@@ -260,15 +260,18 @@ impl From<Arc<str>> for Key {
     }
 }
 
+/// White space around a field value is no part of it (RFC 9110, §5.5). HTTP/2 servers leave it there,
+/// and every spelling would be a key of its own.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
-        value.as_bytes().into()
+        value.as_bytes().trim_ascii().into()
     }
 }
 
+/// As of a reference: without white space around it.
 impl From<HeaderValue> for Key {
     fn from(value: HeaderValue) -> Self {
-        value.as_bytes().into()
+        (&value).into()
     }
 }
 

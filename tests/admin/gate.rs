@@ -199,6 +199,7 @@ async fn wrong_bodies_are_refused_by_field_value_and_fix() {
         ("block", of("a"), 400, "for is missing; add it, as \"for\": \"10min\""),
         ("block", block(json!(10)), 400, "for is 10; give text, as \"10min\""),
         ("block", block(json!("10")), 400, "for is \"10\"; end it with one of ns, us"),
+        ("block", block(json!("0s")), 400, "for is no time at all; give one above 0s, or unblock"),
         ("block", block(json!("20000day")), 400, "it is at most ten years"),
         ("unblock", block(json!("1s")), 400, "\"for\" is no field of this request"),
     ] {

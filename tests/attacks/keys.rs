@@ -6,7 +6,7 @@ use axum::{Router, body::Body, routing::get};
 use http::{Method, Request, StatusCode};
 use tower::ServiceExt;
 use tower_sluice::{
-    LocalStore, Missing, PeerIp, RateLimitLayer, Rule,
+    AccessList, LocalStore, Missing, PeerIp, RateLimitLayer, Rule,
     key::{self, Extension, Header, Route},
 };
 
@@ -46,6 +46,18 @@ async fn a_flood_of_keys_grows_nothing() {
     assert_eq!(kept(10_000..50_000), 0);
     assert_eq!(store.stats().slots, slots);
     assert!(store.stats().overflowed > 0);
+}
+
+/// HTTP/2 servers leave white space around a value in place, HTTP/1 servers take it off.
+#[tokio::test]
+async fn white_space_around_a_header_is_no_fresh_key() {
+    let spellings = || (0..50).map(|n| format!("{}mine{}", " ".repeat(n % 5), "\t".repeat(n / 5)));
+    let requests = || spellings().map(|spelling| named(&spelling));
+    let (layer, _) = small();
+    assert_eq!(statuses(&layer, requests()).await, [(200, 3), (429, 47)]);
+    let (layer, _) = small();
+    let layer = layer.deny(AccessList::keys(Header::new(API_KEY), ["mine"]));
+    assert_eq!(statuses(&layer, requests()).await, [(403, 50)]);
 }
 
 /// A map that drops its oldest keys when it is full would.

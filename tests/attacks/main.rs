@@ -32,6 +32,7 @@
 //! | 27 | an `Accept` of 400 KB | unit tests of `src/reject/text.rs` |
 //! | 28 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
 //! | 29 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
+//! | 30 | white space around a header, which HTTP/2 servers leave there | `keys::white_space_around_a_header_is_no_fresh_key` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
