@@ -110,14 +110,21 @@ fn bytes_beyond_ascii_matter_only_where_they_are_reached() {
 }
 
 #[test]
-fn forwarded_is_read_where_it_is_chosen_and_survives_an_open_quote() {
+fn forwarded_is_read_where_it_is_chosen() {
     let forwarded = proxies().forwarded();
     let read = |lines: &[&str]| client(&forwarded, "10.0.0.1:80", "forwarded", lines);
     assert_eq!(read(&["for=203.0.113.9;proto=https"]), "203.0.113.9");
     assert_eq!(read(&["for=\"[2001:db8::1]:443\", For=10.0.0.2"]), "2001:db8::1");
-    for sabotage in ["for=\"", "for=\"198.51.100.7", "a=\"b, for=198.51.100.7", ";;=,=\"", "\""] {
-        assert_eq!(read(&[&format!("{sabotage}, for=203.0.113.9")]), "203.0.113.9", "{sabotage}");
-        assert_eq!(read(&[sabotage, "for=203.0.113.9"]), "203.0.113.9", "{sabotage}");
+    for open in ["for=\"", "for=\"198.51.100.7", "a=\"b, for=198.51.100.7", ";;=,=\"", "\""] {
+        let wrong = "400 Bad Request: header forwarded has a quoted string that does not end";
+        assert_eq!(read(&[&format!("{open}, for=203.0.113.9")]), wrong, "{open}");
+        assert_eq!(read(&[open, "for=203.0.113.9"]), "203.0.113.9", "not reached: {open}");
+        assert_eq!(read(&[open, "for=10.0.0.2"]), wrong, "reached: {open}");
+    }
+    for left in
+        ["unknown", "for", "a\\b", "x\"y\"z", "for=\"a,b\"", ";;=,=", "for=1.2.3.4;for=5.6.7.8"]
+    {
+        assert_eq!(read(&[&format!("{left}, for=203.0.113.9")]), "203.0.113.9", "{left}");
     }
     for garbage in ["for=unknown", "for=_gazonk", "proto=https", "for=\"203.0.113.9", ""] {
         assert!(read(&[garbage]).starts_with("400"), "{garbage}");
@@ -125,6 +132,42 @@ fn forwarded_is_read_where_it_is_chosen_and_survives_an_open_quote() {
     // never both: a client uses the one that the proxies do not set
     assert_eq!(client(&forwarded, "10.0.0.1:80", LIST, &["198.51.100.7"]), "10.0.0.1");
     assert_eq!(client(&proxies(), "10.0.0.1:80", "forwarded", &["for=198.51.100.7"]), "10.0.0.1");
+}
+
+/// `Host: a,for=6.6.6.6;x=` is legal, and correct proxies quote it.
+#[test]
+fn what_a_proxy_quoted_is_no_element() {
+    let forwarded = proxies().forwarded();
+    let read = |line: &str| client(&forwarded, "10.0.0.1:80", "forwarded", &[line]);
+    for element in [
+        r#"for=203.0.113.9;proto=http;host="a,for=6.6.6.6;x=""#,
+        r#"for=203.0.113.9;host=",for=6.6.6.6""#,
+        r#"host=";for=6.6.6.6;x=";for=203.0.113.9"#,
+        r#"host="a\",for=6.6.6.6;x=\"";for="203.0.113.9""#,
+        r#"for="\2\0\3.0.113.9\:80";host="\\\",for=6.6.6.6""#,
+        r#"for=203.0.113.9;host="\\";by=_x"#,
+    ] {
+        assert_eq!(read(element), "203.0.113.9", "{element}");
+        assert_eq!(read(&format!("for=6.6.6.6, {element}, for=10.0.0.2")), "203.0.113.9");
+    }
+}
+
+#[test]
+fn an_element_that_cannot_be_read_as_a_whole_is_an_error() {
+    let forwarded = proxies().forwarded();
+    let read = |line: &str| client(&forwarded, "10.0.0.1:80", "forwarded", &[line]);
+    for element in [
+        r#"for=203.0.113.9;host="a"b"#,
+        r#"for=203.0.113.9;host=a"b""#,
+        r#"for=203.0.113.9;host=a\b"#,
+        r#"for=203.0.113.9;"host"=a"#,
+        "for=203.0.113.9;host",
+        "for=203.0.113.9;ho st=a",
+        "for=203.0.113.9;=a",
+    ] {
+        assert!(read(element).starts_with("400"), "{element}");
+        assert!(read(&format!("for=6.6.6.6, {element}, for=10.0.0.2")).starts_with("400"));
+    }
 }
 
 #[test]
@@ -196,13 +239,18 @@ fn keys_are_those_of_peers() {
 #[test]
 fn to_find_the_client_allocates_nothing() {
     let of = proxies();
-    for lines in [&["198.51.100.7, 203.0.113.9", "10.0.0.2"][..], &[], &["203.0.113.9:4711"]] {
-        let parts = request("10.0.0.1:80", LIST, lines);
+    let measure = |of: &ClientIp, name, lines| {
+        let parts = request("10.0.0.1:80", name, lines);
         let mut found = None;
         let info = allocation_counter::measure(|| found = Some(of.extract(&parts)));
         assert!(matches!(found, Some(Ok(Some(_)))));
         assert_eq!(info.count_total, 0, "{lines:?}");
+    };
+    for lines in [&["198.51.100.7, 203.0.113.9", "10.0.0.2"][..], &[], &["203.0.113.9:4711"]] {
+        measure(&of, LIST, lines);
     }
+    let escaped = r#"for="203\.0.113.9";host="a,\"", for=10.0.0.2"#;
+    measure(&of.forwarded(), "forwarded", &[escaped, "for=\"10.0.0.3:80\""]);
 }
 
 #[tokio::test]

@@ -19,6 +19,9 @@ pub(crate) fn addresses(source: Source, lines: &[&[u8]]) -> Vec<Option<IpAddr>> 
             _ => vec![None],
         };
     }
+    if source == Source::Forwarded {
+        return forwarded(lines);
+    }
     let (mut found, mut looked_at) = (Vec::new(), 0);
     for line in lines.iter().rev() {
         let entries: Vec<_> = line.split(|byte| *byte == b',').collect();
@@ -30,13 +33,108 @@ pub(crate) fn addresses(source: Source, lines: &[&[u8]]) -> Vec<Option<IpAddr>> 
             }
             looked_at = 4_096.min(looked_at + entry.len() + 1);
             let entry = entry.trim_ascii();
-            found.push(match source {
-                Source::Forwarded => value(entry).and_then(address),
-                _ => address(entry),
-            });
+            found.push(address(entry));
         }
     }
     found
+}
+
+/// The same of `Forwarded`, by its grammar: all of a line is read before any element of it.
+fn forwarded(lines: &[&[u8]]) -> Vec<Option<IpAddr>> {
+    let (mut found, mut room) = (Vec::new(), 4_096_usize);
+    for line in lines.iter().rev() {
+        let tokens = tokens(line).filter(|_| line.len() <= room);
+        room = room.saturating_sub(line.len() + 1);
+        let Some(tokens) = tokens else {
+            found.push(None);
+            return found;
+        };
+        for element in tokens.split(|token| *token == Token::Byte(b',')).rev() {
+            if found.len() == 32 {
+                found.push(None);
+                return found;
+            }
+            found.push(element_for(element).and_then(|text| address(&text)));
+        }
+    }
+    found
+}
+
+/// A quoted string, unescaped, or a byte outside of such.
+#[derive(Clone, PartialEq)]
+pub(crate) enum Token {
+    Quoted(Vec<u8>),
+    Byte(u8),
+}
+
+/// `None` where a quoted string does not end.
+pub(crate) fn tokens(line: &[u8]) -> Option<Vec<Token>> {
+    let (mut tokens, mut bytes) = (Vec::new(), line.iter().copied());
+    while let Some(byte) = bytes.next() {
+        if byte != b'"' {
+            tokens.push(Token::Byte(byte));
+            continue;
+        }
+        let mut string = Vec::new();
+        loop {
+            match bytes.next()? {
+                b'"' => break,
+                b'\\' => string.push(bytes.next()?),
+                byte => string.push(byte),
+            }
+        }
+        tokens.push(Token::Quoted(string));
+    }
+    Some(tokens)
+}
+
+/// The value of the only `for`, where every pair is `token = bare` or `token = quoted`.
+fn element_for(element: &[Token]) -> Option<Vec<u8>> {
+    let mut values = Vec::new();
+    for pair in element.split(|token| *token == Token::Byte(b';')) {
+        let pair = trimmed(pair);
+        if pair.is_empty() {
+            continue;
+        }
+        let equals = pair.iter().position(|token| *token == Token::Byte(b'='))?;
+        let name = bytes(trimmed(&pair[..equals]))?;
+        let value = match trimmed(&pair[equals + 1..]) {
+            [Token::Quoted(string)] => string.clone(),
+            bare => bytes(bare).filter(|bare| !bare.iter().any(|byte| b"\\ \t".contains(byte)))?,
+        };
+        let is_mark = |byte: &u8| br#"(),/:;<=>?@[\]{}"#.contains(byte) || !byte.is_ascii_graphic();
+        if name.is_empty() || name.iter().any(is_mark) {
+            return None;
+        }
+        if name.eq_ignore_ascii_case(b"for") {
+            values.push(value);
+        }
+    }
+    if values.len() == 1 { values.pop() } else { None }
+}
+
+fn trimmed(mut tokens: &[Token]) -> &[Token] {
+    let blank = |token: &Token| matches!(token, Token::Byte(b' ' | b'\t'));
+    while let [first, rest @ ..] = tokens
+        && blank(first)
+    {
+        tokens = rest;
+    }
+    while let [rest @ .., last] = tokens
+        && blank(last)
+    {
+        tokens = rest;
+    }
+    tokens
+}
+
+/// The bytes, where nothing is quoted.
+fn bytes(tokens: &[Token]) -> Option<Vec<u8>> {
+    let byte = |token: &Token| match token {
+        Token::Byte(byte) => Some(*byte),
+        Token::Quoted(_) => None,
+    };
+    tokens.iter().map(byte).collect()
 }
 
 /// An address, one with a port, in brackets, and any of IPv6 with a zone.
@@ -61,19 +159,4 @@ fn without_zone(text: &str) -> String {
         (None, _) if is_v6(address) => address.to_owned(),
         _ => text.to_owned(),
     }
-}
-
-/// The value of the only `for` of an element, without its quotes.
-fn value(element: &[u8]) -> Option<&[u8]> {
-    let mut values = Vec::new();
-    for pair in element.split(|byte| *byte == b';') {
-        let mut halves = pair.splitn(2, |byte| *byte == b'=');
-        let (name, value) = (halves.next()?.trim_ascii(), halves.next());
-        if name.eq_ignore_ascii_case(b"for") {
-            values.extend(value.map(<[u8]>::trim_ascii));
-        }
-    }
-    let [value] = values[..] else { return None };
-    let quoted = value.len() > 1 && value.starts_with(b"\"") && value.ends_with(b"\"");
-    Some(if quoted { &value[1..value.len() - 1] } else { value })
 }

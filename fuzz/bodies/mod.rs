@@ -1,13 +1,13 @@
 //! What the fuzz targets check of any bytes. A test runs the same over the seeds, without a fuzzer.
 #![allow(dead_code, reason = "a target checks one of them")]
 
+pub(crate) mod entries;
 pub(crate) mod forwarded;
 pub(crate) mod headers;
 pub(crate) mod quota;
 pub(crate) mod replies;
 pub(crate) mod scenario;
 
-mod entries;
 mod fields;
 mod input;
 mod networks;

@@ -10,7 +10,7 @@
 //! | 5 | one IPv6 /64, an address per request | `addresses::ten_thousand_addresses_of_one_customer_are_one_client` |
 //! | 6 | mapped and plain IPv4 | `addresses::a_mapped_address_is_the_plain_one` |
 //! | 7 | ports, brackets, garbage | `proxies::ports_and_brackets_are_read`, `proxies::garbage_is_refused_and_costs_nobody` |
-//! | 8 | `Forwarded` with an open quote | `proxies::an_open_quote_hides_nobody` |
+//! | 8 | `Forwarded` with an open quote | `proxies::an_open_quote_hides_nobody`, `proxies::a_quote_that_shifts_the_proxys_own_gains_an_error` |
 //! | 9 | the header that the proxy does not set | `proxies::only_the_header_of_the_proxy_is_read` |
 //! | 10 | a flood to free one's own exhausted key | `keys::a_flood_frees_no_exhausted_key` |
 //! | 11 | keys of 100 KiB | `keys::a_key_of_100_kib_is_refused_and_not_stored` |
@@ -33,6 +33,8 @@
 //! | 28 | a made-up method per request | `keys::a_made_up_method_is_no_fresh_account` |
 //! | 29 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
 //! | 30 | white space around a header, which HTTP/2 servers leave there | `keys::white_space_around_a_header_is_no_fresh_key` |
+//! | 30 | a `Host` that reads like an element of `Forwarded` | `proxies::a_host_that_reads_like_an_element_is_none`; `tests/client_walk.rs` |
+//! | 31 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 

@@ -8,9 +8,9 @@ use http::{
 };
 
 /// So many entries are looked at in a request.
-const MOST_ENTRIES: usize = 32;
+pub(super) const MOST_ENTRIES: usize = 32;
 /// So many bytes are looked at in a request.
-const MOST_BYTES: usize = 4_096;
+pub(super) const MOST_BYTES: usize = 4_096;
 
 /// What stands between commas, in all lines of a header as if they were one, from the right.
 ///

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// An address of 45 bytes, a zone and a port fit.
-const LONGEST: usize = 128;
+pub(super) const LONGEST: usize = 128;
 
 /// The address of an entry: bare, with a port, in brackets, with a zone; a mapped one unfolded.
 ///
@@ -28,22 +28,6 @@ pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
         },
     };
     Some(address.to_canonical())
-}
-
-/// The value of the one `for` of an element of `Forwarded`, its quotes removed (RFC 7239, 4).
-///
-/// An element is what stands between two commas, in quotes or not: an address holds no comma, and
-/// a client that opens a quote and does not close it would else swallow what proxies write behind.
-pub(super) fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
-    let mut values = element.split(|byte| *byte == b';').filter_map(|pair| {
-        let at = pair.iter().position(|byte| *byte == b'=')?;
-        let (name, value) = (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii());
-        name.eq_ignore_ascii_case(b"for").then_some(value)
-    });
-    match (values.next(), values.next()) {
-        (Some([b'"', value @ .., b'"'] | value), None) => Some(value),
-        _ => None,
-    }
 }
 
 /// Without the zone: it says something on the host that wrote it only.
@@ -124,25 +108,5 @@ mod tests {
             assert_eq!(read(other), None, "{other}");
         }
         assert_eq!(address(b"203.0.113.9\xff"), None);
-    }
-
-    #[test]
-    fn an_element_has_one_for() {
-        for (element, value) in [
-            ("for=203.0.113.9", Some("203.0.113.9")),
-            ("For=\"[2001:db8::1]:443\"", Some("[2001:db8::1]:443")),
-            (" proto=https ; FOR = 203.0.113.9 ;by=10.0.0.1", Some("203.0.113.9")),
-            ("for=\"203.0.113.9", Some("\"203.0.113.9")),
-            ("for=", Some("")),
-            ("for=\"", Some("\"")),
-            ("for=203.0.113.9;for=198.51.100.1", None),
-            ("proto=https", None),
-            ("xfor=203.0.113.9", None),
-            ("for", None),
-            ("", None),
-        ] {
-            let found = forwarded_for(element.as_bytes());
-            assert_eq!(found, value.map(str::as_bytes), "{element}");
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod entries;
 mod entry;
+mod forwarded;
 mod source;
 
 use std::{fmt, net::IpAddr};
@@ -163,8 +164,16 @@ impl ClientIp {
     /// Reads `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)) instead of
     /// `X-Forwarded-For`.
     ///
-    /// Elements are what stands between commas, even within quotes, so that a client's open quote
-    /// does not swallow what proxies wrote.
+    /// Quoted strings and their escapes are read as that RFC and
+    /// [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.4) have them: a comma that a
+    /// proxy quoted separates nothing. An element that does not follow the grammar as a whole cannot
+    /// be read, nor can a line with a string that does not end or with more than 4 KiB. Ports and
+    /// IPv6 addresses that a proxy wrote without quotes are read all the same.
+    ///
+    /// # What it does not protect against
+    ///
+    /// A proxy that writes what clients send, such as the `Host`, without escaping the quotes and
+    /// backslashes in it.
     #[must_use]
     pub fn forwarded(self) -> Self {
         Self { source: Source::Forwarded, ..self }
