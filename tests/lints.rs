@@ -13,9 +13,12 @@ use http::Method;
 use proptest::prelude::*;
 use support::{quota, regressions::keeping};
 use tower_sluice::{
-    Algorithm, Charge, Decision, Finding, Headers, Key, Lint, LivePlan, LocalStore, PeerIp, Plan,
-    Quota, Quotas, RateLimitLayer, Rule, RuleName, Rules, Settle, Store, Units, by_route,
-    key::Everyone, store::GovernorStore, testing::FakeClock,
+    Algorithm, Charge, ClientIp, Decision, Finding, Headers, Key, KeyExtractor, Lint, LivePlan,
+    LocalStore, PeerIp, Plan, Quota, Quotas, RateLimitLayer, Rule, RuleName, Rules, Settle, Store,
+    Units, by_route,
+    key::{Everyone, Header},
+    store::GovernorStore,
+    testing::FakeClock,
 };
 
 const TEN: Quota = Quota::per_second(10);
@@ -428,6 +431,48 @@ fn a_queue_without_places_is_found() {
           max_waiters, or drop max_wait"
         ]
     );
+}
+
+#[test]
+fn trusted_networks_that_are_probably_not_meant_are_found() {
+    const NOBODY: &str = "rule api: ClientIp::behind trusts no network, so that its header is never \
+                          read and every peer is the client; name the proxies' networks, or use PeerIp";
+    let of =
+        |networks: &[&str]| Rule::new("api", ClientIp::behind(networks).expect("networks"), TEN);
+    let found = layer(of(&[])).lints();
+    assert_eq!(texts(&found), [NOBODY]);
+    assert_eq!((found[0].lint(), found[0].lint().name()), (Lint::KeyExtractor, "key_extractor"));
+    assert_eq!(
+        lints(of(&["10.0.0.0", "203.0.113.9", "2001:db8:5::"])),
+        [
+            "rule api: ClientIp::behind trusts the one address 10.0.0.0, which looks like that of a \
+             network; give the network's prefix length, as in 10.0.0.0/8, or write 10.0.0.0/32 for \
+             one proxy",
+            "rule api: ClientIp::behind trusts the one address 2001:db8:5::, which looks like that of \
+             a network; give the network's prefix length, as in 2001:db8:5::/48, or write \
+             2001:db8:5::/128 for one proxy",
+        ]
+    );
+    assert_eq!(lints(of(&["10.0.0.0/8", "10.0.0.0/32", "10.0.0.7", "2001:db8:5::/48"])), [""; 0]);
+    assert_eq!(lints(Rule::new("api", ClientIp::hops(1), TEN)), [""; 0]);
+    assert_eq!(layer(of(&[])).allow_lint(Lint::KeyExtractor).lints(), []);
+}
+
+#[test]
+fn an_extractor_within_others_is_judged_too() {
+    let nobody = || ClientIp::behind([""; 0]).expect("no networks");
+    let count = |found: Vec<String>| found.len();
+    assert_eq!(count(lints(Rule::new("api", Header::new("x-user").or(nobody()), TEN))), 1);
+    assert_eq!(count(lints(Rule::new("api", (nobody(), Everyone), TEN))), 1);
+    assert_eq!(count(lints(Rule::new("api", (Everyone, nobody(), nobody()), TEN))), 2);
+    assert_eq!(count(lints(Rule::new("api", (Everyone, Everyone, nobody(), Everyone), TEN))), 1);
+    let boxed: Box<dyn KeyExtractor> = Box::new(nobody());
+    assert_eq!(count(lints(Rule::new("api", boxed, TEN))), 1);
+    assert_eq!(count(lints(Rule::new("api", Arc::new(nobody()), TEN))), 1);
+    assert_eq!(count(lints(Rule::new("api", &nobody(), TEN))), 1);
+    let routes = [(Method::GET, "/a", TEN), (Method::GET, "/b", TEN)];
+    let found = lints(by_route(routes, TEN).each(nobody()));
+    assert!(found.len() == 1 && found[0].starts_with("rule other: "), "once: {found:?}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ fn each_mistake_is_a_line_once() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     of_a_layer(&log);
     one_private_peer(&log);
+    forwarding_header_ignored(&log);
     layer_rebuilt(&log);
 }
 
@@ -109,6 +110,45 @@ fn one_private_peer(log: &Log) {
         threads.into_iter().map(|thread| thread.join().expect("it ends")).sum()
     });
     assert_eq!((lines, log.read().len()), (1, 0));
+}
+
+/// One request of this address with this header.
+fn forward(peer: &PeerIp, address: &str, name: &'static str) {
+    let ip: IpAddr = address.parse().expect("an address");
+    let mut request: Request<()> = get("/");
+    request.extensions_mut().insert(std::net::SocketAddr::new(ip, 4711));
+    request.headers_mut().insert(name, "203.0.113.9".parse().expect("a value"));
+    peer.extract(&request.into_parts().0).expect("a peer");
+}
+
+fn forwarding_header_ignored(log: &Log) {
+    let peer = PeerIp::new();
+    ask(&peer, &["10.0.3.7", "203.0.113.9"], 500);
+    forward(&peer, "203.0.113.9", "x-forwarded-for");
+    assert_eq!(log.read(), NOTHING, "anybody on the internet may send it");
+    forward(&peer.clone(), "::ffff:10.0.3.8", "x-forwarded-for");
+    assert_eq!(
+        warning(log),
+        "a request from 10.0.3.8, a private address, has the header x-forwarded-for, which PeerIp \
+         does not read: behind a proxy all clients share the proxy's account; name the proxy with \
+         ClientIp::behind([\"10.0.3.8\"]) or by its network, see \"My server is behind a proxy\" in \
+         tower_sluice::guide::keys lint=\"forwarding_header_ignored\""
+    );
+    (0..3_000).for_each(|_| forward(&peer, "10.0.3.7", "forwarded"));
+    assert_eq!(log.read(), NOTHING, "once, and no other line");
+
+    for name in ["forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip"] {
+        forward(&PeerIp::new(), "127.0.0.1", name);
+        assert!(warning(log).contains(&format!("has the header {name}, which")));
+    }
+    forward(&PeerIp::v6_site(), "::1", "x-forwarded-for");
+    assert!(warning(log).contains("ClientIp::behind([\"::1\"])"));
+    let late = PeerIp::new();
+    ask(&late, &["203.0.113.9"], 1_000);
+    forward(&late, "10.0.3.7", "x-forwarded-for");
+    assert_eq!(log.read(), NOTHING, "only the first requests are looked at");
+    let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    assert_eq!(log.read(), NOTHING);
 }
 
 /// A store that is made by one line, for a layer that is then dropped.

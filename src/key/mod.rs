@@ -8,6 +8,7 @@
 //! use tower_sluice::key::{ClientIp, Header, KeyExtractor, Method, PeerIp};
 //!
 //! PeerIp::new();                                  // the peer's address, IPv6 by /64
+//! PeerIp::v6_site();                              // the same by /48, for a second rule
 //! ClientIp::behind(["10.0.0.0/8"])?;              // the client's address, behind proxies
 //! Header::new("x-api-key");                       // the value of one header
 //! (Method, Header::new("x-api-key"));             // both together are one key
@@ -153,6 +154,21 @@ pub trait KeyExtractor {
         KeyKind::Any
     }
 
+    /// Settings of this extractor that are valid and probably a mistake, each with the value and the
+    /// fix. [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports them as
+    /// [`Lint::KeyExtractor`](crate::Lint::KeyExtractor). Defaults to none.
+    ///
+    /// ```
+    /// use tower_sluice::{ClientIp, KeyExtractor};
+    ///
+    /// let nobody = ClientIp::behind([""; 0])?;
+    /// assert!(nobody.lints()[0].starts_with("ClientIp::behind trusts no network"));
+    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// ```
+    fn lints(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Takes the key from `other` where this extractor finds none.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
@@ -172,6 +188,10 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for &E {
     fn kind(&self) -> KeyKind {
         (**self).kind()
     }
+
+    fn lints(&self) -> Vec<String> {
+        (**self).lints()
+    }
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
@@ -182,6 +202,10 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
     fn kind(&self) -> KeyKind {
         (**self).kind()
     }
+
+    fn lints(&self) -> Vec<String> {
+        (**self).lints()
+    }
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
@@ -191,6 +215,10 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
 
     fn kind(&self) -> KeyKind {
         (**self).kind()
+    }
+
+    fn lints(&self) -> Vec<String> {
+        (**self).lints()
     }
 }
 

@@ -6,25 +6,74 @@ use ipnet::{IpNet, Ipv4Net};
 
 /// A list of networks, cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Networks(Arc<[IpNet]>);
+pub(crate) struct Networks {
+    all: Arc<[IpNet]>,
+    /// Addresses that were given without a prefix and look like those of networks.
+    bare: Arc<[IpAddr]>,
+}
 
 impl Networks {
     pub(crate) fn read<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
-        networks.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>().map(Self)
+        let (mut all, mut bare) = (Vec::new(), Vec::new());
+        for text in networks {
+            let text = text.as_ref();
+            let network = network(text)?;
+            if !text.contains('/') && looks_like_a_network(network.addr()) {
+                bare.push(network.addr());
+            }
+            all.push(network);
+        }
+        Ok(Self { all: all.into(), bare: bare.into() })
     }
 
     /// An error that names the first network which holds every address of its family.
     pub(super) fn everybody(&self) -> Option<NetworkError> {
-        let all = self.0.iter().find(|network| network.prefix_len() == 0)?;
+        let all = self.all.iter().find(|network| network.prefix_len() == 0)?;
         let why = "holds everybody; name the proxies' own networks";
         Some(NetworkError { text: all.to_string(), why })
     }
 
+    /// Probable mistakes in a list of trusted proxies, each with the fix.
+    pub(super) fn lints(&self) -> Vec<String> {
+        const NONE: &str = "ClientIp::behind trusts no network, so that its header is never read and \
+                            every peer is the client; name the proxies' networks, or use PeerIp";
+        let none = self.all.is_empty().then(|| NONE.to_owned());
+        let bare = self.bare.iter().map(|address| {
+            let (network, whole) = lengths(*address);
+            format!(
+                "ClientIp::behind trusts the one address {address}, which looks like that of a \
+                 network; give the network's prefix length, as in {address}/{network}, or write \
+                 {address}/{whole} for one proxy"
+            )
+        });
+        none.into_iter().chain(bare).collect()
+    }
+
     /// Whether one of them holds an address, which is not a mapped one.
     pub(crate) fn hold(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|network| network.contains(&address))
+        self.all.iter().any(|network| network.contains(&address))
+    }
+}
+
+/// The last octet is zero, or the 64 bits of an IPv6 interface are.
+fn looks_like_a_network(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.octets()[3] == 0,
+        IpAddr::V6(address) => address.to_bits().trailing_zeros() >= 64,
+    }
+}
+
+/// The prefix length that the zeros of an address suggest, and that of the address alone.
+fn lengths(address: IpAddr) -> (u32, u32) {
+    match address {
+        IpAddr::V4(address) => {
+            ((32 - address.to_bits().trailing_zeros()).div_ceil(8).max(1) * 8, 32)
+        }
+        IpAddr::V6(address) => {
+            ((128 - address.to_bits().trailing_zeros()).div_ceil(16).max(1) * 16, 128)
+        }
     }
 }
 
@@ -91,5 +140,23 @@ mod tests {
             let error = network(garbage).expect_err(garbage).to_string();
             assert!(error.contains(&format!("{garbage:?} is no network")), "{error}");
         }
+    }
+
+    #[test]
+    fn an_address_alone_that_looks_like_a_network_is_found() {
+        let found = |text: &str| Networks::read([text]).expect("a network").lints().len();
+        for bare in ["10.0.0.0", "192.168.1.0", "::ffff:10.0.0.0", "2001:db8:5::", "0.0.0.0", "::"]
+        {
+            assert_eq!(found(bare), 1, "{bare}");
+        }
+        for meant in ["10.0.0.0/8", "10.0.0.0/32", "10.0.0.1", "2001:db8:5::/48", "2001:db8::1"] {
+            assert_eq!(found(meant), 0, "{meant}");
+        }
+        let suggested = |text: &str| lengths(text.parse().expect("an address"));
+        assert_eq!(suggested("10.0.0.0"), (8, 32));
+        assert_eq!(suggested("172.16.0.0"), (16, 32));
+        assert_eq!(suggested("192.168.1.0"), (24, 32));
+        assert_eq!(suggested("0.0.0.0"), (8, 32));
+        assert_eq!(suggested("2001:db8:5::"), (48, 128));
     }
 }

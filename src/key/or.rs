@@ -38,4 +38,8 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn kind(&self) -> KeyKind {
         self.first.kind().or(self.second.kind())
     }
+
+    fn lints(&self) -> Vec<String> {
+        [self.first.lints(), self.second.lints()].concat()
+    }
 }

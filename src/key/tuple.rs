@@ -12,6 +12,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for (A, B) {
     fn kind(&self) -> KeyKind {
         KeyKind::Tuple(vec![self.0.kind(), self.1.kind()])
     }
+
+    fn lints(&self) -> Vec<String> {
+        [self.0.lints(), self.1.lints()].concat()
+    }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor, C: KeyExtractor> KeyExtractor for (A, B, C) {
@@ -21,6 +25,10 @@ impl<A: KeyExtractor, B: KeyExtractor, C: KeyExtractor> KeyExtractor for (A, B, 
 
     fn kind(&self) -> KeyKind {
         KeyKind::Tuple(vec![self.0.kind(), self.1.kind(), self.2.kind()])
+    }
+
+    fn lints(&self) -> Vec<String> {
+        [self.0.lints(), self.1.lints(), self.2.lints()].concat()
     }
 }
 
@@ -37,6 +45,10 @@ where
 
     fn kind(&self) -> KeyKind {
         KeyKind::Tuple(vec![self.0.kind(), self.1.kind(), self.2.kind(), self.3.kind()])
+    }
+
+    fn lints(&self) -> Vec<String> {
+        [self.0.lints(), self.1.lints(), self.2.lints(), self.3.lints()].concat()
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use http::HeaderMap;
+
 #[derive(Clone, Debug)]
 pub(super) struct Watch;
 
@@ -11,5 +13,5 @@ impl Watch {
     }
 
     #[inline]
-    pub(super) fn see(&self, _: IpAddr) {}
+    pub(super) fn see(&self, _: IpAddr, _: &HeaderMap) {}
 }

@@ -1,26 +1,45 @@
-//! Whether all requests come from one private address, as from a proxy that nobody thought of.
+//! Detects a proxy that nobody named: from a forwarding header that is not read, or from a private
+//! address that all requests come from.
 
 use std::{
     fmt,
     net::IpAddr,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
 
-/// So many requests are looked at.
+use http::HeaderMap;
+
+/// Requests that are looked at.
 const FIRST: u32 = 1_000;
 
-/// Looks at the addresses of the first requests and then no longer. Clones look together.
+/// Headers by which proxies name the client.
+const FORWARDING: [&str; 10] = [
+    "x-forwarded-for",
+    "forwarded",
+    "x-real-ip",
+    "cf-connecting-ip",
+    "true-client-ip",
+    "fastly-client-ip",
+    "fly-client-ip",
+    "x-azure-clientip",
+    "x-client-ip",
+    "cloudfront-viewer-address",
+];
+
+/// Looks at the first requests and then at no others. Clones look together.
 #[derive(Clone)]
 pub(super) struct Watch(Arc<Seen>);
 
 #[derive(Default)]
 struct Seen {
-    /// Of one private address; at [`FIRST`] or above there is no more to look at.
+    /// Requests looked at; at [`FIRST`] or above there is no more to look at.
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
+    /// Whether there was another address, or one that is not private.
+    mixed: AtomicBool,
 }
 
 impl Watch {
@@ -29,18 +48,28 @@ impl Watch {
     }
 
     #[inline]
-    pub(super) fn see(&self, address: IpAddr) {
+    pub(super) fn see(&self, address: IpAddr, headers: &HeaderMap) {
         if self.0.requests.load(Relaxed) < FIRST {
-            self.look(address.to_canonical());
+            self.look(address.to_canonical(), headers);
         }
     }
 
     #[cold]
-    fn look(&self, address: IpAddr) {
-        let Seen { requests, address: first } = &*self.0;
-        if *first.get_or_init(|| address) != address || !is_private(address) {
-            requests.store(FIRST, Relaxed);
-        } else if requests.fetch_add(1, Relaxed) == FIRST - 1 {
+    fn look(&self, address: IpAddr, headers: &HeaderMap) {
+        let Seen { requests, address: first, mixed } = &*self.0;
+        let private = is_private(address);
+        let named = || FORWARDING.into_iter().find(|name| headers.contains_key(*name));
+        if private && let Some(name) = named() {
+            // of several threads one warns
+            if requests.swap(FIRST, Relaxed) < FIRST {
+                warn_header(address, name);
+            }
+            return;
+        }
+        if !private || *first.get_or_init(|| address) != address {
+            mixed.store(true, Relaxed);
+        }
+        if requests.fetch_add(1, Relaxed) == FIRST - 1 && !mixed.load(Relaxed) {
             warn(address);
         }
     }
@@ -68,6 +97,17 @@ fn warn(address: IpAddr) {
         "the first {FIRST} requests all came from {address}, a private address, so that they share \
          one account: if that is a proxy or a sidecar, name it with ClientIp::behind([\"{address}\"]); \
          if it is a load test, all is well"
+    );
+}
+
+fn warn_header(address: IpAddr, name: &str) {
+    tracing::warn!(
+        target: "tower_sluice::lint",
+        lint = "forwarding_header_ignored",
+        "a request from {address}, a private address, has the header {name}, which PeerIp does not \
+         read: behind a proxy all clients share the proxy's account; name the proxy with \
+         ClientIp::behind([\"{address}\"]) or by its network, see \"My server is behind a proxy\" in \
+         tower_sluice::guide::keys"
     );
 }
 

@@ -26,6 +26,8 @@ pub(crate) fn find(shapes: &[Shape<'_>], knobs: &Knobs) -> Vec<Finding> {
         shapes.iter().zip(&live).map(|(shape, live)| as_now(shape, live.as_ref())).collect();
     let mut found = Vec::new();
     for shape in &shapes {
+        let of_key = |text: &String| Finding::of(Lint::KeyExtractor, shape.name, text);
+        found.extend(shape.key_lints.iter().map(of_key));
         found.extend(cost_above_limit(shape));
         found.extend(nobody_waits(shape, knobs));
         found.extend(dominated_quotas(shape, knobs));

@@ -33,11 +33,12 @@
 //! ```
 //!
 //! With the feature `tracing` each is also a line at warn when the layer is first put around a
-//! service. Two more are seen only at work, and are such lines too:
+//! service. Three more are seen only at work, and are such lines too:
 //!
 //! | name | when |
 //! |---|---|
 //! | `one_private_peer` | the first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address: behind a proxy all clients share its account |
+//! | `forwarding_header_ignored` | among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or the like: behind a proxy all clients share its account |
 //! | `layer_rebuilt` | embedded stores are made for layers and dropped all the time: built per request or per connection, a layer limits nobody |
 //!
 //! All these lines have the target `tower_sluice::lint` and the name in the field `lint`, so that
@@ -98,6 +99,10 @@ pub enum Lint {
     /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), and the layer has
     /// [`max_waiters(0)`](crate::RateLimitLayer::max_waiters).
     NobodyWaits,
+    /// `key_extractor`: a setting of a rule's extractor, by
+    /// [`KeyExtractor::lints`](crate::KeyExtractor::lints). [`ClientIp::behind`](crate::ClientIp::behind)
+    /// reports that it trusts no network, and an address alone that looks like that of a network.
+    KeyExtractor,
 }
 
 impl Lint {
@@ -109,6 +114,7 @@ impl Lint {
             Self::CostAboveLimit => "cost_above_limit",
             Self::UnnamedQuotas => "unnamed_quotas",
             Self::NobodyWaits => "nobody_waits",
+            Self::KeyExtractor => "key_extractor",
         }
     }
 }

@@ -97,6 +97,10 @@ impl<K: KeyExtractor> Rules for ByRoute<K> {
         let routes = first..shapes.len();
         self.other.describe(shapes);
         let other = shapes.last().map(|other| other.name);
-        shapes[routes].iter_mut().for_each(|route| route.instead_of = other);
+        for route in &mut shapes[routes] {
+            route.instead_of = other;
+            // `other` has the same, and says it
+            route.key_lints.clear();
+        }
     }
 }

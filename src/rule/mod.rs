@@ -312,6 +312,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             may_report: self.may_report,
             report_only_switch: Some(&self.report_only),
             instead_of: None,
+            key_lints: self.extractor.lints(),
         });
     }
 }

@@ -88,6 +88,8 @@ pub struct Shape<'a> {
     /// The rule that charges a request where this one does not: of the rules of one
     /// `by_route` exactly one charges.
     pub instead_of: Option<RuleName>,
+    /// Probable mistakes in the settings of its extractor; of a `by_route`, on its default alone.
+    pub(crate) key_lints: Vec<String>,
 }
 
 impl<'a> Shape<'a> {
@@ -105,6 +107,7 @@ impl<'a> Shape<'a> {
             may_report: false,
             report_only_switch: None,
             instead_of: None,
+            key_lints: Vec::new(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 
 use http::Request;
-use tower_sluice::{PeerIp, RateLimitLayer};
+use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
 
 use super::{THREE, from, ip, statuses, support::get, three, v4};
 
@@ -19,6 +19,28 @@ async fn ten_thousand_addresses_of_one_customer_are_one_client() {
     let requests = spellings.map(|text| from(ip(text), &[]));
     assert_eq!(statuses(&layer, requests).await, [(429, 4)]);
     assert_eq!(statuses(&layer, [from(ip("2001:db8:0:1::1"), &[])]).await, [(200, 1)]);
+}
+
+/// A business or a hosting customer usually has a /48: 65 536 networks of /64.
+#[tokio::test]
+async fn a_site_has_65_536_accounts_by_64_and_one_by_48() {
+    let address = |n: u32| Ipv6Addr::from_bits((0x2001_0db8_0001 << 80) + (u128::from(n) << 64));
+    let requests = || (0..65_536).map(|n| from(address(n), &[]));
+    let alone = three(PeerIp::new());
+    assert_eq!(statuses(&alone, requests()).await, [(200, 65_536)]);
+    assert_eq!(statuses(&alone, [from(address(65_536), &[])]).await, [(200, 1)], "the next site");
+
+    let client = Rule::new("client", PeerIp::new(), THREE);
+    let site = Rule::new("site", PeerIp::v6_site(), Quota::per_day(100));
+    let both = RateLimitLayer::rules((client, site), LocalStore::new());
+    assert_eq!(statuses(&both, requests()).await, [(200, 100), (429, 65_436)]);
+    let next = (0..4).map(|_| from(address(65_536), &[]));
+    assert_eq!(statuses(&both, next).await, [(200, 3), (429, 1)], "the next site");
+    let v4 = (0..1_000).map(|n| from(v4(n), &[]));
+    assert_eq!(statuses(&both, v4).await, [(200, 1_000)], "IPv4 addresses share nothing");
+    let alone = three(PeerIp::v6_site());
+    let same = (0..4).map(|_| from(ip("203.0.113.9"), &[]));
+    assert_eq!(statuses(&alone, same).await, [(200, 3), (429, 1)], "and are limited by it alone");
 }
 
 /// CVE-2026-30827 (GHSA-46wh-pxpv-q5gq, express-rate-limit 8.0 to 8.2.1): mapped addresses were

@@ -50,7 +50,7 @@ const MOST_HOPS: u8 = 32;
 /// use tower_sluice::{ClientIp, LocalStore, Quota, RateLimitLayer, Rule};
 ///
 /// let client = ClientIp::behind(["10.0.0.0/8"])?;
-/// let site = Rule::new("site", client.clone().ipv6_prefix(48), Quota::per_second(100));
+/// let site = Rule::new("site", client.clone().v6_site(), Quota::per_second(100));
 /// let client = Rule::new("client", client, Quota::per_second(10));
 /// let layer = RateLimitLayer::rules((client, site), LocalStore::new());
 /// # drop(layer);
@@ -97,7 +97,10 @@ pub enum Unreadable {
 
 impl ClientIp {
     /// Behind proxies in these networks: `"10.0.0.0/8"`, or an address alone. With none, every
-    /// peer is the client.
+    /// peer is the client, and no header is read.
+    ///
+    /// No network at all, and an address alone that looks like a network's (`"10.0.0.0"`), are
+    /// [lints](crate::Lint::KeyExtractor) of a layer; one proxy of that address is `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
@@ -225,6 +228,13 @@ impl ClientIp {
         Self { unreadable, ..self }
     }
 
+    /// Counts IPv6 by /48, for a second rule at a higher quota: see
+    /// [`PeerIp::v6_site`](super::PeerIp::v6_site).
+    #[must_use]
+    pub fn v6_site(self) -> Self {
+        self.ipv6_prefix(48)
+    }
+
     /// The client's whole address, a mapped one unfolded: for log lines and lists, where a
     /// [`Key`] says too little.
     ///
@@ -307,6 +317,13 @@ impl KeyExtractor for ClientIp {
         match self.unreadable {
             Unreadable::Reject(_) => address,
             Unreadable::Share => address.or(KeyKind::Unidentified),
+        }
+    }
+
+    fn lints(&self) -> Vec<String> {
+        match &self.trusted {
+            Trusted::Networks(networks) => networks.lints(),
+            Trusted::Hops(_) | Trusted::Anybody => Vec::new(),
         }
     }
 }
