@@ -104,6 +104,31 @@ fn every_quota_is_spelled_as_its_setters_are_called() {
 }
 
 #[test]
+fn units_of_time_have_more_spellings_and_one_form() {
+    for (spelled, quota) in [
+        ("10/sec", "10/s"),
+        ("10/second", "10/s"),
+        ("600/10 seconds", "600/10s"),
+        ("10/m", "10/min"),
+        ("10/minute burst 3", "10/min burst 3"),
+        ("10/90minutes", "10/90min"),
+        ("10/hour", "10/h"),
+        ("10/2hrs", "10/2h"),
+        ("10/d", "10/day"),
+        ("10/7days", "10/7day"),
+    ] {
+        let read: Quota = spelled.parse().expect(spelled);
+        assert_eq!(read.to_string(), quota);
+        assert_eq!(written(&read), json!(quota));
+    }
+    let rule: RuleSettings = toml::from_str("quotas = \"5/s\"\nmax_wait = \"1m\"").expect("a rule");
+    assert_eq!((rule.max_wait, written(&rule)["max_wait"].clone()), (secs(60), json!("1min")));
+    for text in ["10/M", "10/Min", "10/mo", "10/month", "10/5", "10/ss"] {
+        assert!(text.parse::<Quota>().is_err(), "{text}");
+    }
+}
+
+#[test]
 fn families_names_and_policies_have_a_word() {
     for (family, word) in [
         (Headers::Draft11, "draft11"),

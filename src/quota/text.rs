@@ -21,7 +21,8 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`.
+/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`. Units of time may also be
+/// written as `sec`, `second`, `m`, `minute`, `hr`, `hour` and `d`, and in the plural.
 impl FromStr for Quota {
     type Err = QuotaError;
 
@@ -52,10 +53,29 @@ impl FromStr for Quota {
     }
 }
 
+/// Other spellings of units: what is written is always one of [`UNITS`].
+const SPELLINGS: [(&str, &str); 14] = [
+    ("d", "day"),
+    ("days", "day"),
+    ("hr", "h"),
+    ("hrs", "h"),
+    ("hour", "h"),
+    ("hours", "h"),
+    ("m", "min"),
+    ("mins", "min"),
+    ("minute", "min"),
+    ("minutes", "min"),
+    ("sec", "s"),
+    ("secs", "s"),
+    ("second", "s"),
+    ("seconds", "s"),
+];
+
 /// Reads `"10s"` or, for one of a unit, `"min"`; the error is the fix.
 pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
+    let unit = SPELLINGS.iter().find(|(other, _)| *other == unit).map_or(unit, |(_, name)| name);
     let unit = UNITS.iter().find(|(name, _)| *name == unit);
     let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h or day")?;
     let n: u64 = match n {
