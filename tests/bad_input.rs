@@ -441,16 +441,26 @@ mod redis {
         const FIX: &str = "; give redis://[user:password@]host[:port][/db]";
         for (url, shown) in [
             ("", "***"),
-            ("localhost:6379", "***"),
+            ("secret", "***"),
             ("http://me:secret@localhost:80", "http://***@localhost:80"),
             ("redis://", "redis://"),
             ("redis://me:secret@localhost/x", "redis://***@localhost"),
+            ("redis://localhost/x", "redis://localhost/x"),
             ("redis://localhost:99999", "redis://localhost:99999"),
         ] {
             let said = error(RedisStore::connect_lazy(url));
             assert!(said.starts_with(&format!("redis: {shown:?} is no address: ")), "{said}");
             assert!(said.ends_with(FIX), "{said}");
         }
+    }
+
+    #[test]
+    fn an_address_without_a_scheme_is_shown_with_one() {
+        assert_eq!(
+            error(RedisStore::connect_lazy("localhost:6379")),
+            "redis: \"localhost:6379\" is no address: it lacks redis://; give \
+             redis://localhost:6379"
+        );
     }
 
     #[test]

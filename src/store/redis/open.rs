@@ -153,27 +153,65 @@ fn tcp() -> TcpSettings {
     settings
 }
 
-/// The address in `url`; an error shows it without its password.
+/// The address in `url`.
 fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
     let info = url.into_connection_info().map_err(|error| {
-        let text = format!(
-            "{:?} is no address: {error}; give redis://[user:password@]host[:port][/db]",
-            redacted(url)
-        );
+        let fix = fix(url, cfg!(feature = "redis-tls"));
+        let text = match fix {
+            Some(fix) => format!("{:?} is no address: {fix}", shown(url)),
+            None => format!("{:?} is no address: {error}; give {SHAPE}", shown(url)),
+        };
         RedisError::new(RedisErrorKind::Config, text)
     })?;
     Ok(info.set_tcp_settings(tcp()))
 }
 
-/// The scheme and the host, with `***` for whatever may be a password.
-fn redacted(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return "***".to_owned() };
-    let (user, host) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
-    let host = host.split(['/', '?', '#']).next().unwrap_or_default();
+const SHAPE: &str = "redis://[user:password@]host[:port][/db]";
+
+/// The fix, where the mistake is a known one.
+fn fix(url: &str, has_tls: bool) -> Option<String> {
+    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+    match scheme {
+        Some(tls @ ("rediss" | "valkeys")) if !has_tls => {
+            Some(format!("{tls}:// needs the feature `redis-tls` of tower-sluice; enable it"))
+        }
+        None if is_host(url) => Some(format!("it lacks redis://; give redis://{url}")),
+        None => Some(format!("it lacks redis://; give {SHAPE}")),
+        Some(_) => None,
+    }
+}
+
+/// The address as an error shows it: whole where nothing in it can be a password, else with `***`
+/// for whatever may be one.
+fn shown(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return if is_host(url) { url } else { "***" }.to_owned();
+    };
+    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("***@", rest));
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (host, path) = rest.split_at(end);
     let (name, port) = host.split_once(':').unwrap_or((host, ""));
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    let shown = name.bytes().all(plain) && port.bytes().all(|byte| byte.is_ascii_digit());
-    format!("{scheme}://{user}{}", if shown { host } else { "***" })
+    if !is_plain(scheme) || !is_plain(name) || !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return format!("{}://{user}***", if is_plain(scheme) { scheme } else { "***" });
+    }
+    // a password with a slash or an `@` in it, or one that stands in the query
+    let path = match path.strip_prefix('/') {
+        _ if !user.is_empty() || path.is_empty() => "",
+        Some(plain) if is_plain(plain) => path,
+        _ => &format!("{}***", &path[..1]),
+    };
+    format!("{scheme}://{user}{host}{path}")
+}
+
+/// Whether it is a host and a port, and so no password that stands in the wrong place.
+fn is_host(text: &str) -> bool {
+    let (name, port) = text.split_once(':').unwrap_or((text, ""));
+    let is_port = !port.is_empty() && port.parse::<u16>().is_ok();
+    !name.is_empty() && is_plain(name) && (is_port || text == "localhost")
+}
+
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
 }
 
 #[cfg(test)]
@@ -182,12 +220,45 @@ mod tests {
 
     #[test]
     fn errors_of_addresses_show_no_password() {
-        for url in ["http://me:hunter2@host", "redis://me:hunter2@host/x", "me:hunter2@", ""] {
-            let error = RedisStore::connect_lazy(url).unwrap_err();
+        for url in [
+            "http://me:hunter2@host",
+            "redis://me:hunter2@host/x",
+            "redis://me:hun/hunter2@host:port/x",
+            "redis://me:hun@hunter2@host/x",
+            "me:hunter2@",
+            "hunter2",
+            "me:hunter2",
+            ":hunter2@localhost:6379",
+            "hunter2://host",
+            "redis://me:hunter2",
+            "redis://localhost/x?password=hunter2",
+            "redis://localhost/x#hunter2",
+            "redis://localhost/x:hunter2@",
+            "http://localhost?pass=hunter2",
+            "",
+        ] {
+            let Err(error) = RedisStore::connect_lazy(url) else { panic!("{url} is an address") };
             let text = format!("{error} {error:?}");
-            assert!(!text.contains("hunter2"), "{text}");
+            assert!(url == "hunter2://host" || !text.contains("hunter2"), "{text}");
             assert!(text.contains("give redis://"), "{text}");
             assert_eq!(error.kind(), RedisErrorKind::Config);
         }
+    }
+
+    #[test]
+    fn an_address_without_a_password_is_shown_with_the_fix() {
+        for (url, has_tls, seen, said) in [
+            ("localhost:6379", true, "localhost:6379", "give redis://localhost:6379"),
+            ("10.0.0.7:6379", true, "10.0.0.7:6379", "give redis://10.0.0.7:6379"),
+            ("localhost", true, "localhost", "give redis://localhost"),
+            ("rediss://db.example:6380/0", false, "rediss://db.example:6380/0", "`redis-tls`"),
+            ("rediss://me:pass@db.example", false, "rediss://***@db.example", "`redis-tls`"),
+            ("redis.example", true, "***", "give redis://[user:password@]"),
+        ] {
+            assert_eq!(shown(url), seen);
+            assert!(fix(url, has_tls).is_some_and(|fix| fix.contains(said)), "{url}");
+        }
+        assert_eq!(shown("redis://localhost/x"), "redis://localhost/x");
+        assert_eq!(fix("rediss://db.example", true), None);
     }
 }
