@@ -29,6 +29,9 @@
 //!     ));
 //! ```
 //!
+//! This layer goes outside of the limiter. Inside of it no request has an identity when the limiter
+//! asks, which the log says once (`no_identity` in [`lint`](crate::lint)).
+//!
 //! Where no identity is found, nothing is put and nothing refused: what becomes of such a request
 //! is the rule's [`Missing`](crate::Missing) policy. An identity is looked up before any limit, so
 //! a costly look-up wants a limit per address in front of itself.
@@ -43,6 +46,8 @@ use std::{
 use http::{Request, request::Parts};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
+
+use crate::key::Anonymous;
 
 /// Finds an identity and hands the head of the request back with it.
 pub trait Identify {
@@ -163,8 +168,9 @@ where
                 StateProj::Running { future } => return future.poll(cx),
                 StateProj::Identifying { found, waiting } => {
                     let (mut parts, identity) = ready!(found.poll(cx));
-                    if let Some(identity) = identity {
-                        parts.extensions.insert(identity);
+                    match identity {
+                        Some(identity) => drop(parts.extensions.insert(identity)),
+                        None => drop(parts.extensions.insert(Anonymous::<T>::new())),
                     }
                     let Some((mut inner, body)) = waiting.take() else {
                         panic!("an identity was polled after it had resolved");

@@ -1,19 +1,27 @@
 //! What is probably a mistake, in the log: what a layer finds, once; a proxy that nobody thought of;
-//! and a layer that is built per request.
+//! a layer that is built per request; and one that runs before what identifies users.
 
 #[path = "support/log.rs"]
 mod log;
 mod support;
 
-use std::{net::IpAddr, panic::Location, thread, time::Duration};
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    panic::Location,
+    thread,
+    time::Duration,
+};
 
-use http::Request;
+use http::{Request, Response};
 use log::Log;
-use support::{Strict, get};
-use tower::Layer;
+use support::{Strict, ask as ask_once, get};
+use tower::{Layer, Service, ServiceBuilder};
 use tower_sluice::{
-    Headers, KeyExtractor, Limiter, Lint, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
-    key::Everyone, testing::FakeClock,
+    Headers, IdentifyLayer, KeyExtractor, Limiter, Lint, LocalStore, PeerIp, Quota, RateLimitLayer,
+    Rule,
+    key::{Everyone, Extension},
+    testing::FakeClock,
 };
 
 const TEN: Quota = Quota::per_second(10);
@@ -26,6 +34,8 @@ fn each_mistake_is_a_line_once() {
     one_private_peer(&log);
     forwarding_header_ignored(&log);
     layer_rebuilt(&log);
+    layer_rebuilt_per_request(&log);
+    no_identity(&log);
 }
 
 /// The text of the only line there is, which is a warning.
@@ -202,9 +212,9 @@ fn layer_rebuilt(log: &Log) {
         warning(log),
         format!(
             "layers are built and dropped all the time with the store that {place} makes: each \
-             begins to count anew, so that nobody is limited, and sets memory aside for a whole \
+             begins to count afresh, so that nobody is limited, and sets memory aside for a whole \
              store; build the layer once, outside of what runs per request or connection, and clone \
-             it lint=\"layer_rebuilt\""
+             it; if these are tests, all is well lint=\"layer_rebuilt\""
         )
     );
     build(&clock, 3_000, none);
@@ -216,4 +226,82 @@ fn layer_rebuilt(log: &Log) {
     (0..1_000).for_each(|_| drop(handle()));
     let said = warning(log);
     assert!(said.contains(&format!("tests/lints_log.rs:{here}:")), "{said}");
+}
+
+/// Answers so many requests.
+fn serve<L>(layer: &L, requests: usize)
+where
+    L: Layer<Strict>,
+    L::Service: Service<Request<()>, Response = Response<String>, Error = Infallible>,
+{
+    let mut service = layer.layer(Strict::default());
+    for _ in 0..requests {
+        let mut request = get("/");
+        request.extensions_mut().insert(SocketAddr::from(([203, 0, 113, 9], 4711)));
+        tokio_test::block_on(ask_once(&mut service, request));
+    }
+}
+
+/// Built within the handler or the middleware, as one tries it by hand: some twenty requests.
+fn layer_rebuilt_per_request(log: &Log) {
+    let handle = |requests| {
+        serve(&RateLimitLayer::new(Everyone, TEN, LocalStore::with_capacity(1)), requests);
+    };
+    // a suite of tests: some look twice, and some only build it
+    (0..200).for_each(|n| handle(if n % 15 == 14 { 2 } else { 1 }));
+    (0..200).for_each(|_| handle(0));
+    assert_eq!(log.read(), NOTHING);
+    let here = Location::caller().line() + 1;
+    let handle = || serve(&RateLimitLayer::per_ip(TEN), 1);
+    (0..15).for_each(|_| handle());
+    assert_eq!(log.read(), NOTHING);
+    handle();
+    let said = warning(log);
+    assert!(said.contains(&format!("tests/lints_log.rs:{here}:")), "{said}");
+    (0..100).for_each(|_| handle());
+    assert_eq!(log.read(), NOTHING, "once for a line");
+
+    // one store for all of them counts on: nothing is wrong but the waste
+    let store = LocalStore::with_capacity(1);
+    (0..100).for_each(|_| serve(&RateLimitLayer::new(Everyone, TEN, store.clone()), 1));
+    assert_eq!(log.read(), NOTHING);
+}
+
+#[derive(Clone)]
+struct User(u64);
+
+fn no_identity(log: &Log) {
+    let by_user = || {
+        let rule = Rule::new("user", Extension::by(|user: &User| user.0), TEN);
+        RateLimitLayer::rules(rule, LocalStore::with_capacity(64))
+    };
+    let nobody = || IdentifyLayer::from_fn(|_| std::future::ready(None::<User>));
+    let alice = || IdentifyLayer::from_fn(|_| std::future::ready(Some(User(7))));
+
+    // on the wrong side: the limiter runs first
+    let wrong = ServiceBuilder::new().layer(by_user()).layer(alice());
+    serve(&wrong, 31);
+    assert_eq!(log.read(), NOTHING, "it is too early to say");
+    serve(&wrong, 1);
+    assert_eq!(
+        warning(log),
+        "none of the first 32 requests had a lints_log::User in its extensions: what puts it there \
+         has to run before the limiter (in axum, add it after the limiter; in a ServiceBuilder, \
+         before it); if nobody has signed in yet, all is well lint=\"no_identity\""
+    );
+    serve(&wrong, 100);
+    assert_eq!(log.read(), NOTHING, "once");
+    for right in [alice(), alice()] {
+        serve(&ServiceBuilder::new().layer(right).layer(by_user()), 100);
+        assert_eq!(log.read(), NOTHING);
+    }
+    // who is not signed in has no identity on the right side either
+    serve(&ServiceBuilder::new().layer(nobody()).layer(by_user()), 100);
+    assert_eq!(log.read(), NOTHING);
+    // one that came is enough
+    let layer = by_user();
+    serve(&layer, 31);
+    serve(&ServiceBuilder::new().layer(alice()).layer(layer.clone()), 1);
+    serve(&layer, 100);
+    assert_eq!(log.read(), NOTHING);
 }

@@ -1,6 +1,13 @@
 //! An identity that something in front has put into the request's extensions.
 
-use std::{fmt, marker::PhantomData};
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
 
 use http::request::Parts;
 
@@ -8,6 +15,10 @@ use super::{Key, KeyError, KeyExtractor};
 
 /// The identity of type `T` that the user's own middleware has verified and put into the request's
 /// extensions; absent, it is a missing identity.
+///
+/// That middleware runs before the limiter: in axum it is added after it, since the last layer is
+/// the outermost. The other way round no request ever has an identity: the log says so once, after
+/// the first 32 requests (`no_identity` in [`lint`](crate::lint)).
 ///
 /// ```
 /// use tower_sluice::{Key, key::Extension};
@@ -21,13 +32,68 @@ use super::{Key, KeyError, KeyExtractor};
 pub struct Extension<T, F = fn(&T) -> Key> {
     key: F,
     of: PhantomData<fn(&T)>,
+    absent: Absent,
 }
+
+/// Left by an [`IdentifyLayer`](crate::IdentifyLayer) that ran and found no `T`: it is on the right
+/// side.
+pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
+
+impl<T> Anonymous<T> {
+    pub(crate) fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T> Clone for Anonymous<T> {
+    fn clone(&self) -> Self {
+        Self::new()
+    }
+}
+
+/// Requests that are looked at.
+const FIRST: u32 = 32;
+
+/// Counts the first requests without an identity, until one has it. Clones count together.
+#[derive(Clone, Default)]
+struct Absent(Arc<AtomicU32>);
+
+impl Absent {
+    /// Something in front does its work: there is nothing more to look at.
+    #[inline]
+    fn end(&self) {
+        if self.0.load(Relaxed) < FIRST {
+            self.0.store(FIRST, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn count(&self, name: &str) {
+        if self.0.load(Relaxed) < FIRST && self.0.fetch_add(1, Relaxed) == FIRST - 1 {
+            warn(name);
+        }
+    }
+}
+
+#[cfg(feature = "tracing")]
+fn warn(name: &str) {
+    tracing::warn!(
+        target: "tower_sluice::lint",
+        lint = "no_identity",
+        "none of the first {FIRST} requests had a {name} in its extensions: what puts it there has \
+         to run before the limiter (in axum, add it after the limiter; in a ServiceBuilder, before \
+         it); if nobody has signed in yet, all is well"
+    );
+}
+
+#[cfg(not(feature = "tracing"))]
+fn warn(_: &str) {}
 
 impl<T: Clone + Into<Key>> Extension<T> {
     /// The extension itself is the key.
     #[must_use]
     pub fn new() -> Self {
-        Self { key: |value| value.clone().into(), of: PhantomData }
+        Self { key: |value| value.clone().into(), of: PhantomData, absent: Absent::default() }
     }
 }
 
@@ -44,7 +110,7 @@ where
 {
     /// The key is what `key` reads from the extension.
     pub fn by(key: F) -> Self {
-        Self { key, of: PhantomData }
+        Self { key, of: PhantomData, absent: Absent::default() }
     }
 }
 
@@ -55,14 +121,21 @@ where
     K: Into<Key>,
 {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let found = parts.extensions.get::<T>().map(|value| (self.key)(value).into());
-        found.ok_or_else(|| KeyError::missing("identity")).map(Some)
+        if let Some(value) = parts.extensions.get::<T>() {
+            self.absent.end();
+            return Ok(Some((self.key)(value).into()));
+        }
+        match parts.extensions.get::<Anonymous<T>>() {
+            Some(_) => self.absent.end(),
+            None => self.absent.count(std::any::type_name::<T>()),
+        }
+        Err(KeyError::missing("identity"))
     }
 }
 
 impl<T, F: Clone> Clone for Extension<T, F> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), of: PhantomData }
+        Self { key: self.key.clone(), of: PhantomData, absent: self.absent.clone() }
     }
 }
 

@@ -86,7 +86,7 @@ pub use self::{
     peer_ip::PeerIp,
     value::Key,
 };
-pub(crate) use self::{network::Networks, peer_ip::peer_address};
+pub(crate) use self::{extension::Anonymous, network::Networks, peer_ip::peer_address};
 
 /// Names the account a request is charged to.
 ///

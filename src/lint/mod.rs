@@ -33,13 +33,14 @@
 //! ```
 //!
 //! With the feature `tracing` each is also a line at warn when the layer is first put around a
-//! service. Three more are seen only at work, and are such lines too:
+//! service. Others are seen only at work, and are such lines too:
 //!
 //! | name | when |
 //! |---|---|
 //! | `one_private_peer` | the first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address: behind a proxy all clients share its account |
 //! | `forwarding_header_ignored` | among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or the like: behind a proxy all clients share its account |
-//! | `layer_rebuilt` | embedded stores are made for layers and dropped all the time: built per request or per connection, a layer limits nobody |
+//! | `layer_rebuilt` | embedded stores are made for layers and dropped all the time, or 16 in a row after one decision each: built per request or per connection, a layer limits nobody |
+//! | `no_identity` | none of the first 32 requests of a [`key::Extension`](crate::key::Extension) had one: what puts it there runs behind the limiter |
 //!
 //! All these lines have the target `tower_sluice::lint` and the name in the field `lint`, so that
 //! a filter such as `tower_sluice::lint=error` turns them off.

@@ -129,6 +129,7 @@ impl Store for LocalStore {
 
     #[inline]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
+        self.layers.life.decides();
         Answer::Now(Ok(self.ledger.take(charges)))
     }
 
