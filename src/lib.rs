@@ -134,7 +134,7 @@
 //! | `redis-tls` | no | `rediss://` addresses |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
 //! | `metrics` | no | counters, histograms and gauges |
-//! | `serde` | no | quotas, plans and [`RuleSettings`](Rule) from TOML, JSON and other files |
+//! | `serde` | no | quotas, plans, routes and [`RuleSettings`](Rule) from TOML, JSON and other files |
 //! | `admin` | no | [`admin`]: a router for operators: rules, accounts, refusals, switches, health; behind a guard of your own |
 //! | `simulate` | no | [`simulate`]: rules played over a trace, and the smallest burst that limits nobody in it; `testing::FakeClock` |
 //! | `testing` | no | a clock that is driven by hand, a store without limits, a conformance kit for stores |
@@ -221,10 +221,12 @@ pub use crate::{
     store::{Answer, Charge, LocalStore, Store},
 };
 
+#[cfg(all(feature = "axum", feature = "serde"))]
+pub use crate::rule::RouteSettings;
 #[cfg(feature = "serde")]
 pub use crate::rule::RuleSettings;
 #[cfg(feature = "axum")]
-pub use crate::rule::{ByRoute, by_route};
+pub use crate::rule::{ByRoute, RouteError, by_route, try_by_route};
 #[cfg(feature = "redis")]
 pub use crate::store::RedisStore;
 

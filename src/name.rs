@@ -45,6 +45,27 @@ impl RuleName {
         if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
     }
 
+    /// Derives a name from any text: percent-encodes everything outside printable ASCII, and replaces
+    /// the end of a name above 64 characters by a hash of the whole text.
+    #[cfg(feature = "axum")]
+    pub(crate) fn derived(text: &str) -> Self {
+        use fmt::Write;
+
+        let mut name = String::new();
+        for byte in text.bytes() {
+            match byte {
+                b' '..=b'~' => name.push(byte.into()),
+                _ => drop(write!(name, "%{byte:02X}")),
+            }
+        }
+        if name.len() > LONGEST {
+            let hash = format!("~{:016x}", fnv(text.as_bytes()));
+            name.truncate(LONGEST - hash.len());
+            name.push_str(&hash);
+        }
+        Self::intern(if name.is_empty() { "default" } else { &name })
+    }
+
     /// Returns the name as a string.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
@@ -69,6 +90,9 @@ impl RuleName {
     }
 }
 
+/// Longest name, in characters.
+const LONGEST: usize = 64;
+
 /// FNV-1a. Names are few and come from the operator, so a simple hash is enough.
 fn fnv(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -84,7 +108,7 @@ pub(crate) const fn is_valid(name: &str) -> bool {
         }
         at += 1;
     }
-    !bytes.is_empty() && bytes.len() <= 64
+    !bytes.is_empty() && bytes.len() <= LONGEST
 }
 
 /// Returns `default`, the name of a rule without an explicit name.
@@ -187,6 +211,21 @@ mod tests {
         let built = String::from("lo") + "gin";
         assert_eq!(RuleName::new("login"), RuleName::new(&built));
         assert_ne!(RuleName::new("login"), RuleName::new("logout"));
+    }
+
+    #[cfg(feature = "axum")]
+    #[test]
+    fn a_derived_name_is_the_text_or_begins_like_it_and_differs_with_it() {
+        assert_eq!(RuleName::derived("POST /url").as_str(), "POST /url");
+        assert_eq!(RuleName::derived("GET /caf\u{e9}").as_str(), "GET /caf%C3%A9");
+        let long = |end: char| format!("GET /{}{end}", "a".repeat(60));
+        let (a, b) = (RuleName::derived(&long('a')), RuleName::derived(&long('b')));
+        assert_ne!(a, b);
+        assert_eq!(a, RuleName::derived(&long('a')));
+        assert!(a.as_str().starts_with("GET /aaaa") && a.as_str().len() == 64, "{a}");
+        assert!(is_valid(&a.to_string()));
+        assert_eq!(RuleName::derived(&"a".repeat(64)).as_str(), "a".repeat(64));
+        assert!(is_valid(RuleName::derived(&"\u{20ac}".repeat(50)).as_str()));
     }
 
     #[test]

@@ -14,7 +14,8 @@
 //! | an operator's key of another kind than the rule counts | `admin`, `accounts` |
 //! | names of rules, quotas and headers | here |
 //! | settings of wrappers and layers | here |
-//! | quotas and rules in files | `config` |
+//! | quotas, rules and routes in files | `config` |
+//! | routes that no request could match | here; that the router agrees: `by_route` |
 //! | addresses of Redis | here; that no password is shown: `redis_probe` |
 //! | a server that is old, forbids commands, or evicts | `redis_probe` |
 //! | a layer on a store that knows the rule otherwise | `one_limit` |
@@ -428,6 +429,40 @@ async fn an_unusable_key_says_why_and_is_counted() {
     assert_eq!(answer(&denied, get("/")).await.status(), StatusCode::FORBIDDEN);
     assert_eq!(counters.read().unkeyed, 7);
     assert_eq!(counters.read().denied, 0);
+}
+
+#[cfg(feature = "axum")]
+#[test]
+fn a_route_that_no_request_matches_names_the_fix() {
+    use http::Method;
+    use tower_sluice::{by_route, try_by_route};
+
+    let said = |method: Method, template: &str| {
+        let said = error(try_by_route([(method.clone(), template, TEN)], TEN));
+        assert_eq!(panic(|| by_route([(method.clone(), template, TEN)], TEN)), said);
+        said
+    };
+    for (template, fix) in [
+        ("", "it does not start with a slash; give a path, as \"/url/{id}\""),
+        ("url", "it does not start with a slash; give a path, as \"/url/{id}\""),
+        ("/url/:id", "\":id\" is written as for axum 0.7; use {id}"),
+        ("/*rest", "\"*rest\" is written as for axum 0.7; use {*rest}"),
+        ("/url?id=1", "a path never has '?' in it; drop it, and what belongs to it"),
+        ("/url/{id", "\"{\" stands alone; write {name}, or {{"),
+        ("/url/}", "\"}\" stands alone; write {name}, or }}"),
+        ("/url/{}", "{} is no parameter; write {name} or {*name}"),
+        ("/{id}.json", "\".json\" stands behind {id}, where no router takes it"),
+        ("/{*rest}/more", "\"/more\" stands behind {*rest}, where no router takes it"),
+    ] {
+        assert_eq!(said(Method::GET, template), format!("route {template:?}: {fix}"));
+    }
+    let lower = Method::from_bytes(b"get").expect("a token");
+    assert_eq!(said(lower, "/url"), "route \"/url\": method \"get\" is never sent; write GET");
+    let twice = || [(Method::GET, "/a/{x}", TEN), (Method::GET, "/a/{y}", TEN)];
+    let text = "route \"GET /a/{y}\": it is the same as \"GET /a/{x}\"; drop one";
+    assert_eq!(error(try_by_route(twice(), TEN)), text);
+    let any = || by_route([(Method::GET, "/a", TEN)], TEN);
+    assert_eq!(panic(|| any().any_method("b", TEN)), error(any().try_any_method("b", TEN)));
 }
 
 #[cfg(feature = "redis")]

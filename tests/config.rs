@@ -20,7 +20,7 @@ use support::{Broken, Strict, answer, ask, driven::secs, get, header, periods, w
 use tower::Layer;
 use tower_sluice::{
     Algorithm, Answer, Charge, Decision, Headers, Limiter, LivePlan, LocalStore, Missing, Quota,
-    Quotas, RateLimitLayer, Rule, RuleName, RuleSettings, Store,
+    Quotas, RateLimitLayer, Rule, RuleName, RuleSettings, Rules as _, Store,
     key::{Everyone, Header},
     store::Never,
     testing::FakeClock,
@@ -125,6 +125,74 @@ fn units_of_time_have_more_spellings_and_one_form() {
     assert_eq!((rule.max_wait, written(&rule)["max_wait"].clone()), (secs(60), json!("1min")));
     for text in ["10/M", "10/Min", "10/mo", "10/month", "10/5", "10/ss"] {
         assert!(text.parse::<Quota>().is_err(), "{text}");
+    }
+}
+
+#[cfg(feature = "axum")]
+#[test]
+fn routes_are_read_with_their_quotas_and_written_again() {
+    use tower_sluice::RouteSettings;
+
+    let text = r#"it = { "POST /url" = "10/s", "/login" = ["5/min", "50/day"],
+                         "GET /shop.Cart/{*rest}" = [], other = "99/s" }"#;
+    let text = text.replace('\n', "");
+    let file: File<RouteSettings> = toml::from_str(&text).expect("routes");
+    let (made, mut rules) = (file.it.rules(), Vec::new());
+    made.describe(&mut rules);
+    let quotas = |text: &str| text.split_whitespace().map(support::quota).collect::<Vec<_>>();
+    let expected = [
+        ("POST /url", quotas("10/s")),
+        ("/login", quotas("5/min 50/day")),
+        ("GET /shop.Cart/{*rest}", quotas("")),
+        ("other", quotas("99/s")),
+    ];
+    assert_eq!(rules.len(), expected.len());
+    for (name, quotas) in expected {
+        let rule = rules.iter().find(|rule| rule.name.as_str() == name).expect(name);
+        assert_eq!(rule.quotas, Some(&*quotas));
+    }
+    reads_back(file.it);
+}
+
+#[cfg(feature = "axum")]
+#[test]
+fn a_wrong_route_says_which_and_the_fix() {
+    use tower_sluice::RouteSettings;
+
+    for (it, said) in [
+        (
+            "{ \"GET /a\" = \"5/s\" }",
+            "other is missing, the quotas of all other requests; add it, as other = \"100/s\", or \
+             other = [] to limit nothing",
+        ),
+        (
+            "{ other = \"5/s\", \"GET /a/:id\" = \"5/s\" }",
+            "route \"/a/:id\": \":id\" is written as for axum 0.7; use {id}",
+        ),
+        (
+            "{ other = \"5/s\", \"get /a\" = \"5/s\" }",
+            "route \"/a\": method \"get\" is never sent; write GET",
+        ),
+        ("{ other = \"5/s\", \"G@T /a\" = \"5/s\" }", "route \"G@T /a\": \"G@T\" is no method"),
+        (
+            "{ other = \"5/s\", \"GET /a/{x}\" = \"5/s\", \"GET /a/{y}\" = \"5/s\" }",
+            "route \"GET /a/{y}\": it is the same as \"GET /a/{x}\"; drop one",
+        ),
+        (
+            "{ default = \"5/s\" }",
+            "\"default\" (set to \"5/s\") is no field; give other, or a route, as \"POST /url\", or \
+             \"/url\" for every method",
+        ),
+        (
+            "{ other = \"5/s\", \"GET /a\" = \"5/week\" }",
+            "quota \"5/week\": period is \"week\"; end it with one of ns, us, ms, s, min, h or day",
+        ),
+        (
+            "\"5/s\"",
+            "routes are \"5/s\"; give a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }",
+        ),
+    ] {
+        assert_eq!(error::<RouteSettings>(it), said);
     }
 }
 

@@ -6,13 +6,17 @@ mod support;
 
 use std::net::SocketAddr;
 
-use axum::{Router, routing::get};
+use axum::{Router, body::Body, routing::get};
+use http::Method;
 use programs::{ANY_PORT, Answer, Server, example};
 use support::echo::{channel, incoming};
 use tonic::{Code, Request, Status, service::Routes, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt as _;
-use tower_sluice::{LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, key::Header};
+use tower::ServiceExt as _;
+use tower_sluice::{
+    LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, by_route, key::Header,
+};
 
 /// A client of both protocols; metadata of a call are header fields.
 struct Client {
@@ -117,4 +121,28 @@ async fn a_server_of_tonic_has_plain_routes_too() {
         .serve_with_incoming(incoming);
     tokio::spawn(server);
     one_account_is_charged_by_both(address).await;
+}
+
+/// tonic ignores the method, so that a GET runs the handler too.
+#[tokio::test]
+async fn a_call_is_charged_whatever_the_method() {
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    for template in ["/grpc.health.v1.Health/{*rest}", "/grpc.health.v1.Health/Check"] {
+        let rules =
+            by_route([(Method::POST, template, Quota::per_hour(3))], Quota::per_hour(1_000));
+        let layer = RateLimitLayer::rules(rules, LocalStore::with_capacity(64));
+        let app = Routes::new(health.clone()).into_axum_router().layer(layer);
+        let mut served = 0;
+        for method in ["POST", "GET", "HEAD", "PUT", "OPTIONS", "PURGE"].repeat(5) {
+            let request = http::Request::builder().method(method).version(http::Version::HTTP_2);
+            let request = request.uri("/grpc.health.v1.Health/Check");
+            let request = request.header("content-type", "application/grpc");
+            let request = request.body(Body::from(vec![0; 5])).expect("a request");
+            let response = app.clone().oneshot(request).await.expect("infallible");
+            // a handler's status stands in the trailers
+            let refused = response.headers().contains_key("grpc-status");
+            served += usize::from(response.status() == 200 && !refused);
+        }
+        assert_eq!(served, 3, "{template}");
+    }
 }

@@ -418,6 +418,39 @@ fn of_routes_one_is_charged_and_of_chosen_quotas_at_least_one() {
 }
 
 #[test]
+fn other_methods_of_a_route_that_are_much_looser_are_found() {
+    let minute = Quota::per_minute;
+    let post = |quota: Quota| by_route([(Method::POST, "/login", quota)], TEN);
+    let found = layer(post(minute(5))).lints();
+    let other = RuleName::new("other").expect("a name");
+    assert_eq!((found[0].lint(), found[0].rule()), (Lint::OtherMethods, Some(other)));
+    assert_eq!(
+        texts(&found),
+        [
+            "rule other: other methods of the routes of \"POST /login\" are charged by this rule, at \
+          more than ten times their rate; where a handler answers several methods, limit its path \
+          by any_method"
+        ]
+    );
+    assert_eq!(lints(post(minute(59))).len(), 1);
+    assert_eq!(lints(post(minute(60))), [""; 0], "ten times is not much looser");
+    assert_eq!(lints(post(minute(5)).any_method("/login", minute(5))), [""; 0]);
+    assert_eq!(lints(post(minute(5)).any_method("/other", minute(5))).len(), 1);
+    assert_eq!(lints(by_route([(Method::POST, "/login", [])], TEN)), [""; 0], "unlimited");
+    assert_eq!(lints(by_route([(Method::POST, "/login", Quota::blocked())], TEN)).len(), 1);
+    assert_eq!(lints(by_route([(Method::GET, "/a", minute(5))], [])).len(), 1);
+    assert_eq!(lints(by_route([(Method::GET, "/a", minute(5))], Quota::blocked())), [""; 0]);
+    assert_eq!(lints(by_route([(Method::POST, "/shop.Cart/Buy", minute(5))], TEN)), [""; 0]);
+
+    let many = (0..5).map(|n| (Method::GET, format!("/{n}"), minute(1)));
+    let many = lints(by_route(many, TEN));
+    assert_eq!(many.len(), 1);
+    assert!(many[0].contains("of \"GET /0\", \"GET /1\", \"GET /2\" and 2 more are"), "{many:?}");
+    let meant = layer(post(minute(5))).allow_lint(Lint::OtherMethods);
+    assert_eq!(meant.lints(), []);
+}
+
+#[test]
 fn a_queue_without_places_is_found() {
     let waits = || layer(rule(TEN).max_wait(SECOND));
     assert_eq!(waits().lints(), []);

@@ -1,5 +1,6 @@
 //! What is probably a mistake, in the log: what a layer finds, once; a proxy that nobody thought of;
-//! a layer that is built per request; and one that runs before what identifies users.
+//! a layer that is built per request; one that runs before what identifies users, or around the
+//! router whose routes it limits.
 
 #[path = "support/log.rs"]
 mod log;
@@ -16,7 +17,7 @@ use std::{
 use http::{Request, Response};
 use log::Log;
 use support::{Strict, ask as ask_once, get};
-use tower::{Layer, Service, ServiceBuilder};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_sluice::{
     Headers, IdentifyLayer, KeyExtractor, Limiter, Lint, LocalStore, PeerIp, Quota, RateLimitLayer,
     Rule,
@@ -36,6 +37,10 @@ fn each_mistake_is_a_line_once() {
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
     no_identity(&log);
+    #[cfg(feature = "axum")]
+    routes::no_matched_path(&log);
+    #[cfg(feature = "axum")]
+    routes::route_never_met(&log);
 }
 
 /// The text of the only line there is, which is a warning.
@@ -304,4 +309,86 @@ fn no_identity(log: &Log) {
     serve(&ServiceBuilder::new().layer(alice()).layer(layer.clone()), 1);
     serve(&layer, 100);
     assert_eq!(log.read(), NOTHING);
+}
+
+#[cfg(feature = "axum")]
+mod routes {
+    use super::*;
+
+    use axum::{Router, body::Body, routing::get};
+    use http::Method;
+    use tower_sluice::{ByRoute, by_route};
+
+    fn layer(templates: &[&str]) -> RateLimitLayer<ByRoute<Everyone>, LocalStore> {
+        let routes = templates.iter().map(|template| (Method::GET, *template, TEN));
+        RateLimitLayer::rules(by_route(routes, TEN), LocalStore::with_capacity(64))
+    }
+
+    fn router(templates: &[&str]) -> Router {
+        templates.iter().fold(Router::new(), |it, path| it.route(path, get(async || {})))
+    }
+
+    fn request<S>(service: &S, path: &str, times: usize)
+    where
+        S: Service<Request<Body>, Error = Infallible> + Clone,
+    {
+        for _ in 0..times {
+            let request = Request::get(path).body(Body::empty()).expect("a request");
+            tokio_test::block_on(service.clone().oneshot(request)).map(drop).expect("infallible");
+        }
+    }
+
+    pub(super) fn no_matched_path(log: &Log) {
+        let around = layer(&["/url/{id}"]).layer(router(&["/url/{id}", "/"]));
+        request(&around, "/", 100);
+        assert_eq!(log.read(), NOTHING, "it is no route that has quotas");
+        request(&around, "/url/7", 1);
+        assert_eq!(
+            warning(log),
+            "a request for the path of rule GET /url/{id} came without a matched path, so that rule \
+             other charges it: add the layer to the Router that has the route, not around it; a \
+             Router knows no templates of a service that it nests by nest_service \
+             lint=\"no_matched_path\""
+        );
+        request(&around, "/url/7", 100);
+        assert_eq!(log.read(), NOTHING, "once");
+
+        let on = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
+        for path in ["/url/7", "/url/", "/url/7/8", "/nope", "//", "/url/%", "/URL/7"] {
+            request(&on, path, 100);
+            assert_eq!(log.read(), NOTHING, "{path}");
+        }
+        let without = Router::new().route("/", get(async || {})).layer(layer(&["/url/{id}"]));
+        request(&without, "/url/7", 1);
+        assert!(warning(log).contains("no_matched_path"), "the router has no such route");
+    }
+
+    pub(super) fn route_never_met(log: &Log) {
+        let api = Router::new().nest("/api", router(&["/url/{id}", "/users"]));
+        let app = api.layer(layer(&["/url/{id}", "/Users/", "/never"]));
+        request(&app, "/api/url/7", 60);
+        request(&app, "/api/users", 39);
+        assert_eq!(log.read(), NOTHING, "it is too early to say");
+        request(&app, "/api/users", 1);
+        let lines = log.read();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(
+            lines[0].contains(
+                "rule GET /url/{id} has met none of the first requests, and rule other charges \
+                 those for \"/api/url/{id}\": write templates as the router has them, with the path \
+                 they are nested under; if both are routes, all is well"
+            ),
+            "{lines:?}"
+        );
+        assert!(lines[1].contains("rule GET /Users/ has met none"), "{lines:?}");
+        request(&app, "/api/users", 200);
+        assert_eq!(log.read(), NOTHING, "once");
+
+        // both are routes
+        let app = router(&["/url/{id}", "/api/url/{id}"]).layer(layer(&["/url/{id}"]));
+        request(&app, "/api/url/7", 99);
+        request(&app, "/url/7", 1);
+        request(&app, "/api/url/7", 100);
+        assert_eq!(log.read(), NOTHING);
+    }
 }

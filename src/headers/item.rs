@@ -21,6 +21,8 @@ pub(crate) struct Items {
     reporting: Vec<RuleName>,
     /// Set if a rule chooses its quotas per request.
     dynamic: bool,
+    /// Number of rules that charge anything.
+    rules: usize,
 }
 
 impl Items {
@@ -35,21 +37,28 @@ impl Items {
         }
         let reporting = shapes.iter().filter(|shape| shape.report_only);
         let reporting = reporting.map(|shape| shape.name).collect();
-        Ok(Self { list, reporting, dynamic: shapes.iter().any(|shape| shape.quotas.is_none()) })
+        let limits = |shape: &&Shape<'_>| shape.quotas.is_none_or(|quotas| !quotas.is_empty());
+        let rules = shapes.iter().filter(limits).count();
+        let dynamic = shapes.iter().any(|shape| shape.quotas.is_none());
+        Ok(Self { list, reporting, dynamic, rules })
     }
 
     /// Collects the quotas that charge one request.
     pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
         let shapes: Vec<_> = charges.iter().map(Shape::of).collect();
-        Self { list: Item::named(&shapes), ..Self::default() }.flipped(charges)
+        Self::of(Item::named(&shapes), charges)
     }
 
-    /// Returns a copy in which the rules of these charges are enforced or report-only as now.
-    pub(super) fn flipped(&self, charges: &[Charge<'_>]) -> Self {
-        let as_now = |rule: &RuleName| !charges.iter().any(|charge| charge.rule() == *rule);
-        let now = charges.iter().filter(|charge| charge.is_report_only()).map(Charge::rule);
-        let unasked = self.reporting.iter().copied().filter(as_now);
-        Self { reporting: unasked.chain(now).collect(), ..self.clone() }
+    /// Returns the items of the rules that charge a request, in the mode of these charges.
+    pub(super) fn only(&self, charges: &[Charge<'_>]) -> Self {
+        let charged = |item: &&Item| charges.iter().any(|charge| charge.rule() == item.rule);
+        Self::of(self.list.iter().filter(charged).cloned().collect(), charges)
+    }
+
+    fn of(list: Vec<Item>, charges: &[Charge<'_>]) -> Self {
+        let reporting = charges.iter().filter(|charge| charge.is_report_only());
+        let reporting = reporting.map(Charge::rule).collect();
+        Self { list, reporting, dynamic: false, rules: charges.len() }
     }
 
     /// Returns `true` if quotas are chosen per request.
@@ -58,10 +67,16 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if the rules of these charges are enforced or report-only as in this list.
+    /// Returns `true` if every rule charges the request, and is enforced or report-only as in this
+    /// list.
     #[inline]
-    pub(super) fn are_as(&self, charges: &[Charge<'_>]) -> bool {
-        charges.iter().all(|charge| charge.is_report_only() == self.only_reports(charge.rule()))
+    pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
+        charges.len() == self.rules
+            && charges.iter().all(|it| it.is_report_only() == self.only_reports(it.rule()))
+    }
+
+    pub(super) fn rules(&self) -> usize {
+        self.rules
     }
 
     pub(super) fn only_reports(&self, rule: RuleName) -> bool {

@@ -5,6 +5,7 @@ mod item;
 mod kept;
 mod lines;
 mod template;
+mod variants;
 
 use std::{fmt::Write as _, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Precomputed header fields of a layer.
 
 use std::{
-    sync::{Arc, OnceLock, RwLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -15,11 +15,15 @@ use super::{
     kept::Kept,
     lines::{self, Lines, Reading},
     retry_seconds,
+    variants::Variants,
 };
 use crate::{
     decision::{Decision, Outcome},
     store::Charge,
 };
+
+/// Highest number of rules up to which each combination of them has a value cache.
+const FEW: usize = 16;
 
 /// Precomputed header fields of a layer, or of one request.
 #[derive(Debug)]
@@ -35,8 +39,8 @@ pub(crate) struct Template {
     refusal: OnceLock<HeaderMap>,
     /// The value cache, if the template serves many requests and has one quota.
     pub(super) kept: Option<OnceLock<Kept>>,
-    /// The latest template for rules whose report-only state has changed.
-    flipped: RwLock<Option<Arc<Self>>>,
+    /// Templates for requests that other rules charge, or charge in another mode.
+    variants: Variants,
 }
 
 impl Template {
@@ -53,16 +57,8 @@ impl Template {
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !policies.is_empty());
         let (prepared, refusal) = (OnceLock::new(), OnceLock::new());
-        Self {
-            family,
-            items,
-            quoted,
-            policy,
-            prepared,
-            refusal,
-            kept: None,
-            flipped: RwLock::default(),
-        }
+        let variants = Variants::new(items.rules());
+        Self { family, items, quoted, policy, prepared, refusal, kept: None, variants }
     }
 
     /// Enables the value cache, for a template that serves many requests.
@@ -71,33 +67,24 @@ impl Template {
         Self { kept: one.then(OnceLock::new), ..self }
     }
 
-    /// Returns a template for one request, if its quotas differ from the precomputed ones.
+    /// Returns the template for a request with these charges, if it differs from this one: a
+    /// response carries only the policies of the rules that charge its request.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         if self.items.are_chosen() {
             let charged = Items::charged(charges);
             return Some(Arc::new(Self::new(self.family, Arc::new(charged))));
         }
-        (!self.items.are_as(charges)).then(|| self.flipped(charges))
+        let differs = self.family != Headers::None && !self.items.are_all(charges);
+        differs.then(|| self.variant(charges))
     }
 
-    /// Returns a template for the current report-only states of the rules. It is cached until they
-    /// change again.
-    #[cold]
-    fn flipped(&self, charges: &[Charge<'_>]) -> Arc<Self> {
-        // Never blocks: a template that is not readable now is computed.
-        let kept = self.flipped.try_read().ok().and_then(|kept| kept.clone());
-        if let Some(kept) = kept.as_ref().filter(|kept| kept.items.are_as(charges)) {
-            return kept.clone();
-        }
-        // Rules that do not charge this request keep their last known state.
-        let items = kept.as_ref().map_or(&self.items, |kept| &kept.items);
-        let made = Self::new(self.family, Arc::new(items.flipped(charges)));
-        let made = Arc::new(made.for_all());
-        if let Ok(mut kept) = self.flipped.try_write() {
-            *kept = Some(made.clone());
-        }
-        made
+    fn variant(&self, charges: &[Charge<'_>]) -> Arc<Self> {
+        self.variants.get(charges, || {
+            let made = Self::new(self.family, Arc::new(self.items.only(charges)));
+            // a value cache takes 15 kB
+            if self.items.rules() <= FEW { made.for_all() } else { made }
+        })
     }
 
     pub(super) fn prepared(&self) -> HeaderMap {

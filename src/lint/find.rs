@@ -33,6 +33,7 @@ pub(crate) fn find(shapes: &[Shape<'_>], knobs: &Knobs) -> Vec<Finding> {
         found.extend(dominated_quotas(shape, knobs));
     }
     found.extend(unnamed_quotas(&shapes, knobs.headers));
+    found.extend(other_methods(&shapes));
     found
 }
 
@@ -80,6 +81,48 @@ fn nobody_waits(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
                         raise max_waiters, or drop max_wait";
     let never = shape.queues && knobs.max_waiters == 0;
     never.then(|| Finding::of(Lint::NobodyWaits, shape.name, TEXT))
+}
+
+/// How many times faster other methods of a route may be before that is found.
+const MUCH_LOOSER: u128 = 10;
+/// Routes that are named in one finding.
+const NAMED: usize = 3;
+
+fn other_methods(shapes: &[Shape<'_>]) -> Vec<Finding> {
+    let looser = |other: &Shape<'_>| {
+        let left = |shape: &&Shape<'_>| {
+            shape.instead_of == Some(other.name)
+                && shape.leaves_methods
+                && is_much_faster(other.quotas, shape.quotas)
+        };
+        let routes: Vec<_> = shapes.iter().filter(left).map(|shape| shape.name).collect();
+        let names: Vec<_> = routes.iter().take(NAMED).map(|name| format!("{name:?}")).collect();
+        let more = match routes.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let text = format!(
+            "other methods of the routes of {}{more} are charged by this rule, at more than ten \
+             times their rate; where a handler answers several methods, limit its path by \
+             any_method",
+            names.join(", ")
+        );
+        (!routes.is_empty()).then(|| Finding::of(Lint::OtherMethods, other.name, &text))
+    };
+    shapes.iter().filter_map(looser).collect()
+}
+
+/// Whether the first allow much more than the second in the long run, as far as both are known.
+fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
+    let (Some(loose), Some(tight)) = (loose, tight) else { return false };
+    let faster = |loose: &Quota, tight: &Quota| {
+        let per = |units: &Quota, period: &Quota| {
+            let units = if units.is_blocked() { 0 } else { units.units() };
+            u128::from(units) * u128::from(period.period_nanos())
+        };
+        per(loose, tight) > per(tight, loose) * MUCH_LOOSER
+    };
+    !tight.is_empty() && loose.iter().all(|loose| tight.iter().any(|tight| faster(loose, tight)))
 }
 
 fn unnamed_quotas(shapes: &[Shape<'_>], headers: Headers) -> Option<Finding> {

@@ -41,6 +41,8 @@
 //! | `forwarding_header_ignored` | among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or the like: behind a proxy all clients share its account |
 //! | `layer_rebuilt` | embedded stores are made for layers and dropped all the time, or 16 in a row after one decision each: built per request or per connection, a layer limits nobody |
 //! | `no_identity` | none of the first 32 requests of a [`key::Extension`](crate::key::Extension) had one: what puts it there runs behind the limiter |
+//! | `no_matched_path` | a request fits a template of `by_route`, and has no matched path: the layer is around the router, or the router lacks the route |
+//! | `route_never_met` | a route of `by_route` has met none of the first 100 requests of the rule `other`, and the router has matched a template that differs by its case, a slash at the end, or the path it is nested under |
 //!
 //! All these lines have the target `tower_sluice::lint` and the name in the field `lint`, so that
 //! a filter such as `tower_sluice::lint=error` turns them off.
@@ -104,6 +106,11 @@ pub enum Lint {
     /// [`KeyExtractor::lints`](crate::KeyExtractor::lints). [`ClientIp::behind`](crate::ClientIp::behind)
     /// reports that it trusts no network, and an address alone that looks like that of a network.
     KeyExtractor,
+    /// `other_methods`: of the routes of one [`by_route`](crate::RateLimitLayer) some are limited
+    /// for some methods only, and the rule for all other requests allows more than ten times as
+    /// much in the long run. A handler that answers several methods there, as
+    /// `axum::routing::any` makes it, is limited by `ByRoute::any_method`.
+    OtherMethods,
 }
 
 impl Lint {
@@ -116,6 +123,7 @@ impl Lint {
             Self::UnnamedQuotas => "unnamed_quotas",
             Self::NobodyWaits => "nobody_waits",
             Self::KeyExtractor => "key_extractor",
+            Self::OtherMethods => "other_methods",
         }
     }
 }

@@ -5,9 +5,15 @@ mod by_route;
 mod check;
 mod mode;
 mod plan;
+#[cfg(feature = "axum")]
+mod route;
+#[cfg(all(feature = "axum", feature = "serde"))]
+mod routes;
 mod rules;
 #[cfg(feature = "serde")]
 mod settings;
+#[cfg(feature = "axum")]
+mod stray;
 #[cfg(feature = "serde")]
 mod table;
 mod units;
@@ -16,11 +22,16 @@ use std::{cell::OnceCell, fmt, slice, sync::Arc, time::Duration};
 
 use http::{StatusCode, request::Parts};
 
-#[cfg(feature = "axum")]
-pub use self::by_route::{ByRoute, by_route};
 pub(crate) use self::check::check;
+#[cfg(all(feature = "axum", feature = "serde"))]
+pub use self::routes::RouteSettings;
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
+#[cfg(feature = "axum")]
+pub use self::{
+    by_route::{ByRoute, by_route, try_by_route},
+    route::RouteError,
+};
 pub use self::{
     check::RuleError,
     mode::{Missing, Mode},
@@ -313,6 +324,7 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             report_only_switch: Some(&self.report_only),
             instead_of: None,
             key_lints: self.extractor.lints(),
+            leaves_methods: false,
         });
     }
 }

@@ -16,8 +16,17 @@ use crate::{
 /// nest), or a `Vec`.
 ///
 /// All charges of a request are one decision: everything is charged, or nothing.
+///
+/// ```
+/// use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, key::Everyone};
+///
+/// let rule = |name, units| Rule::new(name, Everyone, Quota::per_second(units));
+/// let nested = ((rule("a", 1), rule("b", 2), rule("c", 3)), (rule("d", 4), rule("e", 5)));
+/// RateLimitLayer::rules(nested, LocalStore::new());
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rule or a tuple of rules",
+    note = "a tuple has up to four rules; for more nest tuples, or use a `Vec`",
     note = "`RateLimitLayer::new(extractor, quota, store)` makes a rule of an extractor"
 )]
 pub trait Rules {
@@ -90,6 +99,8 @@ pub struct Shape<'a> {
     pub instead_of: Option<RuleName>,
     /// Probable mistakes in the settings of its extractor; of a `by_route`, on its default alone.
     pub(crate) key_lints: Vec<String>,
+    /// Whether requests of other methods to its route are charged by `instead_of`.
+    pub(crate) leaves_methods: bool,
 }
 
 impl<'a> Shape<'a> {
@@ -108,6 +119,7 @@ impl<'a> Shape<'a> {
             report_only_switch: None,
             instead_of: None,
             key_lints: Vec::new(),
+            leaves_methods: false,
         }
     }
 

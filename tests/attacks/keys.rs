@@ -2,11 +2,15 @@
 
 use std::ops::Range;
 
-use axum::{Router, body::Body, routing::get};
+use axum::{
+    Router,
+    body::Body,
+    routing::{any, get},
+};
 use http::{Method, Request, StatusCode};
 use tower::ServiceExt;
 use tower_sluice::{
-    AccessList, LocalStore, Missing, PeerIp, RateLimitLayer, Rule,
+    AccessList, LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, by_route,
     key::{self, Extension, Header, Route},
 };
 
@@ -173,4 +177,27 @@ async fn no_spelling_of_a_path_is_a_fresh_route() {
         served += usize::from(response.status() == StatusCode::OK);
     }
     assert_eq!(served, 3);
+}
+
+/// A handler of GET answers HEAD too, and one of gRPC whatever the method.
+#[tokio::test]
+async fn another_method_is_not_a_fresh_route() {
+    let routes = [(Method::GET, "/report", THREE), (Method::POST, "/shop.Cart/Buy", THREE)];
+    let rules = by_route(routes, Quota::per_day(1_000));
+    let app = Router::new()
+        .route("/report", get(async || "report"))
+        .route("/shop.Cart/{*rest}", any(async || "bought"))
+        .layer(RateLimitLayer::rules(rules, LocalStore::new()));
+    let served = async |methods: &[&str], path: &str| {
+        let mut served = 0;
+        for method in methods.iter().cycle().take(100) {
+            let request = Request::builder().method(*method).uri(path).body(Body::empty());
+            let response = app.clone().oneshot(request.expect("a request")).await;
+            served += usize::from(response.expect("an answer").status() == StatusCode::OK);
+        }
+        served
+    };
+    assert_eq!(served(&["HEAD", "GET"], "/report").await, 3);
+    let methods = ["GET", "HEAD", "PUT", "PURGE", "POST"];
+    assert_eq!(served(&methods, "/shop.Cart/Buy").await, 3);
 }

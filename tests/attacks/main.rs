@@ -18,7 +18,7 @@
 //! | 13 | `Retry-After: 0` | `answers::nobody_is_told_to_come_back_at_once`; `tests/retry_after.rs` |
 //! | 14 | many accounts from one address, one from many | `keys::guessing_is_held_by_address_and_by_account` |
 //! | 15 | counting on a name that is only claimed | `keys::a_claimed_name_costs_its_owner_nothing` |
-//! | 16 | another method | `keys::no_method_is_free` |
+//! | 16 | another method | `keys::no_method_is_free`, `keys::another_method_is_not_a_fresh_route` |
 //! | 17 | requests cancelled at once | `answers::a_cancelled_request_stays_charged` |
 //! | 18 | spellings of a path | `keys::no_spelling_of_a_path_is_a_fresh_route`; `tests/route.rs` |
 //! | 19 | a server without peer addresses | `addresses::without_peer_addresses_nobody_passes`; `tests/peer.rs` |

@@ -1,0 +1,71 @@
+//! Templates for requests that only some of a layer's rules charge, or that meet a rule whose
+//! report-only switch was turned: each is made once, so that a request finds it without a lock.
+
+use std::sync::{Arc, OnceLock};
+
+use super::template::Template;
+use crate::{name::RuleName, store::Charge};
+
+/// The most templates kept; a request for which there is no room gets one of its own.
+const MOST: usize = 4_096;
+/// Slots looked at for one request.
+const PROBES: usize = 8;
+
+/// The rules that charge a request, each with whether it only reports.
+type Charged = Box<[(RuleName, bool)]>;
+
+#[derive(Debug)]
+pub(super) struct Variants {
+    rules: usize,
+    slots: OnceLock<Box<[Slot]>>,
+}
+
+type Slot = OnceLock<(Charged, Arc<Template>)>;
+
+impl Variants {
+    pub(super) fn new(rules: usize) -> Self {
+        Self { rules, slots: OnceLock::new() }
+    }
+
+    /// The template for requests with these charges; `make` makes it the first time.
+    pub(super) fn get(&self, charges: &[Charge<'_>], make: impl Fn() -> Template) -> Arc<Template> {
+        let slots = self.slots.get_or_init(|| self.room());
+        let made = || {
+            let charged = charges.iter().map(|charge| (charge.rule(), charge.is_report_only()));
+            (charged.collect(), Arc::new(make()))
+        };
+        let first = hash(charges);
+        for probe in 0..PROBES.min(slots.len()) {
+            let slot = &slots[(first + probe) & (slots.len() - 1)];
+            let (charged, template) = slot.get_or_init(made);
+            if is_of(charged, charges) {
+                return template.clone();
+            }
+        }
+        Arc::new(make())
+    }
+
+    /// Room for each rule alone and beside others, as a power of two.
+    fn room(&self) -> Box<[Slot]> {
+        let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
+        (0..slots).map(|_| Slot::new()).collect()
+    }
+}
+
+fn is_of(charged: &[(RuleName, bool)], charges: &[Charge<'_>]) -> bool {
+    let is = |(&(rule, reports), charge): (&(RuleName, bool), &Charge<'_>)| {
+        rule == charge.rule() && reports == charge.is_report_only()
+    };
+    charged.len() == charges.len() && charged.iter().zip(charges).all(is)
+}
+
+fn hash(charges: &[Charge<'_>]) -> usize {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let step = |hash: u64, charge: &Charge<'_>| {
+        let charged = charge.rule().hash64() ^ u64::from(charge.is_report_only());
+        (hash.rotate_left(5) ^ charged).wrapping_mul(ODD)
+    };
+    // the upper half is mixed best, and more slots than fit into it there are not
+    let mixed = charges.iter().fold(0, step) >> 32;
+    usize::try_from(mixed).unwrap_or_default()
+}

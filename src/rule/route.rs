@@ -1,0 +1,305 @@
+//! One route of `by_route`: a method, and a path as an axum router has it.
+
+use std::fmt;
+
+use http::{Method, request::Parts};
+
+use crate::name::RuleName;
+
+/// A method, or all of them, and a template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    method: Option<Method>,
+    template: Box<str>,
+    rpc: Option<Rpc>,
+}
+
+/// A path of gRPC. Servers of gRPC ignore the method, and match the path byte by byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rpc {
+    /// `/package.Service/Method`.
+    Method,
+    /// `/package.Service/{*rest}`, and the length of what stands before the parameter.
+    Service(usize),
+}
+
+impl Route {
+    pub(super) fn new(method: Option<Method>, template: &str) -> Result<Self, RouteError> {
+        let wrong = |fix| RouteError(format!("route {template:?}: {fix}"));
+        check(template).map_err(wrong)?;
+        if let Some(method) = &method {
+            check_method(method).map_err(wrong)?;
+        }
+        Ok(Self { method, template: template.into(), rpc: Rpc::of(template) })
+    }
+
+    /// Reads `"POST /url"`, or `"/url"` for every method.
+    #[cfg(feature = "serde")]
+    pub(super) fn read(text: &str) -> Result<Self, RouteError> {
+        let Some((method, template)) = text.split_once(' ') else { return Self::new(None, text) };
+        let known = Method::from_bytes(method.as_bytes());
+        let method =
+            known.map_err(|_| RouteError(format!("route {text:?}: {method:?} is no method")))?;
+        Self::new(Some(method), template.trim())
+    }
+
+    /// The name of its rule: the route itself, shortened where it is too long for a name.
+    pub(super) fn name(&self) -> RuleName {
+        RuleName::derived(&self.to_string())
+    }
+
+    /// Whether requests of every method belong to it, where no other route takes them.
+    pub(super) fn takes_all_methods(&self) -> bool {
+        self.method.is_none() || self.rpc.is_some()
+    }
+
+    /// Whether a router takes both for one path. It cannot have two that differ in names only.
+    pub(super) fn has_path_of(&self, other: &Self) -> bool {
+        same(&self.template, &other.template)
+    }
+
+    /// Whether no request could tell the two apart.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        self.method == other.method && self.has_path_of(other)
+    }
+
+    pub(super) fn template(&self) -> &str {
+        &self.template
+    }
+
+    /// How well the request fits, from 0, the best; `None` where it does not.
+    pub(super) fn rank(&self, parts: &Parts, matched: Option<&str>) -> Option<u8> {
+        let path = match self.rpc {
+            Some(Rpc::Method) if parts.uri.path() == &*self.template => 0,
+            _ if matched.is_some_and(|matched| same(&self.template, matched)) => 1,
+            Some(Rpc::Service(length))
+                if parts.uri.path().strip_prefix(&self.template[..length]).is_some() =>
+            {
+                2
+            }
+            _ => return None,
+        };
+        let method = match &self.method {
+            Some(method) if *method == parts.method => 0,
+            // axum answers HEAD with the handler of GET
+            Some(method) if *method == Method::GET && parts.method == Method::HEAD => 1,
+            _ if self.takes_all_methods() => 2,
+            _ => return None,
+        };
+        Some(3 * path + method)
+    }
+
+    /// Whether a router with this route would match the path.
+    pub(super) fn fits(&self, path: &str) -> bool {
+        let mut left = path.split('/');
+        for segment in self.template.split('/') {
+            let Some(there) = left.next() else { return false };
+            let before = segment.split_once('{').filter(|(_, name)| !name.starts_with('{'));
+            let fits = match before {
+                None => there == segment,
+                Some((before, name)) if name.starts_with('*') => {
+                    return there.len() > before.len() && there.starts_with(before)
+                        || there == before && left.next().is_some();
+                }
+                Some((before, _)) => there.len() > before.len() && there.starts_with(before),
+            };
+            if !fits {
+                return false;
+            }
+        }
+        left.next().is_none()
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.method {
+            Some(method) => write!(f, "{method} {}", self.template),
+            None => f.write_str(&self.template),
+        }
+    }
+}
+
+impl Rpc {
+    /// A service has a package: `/users/list` may be anything.
+    fn of(template: &str) -> Option<Self> {
+        let (service, method) = template.strip_prefix('/')?.split_once('/')?;
+        let part = |part: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+            part.bytes().all(plain) && !part.starts_with(|c: char| c.is_ascii_digit())
+        };
+        let name = |name: &str| !name.is_empty() && part(name);
+        if !service.contains('.') || !service.split('.').all(name) {
+            None
+        } else if method.starts_with('{') && !method.contains('/') {
+            Some(Self::Service(template.len() - method.len()))
+        } else {
+            name(method).then_some(Self::Method)
+        }
+    }
+}
+
+/// Whether two templates are of one route: they differ in the names of parameters at most.
+fn same(a: &str, b: &str) -> bool {
+    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+    loop {
+        (a, b) = match (a, b) {
+            ([], []) => return true,
+            // a brace by itself
+            ([b'{', b'{', a @ ..], [b'{', b'{', b @ ..]) => (a, b),
+            ([b'{', x, after_a @ ..], [b'{', y, after_b @ ..]) => {
+                if (*x == b'*') != (*y == b'*') || *x == b'{' || *y == b'{' {
+                    return false;
+                }
+                (behind(after_a), behind(after_b))
+            }
+            ([x, a @ ..], [y, b @ ..]) if x == y => (a, b),
+            _ => return false,
+        };
+    }
+}
+
+/// What follows the parameter.
+fn behind(name: &[u8]) -> &[u8] {
+    let end = name.iter().position(|byte| *byte == b'}');
+    end.map_or(&[], |end| &name[end + 1..])
+}
+
+/// Looks for what no router has, or no request.
+fn check(template: &str) -> Result<(), String> {
+    if !template.starts_with('/') {
+        return Err("it does not start with a slash; give a path, as \"/url/{id}\"".into());
+    }
+    let foreign = |c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#');
+    if let Some(c) = template.chars().find(|c| foreign(*c)) {
+        return Err(format!("a path never has {c:?} in it; drop it, and what belongs to it"));
+    }
+    for segment in template[1..].split('/') {
+        for (old, new) in [(':', ""), ('*', "*")] {
+            if let Some(name) = segment.strip_prefix(old) {
+                return Err(format!("{segment:?} is written as for axum 0.7; use {{{new}{name}}}"));
+            }
+        }
+    }
+    check_braces(template)
+}
+
+fn check_braces(template: &str) -> Result<(), String> {
+    let mut rest = template;
+    while let Some(at) = rest.find(['{', '}']) {
+        let brace = &rest[at..=at];
+        rest = &rest[at + 1..];
+        if let Some(escaped) = rest.strip_prefix(brace) {
+            rest = escaped;
+            continue;
+        }
+        let parameter = if brace == "{" { rest.split_once('}') } else { None };
+        let Some((name, after)) = parameter else {
+            return Err(format!("{brace:?} stands alone; write {{name}}, or {brace}{brace}"));
+        };
+        let plain = name.strip_prefix('*').unwrap_or(name);
+        if plain.is_empty() || plain.contains(['{', '*', '/']) {
+            return Err(format!("{{{name}}} is no parameter; write {{name}} or {{*name}}"));
+        }
+        if !after.is_empty() && (!after.starts_with('/') || name.starts_with('*')) {
+            return Err(format!("{after:?} stands behind {{{name}}}, where no router takes it"));
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Methods are told apart by case: no request has `get`.
+fn check_method(method: &Method) -> Result<(), String> {
+    let upper = method.as_str().to_ascii_uppercase();
+    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
+    if known.contains(&&*upper) && upper != method.as_str() {
+        return Err(format!("method {:?} is never sent; write {upper}", method.as_str()));
+    }
+    Ok(())
+}
+
+/// Why a route cannot be limited: no request would ever match it, or another route has its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteError(String);
+
+impl RouteError {
+    pub(super) fn twice(one: &Route, other: &Route) -> Self {
+        Self(format!("route \"{other}\": it is the same as \"{one}\"; drop one"))
+    }
+}
+
+impl fmt::Display for RouteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RouteError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(text: &str) -> Route {
+        let (method, template) = text.split_once(' ').expect("a method and a template");
+        Route::new(Method::from_bytes(method.as_bytes()).ok(), template).expect("a route")
+    }
+
+    #[test]
+    fn templates_are_one_where_only_names_of_parameters_differ() {
+        for (a, b, one) in [
+            ("/url", "/url", true),
+            ("/url/{id}", "/url/{name}", true),
+            ("/a/{x}/b/{*rest}", "/a/{y}/b/{*all}", true),
+            ("/v-{x}", "/v-{long}", true),
+            ("/{{x}}", "/{{x}}", true),
+            ("/{{x}}", "/{x}", false),
+            ("/{{x}}", "/{{y}}", false),
+            ("/url/{id}", "/url/{*id}", false),
+            ("/url/{id}", "/url/{id}/b", false),
+            ("/url/{id}", "/url/id", false),
+            ("/url", "/url/", false),
+            ("/", "", false),
+        ] {
+            assert_eq!((same(a, b), same(b, a)), (one, one), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_path_of_grpc_has_a_package_a_service_and_a_method() {
+        for (template, rpc) in [
+            ("/hello.Greeter/SayHello", Some(Rpc::Method)),
+            ("/grpc.health.v1.Health/{*rest}", Some(Rpc::Service(23))),
+            ("/a.b/{method}", Some(Rpc::Service(5))),
+            ("/users/list", None),
+            ("/v1.0/users", None),
+            ("/a..b/c", None),
+            ("/a.b", None),
+            ("/a.b/c/d", None),
+            ("/a.b/", None),
+            ("/a.b/{x}/d", None),
+        ] {
+            assert_eq!(Rpc::of(template), rpc, "{template}");
+        }
+    }
+
+    #[test]
+    fn a_path_fits_as_the_router_would_match_it() {
+        for (template, path, fits) in [
+            ("/url", "/url", true),
+            ("/url", "/url/", false),
+            ("/url/{id}", "/url/7", true),
+            ("/url/{id}", "/url/", false),
+            ("/url/{id}", "/url/7/8", false),
+            ("/v-{x}", "/v-1", true),
+            ("/v-{x}", "/v-", false),
+            ("/f/{*rest}", "/f/a/b", true),
+            ("/f/{*rest}", "/f/", false),
+            ("/f/{*rest}", "/f", false),
+            ("/{*rest}", "//a", true),
+        ] {
+            assert_eq!(route(&format!("GET {template}")).fits(path), fits, "{template} {path}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Routes and their quotas, as a file has them.
+
+use serde::{
+    de::{Deserialize, Deserializer, Error},
+    ser::{Serialize, SerializeMap, Serializer},
+};
+
+use super::{ByRoute, Quotas, route::Route};
+use crate::{
+    fields::{self, Table},
+    key::Everyone,
+};
+
+const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for every method";
+
+/// What a file says of routes: the quotas of each, and `other`, those of all other requests
+/// (features `axum` and `serde`).
+///
+/// A field is called after its route, `"POST /url/{id}"`, or `"/url/{id}"` for
+/// [every method](ByRoute::any_method), and is a quota or a list of them. A route that no request
+/// could match is an error with the fix, as in [`try_by_route`](crate::try_by_route).
+///
+/// ```
+/// use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, RouteSettings};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Limits {
+///     routes: RouteSettings,
+/// }
+///
+/// let limits: Limits = toml::from_str(
+///     r#"
+///     [routes]
+///     "POST /url" = "10/s"
+///     "DELETE /url/{id}" = ["5/s", "1000/day"]
+///     "/login" = "5/min"
+///     other = "50/s"
+///     "#,
+/// )?;
+/// let layer =
+///     RateLimitLayer::try_rules(limits.routes.rules().each(PeerIp::new()), LocalStore::new())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Routes are read when the server starts: other ones take a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteSettings {
+    routes: Vec<(Route, Quotas)>,
+    other: Quotas,
+}
+
+impl RouteSettings {
+    /// The rules of these settings, as [`by_route`](crate::by_route) makes them.
+    pub fn rules(&self) -> ByRoute<Everyone> {
+        let mut rules = ByRoute::of(self.other.clone().into());
+        for (route, quotas) in &self.routes {
+            // no two are one: they were read by `field`
+            let _added = rules.add(route.clone(), quotas.clone().into());
+        }
+        rules
+    }
+}
+
+impl<'de> Deserialize<'de> for RouteSettings {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        fields::read::<RouteTable, D>(value)
+    }
+}
+
+#[derive(Default)]
+struct RouteTable {
+    routes: Vec<(Route, Quotas)>,
+    other: Option<Quotas>,
+}
+
+impl Table for RouteTable {
+    type Read = RouteSettings;
+
+    const SHAPE: &'static str = "a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }";
+
+    fn text(text: &str) -> Result<RouteSettings, String> {
+        Err(format!("routes are {text:?}; give {}", Self::SHAPE))
+    }
+
+    fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
+        if name == "other" {
+            self.other = Some(Quotas::deserialize(value)?);
+            return Ok(());
+        }
+        if !name.contains(['/', ' ']) {
+            return Err(fields::unknown(name, value, FIELDS));
+        }
+        let route = Route::read(name).map_err(D::Error::custom)?;
+        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_as(&route)) {
+            return Err(D::Error::custom(super::RouteError::twice(one, &route)));
+        }
+        self.routes.push((route, Quotas::deserialize(value)?));
+        Ok(())
+    }
+
+    fn read(self) -> Result<RouteSettings, String> {
+        const LACKING: &str = "other is missing, the quotas of all other requests; add it, as \
+                               other = \"100/s\", or other = [] to limit nothing";
+        let other = self.other.ok_or(LACKING)?;
+        Ok(RouteSettings { routes: self.routes, other })
+    }
+}
+
+impl Serialize for RouteSettings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut table = serializer.serialize_map(None)?;
+        for (route, quotas) in &self.routes {
+            table.serialize_entry(&route.to_string(), quotas)?;
+        }
+        table.serialize_entry("other", &self.other)?;
+        table.end()
+    }
+}
