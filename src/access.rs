@@ -53,7 +53,8 @@ impl AccessList {
     ///
     /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. An
     /// anonymous request passes a deny list of keys; the rule's [`Missing`](crate::Missing) policy
-    /// decides about it. Any other error of `extractor` denies under a deny list.
+    /// decides about it. Any other error of `extractor` denies under a deny list. A key that a
+    /// client may leave out, or a tuple of which it may leave out a part, is no key to deny by.
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::Header};

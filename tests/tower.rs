@@ -7,7 +7,7 @@ use std::{
     cell::Cell,
     convert::Infallible,
     fmt,
-    future::pending,
+    future::{Ready, pending},
     panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
     task::Poll,
@@ -27,8 +27,8 @@ use tower::{
     timeout::{Timeout, error::Elapsed},
 };
 use tower_sluice::{
-    AccessList, Key, Limiter, LocalStore, Quota, RateLimit, RateLimitLayer, Reject, Rejection,
-    Rule, Rules, Store, Units,
+    AccessList, Answer, Charge, Decision, Key, Limiter, LocalStore, Quota, RateLimit,
+    RateLimitLayer, Reject, Rejection, Rule, Rules, Store, Units,
     key::{Everyone, Header},
     key_fn, reject_fn,
     store::CannotFail,
@@ -89,6 +89,34 @@ async fn a_request_without_a_key_frees_the_place_it_reserved() {
     assert!(is_ready(&mut service.clone()));
 }
 
+#[derive(Debug)]
+struct Panics;
+
+impl Store for Panics {
+    type Error = Infallible;
+    type Future = Ready<Result<Decision, Infallible>>;
+
+    fn take(&self, _: &[Charge<'_>]) -> Answer<Self::Future> {
+        panic!("no decision")
+    }
+
+    fn settle(&self, charge: &Charge<'_>, _: i64) -> Answer<Self::Future> {
+        self.take(&[*charge])
+    }
+
+    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.take(&[*charge])
+    }
+
+    fn block(&self, charge: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
+        self.take(&[*charge])
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
+        self.take(&[*charge])
+    }
+}
+
 /// A server may catch a panic and keep the connection, and with it the service.
 #[tokio::test]
 async fn a_panic_while_deciding_frees_the_place_it_reserved() {
@@ -125,6 +153,7 @@ async fn a_panic_while_deciding_frees_the_place_it_reserved() {
     frees("a list of keys", &blocked().deny(AccessList::keys(no_key(), ["alice"])));
     frees("a rejection", &blocked().reject(reject_fn(no_answer)));
     frees("after the decision", &blocked().expose_decision().reject(reject_fn(no_answer)));
+    frees("a store", &RateLimitLayer::new(Everyone, TWO, Panics));
     let later = RateLimitLayer::new(Everyone, Quota::blocked(), Gated::open(store()));
     frees("later", &later.reject(reject_fn(no_answer)));
 }

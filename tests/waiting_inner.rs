@@ -3,7 +3,16 @@
 
 mod support;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http::{Request, Response, StatusCode};
 use support::{
@@ -80,4 +89,47 @@ async fn what_breaks_the_inner_service_meanwhile_passes_and_the_place_is_given_b
     assert_eq!(left(&store, "api", Key::everyone(), &FIVE), 1);
     drop((first, waiting));
     assert_eq!(left(&store, "api", Key::everyone(), &FIVE), 1);
+}
+
+/// Fails to become ready while it is broken.
+#[derive(Clone, Default)]
+struct Fragile {
+    broken: Arc<AtomicBool>,
+}
+
+impl Service<Request<()>> for Fragile {
+    type Response = Response<String>;
+    type Error = &'static str;
+    type Future = Ready<Result<Response<String>, &'static str>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+        Poll::Ready(if self.broken.load(Relaxed) { Err("no backend") } else { Ok(()) })
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(String::new())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_waiter_that_is_kept_leaves_room_for_another() {
+    let time = Time::default();
+    let inner = Fragile::default();
+    let mut service = layer(time.store()).max_waiters(1).layer(inner.clone());
+    assert_ready_ok!(begin(&mut service, get("/")).await.poll());
+    let mut failed = begin(&mut service, get("/")).await;
+    assert_pending!(failed.poll());
+    let denied = assert_ready_ok!(begin(&mut service, get("/")).await.poll());
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS, "the queue is full");
+    inner.broken.store(true, Relaxed);
+    time.pass(STEP).await;
+    assert!(assert_ready!(failed.poll()).is_err());
+    inner.broken.store(false, Relaxed);
+    let served = assert_ready_ok!(begin(&mut service, get("/")).await.poll());
+    assert_eq!(served.status(), StatusCode::OK, "the unit was given back");
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
+    time.pass(STEP).await;
+    assert_eq!(assert_ready_ok!(waiting.poll()).status(), StatusCode::OK);
+    drop(failed);
 }
