@@ -169,6 +169,7 @@ async fn a_claimed_content_type_gets_the_plain_answer() {
         (Method::POST, Version::HTTP_09, &translated),
         (Method::POST, Version::HTTP_10, &translated),
         (Method::POST, Version::HTTP_11, &[]),
+        (Method::POST, Version::HTTP_11, &translated),
         (Method::POST, Version::HTTP_11, &[length]),
         (Method::POST, Version::HTTP_11, &[length, translated[0]]),
         (Method::POST, Version::HTTP_11, &[("te", "gzip")]),
