@@ -94,7 +94,7 @@ impl Subject for Open {
 #[test]
 fn a_store_that_admits_everything_is_found_out() {
     let broken = properties::no_over_admission(&mut Open, block_on);
-    assert_eq!(broken, Err("1600 passed a quota of 500/day".into()));
+    assert_eq!(broken, Err("1600 calls were allowed by a quota of 500/day".into()));
 }
 
 /// A store that counts by GCRA alone.

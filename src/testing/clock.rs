@@ -1,10 +1,10 @@
-//! A clock that is driven by hand.
+//! A clock that tests advance by hand.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::store::{Clock, LocalStore};
 
-/// A clock that stands still until it is told to move.
+/// A clock that advances only when [`advance`](FakeClock::advance) is called.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,26 +26,26 @@ pub struct FakeClock {
 }
 
 impl FakeClock {
-    /// A clock of its own.
+    /// Creates an independent clock.
     #[must_use]
     pub fn new() -> Self {
         let (clock, hands) = Clock::driven();
         Self { clock, hands }
     }
 
-    /// An embedded store for `keys` keys that lives by this clock.
+    /// Creates an embedded store for `keys` keys that uses this clock.
     #[must_use]
     #[track_caller]
     pub fn store(&self, keys: usize) -> LocalStore {
         LocalStore::on(self.clock.clone(), keys)
     }
 
-    /// Moves the clock on.
+    /// Advances the clock.
     pub fn advance(&self, time: Duration) {
         self.hands.increment(time);
     }
 
-    /// How far the clock has been moved, since the Unix epoch.
+    /// Returns the time of the clock, since the Unix epoch.
     #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.hands.value())

@@ -1,4 +1,4 @@
-//! The numbers that are compared, and what is said where they differ.
+//! Compared numbers, and a report of their differences.
 
 use std::{fmt, time::Duration};
 
@@ -12,7 +12,7 @@ pub(super) struct Row {
     remaining: u32,
     full: u64,
     next: u64,
-    /// Absent on `settle`.
+    /// Absent for `settle`.
     retry: Option<Retry>,
 }
 
@@ -29,7 +29,7 @@ enum Never {
     Never,
 }
 
-/// The numbers of a decision that are compared.
+/// The compared numbers of a decision.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) allowed: bool,
@@ -64,7 +64,7 @@ impl fmt::Display for Row {
 }
 
 impl Shown {
-    /// The numbers of `decision`; without waits to retry where it is not one about a charge.
+    /// Collects the numbers of `decision`; without retry times if nothing was charged.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
             remaining: outcome.remaining(),
@@ -88,7 +88,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where a store and a table differ, in words.
+/// The difference between a store and a table.
 #[derive(Clone, Debug)]
 pub struct Mismatch {
     pub(super) case: String,

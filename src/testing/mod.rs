@@ -1,4 +1,4 @@
-//! For tests: a clock that is driven, a store that limits nobody, and a conformance kit for stores.
+//! Test support: a fake clock, a store without limits, and a conformance kit for stores.
 //!
 //! An application tests its limits with a [`FakeClock`], without sleeping:
 //!
@@ -16,9 +16,9 @@
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 //! ```
 //!
-//! (The clock alone is there with the feature `simulate`, too.) The author of a
-//! [`Store`](crate::Store) makes it a [`Subject`] and runs the kit: the published [`TABLES`] of
-//! scenarios with [`play`], and the promises that no table can show with [`properties`].
+//! The clock alone is also available with the feature `simulate`. The author of a
+//! [`Store`](crate::Store) implements [`Subject`] for it and runs the kit: the published [`TABLES`]
+//! of scenarios with [`play`], and the promises that no table can show with [`properties`].
 
 #![cfg_attr(
     not(feature = "testing"),

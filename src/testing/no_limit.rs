@@ -1,4 +1,4 @@
-//! A store that limits nobody.
+//! A store without limits.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     store::{Answer, Charge, Never, Store},
 };
 
-/// Allows everything and keeps nothing: for tests of what stands behind a limiter.
+/// A store that allows everything and keeps nothing, for tests of the code behind a limiter.
 ///
 /// ```
 /// use tower_sluice::{PeerIp, Quota, RateLimitLayer, testing::NoLimit};

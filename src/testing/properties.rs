@@ -1,4 +1,4 @@
-//! Promises of a store that no table can show. Each runs on a fresh store and says what broke.
+//! Promises of a store that no table can show. Each runs on a fresh store and reports a violation.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use crate::{
     store::{Charge, Store},
 };
 
-/// What broke, in words.
+/// A description of the violated promise.
 pub type Broken = String;
 
 const QUOTA: Quota = Quota::per_second(3).burst(5);
@@ -30,11 +30,11 @@ fn holds(what: bool, broken: impl FnOnce() -> Broken) -> Result<(), Broken> {
     if what { Ok(()) } else { Err(broken()) }
 }
 
-/// Waiting exactly `retry_after` passes, and a nanosecond less does not.
+/// Checks that a charge is allowed after exactly `retry_after`, and denied one `tick` before.
 ///
 /// # Errors
 ///
-/// Says which wait was too long or too short.
+/// Fails if a wait is too long or too short; the error names it.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), Broken> {
     for cost in 1..=QUOTA.limit() {
         let store = subject.open();
@@ -44,24 +44,24 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
         let charge = Charge::new(RuleName::default(), &key, &quotas).cost(cost);
         while take(&store, &[charge]).await?.is_allowed() {}
         let Some(wait) = take(&store, &[charge]).await?.retry_after() else {
-            return Err(format!("cost {cost} will never pass, says a quota of {QUOTA}"));
+            return Err(format!("cost {cost} has no retry time under a quota of {QUOTA}"));
         };
         subject.set(wait.saturating_sub(tick));
         let early = take(&store, &[charge]).await?;
-        holds(!early.is_allowed(), || format!("cost {cost} passed before its {wait:?}"))?;
+        holds(!early.is_allowed(), || format!("cost {cost} was allowed before {wait:?}"))?;
         subject.set(wait);
         let late = take(&store, &[charge]).await?;
-        holds(late.is_allowed(), || format!("cost {cost} did not pass after its {wait:?}"))?;
+        holds(late.is_allowed(), || format!("cost {cost} was denied after {wait:?}"))?;
     }
     Ok(())
 }
 
-/// Over several accounts and quotas everything is charged, or nothing; a look charges nothing; one
-/// account named twice counts as one, costs added.
+/// Checks that a call over several accounts and quotas charges all or none, that a cost of 0
+/// charges nothing, and that the costs of one account named twice add up.
 ///
 /// # Errors
 ///
-/// Says what was charged and should not have been.
+/// Fails if the wrong units were charged; the error names them.
 pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
@@ -76,10 +76,10 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let both = take(&store, &[first.cost(5), second.cost(5)]).await?;
     holds(left(&both) == [0, 95, 95], || format!("5 of each left {:?}", left(&both)))?;
     let refused = take(&store, &[first, second]).await?;
-    holds(!refused.is_allowed(), || "an exhausted quota passed".into())?;
+    holds(!refused.is_allowed(), || "an exhausted quota allowed a charge".into())?;
     let looked = take(&store, &[first.cost(0), second.cost(0)]).await?;
-    holds(looked.is_allowed(), || "a look was refused".into())?;
-    holds(left(&looked) == [0, 95, 95], || format!("a refusal left {:?}", left(&looked)))?;
+    holds(looked.is_allowed(), || "a cost of 0 was denied".into())?;
+    holds(left(&looked) == [0, 95, 95], || format!("a denial left {:?}", left(&looked)))?;
     let twice = take(&store, &[second.cost(3), second.cost(4)]).await?;
     holds(left(&twice) == [88, 88], || format!("3 and 4 of one account left {:?}", left(&twice)))?;
     let never = take(&store, &[second.cost(101)]).await?;
@@ -87,13 +87,13 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
 
-/// Many threads at once take exactly what there is.
+/// Checks that concurrent threads take exactly the units that are left.
 ///
-/// Runs on a clock that stands still, and blocks the calling thread.
+/// Runs on a stopped clock, and blocks the calling thread.
 ///
 /// # Errors
 ///
-/// Says how many passed.
+/// Fails if too many or too few calls are allowed; the error names their number.
 pub fn no_over_admission<S>(
     subject: &mut S,
     block_on: impl Fn(<S::Store as Store>::Future) -> Result<Decision, <S::Store as Store>::Error>
@@ -125,7 +125,9 @@ where
         };
         std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
         let passed = passed.into_inner();
-        holds(passed == quota.limit(), || format!("{passed} passed a quota of {quota}"))?;
+        holds(passed == quota.limit(), || {
+            format!("{passed} calls were allowed by a quota of {quota}")
+        })?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The Redis store on a clock that is driven.
+//! The Redis store on a fake clock.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -14,10 +14,10 @@ use redis::aio::ConnectionLike;
 use super::Subject;
 use crate::store::{Link, RedisError, RedisStore};
 
-/// A [`RedisStore`] that lives by a clock of its own, for tests against a real server.
+/// A [`RedisStore`] on a fake clock, for tests with a real server.
 ///
-/// Each store that is opened has a random prefix, so that a server may be shared; what is left on
-/// it ends within a quarter of an hour.
+/// Each opened store has a random prefix, so a server may be shared. Its keys expire within a
+/// quarter of an hour.
 ///
 /// ```no_run
 /// use tower_sluice::testing::{Redis, properties};
@@ -35,11 +35,11 @@ pub struct Redis<C = Link> {
 }
 
 impl Redis {
-    /// On the server at `url`.
+    /// Connects to the server at `url`.
     ///
     /// # Errors
     ///
-    /// As [`RedisStore::connect`].
+    /// Fails if [`RedisStore::connect`] fails.
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
         Ok(Self::new(RedisStore::connect(url).await?))
     }
@@ -49,7 +49,7 @@ impl<C> Redis<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// On the servers of `store`.
+    /// Uses the servers of `store`.
     #[must_use]
     pub fn new(store: RedisStore<C>) -> Self {
         Self { store, hands: Arc::default() }

@@ -15,7 +15,7 @@ use crate::{
     store::{BoxError, Charge, Store},
 };
 
-/// One case of a table: quotas, and steps with the numbers they must give.
+/// A case of a table: quotas, and steps with the expected numbers.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Case {
     name: String,
@@ -96,36 +96,36 @@ enum Op {
     Settle,
 }
 
-/// How a case went.
+/// The result of playing a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Played {
-    /// Every number was as the table says.
+    /// All numbers matched the table.
     Passed,
-    /// The case needs an algorithm that the store does [not count by](Subject::supports), or a clock
-    /// that [steps back](Subject::steps_back).
+    /// The case needs an unsupported [algorithm](Subject::supports), or a clock that can [step
+    /// back](Subject::steps_back).
     Skipped,
 }
 
-/// Why a scenario file could not be played.
+/// An error of a scenario that could not be played.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CaseError {
-    /// It is no list of cases.
+    /// The text is not a list of cases.
     Format(serde_json::Error),
-    /// A case has a quota that cannot be.
+    /// A case has an invalid quota.
     Quota(QuotaError),
-    /// A case has a word or a number that is not known.
+    /// A case contains an unknown word or number.
     Unknown(String),
-    /// The store could not decide.
+    /// The store failed.
     Store(BoxError),
-    /// The store's numbers are not those of the table.
+    /// The store's numbers differ from the table.
     Mismatch(Mismatch),
 }
 
 impl fmt::Display for CaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Format(error) => write!(f, "no list of cases: {error}"),
+            Self::Format(error) => write!(f, "not a list of cases: {error}"),
             Self::Quota(error) => error.fmt(f),
             Self::Unknown(what) => f.write_str(what),
             Self::Store(error) => write!(f, "the store failed: {error}"),
@@ -141,30 +141,29 @@ impl Case {
     ///
     /// # Errors
     ///
-    /// [`CaseError::Format`] when `text` is not a JSON list of cases.
+    /// Returns [`CaseError::Format`] if `text` is not a JSON list of cases.
     pub fn read(text: &str) -> Result<Vec<Self>, CaseError> {
         serde_json::from_str(text).map_err(CaseError::Format)
     }
 
-    /// The case's name.
+    /// Returns the name of the case.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The names of the algorithms that the case counts by, as in configuration files; empty where
-    /// the table does not name them.
+    /// Returns the names of the case's algorithms, as in configuration files. Empty if the table
+    /// does not name them.
     #[must_use]
     pub fn algorithms(&self) -> &[String] {
         self.algorithm.list()
     }
 
-    /// The case's quotas.
+    /// Returns the quotas of the case.
     ///
     /// # Errors
     ///
-    /// When a quota is invalid, or when the algorithms that the case names are not those of its
-    /// quotas.
+    /// Fails if a quota is invalid, or if the named algorithms differ from those of the quotas.
     fn quotas(&self) -> Result<Vec<Quota>, CaseError> {
         let quotas = self.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
         let named: BTreeSet<_> = self.algorithms().iter().map(String::as_str).collect();
@@ -180,7 +179,7 @@ impl Case {
 }
 
 impl QuotaRow {
-    /// The algorithm's name in configuration files.
+    /// Returns the name of the algorithm, as in configuration files.
     fn algorithm(&self) -> &str {
         match (self.algorithm.as_str(), self.aligned) {
             ("fixed_window", Some(false)) => "anchored_window",
@@ -212,11 +211,11 @@ impl QuotaRow {
     }
 }
 
-/// Plays a case from the start on a fresh store.
+/// Plays a case from its first step on a fresh store.
 ///
 /// # Errors
 ///
-/// With the first [`Mismatch`], or why the case cannot be played.
+/// Returns the first [`Mismatch`], or the reason why the case cannot be played.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, CaseError> {
     if case.wall_clock && !subject.steps_back() {
         return Ok(Played::Skipped);

@@ -1,4 +1,4 @@
-//! What the conformance kit tests: a store, and the clock it lives by.
+//! The subject of the conformance kit: a store with its clock.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use crate::{
     store::{LocalStore, Store},
 };
 
-/// A store under test and the clock it lives by.
+/// A store under test, and its clock.
 pub trait Subject {
-    /// The store.
+    /// The type of the store.
     type Store: Store;
 
-    /// A store without accounts.
+    /// Returns a store without accounts.
     fn open(&mut self) -> Self::Store;
 
-    /// Sets the store's clock, as Unix time. It is only set back where
-    /// [`steps_back`](Subject::steps_back) says that it can be.
+    /// Sets the store's clock to a Unix time. The time goes backwards only if
+    /// [`steps_back`](Subject::steps_back) returns `true`.
     fn set(&mut self, now: Duration);
 
-    /// Whether the clock is one that may step back: a wall clock.
+    /// Returns `true` if the clock is a wall clock, which may step back.
     fn steps_back(&self) -> bool {
         false
     }
 
-    /// Whether the store counts by `algorithm`; cases with any other are
+    /// Returns `true` if the store supports `algorithm`. Cases with other algorithms are
     /// [skipped](super::Played::Skipped). Defaults to every algorithm.
     fn supports(&self, algorithm: Algorithm) -> bool {
         let _ = algorithm;

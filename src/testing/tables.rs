@@ -1,9 +1,10 @@
-//! The tables of scenarios that are published with the kit.
+//! Scenario tables published with the kit.
 
-/// The published tables: names of files and their text, JSON for [`Case::read`](super::Case::read).
+/// The published tables, as pairs of a file name and JSON text for
+/// [`Case::read`](super::Case::read).
 ///
-/// The files lie in `tests/scenarios` of the package. Instants and times are nanoseconds, `settle`
-/// gives units back where they are positive, and `algorithm` names what a store must count by.
+/// The files are in `tests/scenarios` of the package. Times are in nanoseconds. A positive number
+/// in `settle` is a refund. `algorithm` names the algorithm that the store must support.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};
