@@ -1,7 +1,8 @@
-//! How do operators see my limits, and change what must not wait?
+//! An admin page that shows limits and changes them at run time.
 //!
-//! `cargo run --features admin --example admin`, then the lines that it prints, or the page in a
-//! browser. `ADMIN_PASSWORD` sets the password, which is random otherwise, and `ADDR` the address.
+//! Run `cargo run --features admin --example admin`, then the commands that it prints, or open the
+//! page in a browser. `ADMIN_PASSWORD` sets the password, which is random by default; `ADDR` sets
+//! the address.
 #![allow(clippy::print_stdout)]
 
 use std::{env, net::SocketAddr, sync::Arc};
@@ -23,20 +24,21 @@ use tower_sluice::{
     key::Header,
 };
 
-/// HTTP Basic, of one operator. It sends the password with every request: serve it over TLS.
+/// HTTP Basic authentication of one operator. The password is sent with every request: serve it
+/// over TLS.
 ///
-/// An address has five wrong guesses a minute. It is the rule's key because guesses from elsewhere then
-/// lock no operator out; for the same reason nothing bounds all addresses together, so that the
-/// password must be long. Behind a proxy, `ClientIp::behind` is the extractor.
+/// Each address has five wrong guesses per minute. The address is the key of the rule, so that
+/// guesses from elsewhere lock no operator out. For the same reason no limit covers all addresses
+/// together, so the password must be long. Behind a proxy, use `ClientIp::behind` as the extractor.
 fn basic(password: &str) -> Guard {
-    // browsers ask without a password first, and that is no guess
+    // Browsers first send a request without a password, which is not a guess.
     let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).mode(
         |parts: &Parts| match parts.headers.contains_key(header::AUTHORIZATION) {
             true => Mode::Charge,
             false => Mode::Skip,
         },
     );
-    // a guess is charged before it is read, so that many at once are no more than five
+    // A guess is charged before it is checked, so at most five concurrent guesses are possible.
     let limit = RateLimitLayer::rules(guesses, LocalStore::new())
         .headers_only_when_denied()
         .reserve(Settle::Keep);
@@ -46,12 +48,12 @@ fn basic(password: &str) -> Guard {
         async move {
             let sent = request.headers().get(header::AUTHORIZATION);
             let sent = sent.map_or(&b""[..], |sent| sent.as_bytes());
-            // a comparison that ends at the first difference tells how much of a guess is right
+            // A comparison that ends at the first difference would leak the correct prefix.
             if !bool::from(sent.ct_eq(wanted.as_bytes())) {
                 let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"admin\"")];
                 return Err((StatusCode::UNAUTHORIZED, ask));
             }
-            // at once, since the page asks much at a time and some answers take theirs
+            // Refund now: the page sends many requests at once, and some answers take time.
             if let Some(guess) = request.extensions().get::<Reservation>() {
                 guess.refund();
             }
@@ -77,7 +79,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .route("/api", get(async || "served\n").layer(api))
         .route("/", get(async || "hello\n"))
         .layer(site)
-        // behind no layer that it watches, so that none can shut its operators out
+        // The admin page has no layer in front that it controls, so that no limit locks out its
+        // operators.
         .nest("/admin", admin.router(basic(&password)));
 
     let address = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());

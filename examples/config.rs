@@ -1,7 +1,7 @@
-//! How do I read limits from a file, and again when it changes, without a restart?
+//! Limits from a file that is read again when it changes, without a restart.
 //!
-//! `cargo run --features serde --example config`, then change `examples/limits.toml` in an editor;
-//! behind `--` stands the path of another file.
+//! Run `cargo run --features serde --example config`, then edit `examples/limits.toml`. To use
+//! another file, pass its path after `--`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::{
@@ -28,16 +28,16 @@ type Result<T> = std::result::Result<T, Box<dyn error::Error + Send + Sync>>;
 struct Limits {
     site: RuleSettings,
     user: RuleSettings,
-    /// Quotas by the plan's name.
+    /// Quotas by name of the plan.
     plans: HashMap<String, Quotas>,
-    /// Plans by the customer's API key.
+    /// Plans by API key of the customer.
     customers: HashMap<String, String>,
 }
 
 impl Limits {
     fn read(text: &str) -> Result<Self> {
         let limits: Self = toml::from_str(text)?;
-        // a layer of fixed quotas finds what cannot work together: every plan is tried
+        // A layer with fixed quotas detects invalid combinations, so every plan is tried.
         let small = || LocalStore::with_capacity(16);
         drop(RateLimitLayer::try_rules(limits.site.rule(Everyone), small())?);
         for quotas in limits.plans.values().chain([&limits.user.quotas]) {
@@ -50,14 +50,14 @@ impl Limits {
         }
     }
 
-    /// What the customer with this API key has.
+    /// Returns the quotas of the customer with this API key.
     fn of(&self, key: Option<&str>) -> Quotas {
         let plan = key.and_then(|key| self.customers.get(key));
         plan.and_then(|plan| self.plans.get(plan)).unwrap_or(&self.user.quotas).clone()
     }
 }
 
-/// The limits in force. Each request looks into them, so that they are replaced all at once.
+/// The current limits. Each request reads them, so that all of them change at once.
 struct Live {
     started: Limits,
     now: RwLock<Limits>,
@@ -87,8 +87,9 @@ impl Live {
     }
 }
 
-/// Reads the file four times a second: whether an editor writes it, or puts another in its place,
-/// or a link is turned, its text tells. What is read twice in a row is no longer being written.
+/// Reads the file four times per second and compares its text. This works for editors that write
+/// the file, for those that replace it, and for changed links. A text that is read twice in a row
+/// is complete.
 async fn watch(path: PathBuf, live: Arc<Live>, mut applied: String) {
     let (mut clock, mut last) = (interval(Duration::from_millis(250)), applied.clone());
     loop {

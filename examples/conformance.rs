@@ -1,9 +1,9 @@
-//! Plays tables of scenarios on a store and prints where they differ.
+//! Plays scenario tables on a store and prints the differences.
 //!
 //! `cargo run --features testing --example conformance -- --store local [FILE…]`
 //!
 //! The published tables are part of the crate: `tests/scenarios/*.json` in its sources, and
-//! `tower_sluice::testing::TABLES` in code. They are played where no file is given.
+//! `tower_sluice::testing::TABLES` in code. They are played if no file is given.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::{path::PathBuf, process::ExitCode};
@@ -11,11 +11,11 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Parser;
 use tower_sluice::testing::{Case, CaseError, Local, Played, Subject, TABLES, play};
 
-/// Plays scenario files on a store; every number is compared to the nanosecond.
+/// Plays scenario files on a store and compares every number to the nanosecond
 #[derive(Parser)]
 struct Flags {
-    /// Where accounts live: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with
-    /// the feature `redis`); both on a clock that is driven
+    /// The store: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with the
+    /// feature `redis`); both on a fake clock
     #[arg(long, default_value = "local")]
     store: String,
     /// Tables, JSON [default: the published ones, in tests/scenarios]
@@ -51,7 +51,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Names and texts of the tables in `files`, or of the published ones.
+/// Returns the names and texts of the tables in `files`, or of the published ones.
 fn tables(files: &[PathBuf]) -> Result<Vec<(String, String)>, String> {
     if files.is_empty() {
         return Ok(TABLES.iter().map(|(file, text)| ((*file).into(), (*text).into())).collect());
@@ -64,7 +64,7 @@ fn tables(files: &[PathBuf]) -> Result<Vec<(String, String)>, String> {
     files.iter().map(read).collect()
 }
 
-/// Returns whether all cases of all tables passed.
+/// Returns `true` if all cases of all tables passed.
 async fn all(subject: &mut impl Subject, tables: &[(String, String)]) -> Result<bool, String> {
     let [mut passed, mut failed, mut skipped] = [0; 3];
     for (file, text) in tables {

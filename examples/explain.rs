@@ -1,4 +1,4 @@
-//! Why was that request refused?
+//! Explains a denied request.
 //!
 //! `cargo run --example explain`
 #![allow(clippy::print_stdout)]
@@ -31,16 +31,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         app.clone().oneshot(request("/")?.map(|()| Body::empty())).await?;
     }
 
-    println!("# what would become of alice's report now; nothing is charged");
+    println!("# explanation of a request of alice; nothing is charged");
     let (head, ()) = request("/report")?.into_parts();
     print!("{}", layer.explain(&head).await);
 
-    println!("# what became of it, from the decision in the response");
+    println!("# explanation of the decision in the response");
     let response = app.oneshot(request("/report")?.map(|()| Body::empty())).await?;
     let decision = response.extensions().get::<Decision>().ok_or("no decision")?;
     print!("{}", layer.explain_decision(decision, &head));
 
-    println!("# whose key that is");
+    println!("# the fingerprint of a key");
     println!("alice is {}", Key::from("alice").fingerprint(&secret));
     Ok(())
 }

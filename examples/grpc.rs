@@ -1,8 +1,8 @@
-//! How do I limit gRPC and HTTP on one port, by one account?
+//! Limits for gRPC and HTTP on one port, with shared accounts.
 //!
-//! `cargo run --features tonic --example grpc` and the lines it prints. A peer has ten calls a
-//! minute, an `x-api-key` three, be they RPCs or plain requests. A stream costs one when it opens;
-//! what is sent in it is not counted.
+//! Run `cargo run --features tonic --example grpc` and the commands that it prints. A peer has ten
+//! calls per minute, and an `x-api-key` has three, for RPCs and plain requests together. Opening a
+//! stream costs one; its messages are not counted.
 #![allow(clippy::print_stdout)]
 
 use std::{env, net::SocketAddr};
@@ -14,12 +14,12 @@ use tower_sluice::{LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, key
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // the metadata of a call are header fields
+    // Metadata of a call are header fields.
     let key = Rule::new("key", Header::new("x-api-key"), Quota::per_minute(3));
     let rules =
         (Rule::new("peer", PeerIp::new(), Quota::per_minute(10)), key.missing(Missing::Skip));
 
-    // stands in for services of your own: Check is unary, Watch is a stream
+    // Replace this with your own services. Check is unary, Watch is a stream.
     let (_reporter, health) = tonic_health::server::health_reporter();
     let app = Routes::new(health)
         .into_axum_router()
@@ -31,14 +31,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let here = listener.local_addr()?;
     println!("listening on http://{here}; try three of these, and then both:");
     println!("curl -i -H 'x-api-key: alice' http://{here}/");
-    // five zeros are an empty message
+    // Five zero bytes are an empty message.
     println!(
         "printf '\\0\\0\\0\\0\\0' | curl -s -o /dev/null -D - --http2-prior-knowledge --data-binary @- \
          -H 'content-type: application/grpc' -H 'te: trailers' -H 'x-api-key: alice' \
          http://{here}/grpc.health.v1.Health/Check"
     );
 
-    // the layer learns the peer's address from axum here; a server of tonic's own tells it by itself
+    // axum passes the peer's address to the layer here; tonic's own server passes it without help.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(async { drop(ctrl_c().await) })
         .await?;

@@ -1,4 +1,4 @@
-//! How do I charge what a request really cost, such as the tokens of a streamed answer?
+//! Charges the real cost of a request afterwards, such as the tokens of a streamed answer.
 //!
 //! `cargo run --example late_cost`
 #![allow(clippy::print_stdout)]
@@ -18,7 +18,7 @@ use tower_sluice::{
 
 const TOKENS: Quota = Quota::per_hour(1_000);
 
-/// Ten words; the reservation goes with the stream and is settled when the stream ends.
+/// Streams ten words. The stream owns the reservation and adjusts it when the stream ends.
 async fn complete(Extension(reservation): Extension<Reservation>) -> Body {
     let words = stream::unfold((0, reservation), |(sent, reservation)| async move {
         if sent == 10 {
@@ -33,7 +33,7 @@ async fn complete(Extension(reservation): Extension<Reservation>) -> Body {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = LocalStore::new();
-    // 100 tokens are reserved; a stream that breaks off has cost what was reserved
+    // Each request reserves 100 tokens. A stream that breaks off has cost the whole reservation.
     let rule = Rule::new("tokens", Header::new("x-api-key"), TOKENS).cost(100);
     let layer = RateLimitLayer::rules(rule, store.clone()).reserve(Settle::Keep);
     let app = Router::new().route("/", get(complete)).layer(layer);

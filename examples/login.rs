@@ -1,8 +1,8 @@
-//! How do I limit a login by address and by account, when only failures count?
+//! Limits for a login by address and by account, in which only failures count.
 //!
-//! An attacker who tries one account from many addresses must not lock its owner out. So the
-//! account has two limits: a tight one for each address that tries it, and one for all addresses
-//! that are strangers to it. An address that has logged in before is no stranger.
+//! An attacker who tries one account from many addresses must not lock its owner out. The account
+//! therefore has two limits: a tight one per address that tries it, and one for all addresses that
+//! have never logged in to it.
 //!
 //! `cargo run --example login`
 #![allow(clippy::print_stdout)]
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .unwrap_or_else(PoisonError::into_inner)
         .insert(Ipv4Addr::new(198, 51, 100, 7).into());
 
-    let account = || Header::new("x-account"); // stands in for what a real login form says
+    let account = || Header::new("x-account"); // stands in for the field of a real login form
     let rules = (
         Rule::new("address", PeerIp::new(), Quota::per_minute(20)),
         Rule::new("pair", (account(), PeerIp::new()), Quota::per_minute(5)),
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }),
     );
     let layer = RateLimitLayer::rules(rules, LocalStore::new()).settle(|response| {
-        // a success gives its charge back
+        // A success refunds its charge.
         if response.status == StatusCode::UNAUTHORIZED { Settle::Keep } else { Settle::Refund }
     });
     let login = |headers: HeaderMap| async move {
@@ -62,11 +62,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let attacker = Ipv4Addr::from_bits(0x0a00_0000 + n % 1_000);
         tried += u32::from(attempt(attacker, "wrong").await? == StatusCode::UNAUTHORIZED);
     }
-    println!("10000 wrong passwords from 1000 addresses: {tried} were tried, the rest refused");
+    println!("10000 wrong passwords from 1000 addresses: {tried} were tried, the rest denied");
     for _ in 0..100 {
         let owner = attempt(Ipv4Addr::new(198, 51, 100, 7), "right").await?;
         assert_eq!(owner, StatusCode::OK);
     }
-    println!("the owner logged in 100 times meanwhile");
+    println!("the owner logged in 100 times during the attack");
     Ok(())
 }

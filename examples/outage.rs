@@ -1,4 +1,4 @@
-//! What becomes of my users while Redis is down? Stop the server, and start it again.
+//! Behavior while Redis is down. Stop the server, and start it again.
 //!
 //! `cargo run --features redis --example outage -- [open|closed|fallback] [redis://127.0.0.1]`
 #![allow(clippy::print_stdout)]
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let limiter = Limiter::new(store);
 
-    // A hundred requests a second of one who may send twenty.
+    // A hundred requests per second, under a limit of twenty.
     let (quota, mut ticks) = (Quota::per_second(20), interval(Duration::from_millis(10)));
     let seconds = std::env::var("SECONDS_TO_RUN").map_or(Ok(u64::MAX), |text| text.parse())?;
     for _ in 0..seconds {

@@ -1,4 +1,4 @@
-//! How do I keep my own calls under an upstream's limit?
+//! Keeps outgoing calls under an upstream's limit.
 //!
 //! `cargo run --example outgoing`
 #![allow(clippy::print_stdout)]
@@ -14,11 +14,11 @@ use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, key_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Stands in for an HTTP client; hyper-util's is a service of the same shape.
+    // Stands in for an HTTP client; hyper-util's is also a service.
     let client = service_fn(|request: Request<String>| async move {
         Ok::<_, Infallible>(Response::new(format!("{} answers", request.uri())))
     });
-    // each host gets five calls a second, evenly spaced; calls wait up to ten seconds for theirs
+    // Each host gets five calls per second, evenly spaced. A call waits up to ten seconds.
     let host = key_fn(|parts| parts.uri.host().map(str::to_owned));
     let rule = Rule::new("upstream", host, Quota::per_second(5).burst(1))
         .max_wait(Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! How do I limit by something of my own?
+//! Custom keys.
 //!
 //! `cargo run --example own_key`
 #![allow(clippy::print_stdout)]
@@ -12,7 +12,7 @@ use axum::{
 use tower::ServiceExt;
 use tower_sluice::{Key, KeyError, KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule, key_fn};
 
-/// The tenant is the first label of the host name.
+/// Takes the tenant from the first label of the host name.
 #[derive(Clone, Debug)]
 struct Tenant;
 
@@ -27,7 +27,7 @@ impl KeyExtractor for Tenant {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // a type for what is shared, a closure for what is not
+    // A type suits shared extractors; a closure suits local ones.
     let language = key_fn(|parts| parts.headers.get("accept-language").cloned());
     let rules = (
         Rule::new("tenant", Tenant, Quota::per_minute(3)),

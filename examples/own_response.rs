@@ -1,4 +1,4 @@
-//! How do I answer refused requests in my own words?
+//! Custom responses for rejected requests.
 //!
 //! `cargo run --example own_response`
 #![allow(clippy::print_stdout)]
@@ -13,8 +13,8 @@ use tower_sluice::{Quota, RateLimitLayer, reject_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // every refusal comes here, so the status is its own: 429, or 400 for a request without a key;
-    // Retry-After and the RateLimit fields are added to whatever is returned
+    // All rejections arrive here, so keep their status: 429, or 400 for a request without a key.
+    // Retry-After and the RateLimit fields are added to the returned response.
     let sorry = reject_fn(|why, _parts| {
         let body = json!({
             "error": format!("{:?}", why.reason()),

@@ -1,4 +1,4 @@
-//! How do I keep accounts in a store of my own?
+//! A custom store.
 //!
 //! `cargo run --example own_store`
 #![allow(clippy::print_stdout)]
@@ -18,14 +18,14 @@ use tower_sluice::{
     store::Never,
 };
 
-/// So many requests a key, for ever: the smallest store there is.
+/// A fixed number of requests per key, without refill: the smallest possible store.
 #[derive(Default)]
 struct Punchcards(Mutex<HashMap<(RuleName, Key), u32>>);
 
 type Answered = Answer<Never<Result<Decision, Infallible>>>;
 
 impl Punchcards {
-    /// Looks at every card first, and changes all or none.
+    /// Checks every card first, then changes all or none.
     fn punch(&self, charges: &[Charge<'_>], change: fn(u32, u32) -> u32) -> Answered {
         let mut cards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let used = |cards: &HashMap<_, u32>, c: &Charge<'_>| {

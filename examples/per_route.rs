@@ -1,4 +1,4 @@
-//! How do I give each route its own quota?
+//! A quota per route.
 //!
 //! `cargo run --example per_route`
 #![allow(clippy::print_stdout)]

@@ -1,4 +1,4 @@
-//! How do I give each customer the quota of his plan, and change it while the server runs?
+//! A quota per customer, by plan, which can change at run time.
 //!
 //! `cargo run --example plans`
 #![allow(clippy::print_stdout)]
@@ -18,7 +18,7 @@ use tower_sluice::{
     key::{Everyone, Extension},
 };
 
-/// Who a key belongs to; a database in earnest.
+/// The users by key; a database in a real server.
 const USERS: [(&str, User); 2] =
     [("k-1", User { name: "alice", gold: true }), ("k-2", User { name: "bob", gold: false })];
 
@@ -28,7 +28,7 @@ struct User {
     gold: bool,
 }
 
-/// The server says who it is and what he pays for. A client that could say it would be gold.
+/// Identifies the user on the server. A client that could name its own plan would choose gold.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let key = request.headers().get("x-api-key").cloned();
     match USERS.iter().find(|(known, _)| key.as_ref().is_some_and(|key| key == known)) {
@@ -40,7 +40,7 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // What a free customer has may change at any time, without refilling anybody.
+    // The quota of free customers can change at any time, without a refill.
     let free = LivePlan::new(Quota::per_hour(2));
     let (handle, in_plan) = (free.clone(), free);
     let plan = Plan::from_fn(move |parts, _key| match parts.extensions.get::<User>() {
@@ -66,6 +66,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     ask("k-1", 6).await?;
     ask("k-2", 3).await?;
     handle.replace(Quota::per_hour(4));
-    println!("free is now 4 an hour, and who had used up his quota is not refilled");
+    println!("free is now 4 per hour, and used quotas are not refilled");
     ask("k-2", 1).await
 }

@@ -1,4 +1,4 @@
-//! What does Prometheus see of my limits?
+//! Metrics for Prometheus.
 //!
 //! `cargo run --features metrics --example prometheus`
 #![allow(clippy::print_stdout)]
@@ -14,7 +14,7 @@ use tower_sluice::{
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // before the first request: counters are registered when they are first counted
+    // Install the recorder before the first request: counters register on first use.
     let recorder = PrometheusBuilder::new().install_recorder()?;
 
     let store = LocalStore::new();
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let shown = store.clone();
     let scrape = get(async move || {
-        // the gauges of the store are as old as the last look at it
+        // Reading the statistics updates the gauges of the store.
         let _ = shown.stats();
         recorder.render()
     });

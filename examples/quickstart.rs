@@ -1,6 +1,6 @@
-//! How do I limit an axum server? Run `cargo run --example quickstart` and the line it prints.
+//! Limits an axum server. Run `cargo run --example quickstart` and the command that it prints.
 //!
-//! Each address is admitted 5 times a second, 10 times at once; `/free` is not limited.
+//! Each address is allowed 5 requests per second, with a burst of 10. `/free` is not limited.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::{env, net::SocketAddr, process::ExitCode};
@@ -37,13 +37,13 @@ async fn serve(address: &str) -> std::io::Result<()> {
     println!("listening on http://{here}; try:");
     println!("curl -s -o /dev/null -w '%{{http_code}} ' 'http://{here}/?[1-12]'");
 
-    // the layer learns the peer's address only if the server tells it
+    // The layer needs the peer's address, which the server must provide.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(async { drop(ctrl_c().await) })
         .await
 }
 
-/// Prints a line per refusal.
+/// Prints a line per rejection.
 async fn tell_refusals(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
@@ -53,7 +53,7 @@ async fn tell_refusals(
     let response = next.run(request).await;
     if response.status() == StatusCode::TOO_MANY_REQUESTS {
         let wait = response.headers().get(RETRY_AFTER).and_then(|wait| wait.to_str().ok());
-        println!("refused {line}: retry after {} s", wait.unwrap_or("?"));
+        println!("rejected {line}: retry after {} s", wait.unwrap_or("?"));
     }
     response
 }

@@ -1,7 +1,7 @@
-//! How do several processes share one limit?
+//! One limit for several processes.
 //!
-//! Start a server (`redis-server`), then this in two terminals at once: together they admit 10.
-//! `cargo run --features redis --example redis [redis://127.0.0.1]`
+//! Start a server (`redis-server`), then run this in two terminals at once: together they allow 10
+//! requests. `cargo run --features redis --example redis [redis://127.0.0.1]`
 #![allow(clippy::print_stdout)]
 
 use std::{error::Error, net::SocketAddr, time::Duration};
@@ -15,8 +15,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "redis://127.0.0.1".into());
     let redis = RedisStore::connect(&url).await?;
 
-    // Nobody waits longer than the budget, a server that is down is not asked at every request, and
-    // meanwhile this process, one of two, decides by half of the quota.
+    // The deadline bounds the wait. The breaker stops calls to a failed server. During an outage
+    // this process, one of two, decides with half of the quota.
     let here = LocalStore::with_capacity(100_000);
     let store = redis.deadline(Deadline::DEFAULT).breaker().fallback(here).one_of(2);
 

@@ -1,7 +1,7 @@
-//! How do I keep accounts on a cluster?
+//! Accounts on a Redis Cluster.
 //!
-//! Name some of its nodes:
-//! `cargo run --features redis --example redis_cluster redis://127.0.0.1:7000 redis://127.0.0.1:7001`
+//! Name some of its nodes: `cargo run --features redis --example redis_cluster
+//! redis://127.0.0.1:7000 redis://127.0.0.1:7001`
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let store = RedisStore::cluster(&urls).await?.deadline(Deadline::DEFAULT);
 
-    // Three accounts, most likely on three nodes: asked all at once, charged all or none.
+    // Three accounts, most likely on three nodes: called concurrently, all charged or none.
     let (address, user, site) = (Key::from("203.0.113.9"), Key::from("alice"), Key::everyone());
     let quotas = [Quota::per_minute(20), Quota::per_minute(5), Quota::per_minute(1_000)];
     let rule = |name: &str| RuleName::new(name);

@@ -1,4 +1,4 @@
-//! How do I try a limit out before it refuses anybody?
+//! Tries a limit without denying any request.
 //!
 //! `cargo run --example report_only`
 #![allow(clippy::print_stdout)]
@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (counters, switch) = (Counters::new(), Switch::on());
     let rules = (
         Rule::new("site", Everyone, Quota::per_minute(6)),
-        // new, and on trial: it counts and refuses nobody
+        // A new rule on trial: it counts, and denies nothing.
         Rule::new("ip", PeerIp::new(), Quota::per_minute(2)).report_only(),
     );
     let layer = RateLimitLayer::rules(rules, LocalStore::new())
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .count(&counters)
         .switch(&switch);
     let handler = |Extension(decision): Extension<Decision>| async move {
-        if decision.would_deny() { "would be refused" } else { "fine" }
+        if decision.would_deny() { "would be denied" } else { "fine" }
     };
     let app = Router::new().route("/", get(handler)).layer(layer);
     let bare = |app: Router| async move {

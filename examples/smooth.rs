@@ -1,4 +1,4 @@
-//! How do I smooth a burst instead of refusing it?
+//! Smooths a burst instead of denying it.
 //!
 //! `cargo run --example smooth`
 #![allow(clippy::print_stdout)]
@@ -12,7 +12,7 @@ use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, key::Everyone};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // ten a second, one at a time; whoever would wait longer than half a second is refused
+    // Ten per second, one at a time. A request that would wait longer than half a second is denied.
     let rule = Rule::new("site", Everyone, Quota::per_second(10).burst(1))
         .max_wait(Duration::from_millis(500));
     let layer = RateLimitLayer::rules(rule, LocalStore::new()).max_waiters(100);

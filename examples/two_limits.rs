@@ -1,4 +1,4 @@
-//! How do I limit an address and an API key at once?
+//! Limits by address and by API key at once.
 //!
 //! `cargo run --example two_limits`
 #![allow(clippy::print_stdout)]
@@ -14,7 +14,8 @@ use tower_sluice::{
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // One decision: the address, the key (twice over) and the site are all charged, or none is.
+    // One decision: the address, the key (under two quotas) and the site are all charged, or none
+    // is.
     let rules = (
         Rule::new("ip", PeerIp::new(), Quota::per_minute(6)),
         Rule::new("user", Header::new("x-api-key"), [Quota::per_minute(4), Quota::per_day(1_000)])

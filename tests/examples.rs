@@ -51,7 +51,7 @@ fn quickstart_admits_its_burst_and_tells_the_refused_when_to_come_back() {
     assert_eq!(refused.status, 429, "{refused:?}");
     let wait = refused.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
     assert!(wait >= 1);
-    let line = server.line_with("refused");
+    let line = server.line_with("rejected");
     assert!(line.contains("127.0.0.1:") && line.contains("GET /: retry after 1 s"), "{line}");
 
     thread::sleep(Duration::from_secs(wait));
@@ -145,7 +145,7 @@ fn examples_of_one_question_each_show_the_answer() {
         ("own_key", "red.example: 429 Too Many Requests\nno host: 400 Bad Request"),
         ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),
         ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
-        ("report_only", "would be refused"),
+        ("report_only", "would be denied"),
         ("explain", "would be denied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
         ("explain", "\ndenied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
     ] {
@@ -306,8 +306,8 @@ fn config_does_not_start_with_a_wrong_file_and_runs_with_its_own() {
 #[test]
 fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
     let said = printed("login");
-    assert!(said.contains("50 were tried, the rest refused"), "{said}");
-    assert!(said.contains("the owner logged in 100 times meanwhile"), "{said}");
+    assert!(said.contains("50 were tried, the rest denied"), "{said}");
+    assert!(said.contains("the owner logged in 100 times during the attack"), "{said}");
 }
 
 /// What the gateway shows of a request that passed in the plain way.

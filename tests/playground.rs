@@ -291,9 +291,9 @@ fn the_naive_window_lets_two_bursts_through_at_its_edge() {
 #[test]
 fn nobody_else_is_served() {
     for (address, why) in [
-        ("0.0.0.0:0", "0.0.0.0 is no loopback address; give ip:port, as 127.0.0.1:3000"),
-        ("[::]:0", ":: is no loopback address"),
-        ("192.0.2.1:0", "192.0.2.1 is no loopback address"),
+        ("0.0.0.0:0", "0.0.0.0 is not a loopback address; give ip:port, as 127.0.0.1:3000"),
+        ("[::]:0", ":: is not a loopback address"),
+        ("192.0.2.1:0", "192.0.2.1 is not a loopback address"),
         ("nonsense", "give ip:port, as 127.0.0.1:3000"),
     ] {
         let mut command = example("playground");

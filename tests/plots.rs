@@ -85,7 +85,7 @@ fn every_call_is_in_the_picture() {
             let said = words(&picture).into_iter().filter_map(|text| text.strip_suffix(word));
             said.map(|number| number.trim().parse::<usize>().expect("a number")).sum()
         };
-        let (admitted, refused, waited) = (count(" admitted"), count(" refused"), count(" waited"));
+        let (admitted, refused, waited) = (count(" allowed"), count(" denied"), count(" waited"));
         assert_eq!(admitted + refused + waited, CALLS, "{name}");
 
         let drawn = |is: fn(&Node<'_, '_>) -> bool| picture.descendants().filter(is).count();

@@ -1,5 +1,5 @@
-//! What do my rules decide? A server whose limits are flags and whose answers are the decisions:
-//! `cargo run --example gateway -- --help`.
+//! A server with limits from flags, which answers with its decisions as JSON: `cargo run --example
+//! gateway -- --help`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "../support/rule.rs"]
@@ -44,20 +44,20 @@ A rule is one argument of field=value pairs:
 All rules are charged for a request, or none. Routes are /, /users/{id} and /orders/{id}; all
 other paths together are one more."#;
 
-/// Answers every request with what the limiter decided about it, as JSON.
+/// Answers every request with the limiter's decision, as JSON.
 #[derive(Parser)]
 #[command(name = "gateway", after_help = EXAMPLES)]
 struct Flags {
     /// Address to listen on
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:3000", value_parser = address)]
     addr: SocketAddr,
-    /// A limit, as below; may be given again
+    /// A limit, as below; may be repeated
     #[arg(long, value_name = "RULE", default_value = r#"name=ip key=peer quota="5/s burst 10""#)]
     rule: Vec<RuleFlag>,
-    /// A proxy whose x-forwarded-for is believed, for key=client; may be given again
+    /// A trusted proxy, whose x-forwarded-for is used for key=client; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = proxy)]
     trusted_proxy: Vec<String>,
-    /// Header fields that tell clients what is left
+    /// Header fields that report the limit to clients
     #[arg(long, value_name = "FAMILY", default_value = "draft11")]
     headers: Family,
     #[command(flatten)]
@@ -97,7 +97,7 @@ async fn serve(address: SocketAddr, app: Router) -> io::Result<()> {
         .await
 }
 
-/// Real routes, so that `key=route` means something, all limited by the rules of the flags.
+/// Real routes, so that `key=route` has an effect, all under the rules of the flags.
 fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, String> {
     let proxies = ClientIp::behind(&flags.trusted_proxy).map_err(|error| error.to_string())?;
     let client = (!flags.trusted_proxy.is_empty()).then_some(proxies);
@@ -112,7 +112,7 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
         .layer(layer.expose_decision()))
 }
 
-/// Without a decision no rule applied to the request.
+/// Without a decision, no rule applied to the request.
 async fn show(decision: Option<Extension<Decision>>) -> Json<Shown> {
     let unlimited = || Decision::allow().from_source(Source::Other("no rule"));
     Json(Shown::from(&decision.map_or_else(unlimited, |Extension(decision)| decision)))
@@ -128,7 +128,7 @@ struct Shown {
     outcomes: Vec<ShownOutcome>,
 }
 
-/// Times in milliseconds, rounded up; `retry_after_ms` is null where waiting does not help.
+/// Times are in milliseconds, rounded up. `retry_after_ms` is null if waiting does not help.
 #[derive(Serialize)]
 struct ShownOutcome {
     rule: &'static str,

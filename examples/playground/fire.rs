@@ -1,5 +1,5 @@
-//! Requests as clients send them: over HTTP to this very server, each over a connection of its own.
-//! A page cannot do that, as a browser opens six to a server and lets the rest wait.
+//! Requests sent as clients send them: over HTTP to this server, with a connection each. A page
+//! cannot do that, because a browser opens six connections per server and queues other requests.
 
 use std::{
     convert::Infallible,
@@ -30,13 +30,15 @@ use tokio::{
 
 use crate::visit::{Refusal, Visitor, Visits};
 
-/// Under way at once, of one `/fire`.
+/// The maximum number of concurrent requests of one `/fire`.
 const MOST: usize = 200;
-/// And of all: each takes two descriptors of this process, which as a rule may have 1 024.
+/// The maximum of all together. Each takes two of this process's descriptors, often limited to
+/// 1,024.
 const MOST_OF_ALL: usize = 300;
 const ASKED: &str = "give n from 1 to 200, or every_ms from 20 to 60000";
 
-/// As `?n=20`, all at once; or `?every_ms=100`, one after another until nobody listens any more.
+/// The query: `?n=20` for concurrent requests, or `?every_ms=100` for one after another until the
+/// client disconnects.
 #[derive(Deserialize)]
 struct Asked {
     n: Option<usize>,
@@ -52,14 +54,14 @@ struct Clients {
 }
 
 pub(crate) fn router(here: SocketAddr, visits: Visits) -> Router {
-    // a connection is not used twice
+    // Connections are not reused.
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
     let slots = Arc::new(Semaphore::new(MOST_OF_ALL));
     Router::new().route("/fire", get(fire)).with_state(Clients { visits, here, client, slots })
 }
 
-/// A line of JSON when a request is sent, and one when it is answered. Who hangs up gives up those
-/// under way.
+/// Writes a line of JSON when a request is sent, and one when it is answered. A disconnect cancels
+/// the running requests.
 async fn fire(
     State(clients): State<Clients>,
     Visitor(visitor): Visitor,
@@ -102,7 +104,8 @@ fn ids(every: Option<Duration>) -> impl Stream<Item = u64> {
 }
 
 impl Clients {
-    /// What the client was told: the status line, and the fields in the server's spelling.
+    /// Returns the response as the client saw it: the status line, and the fields in the server's
+    /// spelling.
     async fn request(self, visitor: String) -> Value {
         let request =
             Request::get(format!("http://{}/try", self.here)).header("x-visitor", visitor);

@@ -1,4 +1,4 @@
-//! The limit that a page asks for, and what is told of one.
+//! The limit that a page sets, and its state.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -13,14 +13,15 @@ use crate::algorithm::counted_by;
 
 const NAME: &str = "playground";
 
-/// As `{"algorithm": "gcra", "units": 5, "period_ms": 1000, "burst": 10, "max_wait_ms": 0}`.
+/// A limit as `{"algorithm": "gcra", "units": 5, "period_ms": 1000, "burst": 10, "max_wait_ms":
+/// 0}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Asked {
     algorithm: String,
     units: u32,
     period_ms: u64,
-    /// The algorithm's own, where left out.
+    /// Defaults to the algorithm's own burst.
     burst: Option<u32>,
     #[serde(default)]
     pub(crate) max_wait_ms: u64,
@@ -37,8 +38,8 @@ impl Asked {
         quota.and_then(|quota| quota.try_algorithm(algorithm)).map_err(|error| error.to_string())
     }
 
-    /// The real layer around a service that says how long it was waited for. `account` is whom it
-    /// charges, whoever sends the request.
+    /// Creates the real layer around a service that reports the wait. All requests charge
+    /// `account`, regardless of the sender.
     pub(crate) fn serve(
         &self,
         account: String,
@@ -46,7 +47,8 @@ impl Asked {
     ) -> Result<Router, String> {
         let quota = self.quota()?;
         let max_wait = Duration::from_millis(self.max_wait_ms);
-        // quotas that are fixed are checked: what cannot wait must not be asked to
+        // A layer with fixed quotas is validated: an algorithm without a queue must not get a
+        // `max_wait`.
         let trial = Rule::new(NAME, Everyone, quota).max_wait(max_wait);
         let checked = RateLimitLayer::try_rules(trial, LocalStore::with_capacity(16));
         drop(checked.map_err(|error| error.to_string())?);
@@ -62,12 +64,12 @@ async fn answer(Extension(decision): Extension<Decision>) -> impl IntoResponse {
     ([("x-waited-ms", waited)], "admitted\n")
 }
 
-/// The accounts of the layer, from outside.
+/// Returns a limiter on the accounts of the layer.
 pub(crate) fn limiter(store: Arc<DynStore<Infallible>>) -> Limiter<Arc<DynStore<Infallible>>> {
     Limiter::named(NAME.parse().expect("a name"), store)
 }
 
-/// What is left of a limit; times in milliseconds, rounded up.
+/// The state of a limit; times are in milliseconds, rounded up.
 #[derive(Serialize)]
 pub(crate) struct Told {
     limit: u32,

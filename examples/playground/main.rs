@@ -1,5 +1,5 @@
-//! What does each algorithm do with my traffic? A page that fires requests at the real layer and
-//! shows what became of them, beside a naive fixed window.
+//! A page that sends requests through the real layer and shows the results, beside a naive fixed
+//! window.
 //!
 //! `cargo run --example playground`, then open the address it prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -22,7 +22,7 @@ use tower_sluice::store::DynStore;
 
 use crate::{store::StoreFlags, visit::Visits};
 
-/// Serves a page on this machine that shows what each algorithm does with your requests.
+/// Serves a page on this machine that shows each algorithm on your own requests.
 #[derive(Parser)]
 #[command(name = "playground")]
 struct Flags {
@@ -53,19 +53,19 @@ async fn serve(address: SocketAddr, store: Arc<DynStore<Infallible>>) -> io::Res
     let visits = Visits::new(store);
     let fire = fire::router(here, visits.clone());
     let app = page::router().merge(visit::router(visits)).merge(fire);
-    // what is fired steadily has no end to wait for
+    // A steady series of requests has no end to wait for.
     select! {
         served = axum::serve(listener, app) => served,
         _ = ctrl_c() => Ok(()),
     }
 }
 
-/// Anybody who reaches the page may set limits: so nobody else shall.
+/// Anybody who reaches the page may set limits, so only this machine may reach it.
 fn loopback(text: &str) -> Result<SocketAddr, String> {
     let wrong = |why: &dyn std::fmt::Display| format!("{why}; give ip:port, as 127.0.0.1:3000");
     let address: SocketAddr = text.parse().map_err(|error| wrong(&error))?;
     if address.ip().is_loopback() {
         return Ok(address);
     }
-    Err(wrong(&format!("{} is no loopback address", address.ip())))
+    Err(wrong(&format!("{} is not a loopback address", address.ip())))
 }

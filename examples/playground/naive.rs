@@ -1,4 +1,4 @@
-//! What is usually written first: a counter that starts again with every period of the clock.
+//! The usual first attempt: a counter that restarts with every period of the clock.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -11,7 +11,7 @@ use crate::limit::Told;
 pub(crate) struct Naive {
     units: u32,
     period: Duration,
-    /// The window that was last asked, and the units taken in it.
+    /// The last window in use, and the units taken in it.
     used: Mutex<(u128, u32)>,
 }
 
@@ -20,7 +20,7 @@ impl Naive {
         Self { units, period, used: Mutex::default() }
     }
 
-    /// Whether there was a unit left, which is then taken.
+    /// Takes a unit and returns `true`, if one is left.
     pub(crate) fn take(&self) -> bool {
         self.look(|used| {
             let fits = *used < self.units;
@@ -36,7 +36,7 @@ impl Naive {
         Told::new(self.units, self.units - used, next, left)
     }
 
-    /// What `with` makes of the units taken in this window, and the time until it ends.
+    /// Calls `with` on the units taken in this window, and returns the time until it ends.
     fn look<T>(&self, with: impl FnOnce(&mut u32) -> T) -> (T, Duration) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let period = self.period.as_nanos();

@@ -1,4 +1,4 @@
-//! The page: three files that are part of the program.
+//! The page: three files, embedded in the program.
 
 use axum::{Router, http::header, response::IntoResponse, routing::get};
 
@@ -20,7 +20,7 @@ fn file(kind: &'static str, text: &'static str) -> axum::routing::MethodRouter {
         (header::CONTENT_SECURITY_POLICY, CONTENT),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // another program may be behind this address tomorrow
+        // Another program may use this address tomorrow.
         (header::CACHE_CONTROL, "no-store"),
     ];
     get(async move || (fields, text).into_response())

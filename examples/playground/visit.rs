@@ -1,4 +1,5 @@
-//! Who looks at a page, by the `x-visitor` that it sends: a limit of its own, in accounts of its own.
+//! Visitors, identified by the page's `x-visitor` header. Each has its own limit and its own
+//! accounts.
 
 use std::{
     collections::HashMap,
@@ -23,7 +24,7 @@ use crate::{
     naive::Naive,
 };
 
-/// Visits are forgotten all at once; a page that is still there sets its limit again.
+/// All visits are dropped together at this number. An open page then sets its limit again.
 const MOST: usize = 1_000;
 const UNKNOWN: &str = "no limit was set for this x-visitor; POST one to /limit";
 
@@ -54,7 +55,7 @@ impl Visits {
         Self { store, run: run.as_nanos(), known: Arc::default() }
     }
 
-    /// Every limit has a fresh account, so that it starts full.
+    /// Each new limit gets a new account, so that it starts full.
     fn set(&self, visitor: String, asked: &Asked) -> Result<Quota, String> {
         let quota = asked.quota()?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +100,7 @@ async fn set(
     Ok(format!("{quota}{wait}\n"))
 }
 
-/// The naive window is asked for the same request, and what it would have done is a field.
+/// Sends one request through both; a header field reports the naive window's decision.
 async fn ask(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
@@ -115,9 +116,9 @@ async fn ask(
 #[derive(Serialize)]
 struct Look {
     source: &'static str,
-    /// Whether `reset_ms` of ours is the end of a window.
+    /// Set if `reset_ms` of our limit is the end of a window.
     window: bool,
-    /// `null` where the store does not tell.
+    /// `null` if the store does not report it.
     ours: Option<Told>,
     naive: Told,
 }

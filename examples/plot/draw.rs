@@ -1,4 +1,4 @@
-//! The pictures: calls above, one mark each, and below them what is left.
+//! The pictures: a mark per call, and the units left below.
 #![allow(clippy::cast_possible_truncation, reason = "there are few pictures")]
 
 use std::error::Error;
@@ -14,10 +14,10 @@ use crate::{
     scene::Scene,
 };
 
-/// The paper is light and part of the picture: rustdoc has themes that no picture is told of.
+/// The light background is part of the picture, because a picture cannot detect rustdoc's theme.
 const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
 
-/// One algorithm by itself.
+/// Draws one algorithm.
 pub(crate) fn single(picture: &Picture) -> Result<String, Box<dyn Error>> {
     const LANE: i32 = 80;
     const ACCOUNT: i32 = 206;
@@ -40,13 +40,13 @@ pub(crate) fn single(picture: &Picture) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// All of them, one below another, over one axis.
+/// Draws all algorithms over one time axis.
 pub(crate) fn overview(pictures: &[Picture]) -> Result<String, Box<dyn Error>> {
     const HEAD: i32 = 66;
     const PANEL: i32 = 114;
     let bottom = HEAD + PANEL * pictures.len() as i32;
     draw(bottom + 24, |area| {
-        heading(area, "The same calls, under a limit of 4 a second", (8, 7), 15)?;
+        heading(area, "One series of calls, limit 4 per second", (8, 7), 15)?;
         legend(area, 28, 84, |_| Some(String::new()))?;
         swatch(area, "units left", (300, 28))?;
         phases(area, 48)?;
@@ -75,7 +75,7 @@ fn draw(height: i32, on: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, Box<
     Ok(tidy(&svg, height))
 }
 
-/// Leaves out what goes without saying, and shows the picture somewhat larger where there is room.
+/// Removes default attributes, and enlarges the picture where there is space.
 fn tidy(svg: &str, height: i32) -> String {
     let drawn = format!("width=\"{WIDTH}\" height=\"{height}\" viewBox");
     let shown = format!("width=\"{}\" height=\"{}\" viewBox", WIDTH * 5 / 4, height * 5 / 4);

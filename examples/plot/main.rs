@@ -1,6 +1,6 @@
-//! What does each algorithm do with the same calls?
+//! Draws each algorithm's decisions on one series of calls.
 //!
-//! `cargo run --example plot` draws the pictures of the guide anew, and with `--out DIR` elsewhere.
+//! `cargo run --example plot` redraws the pictures of the guide; `--out DIR` writes them elsewhere.
 
 mod draw;
 mod parts;
@@ -14,10 +14,10 @@ use clap::Parser;
 
 use crate::pictures::PICTURES;
 
-/// Draws what each algorithm does with the same calls, as SVG.
+/// Draws each algorithm's decisions on one series of calls, as SVG.
 #[derive(Parser)]
 struct Flags {
-    /// Where the pictures go
+    /// Output folder
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/plots"))]
     out: PathBuf,
 }
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let path = out.join(name);
         fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
     };
-    // for rustdoc, which takes no files along
+    // rustdoc copies no files, so it gets the pictures as links.
     let mut links = String::new();
     for picture in &PICTURES {
         let svg = draw::single(picture)?;

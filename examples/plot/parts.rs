@@ -1,4 +1,4 @@
-//! What a picture is made of: marks, words, the account and the axis.
+//! The parts of a picture: marks, labels, the account and the axis.
 #![allow(clippy::cast_possible_truncation, reason = "pixels and rows are few")]
 
 use std::error::Error;
@@ -19,32 +19,32 @@ pub(crate) type Drawn = Result<(), Box<dyn Error>>;
 
 const INK: RGBColor = RGBColor(0x1f, 0x29, 0x33);
 const FAINT: RGBColor = RGBColor(0xc3, 0xcc, 0xd6);
-// told apart by shape as well
+// Marks also differ in shape.
 const ADMITTED: RGBColor = RGBColor(0x0b, 0x5f, 0xa5);
 const REFUSED: RGBColor = RGBColor(0xc2, 0x41, 0x0c);
 const WAITING: RGBColor = RGBColor(0x6b, 0x4f, 0xa0);
 const LEFT: RGBColor = RGBColor(0x9c, 0xc3, 0xe6);
 
 pub(crate) const WIDTH: i32 = 440;
-/// Where time begins and ends, and where the numbers beside the account are.
+/// The left and right end of the time axis, and the position of the numbers beside the account.
 const FROM: i32 = 24;
 const TO: i32 = WIDTH - 14;
-/// Calls are in rows; two in one row are so far apart, in milliseconds.
+/// The minimum distance between two calls of one row, in milliseconds.
 const APART: u64 = 125;
 const MOST_LEFT: u32 = 6;
 
-/// Where a time is.
+/// Returns the position of a time.
 fn x(millis: u64) -> i32 {
     FROM + (millis as i32) * (TO - FROM) / END as i32
 }
 
-/// Where a number of units is, in an account between two heights.
+/// Returns the position of a number of units, in an account between two heights.
 fn height(units: u32, (top, bottom): (i32, i32)) -> i32 {
     bottom - (bottom - top) * units as i32 / MOST_LEFT as i32
 }
 
 fn text(area: &Area<'_>, words: &str, at: (i32, i32), side: HPos, font: (i32, FontStyle)) -> Drawn {
-    // the backend divides by it, for fonts that are not there
+    // The backend divides by this factor if a font is missing.
     let font = FontDesc::new(FontFamily::SansSerif, f64::from(font.0) * 1.24, font.1);
     let style = font.color(&INK).pos(Pos::new(side, VPos::Top));
     Ok(area.draw_text(words, &style, at)?)
@@ -58,7 +58,7 @@ pub(crate) fn label(area: &Area<'_>, words: &str, at: (i32, i32), side: HPos) ->
     text(area, words, at, side, (13, FontStyle::Normal))
 }
 
-/// What is asked, above where it is.
+/// Labels the phases of the calls.
 pub(crate) fn phases(area: &Area<'_>, y: i32) -> Drawn {
     PHASES.into_iter().try_for_each(|(words, at)| label(area, words, (x(at), y), HPos::Center))
 }
@@ -72,12 +72,12 @@ fn line(area: &Area<'_>, from: (i32, i32), to: (i32, i32), colour: RGBColor) -> 
     Ok(area.draw(&PathElement::new([from, to], colour))?)
 }
 
-/// One call: where it is, where it went on if it waited, and how large.
+/// Draws one call at its position. A call that waited also has a line to its start.
 fn mark(area: &Area<'_>, at: (i32, i32), until: i32, fate: &Fate, size: i32) -> Drawn {
     let (left, top, right, bottom) = (at.0 - size, at.1 - size, at.0 + size, at.1 + size);
     match fate {
         Fate::Admitted => area.draw(&Circle::new(at, size, ADMITTED.filled()))?,
-        // a cross in one stroke
+        // A cross in one stroke.
         Fate::Refused => area.draw(&PathElement::new(
             [(left, top), (right, bottom), at, (right, top), (left, bottom)],
             REFUSED,
@@ -91,7 +91,7 @@ fn mark(area: &Area<'_>, at: (i32, i32), until: i32, fate: &Fate, size: i32) -> 
     Ok(())
 }
 
-/// What the marks mean, from the left; what it says goes before each word.
+/// Draws the legend from the left; `say` returns the text before each word.
 pub(crate) fn legend(
     area: &Area<'_>,
     y: i32,
@@ -99,7 +99,7 @@ pub(crate) fn legend(
     say: impl Fn(usize) -> Option<String>,
 ) -> Drawn {
     let kinds =
-        [(Fate::Admitted, "admitted"), (Fate::Refused, "refused"), (Fate::Waited(0), "waited")];
+        [(Fate::Admitted, "allowed"), (Fate::Refused, "denied"), (Fate::Waited(0), "waited")];
     let mut left = 12;
     for (place, (fate, word)) in kinds.into_iter().enumerate() {
         let Some(before) = say(place) else { continue };
@@ -112,13 +112,13 @@ pub(crate) fn legend(
     Ok(())
 }
 
-/// The most that the service behind had to bear.
+/// Labels the highest load on the service behind the limit.
 pub(crate) fn most(area: &Area<'_>, scene: &Scene, y: i32) -> Drawn {
     let words = format!("most in 1 s: {}", scene.most_in_a_second());
     label(area, &words, (TO, y), HPos::Right)
 }
 
-/// Where windows begin or end.
+/// Draws the starts and ends of windows.
 pub(crate) fn edges(
     area: &Area<'_>,
     scene: &Scene,
@@ -131,9 +131,9 @@ pub(crate) fn edges(
         .try_for_each(|at| line(area, (x(at), top), (x(at), bottom), FAINT))
 }
 
-/// From `bottom` upwards, each call in the lowest row where there is room.
+/// Draws the calls upwards from `bottom`, each in the lowest free row.
 pub(crate) fn calls(area: &Area<'_>, scene: &Scene, bottom: i32, pitch: i32, size: i32) -> Drawn {
-    let mut rows: Vec<u64> = Vec::new(); // when there is room again
+    let mut rows: Vec<u64> = Vec::new(); // the time from which each row is free
     for call in &scene.calls {
         let until = match call.fate {
             Fate::Waited(wait) => call.at + wait,
@@ -150,7 +150,7 @@ pub(crate) fn calls(area: &Area<'_>, scene: &Scene, bottom: i32, pitch: i32, siz
     Ok(())
 }
 
-/// What is left, as an area between two heights.
+/// Draws the units left, as an area between two heights.
 pub(crate) fn account(area: &Area<'_>, scene: &Scene, between: (i32, i32)) -> Drawn {
     let mut outline = vec![(FROM, between.1)];
     for (at, units) in &scene.left {
@@ -163,7 +163,7 @@ pub(crate) fn account(area: &Area<'_>, scene: &Scene, between: (i32, i32)) -> Dr
     Ok(area.draw(&Polygon::new(outline, LEFT))?)
 }
 
-/// A number of units, beside where it is.
+/// Labels a number of units at its height.
 pub(crate) fn units(area: &Area<'_>, units: u32, between: (i32, i32)) -> Drawn {
     label(area, &units.to_string(), (FROM - 6, height(units, between) - 6), HPos::Right)
 }

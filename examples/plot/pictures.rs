@@ -1,17 +1,17 @@
-//! Which pictures there are.
+//! The list of pictures.
 
 use std::time::Duration;
 
 use tower_sluice::{Algorithm, Quota};
 
 pub(crate) struct Picture {
-    /// Of the file, without its ending.
+    /// The file name, without its extension.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    /// What to see.
+    /// The caption.
     pub(crate) line: &'static str,
     pub(crate) quota: Quota,
-    /// How long a call is ready to wait.
+    /// The maximum wait of a call.
     pub(crate) patience: Duration,
 }
 
@@ -26,7 +26,7 @@ const fn picture(
     Picture { name, title, line, quota, patience: Duration::ZERO }
 }
 
-/// In the order of the guide.
+/// All pictures, in the order of the guide.
 pub(crate) const PICTURES: [Picture; 9] = [
     picture("gcra", "GCRA", "One unit comes back every 250 ms.", FOUR),
     Picture {
@@ -47,13 +47,13 @@ pub(crate) const PICTURES: [Picture; 9] = [
     picture(
         "fixed_window",
         "Fixed window",
-        "Anew each full second: at an edge, twice the limit.",
+        "Full again each second: at an edge, twice the limit.",
         FOUR.algorithm(Algorithm::fixed_window()),
     ),
     picture(
         "carry_over",
         "Fixed window, carry-over 3",
-        "What a used window leaves is lent to the next.",
+        "Unused units of a used window carry over.",
         FOUR.algorithm(Algorithm::fixed_window().carry_over(3)),
     ),
     picture(
@@ -77,7 +77,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
     picture(
         "sliding_log",
         "Sliding log",
-        "Each admitted call counts for exactly one second.",
+        "Each allowed call counts for exactly one second.",
         FOUR.algorithm(Algorithm::SlidingLog),
     ),
 ];

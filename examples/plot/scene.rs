@@ -1,21 +1,21 @@
-//! The scene: the same calls for every algorithm, decided by the crate on a clock that is driven.
+//! The scene: one series of calls for every algorithm, decided by the crate on a fake clock.
 #![allow(clippy::cast_possible_truncation, reason = "a scene takes seconds")]
 
 use std::time::Duration;
 
 use tower_sluice::{Algorithm, Charge, Key, Quota, RuleName, Store, testing::FakeClock};
 
-/// How long the scene lasts, in milliseconds.
+/// The duration of the scene, in milliseconds.
 pub(crate) const END: u64 = 7_000;
-/// Every call is at a multiple of it, and so is what is drawn of the account.
+/// All calls, and all samples of the account, are at multiples of this step.
 const STEP: u64 = 5;
 
-/// What is asked, and around when, in milliseconds.
+/// The phases of the calls, and their approximate times in milliseconds.
 pub(crate) const PHASES: [(&str, u64); 4] =
     [("12 at once", 500), ("4, then 4", 2_060), ("slower", 3_185), ("twice too fast", 5_000)];
 
-/// When calls arrive, in milliseconds, under a limit of four a second. No two are less than 125
-/// apart but those that come at once, and none is at a full second.
+/// Returns the arrival times in milliseconds, under a limit of four per second. Calls are at least
+/// 125 ms apart unless simultaneous, and none is at a full second.
 fn arrivals() -> impl Iterator<Item = u64> {
     let burst = [435; 12].into_iter();
     let astride = [[1_935; 4], [2_185; 4]].into_iter().flatten(); // of the edge at 2 s
@@ -26,7 +26,7 @@ fn arrivals() -> impl Iterator<Item = u64> {
 
 pub(crate) enum Fate {
     Admitted,
-    /// For so many milliseconds, and was admitted then.
+    /// Allowed after a wait of this many milliseconds.
     Waited(u64),
     Refused,
 }
@@ -36,10 +36,10 @@ pub(crate) struct Call {
     pub(crate) fate: Fate,
 }
 
-/// What became of the calls, and of the account.
+/// The results of the calls, and the course of the account.
 pub(crate) struct Scene {
     pub(crate) calls: Vec<Call>,
-    /// What was left from when on, in milliseconds.
+    /// The units left, each from a time in milliseconds.
     pub(crate) left: Vec<(u64, u32)>,
 }
 
@@ -74,7 +74,7 @@ impl Scene {
         Self { calls, left }
     }
 
-    /// Admitted at once, refused, admitted after a wait.
+    /// Returns the numbers of calls allowed at once, denied, and allowed after a wait.
     pub(crate) fn tally(&self) -> [usize; 3] {
         let mut tally = [0; 3];
         for call in &self.calls {
@@ -87,7 +87,7 @@ impl Scene {
         tally
     }
 
-    /// The most that were admitted within a second.
+    /// Returns the maximum number of calls allowed within one second.
     pub(crate) fn most_in_a_second(&self) -> usize {
         let started = |call: &Call| match call.fate {
             Fate::Admitted => Some(call.at),
@@ -101,7 +101,8 @@ impl Scene {
         starts.iter().map(within).max().unwrap_or(0)
     }
 
-    /// Where windows begin and end, or units come back together, in milliseconds.
+    /// Returns the times at which windows start and end, or units come back together, in
+    /// milliseconds.
     pub(crate) fn edges(&self, quota: &Quota) -> Vec<u64> {
         let turns = self.left.windows(2).map(|pair| (pair[0].1, pair[1]));
         let full = quota.limit();

@@ -1,4 +1,4 @@
-//! From lines to calls: the head of the request, as far as a log has it and a rule reads it.
+//! Converts lines to calls: the head of the request, as far as a log has it and rules read it.
 
 use axum::http::{HeaderName, HeaderValue, Request, header};
 use tower_sluice::simulate::Call;
@@ -13,7 +13,7 @@ use crate::{
 const USER: HeaderName = HeaderName::from_static("x-remote-user");
 const FORWARDED: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Makes calls of lines.
+/// Converts lines to calls.
 pub(crate) struct Calls {
     /// The headers that rules read.
     headers: Vec<HeaderName>,
@@ -23,7 +23,7 @@ pub(crate) struct Calls {
 impl Calls {
     /// # Errors
     ///
-    /// When a rule reads what no log has; the error says what one has.
+    /// Fails if a rule reads something that no log has; the error names the available fields.
     pub(crate) fn of(rules: &[RuleFlag]) -> Result<Self, String> {
         let mut headers = Vec::new();
         for rule in rules {
@@ -57,7 +57,7 @@ impl Calls {
         Ok(Self { headers, instants: Instants::default() })
     }
 
-    /// Hands the call of each line to `then`, or what is wrong with the line.
+    /// Passes the call of each line to `then`, or the fault of the line.
     pub(crate) fn read_all(
         &mut self,
         logs: &mut [Log],

@@ -1,15 +1,15 @@
-//! When: requests and refusals over time, in so many slices however long the log is.
+//! The course over time: requests and denials in a bounded number of slices.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// At most so many slices.
+/// The maximum number of slices.
 const SLICES: usize = 48;
-/// Seconds that a slice may have, each a multiple of the one before; then days, doubled.
+/// Widths of a slice in seconds, each a multiple of the previous one; then days, doubled.
 const WIDTHS: [u64; 10] = [1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400];
 
-/// Slices of equal width, wider ones when time goes on past the last.
+/// Slices of equal width, which become wider when time passes the last one.
 pub(crate) struct Course {
     width: u64,
     start: u64,
@@ -18,14 +18,14 @@ pub(crate) struct Course {
     worst: Minute,
 }
 
-/// A minute and its refusals.
+/// A minute and its denials.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Minute {
     pub(crate) start: u64,
     pub(crate) refused: u64,
 }
 
-/// Seconds since the Unix epoch, and what came until the next.
+/// The start in seconds since the Unix epoch, and the counts until the next slice.
 #[derive(Clone, Copy, Serialize)]
 pub(crate) struct Slice {
     pub(crate) start: u64,
@@ -81,12 +81,12 @@ impl Course {
         (self.width, self.start, self.slices) = (width, start, slices);
     }
 
-    /// Seconds in a slice.
+    /// Returns the seconds in a slice.
     pub(crate) fn width(&self) -> u64 {
         self.width
     }
 
-    /// The minute in which most were refused, if any were.
+    /// Returns the minute with the most denials, if there are any.
     pub(crate) fn worst(&self) -> Option<Minute> {
         (self.worst.refused > 0).then_some(self.worst)
     }

@@ -19,7 +19,7 @@ const TIME: &[BorrowedFormatItem<'_>] = format_description!(
      [offset_hour sign:mandatory][offset_minute]"
 );
 
-/// What a line says; text is as it was escaped.
+/// The content of a line; text is still escaped.
 pub(crate) struct Entry<'a> {
     pub(crate) at: Duration,
     pub(crate) peer: SocketAddr,
@@ -31,7 +31,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) forwarded: Option<&'a [u8]>,
 }
 
-/// Why a line cannot be read.
+/// The reason why a line cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reason {
@@ -46,10 +46,10 @@ pub(crate) enum Reason {
     Header,
 }
 
-/// The reason, and the part of the line that is wrong.
+/// The reason, and the faulty part of the line.
 pub(crate) type Fault<'a> = (Reason, &'a [u8]);
 
-/// Reads instants: of those within one second the first alone.
+/// Parses times. Times within one second are parsed once.
 #[derive(Default)]
 pub(crate) struct Instants {
     last: Option<(Vec<u8>, Duration)>,
@@ -101,22 +101,22 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|it| it == part)
 }
 
-/// Where the time begins. Brackets may be in the user, whom a client calls what it likes, and in the
-/// request; but servers escape quotes, so that the first quote behind a bracket is the request's.
+/// Returns the start of the time. The user, whose name a client chooses, and the request may
+/// contain brackets. Servers escape quotes, so the first quote after a bracket starts the request.
 fn bracket(line: &[u8]) -> Option<usize> {
     const STAMP: usize = " [10/Oct/2000:13:55:36 -0700] \"".len();
     let is_stamp = |part: &[u8]| part.starts_with(b" [") && part.ends_with(b"] \"");
-    // without one something is wrong, which is told of the first bracket
+    // Without a stamp, the error shows the first bracket.
     line.windows(STAMP).position(is_stamp).or_else(|| find(line, b" ["))
 }
 
-/// What is there: a log has `-` for nothing.
+/// Returns the value, or `None` for `-`, which a log writes for an absent value.
 fn given(text: &[u8]) -> Option<&[u8]> {
     (!text.is_empty() && text != b"-").then_some(text)
 }
 
-/// The address and the user. A name may have spaces in it, and in front of it all may be the
-/// virtual host.
+/// Returns the address and the user. A user name may contain spaces, and a virtual host may come
+/// first.
 fn who_asks(who: &[u8]) -> Result<(SocketAddr, Option<&[u8]>), Fault<'_>> {
     let mut words = who.splitn(4, |byte| *byte == b' ');
     let [first, second, _ident] = [(); 3].map(|()| words.next().unwrap_or_default());
@@ -124,7 +124,7 @@ fn who_asks(who: &[u8]) -> Result<(SocketAddr, Option<&[u8]>), Fault<'_>> {
         return Ok((peer, given(user)));
     }
     let peer = address(first).ok_or((Reason::Address, first))?;
-    // the third word and what is behind it
+    // The third word and the rest.
     let user = who.get(first.len() + second.len() + 2..).unwrap_or_default();
     Ok((peer, given(user)))
 }
@@ -135,7 +135,7 @@ fn address(text: &[u8]) -> Option<SocketAddr> {
     alone.or_else(|_| text.parse()).ok()
 }
 
-/// What stands between quotes, and what is behind them.
+/// Returns the text between quotes, and the rest.
 fn quoted(text: &[u8]) -> Result<(&[u8], &[u8]), Fault<'_>> {
     let inside = text.strip_prefix(b"\"").ok_or((Reason::Quote, text))?;
     let mut escaped = false;
@@ -148,7 +148,7 @@ fn quoted(text: &[u8]) -> Result<(&[u8], &[u8]), Fault<'_>> {
     Ok((&inside[..end], &inside[end + 1..]))
 }
 
-/// `GET / HTTP/1.1`, or, as of old, `GET /`.
+/// Parses `GET / HTTP/1.1`, or the old form `GET /`.
 fn asked(request: &[u8]) -> Option<(Method, Uri)> {
     let mut words = request.split(|byte| *byte == b' ');
     let method = Method::from_bytes(words.next()?).ok()?;
@@ -157,7 +157,7 @@ fn asked(request: &[u8]) -> Option<(Method, Uri)> {
     (known && words.next().is_none()).then_some((method, target))
 }
 
-/// What is behind a status and a number of bytes.
+/// Returns the rest after a status and a number of bytes.
 fn answered(text: &[u8]) -> Option<&[u8]> {
     let (status, rest) = text.split_at_checked(3)?;
     let rest = rest.strip_prefix(b" ")?;
@@ -167,7 +167,8 @@ fn answered(text: &[u8]) -> Option<&[u8]> {
     (digits(status) && (bytes == b"-" || digits(bytes))).then_some(rest)
 }
 
-/// The bytes that were sent: servers escape what would not be read, `"` for one, as `\"` or `\x22`.
+/// Returns the bytes that were sent. Servers escape unreadable bytes, such as `"` as `\"` or
+/// `\x22`.
 pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -195,7 +196,7 @@ pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The bytes as they are shown: what is not plain text is escaped.
+/// Returns the bytes in printable form, with an escape for all but plain text.
 pub(crate) fn shown(text: &[u8]) -> String {
     let mut shown = String::with_capacity(text.len());
     for byte in text {

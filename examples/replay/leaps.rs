@@ -1,8 +1,8 @@
-//! Times that cannot be: one line dated years ahead would make all after it late, and count at one
-//! instant.
+//! Implausible times. One line dated years ahead would make all later lines late, and count them at
+//! one instant.
 //!
-//! A line that is more than a day ahead of all before it is held back until the next says whether it
-//! is that late. So is the first line, which has none before it. It needs no clock: logs are of any
+//! A line that is more than a day ahead of all previous ones is held until the next line confirms
+//! it. The first line has no predecessor and is also held. This needs no clock: a log may be of any
 //! year.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Hands calls on, all but one at once.
+/// Forwards calls, and holds at most one.
 #[derive(Default)]
 pub(crate) struct Leaps {
     latest: Option<Duration>,
@@ -48,7 +48,7 @@ impl Leaps {
         }
     }
 
-    /// Of the last line nothing is confirmed, but a log may have one line.
+    /// Forwards the held line: no later line can confirm it, and a log may have only one line.
     pub(crate) fn end(mut self, then: &mut impl FnMut(&str, u64, Result<Call, Fault<'_>>)) {
         if let Some(held) = self.held.take() {
             let alone = self.latest.is_none();

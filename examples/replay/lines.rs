@@ -1,8 +1,8 @@
-//! The lines of a log, of which none takes more than a bounded part of memory.
+//! The lines of a log, each with bounded memory.
 
 use std::io::{self, BufRead, Read};
 
-/// The longest line that is read, in bytes. Servers cap the head of a request at 8 or 16 KiB.
+/// The longest line that is read, in bytes. Servers limit the head of a request to 8 or 16 KiB.
 pub(crate) const LONGEST: usize = 64 * 1024;
 
 pub(crate) struct Lines<R> {
@@ -20,7 +20,7 @@ impl<R: BufRead> Lines<R> {
         Self { log, line: Vec::new() }
     }
 
-    /// The next line, without its end; `None` at the end of the log.
+    /// Returns the next line, without its end, or `None` at the end of the log.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         self.line.clear();
         let most = LONGEST as u64 + 2; // with the line's end

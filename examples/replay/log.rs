@@ -1,4 +1,4 @@
-//! The files, one after the other, and how far they are read.
+//! The log files, in sequence, with a progress bar.
 
 use std::{
     fs::File,
@@ -16,22 +16,22 @@ use crate::{
 const BUFFER: usize = 256 * 1024;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// A log that was opened.
+/// An opened log.
 pub(crate) struct Log {
     name: String,
     source: Source,
-    /// What was read of it: a log may grow meanwhile.
+    /// The number of bytes read; a log may grow during the run.
     read: u64,
 }
 
 enum Source {
     File(File),
-    /// It can be read once.
+    /// A stream that can be read once.
     Stream(Box<dyn Read>),
 }
 
 impl Log {
-    /// Opens all, so that a wrong name is found at once.
+    /// Opens all logs, so that a wrong name fails early.
     pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Self>, String> {
         paths.iter().map(|path| Self::open(path)).collect()
     }
@@ -53,7 +53,7 @@ impl Log {
         Ok(Self { name, source, read: u64::MAX })
     }
 
-    /// Makes ready to read all again; `false` where one is gone by.
+    /// Rewinds all logs for another pass; `false` if one of them is a stream.
     pub(crate) fn rewind_all(logs: &mut [Self]) -> Result<bool, String> {
         for log in logs {
             match &mut log.source {
@@ -66,7 +66,7 @@ impl Log {
         Ok(true)
     }
 
-    /// Bytes to come, where that is known.
+    /// Returns the number of remaining bytes, if known.
     fn len(&self) -> Option<u64> {
         match &self.source {
             Source::File(file) => file.metadata().ok().map(|file| file.len().min(self.read)),
@@ -75,13 +75,13 @@ impl Log {
     }
 }
 
-/// Hands each line to `then`, with the name of its file and its number there.
+/// Passes each line to `then`, with the name of its file and its line number.
 pub(crate) fn read(
     logs: &mut [Log],
     doing: &'static str,
     mut then: impl FnMut(&str, u64, Result<&[u8], Reason>),
 ) -> Result<(), String> {
-    // it shows itself on a terminal alone
+    // The bar appears on a terminal only.
     let bar = match logs.iter().map(Log::len).sum::<Option<u64>>() {
         Some(all) => {
             ProgressBar::new(all).with_style(style("{wide_bar} {bytes}/{total_bytes} {eta}"))

@@ -1,5 +1,6 @@
-//! Whom would these limits have refused yesterday, and which would have refused nobody?
-//! `cargo run --example replay -- --rule 'name=ip key=peer quota="5/s burst 10"' access.log`
+//! Replays access logs: which requests would these limits have denied, and which limits would have
+//! denied none? `cargo run --example replay -- --rule 'name=ip key=peer quota="5/s burst 10"'
+//! access.log`
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod calls;
@@ -63,32 +64,32 @@ sliding_log takes up to 160 kB for each key that is there.
 
 It ends with 0, with 1 where a file cannot be read, and with 2 where a flag is wrong."#;
 
-/// Reads access logs, and says whom the rules would have limited, when, and which burst would have
-/// limited nobody.
+/// Reads access logs, and reports the requests that the rules would have limited, and the smallest
+/// burst that would have limited none.
 #[derive(Parser)]
 #[command(name = "replay", after_help = EXAMPLES)]
 struct Flags {
-    /// A limit, as below; may be given again
+    /// A limit, as below; may be repeated
     #[arg(long, value_name = "RULE", default_value = r#"name=ip key=peer quota="5/s burst 10""#)]
     rule: Vec<RuleFlag>,
-    /// A proxy whose x-forwarded-for is believed, for key=client; may be given again
+    /// A trusted proxy, whose x-forwarded-for is used for key=client; may be repeated
     #[arg(long, value_name = "CIDR")]
     trusted_proxy: Vec<String>,
-    /// Keys in debt at a time that there is room for
+    /// Maximum number of keys in debt at a time
     #[arg(long, value_name = "N", default_value = "131072",
         value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     capacity: u32,
-    /// Keys to name for each rule
+    /// Number of keys to name for each rule
     #[arg(long, value_name = "N", default_value = "10",
         value_parser = clap::value_parser!(u16).range(0..=1_000))]
     top: u16,
-    /// Tell keys by fingerprints, which are others each time
+    /// Show keys as fingerprints, which differ between runs
     #[arg(long)]
     anonymous: bool,
     /// Write the report as JSON
     #[arg(long)]
     json: bool,
-    /// Say how much memory it took, at most (on Linux)
+    /// Print the peak memory (on Linux)
     #[arg(long, hide = true)]
     peak: bool,
     /// The logs, in the order of time; - is standard input
@@ -113,7 +114,7 @@ fn main() -> ExitCode {
         print::print(&report, &mut out)
     };
     match written.and_then(|()| out.flush()) {
-        // whoever reads it may have read enough
+        // The reader of the output may have closed it.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("error: the report cannot be written: {error}");
             return ExitCode::FAILURE;
@@ -191,8 +192,8 @@ fn simulator(
     Ok(simulator.capacity(flags.capacity as usize))
 }
 
-/// The rules with the smallest limits, where there is one for each quota. They were found in the
-/// order of the rules and of their quotas.
+/// Returns the rules with the smallest limits, if every quota has one. `found` is in the order of
+/// the rules and of their quotas.
 fn with(rules: &[RuleFlag], found: &[Least]) -> Option<Vec<RuleFlag>> {
     let mut quotas = found.iter().map(Least::quota).collect::<Option<VecDeque<Quota>>>()?;
     let changed = |flag: &RuleFlag| {

@@ -1,4 +1,4 @@
-//! What makes the numbers of a report worse than they look.
+//! Notes on numbers that are less exact than they look.
 
 use crate::report::Report;
 
@@ -22,7 +22,7 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
     ] {
         if n > 0 {
             notes.push(format!(
-                "{n} {what} over accounts that keys share for want of room; give a larger --capacity"
+                "{n} {what} on accounts that keys share because the store is full; give a larger --capacity"
             ));
         }
     }

@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::{
     io::{self, Write},
@@ -14,7 +14,7 @@ use crate::{
 const BAR: u64 = 40;
 
 impl Reason {
-    /// What is wrong, and what would be right.
+    /// Returns the fault and its fix.
     fn text(self) -> &'static str {
         match self {
             Self::Empty => "the line is empty",
@@ -50,8 +50,8 @@ pub(crate) fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     row("pass at once", report.passed)?;
     row(&format!("wait, at most {} ms", report.longest_wait_ms), report.delayed)?;
     row("of these pass as overage", report.overage)?;
-    row("are refused", report.refused)?;
-    row("are refused for want of a key", report.without_key)?;
+    row("are denied", report.refused)?;
+    row("are rejected without a key", report.without_key)?;
     row("came later than the log has them, and count as of the latest before", report.late)?;
     report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
     report.rules.iter().try_for_each(|rule| by_rule(rule, out))?;
@@ -77,10 +77,10 @@ fn malformed_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {
 fn by_rule(rule: &Rule, out: &mut impl Write) -> io::Result<()> {
     let Rule { name, requests, refused, delayed, .. } = rule;
     if refused.count + delayed.count == 0 {
-        return writeln!(out, "\nrule {name}: {requests} requests, nobody refused or made to wait");
+        return writeln!(out, "\nrule {name}: {requests} requests, no request denied or delayed");
     }
-    let would = if rule.only_reported > 0 { "would refuse" } else { "refuses" };
-    for (does, limited) in [(would, refused), ("makes wait", delayed)] {
+    let would = if rule.only_reported > 0 { "would deny" } else { "denies" };
+    for (does, limited) in [(would, refused), ("delays", delayed)] {
         if let (Some(first), Some(last)) = (&limited.first, &limited.last) {
             let n = limited.count;
             writeln!(out, "\nrule {name}: {does} {n} of {requests}, from {first} to {last}")?;
@@ -112,10 +112,10 @@ fn by_key(limited: &ByKey, out: &mut impl Write) -> io::Result<()> {
 fn course(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let Some(minute) = &report.worst_minute else { return Ok(()) };
     writeln!(out, "\nMost in one minute: {}, from {}", minute.refused, minute.start)?;
-    writeln!(out, "Requests (-) and those refused (#) in every {} s", report.slice_seconds)?;
+    writeln!(out, "Requests (-) and denials (#) in every {} s", report.slice_seconds)?;
     let most = report.slices.iter().map(|slice| slice.requests).max().unwrap_or(1).max(1);
     for slice in &report.slices {
-        // rounded up: what is there is seen
+        // Rounded up, so that any denial is visible.
         let refused = (slice.refused * BAR).div_ceil(most);
         let passed = (slice.requests * BAR).div_ceil(most).saturating_sub(refused);
         let bar = "#".repeat(usize::try_from(refused).unwrap_or(0))
@@ -127,7 +127,7 @@ fn course(report: &Report, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn least(report: &Report, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "\nThe smallest limits that limit nobody")?;
+    writeln!(out, "\nThe smallest limits that limit no request")?;
     for LeastQuota { rule, given, least, .. } in &report.least {
         match least {
             Some(least) => {
@@ -135,15 +135,15 @@ fn least(report: &Report, out: &mut impl Write) -> io::Result<()> {
             }
             None => writeln!(
                 out,
-                "  rule {rule}: none instead of \"{given}\"; no limit does, or no quota can say it"
+                "  rule {rule}: none instead of \"{given}\"; no quota can express a sufficient limit"
             ),
         }?;
     }
     match report.limited_with_least {
-        Some(0) => writeln!(out, "Replayed with them: nobody limited"),
+        Some(0) => writeln!(out, "Replayed with them: no request limited"),
         Some(n) => writeln!(
             out,
-            "Replayed with them: {n} limited all the same, since keys share accounts for want of \
+            "Replayed with them: {n} still limited, because keys share accounts for lack of \
              room; give a larger --capacity"
         ),
         None => {

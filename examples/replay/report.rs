@@ -1,4 +1,4 @@
-//! The report, as it is written for machines; `print` says it to people.
+//! The report for machines; `print` writes it as text.
 
 use std::{
     collections::BTreeMap,
@@ -37,23 +37,23 @@ pub(crate) struct Report {
     pub(crate) refused: u64,
     pub(crate) without_key: u64,
     pub(crate) late: u64,
-    /// By how much the latest of them was.
+    /// The lateness of the latest one.
     pub(crate) late_by_s: u64,
-    /// Decisions over accounts that keys share for want of room.
+    /// Decisions on accounts that keys share because the store is full.
     pub(crate) overflowed: u64,
-    /// The same where the smallest limits were looked for.
+    /// The number of such decisions while the smallest limits were measured.
     pub(crate) overflowed_in_least: u64,
-    /// The same when they were tried.
+    /// The number of such decisions while the smallest limits were replayed.
     pub(crate) overflowed_with_least: u64,
     pub(crate) rules: Vec<Rule>,
     pub(crate) worst_minute: Option<Minute>,
     pub(crate) slice_seconds: u64,
-    /// Those that would be refused by a rule that only reports among them.
+    /// Slices of time; denials include those that a report-only rule would make.
     pub(crate) slices: Vec<Slice>,
     pub(crate) least: Vec<LeastQuota>,
-    /// How many are limited with these; `None` where that was not tried.
+    /// The number of limited requests with these limits; `None` if not replayed.
     pub(crate) limited_with_least: Option<u64>,
-    /// Why numbers are to be doubted, and what helps.
+    /// Reasons to doubt the numbers, each with a fix.
     pub(crate) notes: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Malformed {
     pub(crate) file: String,
     pub(crate) line: u64,
     pub(crate) reason: Reason,
-    /// What is wrong, where it can be shown: not where keys are anonymous.
+    /// The faulty text; absent if keys are anonymous.
     pub(crate) what: Option<String>,
 }
 
@@ -71,9 +71,9 @@ pub(crate) struct Rule {
     pub(crate) name: String,
     pub(crate) requests: u64,
     pub(crate) refused: ByKey,
-    /// Of these, requests that passed, since the rule only reports.
+    /// The requests among them that were allowed because the rule is report-only.
     pub(crate) only_reported: u64,
-    /// Requests that waited for it, and passed.
+    /// Requests that were allowed after a wait for this rule.
     pub(crate) delayed: ByKey,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct ByKey {
     pub(crate) first: Option<String>,
     pub(crate) last: Option<String>,
     pub(crate) keys: usize,
-    /// A count of a key may be too low by so much, and keys with no more may be missing.
+    /// The maximum error of a count. Keys with no larger count may be missing.
     pub(crate) short: u64,
     pub(crate) top: Vec<Who>,
 }
@@ -123,7 +123,8 @@ impl LeastQuota {
 }
 
 impl Report {
-    /// With a secret, keys are told by their fingerprints, and nothing of a malformed line is.
+    /// Creates the report. With a secret, keys appear as fingerprints, and malformed lines are not
+    /// shown.
     pub(crate) fn new(tally: Tally, most: usize, secret: Option<&Secret>) -> Self {
         let Tally { lines, requests, rules } = tally;
         let named = lines.named.into_iter().map(|named| Malformed {
@@ -195,8 +196,8 @@ fn by_rule(rule: &ByRule, most: usize, secret: Option<&Secret>) -> Rule {
     }
 }
 
-/// A key as the log has it. Its bytes are a kind and what the extractor found: an address, of IPv6
-/// the first 64 bits, or text.
+/// Returns a key as the log has it. Its bytes are a kind and the extracted value: an address, for
+/// IPv6 the first 64 bits, or text.
 fn told(key: &Key, flag: &KeyFlag, secret: Option<&Secret>) -> String {
     if let Some(secret) = secret {
         return key.fingerprint(secret).to_string();
@@ -216,7 +217,7 @@ fn told(key: &Key, flag: &KeyFlag, secret: Option<&Secret>) -> String {
     }
 }
 
-/// An instant, in UTC.
+/// Formats an instant in UTC.
 pub(crate) fn instant(at: Duration) -> String {
     let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
     let time = OffsetDateTime::from_unix_timestamp(seconds).ok();

@@ -1,4 +1,4 @@
-//! What the verdicts come to, in memory that does not grow with the log.
+//! The sums of the verdicts, in memory that does not grow with the log.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,9 +15,9 @@ use crate::{
     top::Top,
 };
 
-/// So many malformed lines are named.
+/// The maximum number of malformed lines that are named.
 const NAMED: usize = 10;
-/// So much of what is wrong is shown, in bytes.
+/// The maximum length of shown faulty text, in bytes.
 const SHOWN: usize = 80;
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Lines {
     }
 }
 
-/// What became of the requests.
+/// Counts of the requests.
 #[derive(Default)]
 pub(crate) struct Requests {
     pub(crate) all: u64,
@@ -60,22 +60,22 @@ pub(crate) struct Requests {
     pub(crate) refused: u64,
     pub(crate) unkeyed: u64,
     pub(crate) late: u64,
-    /// By how much the latest of them was.
+    /// The lateness of the latest one.
     pub(crate) late_by: Duration,
     pub(crate) first: Option<Duration>,
     pub(crate) last: Duration,
     pub(crate) course: Course,
 }
 
-/// What one rule had to do with it.
+/// Counts for one rule.
 pub(crate) struct ByRule {
     pub(crate) flag: RuleFlag,
     extractor: AnyKey,
     pub(crate) asked: u64,
-    /// Requests it refused, or, of one that only reports, would have.
+    /// Requests that the rule denied, or would have denied if it were not report-only.
     pub(crate) refused: Limited,
     pub(crate) only_reported: u64,
-    /// Requests that waited for it.
+    /// Requests that waited for the rule.
     pub(crate) delayed: Limited,
 }
 
@@ -109,7 +109,7 @@ impl ByRule {
         })
     }
 
-    /// Whose request it is; `None` is who has no key of its own.
+    /// Returns the key of the request, or `None` for a request without a key of its own.
     fn key(&self, parts: &Parts) -> Option<Key> {
         self.extractor.extract(parts).ok().flatten().filter(|key| !key.is_blank())
     }
@@ -154,7 +154,7 @@ impl Tally {
         all.overage += u64::from(decision.is_overage());
     }
 
-    /// Whether a rule refused the request, or would have.
+    /// Counts the request for each rule. Returns `true` if a rule denied it, or would have.
     fn by_rule(&mut self, call: &Call, verdict: &Verdict) -> bool {
         let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
         let mut refused = false;

@@ -1,16 +1,16 @@
-//! Who was limited most, in memory that does not grow with the number of keys.
+//! The most limited keys, in memory that does not grow with the number of keys.
 //!
-//! By Misra and Gries (1982): of so many counters none is free for a newcomer, so all lose one
-//! instead. A count is then too low by at most the number of times that happened.
+//! Uses the algorithm of Misra and Gries (1982): if no counter is free for a new key, all counters
+//! lose one instead. A count is then too low by at most the number of times that happened.
 
 use std::{collections::HashMap, time::Duration};
 
 use tower_sluice::Key;
 
-/// Keys that are counted at a time.
+/// The number of keys that are counted at a time.
 const COUNTERS: usize = 1_024;
 
-/// How often by key; `None` is who has no key of its own.
+/// Counts by key; `None` stands for requests without a key of their own.
 #[derive(Default)]
 pub(crate) struct Top {
     counters: HashMap<Option<Key>, Times>,
@@ -39,17 +39,17 @@ impl Top {
         }
     }
 
-    /// By how much a count may be too low.
+    /// Returns the maximum error of a count.
     pub(crate) fn short(&self) -> u64 {
         self.short
     }
 
-    /// Keys that are known to have been limited.
+    /// Returns the number of keys that are known to have been limited.
     pub(crate) fn len(&self) -> usize {
         self.counters.len()
     }
 
-    /// Those limited most, in the same order each time.
+    /// Returns the most limited keys, in a reproducible order.
     pub(crate) fn most(&self, n: usize) -> Vec<(Option<Key>, Times)> {
         let mut all: Vec<_> = self.counters.iter().map(|(key, it)| (key.clone(), *it)).collect();
         let bytes = |key: &Option<Key>| key.as_ref().map(Key::to_bytes);

@@ -1,10 +1,10 @@
-//! An algorithm as a word: `gcra`, `sliding_window:10`.
+//! Algorithms as words: `gcra`, `sliding_window:10`.
 
 use tower_sluice::Algorithm;
 
 const BUCKETS: &str = "sliding_window:BUCKETS";
 
-/// Those that a word alone names; what else there is counts in [`BUCKETS`].
+/// Algorithms without a parameter; [`BUCKETS`] describes the other one.
 pub(crate) const PLAIN: [(&str, Algorithm); 6] = [
     ("gcra", Algorithm::Gcra),
     ("token_bucket", Algorithm::TokenBucket),

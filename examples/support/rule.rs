@@ -22,7 +22,7 @@ const NO_PROXY: &str = "key=client needs a proxy to believe; add one, as --trust
 
 pub(crate) type AnyKey = Box<dyn KeyExtractor + Send + Sync>;
 
-/// A checked rule, not yet built: clap clones what it has parsed.
+/// A validated rule, not yet built, because clap clones parsed values.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleFlag {
     pub(crate) name: RuleName,
@@ -45,7 +45,7 @@ pub(crate) enum KeyFlag {
 }
 
 impl RuleFlag {
-    /// `client` finds the client behind the proxies, where there are any.
+    /// Builds the rule. `client` finds the client behind the trusted proxies, if there are any.
     pub(crate) fn rule(self, client: Option<&ClientIp>) -> Result<Rule<AnyKey>, String> {
         let rule = Rule::named(self.name, self.key.extractor(client)?, self.quotas)
             .cost(self.cost)
@@ -68,7 +68,7 @@ impl KeyFlag {
     }
 }
 
-/// Each error names the field, its value and the fix.
+/// Errors name the field, its value and the fix.
 impl FromStr for RuleFlag {
     type Err = String;
 

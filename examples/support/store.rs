@@ -1,4 +1,4 @@
-//! Where accounts live, by flags: `--store local`, or the address of a Redis or Valkey.
+//! The store, from flags: `--store local`, or the address of a Redis or Valkey.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -7,19 +7,19 @@ use tower_sluice::{LocalStore, Store, store::DynStore};
 
 #[derive(Args)]
 pub(crate) struct StoreFlags {
-    /// Where accounts live: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with
-    /// the feature `redis`)
+    /// The store: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with the
+    /// feature `redis`)
     #[arg(long, value_name = "local|URL", default_value = "local")]
     store: String,
-    /// What becomes of a request while Redis does not answer: open lets it pass, closed refuses it
-    /// with 503, fallback decides here
+    /// Decisions while Redis does not answer: open allows, closed rejects with 503, fallback
+    /// decides locally
     #[arg(long, value_name = "HOW", default_value = "fallback")]
     outage: Outage,
-    /// How long Redis may take for a decision, in milliseconds
+    /// Timeout of a Redis decision, in milliseconds
     #[arg(long, value_name = "MS", default_value = "100",
         value_parser = clap::value_parser!(u64).range(1..=60_000))]
     budget: u64,
-    /// Keys in debt that the embedded store has room for
+    /// Maximum number of keys in debt in the embedded store
     #[arg(long, value_name = "N", default_value = "131072",
         value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     capacity: u32,
@@ -33,7 +33,7 @@ enum Outage {
 }
 
 impl StoreFlags {
-    /// The one place that knows which stores there are.
+    /// Opens the selected store.
     pub(crate) async fn open(&self) -> Result<Arc<DynStore<Infallible>>, String> {
         let local = LocalStore::with_capacity(self.capacity as usize);
         match self.store.as_str() {
@@ -45,7 +45,7 @@ impl StoreFlags {
 
     #[cfg(not(feature = "redis"))]
     async fn shared(&self, _: &str, _: LocalStore) -> Result<Arc<DynStore<Infallible>>, String> {
-        // the address may have a password in it
+        // The address may contain a password.
         Err("--store is an address: build with --features redis, or give local".to_owned())
     }
 
@@ -60,7 +60,7 @@ impl StoreFlags {
 
         let redis = match RedisStore::connect(url).await {
             Ok(redis) => redis,
-            // a server that is down is no reason not to start
+            // The server may start later.
             Err(error) if error.kind() == RedisErrorKind::Disconnected => {
                 eprintln!("starting without it: {error}");
                 RedisStore::connect_lazy(url).map_err(|error| error.to_string())?

@@ -166,13 +166,13 @@ fn people_read_the_same() {
         "from 2025-10-10T11:00:00Z to 2025-10-10T11:00:08Z\n",
         "access.log:12: no address where one should be",
         ": crawler.example\n",
-        "8 are refused\n",
-        "rule ip: refuses 8 of 22, from 2025-10-10T11:00:01Z to 2025-10-10T11:00:07Z\n",
+        "8 are denied\n",
+        "rule ip: denies 8 of 22, from 2025-10-10T11:00:01Z to 2025-10-10T11:00:07Z\n",
         "3 203.0.113.7 at 2025-10-10T11:00:01Z\n",
         "Most in one minute: 8, from 2025-10-10T11:00:00Z\n",
         "2025-10-10T11:00:01Z         5         3 ########################----------------\n",
         "rule ip: quota=\"1/s burst 5\" instead of \"1/s burst 2\"\n",
-        "Replayed with them: nobody limited\n",
+        "Replayed with them: no request limited\n",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
@@ -184,7 +184,7 @@ fn nobody_is_named_where_keys_are_anonymous() {
     for part in ["203.0.113", "192.0.2", "2001:db8", "10.0.0.5", "crawler"] {
         assert!(!said.contains(part), "{part:?} is in {said}");
     }
-    assert!(said.contains("rule ip: refuses 8 of 22"));
+    assert!(said.contains("rule ip: denies 8 of 22"));
 }
 
 #[test]
@@ -226,10 +226,10 @@ fn whoever_waits_is_told_by_the_rule_it_waits_for() {
     assert_eq!([&site["delayed"]["count"], &site["refused"]["count"]], [0, 0]);
     let said = said(&flags);
     for part in [
-        "rule pace: refuses 1 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:00Z\n",
-        "rule pace: makes wait 2 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:01Z\n",
+        "rule pace: denies 1 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:00Z\n",
+        "rule pace: delays 2 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:01Z\n",
         "2 192.0.2.7 from 2026-03-01T00:00:00Z to 2026-03-01T00:00:01Z\n",
-        "rule site: 6 requests, nobody refused or made to wait\n",
+        "rule site: 6 requests, no request denied or delayed\n",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
