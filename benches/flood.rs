@@ -1,8 +1,8 @@
-//! Five million keys, each used once: what they cost in memory, what a known key feels meanwhile,
-//! and what becomes of exhausted ones; beside a keyed governor limiter with nothing around it.
+//! Five million keys, each used once: their memory, the latency of a known key during the flood,
+//! and the state of exhausted keys. Beside it runs a bare keyed governor limiter.
 //!
-//! `cargo bench --bench flood`. One thread floods while another asks for the known key over and
-//! over. Only Linux tells the resident memory.
+//! Run `cargo bench --bench flood`. One thread floods while another repeatedly calls with the known
+//! key. Resident memory is available on Linux only.
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
 use std::{
@@ -23,15 +23,15 @@ use tower::{Layer, Service};
 use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, Units, key::Header};
 
 const FLOOD: u64 = 5_000_000;
-/// Keys that have nothing left when the flood begins.
+/// The number of keys that are exhausted before the flood.
 const EXHAUSTED: u64 = 1_000;
 const LIMIT: u32 = 10;
 const KNOWN: &str = "known";
 
-/// Answers whether a key's request passes. A clone is the same limit.
+/// Returns `true` if a key's request is allowed. Clones share the limit.
 type Ask = Box<dyn FnMut(&str) -> bool + Send>;
 
-/// Of a limiter: its name, a handle to ask by, and what else it can say.
+/// A limiter: its name, a call, and its own statistics.
 struct Limited {
     name: &'static str,
     ask: Box<dyn Fn() -> Ask>,
@@ -77,7 +77,7 @@ fn run(limited: fn() -> Limited, times: &mut Times) {
     println!("  {}\n", says());
 }
 
-/// Asks for the known key while `more` says so of the number of times.
+/// Calls with the known key while `more` returns `true` for the number of calls.
 fn known(asking: &mut Ask, times: &mut Times, more: impl Fn(u64) -> bool) -> String {
     let (mut asked, mut passed) = (0, 0_u64);
     times.clear();
@@ -88,8 +88,8 @@ fn known(asking: &mut Ask, times: &mut Times, more: impl Fn(u64) -> bool) -> Str
     format!("{passed} of {asked} admitted, {times}")
 }
 
-/// All have the same quota, of which the flood takes a tenth at a time. The known key takes little
-/// and often, so that it always owes something: that is what keeps it its slot.
+/// Builds a layer. All keys have one quota, and the flood takes a tenth of it at a time. The known
+/// key takes little and often, so it is always in debt and keeps its slot.
 fn sluice() -> Limited {
     let quota = Quota::per_hour(100_000_000 * LIMIT);
     let is_known = |key: &HeaderValue| key == KNOWN;
@@ -131,20 +131,20 @@ fn governor() -> Limited {
     }
 }
 
-/// Thirty-two digits that say nothing of the next key's.
+/// Returns thirty-two digits that do not predict the next key's.
 fn key(n: u64) -> String {
     let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     format!("{mixed:016x}{n:016x}")
 }
 
-/// Bytes of this process in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     4_096 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0)
 }
 
-/// How often something took so many steps of ten nanoseconds, up to a millisecond.
+/// A histogram of durations up to a millisecond, in steps of ten nanoseconds.
 struct Times(Vec<u32>);
 
 impl Times {
@@ -165,7 +165,7 @@ impl Times {
         said
     }
 
-    /// Nanoseconds within which so much of every thousand stays.
+    /// Returns the nanoseconds that a fraction of the durations, per mille, stay below.
     fn quantile(&self, per_mille: u64) -> usize {
         let total: u64 = self.0.iter().copied().map(u64::from).sum();
         let mut seen = 0;
@@ -184,7 +184,7 @@ impl std::fmt::Display for Times {
     }
 }
 
-/// An inner service that answers at once.
+/// An inner service that answers immediately.
 #[derive(Clone)]
 struct Hello;
 

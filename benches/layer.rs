@@ -1,6 +1,6 @@
-//! The whole service, `call` and poll, against the bare one.
+//! The whole service, `call` and poll, beside the bare one.
 //!
-//! Numbers of one run on one machine; for ratios that hold on a noisy one see `ratios`.
+//! The numbers hold for one run on one machine. For ratios on a noisy machine see `ratios`.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 #[path = "support/hello.rs"]
@@ -22,7 +22,7 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer};
 
-/// Never exhausted: a unit comes back each nanosecond.
+/// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
 
 fn request(key: u32) -> Request<Body> {

@@ -1,7 +1,8 @@
-//! Instructions of the four main paths, as callgrind counts them: the same on a busy machine as on
-//! an idle one, so that a change which makes a path longer shows.
+//! Instructions of the main paths, counted by callgrind. Other load on the machine does not affect
+//! them, so any path that becomes longer is visible.
 //!
-//! `cargo bench --bench paths` prints them and fails where a path has grown by more than a tenth of
+//! `cargo bench --bench paths` prints them, and fails if a path has grown by more than a tenth over
+//! `benches/paths.txt`. `-- --record` writes that file. Requires valgrind.
 //! what `benches/paths.txt` has; `-- --record` writes that file. It needs valgrind.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "prints a table")]
 
@@ -24,7 +25,7 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sluice::{Charge, Headers, Key, LocalStore, Quota, RateLimitLayer, RuleName, Store};
 
-/// A path and the one whose instructions it has too, which are not its own.
+/// The paths, each with the path whose instructions are subtracted.
 const PATHS: [(&str, Option<&str>); 6] = [
     ("bare service", None),
     ("store, admitted", None),
@@ -33,10 +34,11 @@ const PATHS: [(&str, Option<&str>); 6] = [
     ("layer, admitted, two fields", Some("bare service")),
     ("layer, refused", Some("bare service")),
 ];
-/// What is not of a call, such as the clock's setting out, is in both of two runs.
+/// Calls of the shorter run. Startup costs, such as the clock's calibration, are part of both runs
+/// and cancel out.
 const FEW: u64 = 100_000;
 const MANY: u64 = 500_000;
-/// Never exhausted: a unit comes back each nanosecond.
+/// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
 const ONE: Quota = Quota::per_hour(1);
 
@@ -66,7 +68,7 @@ fn record() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/paths.txt")
 }
 
-/// Prints the counts beside those of the file; whether none has grown.
+/// Prints the counts beside the recorded ones. Fails if a path has grown.
 fn compare(counts: &[(&str, u64)]) -> ExitCode {
     let known = fs::read_to_string(record()).expect("benches/paths.txt; `-- --record` writes it");
     let mut code = ExitCode::SUCCESS;
@@ -84,12 +86,12 @@ fn compare(counts: &[(&str, u64)]) -> ExitCode {
     code
 }
 
-/// Instructions of one call.
+/// Returns the instructions of one call.
 fn count(path: &str) -> u64 {
     (counted(path, MANY) - counted(path, FEW)) / (MANY - FEW)
 }
 
-/// What callgrind counts of a process that makes so many calls.
+/// Returns callgrind's count for a process that makes `calls` calls.
 fn counted(path: &str, calls: u64) -> u64 {
     let itself = std::env::current_exe().expect("this program");
     let output = Command::new("valgrind")
@@ -103,7 +105,7 @@ fn counted(path: &str, calls: u64) -> u64 {
     count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{path}: {told}"))
 }
 
-/// The child's part.
+/// Runs the child process.
 fn run(path: &str, calls: u64) {
     let layer = |quota, headers| RateLimitLayer::per_ip(quota).headers(headers).layer(Hello);
     match path {

@@ -1,5 +1,5 @@
-//! Ratios between subjects that run by turns in short rounds: on a machine with noisy neighbours
-//! only numbers of one moment can be compared.
+//! Ratios between subjects that alternate in short rounds. On a noisy machine, only numbers of one
+//! moment are comparable.
 //!
 //! `cargo bench --bench ratios [-- ROUNDS]` prints, per group, the median time of a call and the
 //! median of each round's ratio to the group's first subject.
@@ -26,12 +26,12 @@ use tower_sluice::{
     Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, RuleName, Store,
 };
 
-/// Calls in a row before the next subject's turn.
+/// Consecutive calls before the next subject's turn.
 const BATCH: usize = 1_000;
 const HOT: u32 = 1;
 const MANY: u32 = 100_000;
 const MILLION: u32 = 1_000_000;
-/// Never exhausted: a unit comes back each nanosecond.
+/// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: u32 = 1_000_000_000;
 
 /// Nanoseconds per call of one batch.
@@ -49,7 +49,7 @@ fn main() {
     layer(rounds, "layer, 100 000 keys", MANY);
 }
 
-/// `units` per second, or, when that is 1, one per hour.
+/// Returns a quota of `units` per second, or of one per hour if `units` is 1.
 fn quotas(units: u32) -> (Quota, governor::Quota) {
     let count = NonZeroU32::new(units).expect("above 0");
     if units == 1 {
@@ -65,7 +65,7 @@ fn store(rounds: usize, title: &str, keys: u32, units: u32) {
     let by_key = RateLimiter::<Key, _, _>::keyed(theirs);
     let capacity = keys.max(MANY) as usize;
     let (store, rule) = (LocalStore::with_capacity(capacity), RuleName::default());
-    // what a key costs to make belongs to the decision
+    // The cost of creating the key is part of the decision.
     let ours = |address: IpAddr| {
         let key = Key::from(address);
         store.take(&[Charge::new(rule, &key, quota.as_ref())]).now().is_allowed()
@@ -100,7 +100,8 @@ fn timed<'a>(
 }
 
 fn layer(rounds: usize, title: &str, keys: u32) {
-    // a store each: no subject finds the accounts that another has just brought into the cache
+    // Each subject has its own store, so that none finds accounts in the cache that another has
+    // used.
     let layer = |units, headers| {
         let layer = RateLimitLayer::new(PeerIp::new(), quotas(units).0, LocalStore::new());
         served(keys, layer.headers(headers).layer(Hello))
@@ -119,7 +120,7 @@ fn layer(rounds: usize, title: &str, keys: u32) {
     );
 }
 
-/// The whole service, requests made beforehand and responses dropped in time.
+/// Measures the whole service. Requests are created in advance; dropping responses is included.
 fn served<'a, S>(keys: u32, mut service: S) -> Box<dyn FnMut() -> f64 + 'a>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + 'a,
@@ -148,7 +149,7 @@ fn address(key: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x0a00_0000 + key).into()
 }
 
-/// Numbers below `bound`, evenly spread.
+/// Returns uniformly distributed numbers below `bound`.
 fn random(bound: u32) -> impl FnMut() -> u32 {
     let mut state = 1_u64;
     move || {
@@ -157,7 +158,7 @@ fn random(bound: u32) -> impl FnMut() -> u32 {
     }
 }
 
-/// Runs the subjects by turns and prints what came out.
+/// Runs the subjects alternately and prints the results.
 fn compare(rounds: usize, title: &str, mut subjects: Vec<Subject<'_>>) {
     let mut times = vec![Vec::new(); subjects.len()];
     for _ in 0..rounds {

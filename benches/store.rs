@@ -1,6 +1,6 @@
-//! The embedded store alone, against governor's keyed limiter with the same address as key.
+//! The embedded store alone, beside governor's keyed limiter with an address as key.
 //!
-//! Numbers of one run on one machine; for ratios that hold on a noisy one see `ratios`.
+//! The numbers hold for one run on one machine. For ratios on a noisy machine see `ratios`.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use std::{
@@ -15,7 +15,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use governor::RateLimiter;
 use tower_sluice::{Algorithm, Answer, Charge, Key, LocalStore, Quota, RuleName, Store};
 
-/// Never exhausted: a unit comes back each nanosecond.
+/// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
 
 fn address(key: u32) -> IpAddr {
@@ -48,7 +48,7 @@ fn one_thread(c: &mut Criterion) {
     }
 }
 
-/// What the other algorithms cost, and several quotas at once.
+/// Measures the other algorithms, and several quotas at once.
 fn algorithms(c: &mut Criterion) {
     let mut group = c.benchmark_group("store, one hot key");
     let ample = Quota::per_second(1_000_000);
@@ -70,7 +70,7 @@ fn algorithms(c: &mut Criterion) {
     }
 }
 
-/// What a deny cache adds to a decision that it asks for, and what one takes that it knows.
+/// Measures the cost that a deny cache adds, and the cost of a cached denial.
 fn deny_cache(c: &mut Criterion) {
     const KEYS: u32 = 1_000;
     let mut group = c.benchmark_group("deny cache, 1000 keys");
@@ -95,7 +95,7 @@ fn deny_cache(c: &mut Criterion) {
     group.bench_function("known", |b| b.iter(|| passes(Quota::blocked(), black_box(once_more()))));
 }
 
-/// What a decision takes that is admitted from what is in hand, beside one of the store.
+/// Measures a decision from leased units, beside one of the store.
 fn leased(c: &mut Criterion) {
     let mut group = c.benchmark_group("leased, one hot key");
     let (local, store) = (LocalStore::new(), LocalStore::new().leased(5));
@@ -113,7 +113,7 @@ fn leased(c: &mut Criterion) {
             passes(black_box(address(1)))
         });
     });
-    // all but some are
+    // Nearly all decisions use leased units.
     let here = store.admitted() - before;
     assert!(here * 100 > asks * 99, "{here} of {asks}");
 }

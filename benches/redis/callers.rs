@@ -1,4 +1,4 @@
-//! Many callers at once: decisions that travel together, next to calls of their own.
+//! Many concurrent callers: coalesced decisions beside separate calls.
 
 use std::{
     sync::Arc,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 const KEYS: u32 = 16_384;
-/// Callers at once, and decisions of all of them in one turn.
+/// Numbers of concurrent callers, and of decisions of all callers in one turn.
 const CALLERS: [(u32, u32); 6] =
     [(1, 1_000), (16, 8_000), (32, 12_800), (64, 16_000), (256, 20_480), (1_024, 20_480)];
 const SUBJECTS: [&str; 4] = ["PING", "redis-rs, same script", "each alone", "coalesced"];
@@ -31,7 +31,7 @@ const PLAIN: usize = 1;
 const ALONE: usize = 2;
 const TOGETHER: usize = 3;
 
-/// A call for the key of that number.
+/// A call for the key with this number.
 type Subject = Arc<dyn Fn(u32) -> BoxFuture<'static, ()> + Send + Sync>;
 
 pub(crate) fn run(server: &mut Server, rounds: usize) {
@@ -84,12 +84,12 @@ async fn subjects(server: &mut Server, case: &Arc<Case>, keys: u32) -> [Subject;
     ]
 }
 
-/// Set as the store sets its own.
+/// Connects with the settings of the store.
 async fn connect(url: &str) -> MultiplexedConnection {
     let info = url.into_connection_info().expect("an address");
     let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
     let client = Client::open(info).expect("an address");
-    // a busy machine may need longer than half a second
+    // A busy machine may need more than half a second.
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(5)));
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
     connection.expect("the server answers")
@@ -113,7 +113,7 @@ fn takes(store: RedisStore, case: Arc<Case>, keys: u32) -> Subject {
     })
 }
 
-/// Microseconds of all calls, and how long they took together.
+/// Returns the microseconds of all calls, and the total duration.
 fn turn(runtime: &Runtime, call: &Subject, callers: u32, decisions: u32) -> (Series, Duration) {
     let start = Instant::now();
     let tasks = (0..callers).map(|caller| {
@@ -140,19 +140,19 @@ impl Used {
     fn now(server: &mut Server) -> Self {
         let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let fields = text.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
-        // in hundredths
+        // In hundredths of a second.
         let own = fields.filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / 100.0;
         Self([server.cpu(), own, server.script_calls()])
     }
 }
 
-/// What was seen of one subject, turn by turn.
+/// Results of one subject, per turn.
 #[derive(Default)]
 struct Seen {
-    /// The p50 in microseconds, and decisions a second.
+    /// The p50 in microseconds, and decisions per second.
     middles: Series,
     rates: Series,
-    /// Of each decision: microseconds of CPU of the server and of this process, and script calls.
+    /// Per decision: microseconds of CPU of the server and of this process, and script calls.
     used: [Series; 3],
 }
 

@@ -1,4 +1,4 @@
-//! Requests to the store, and the commands with which it asks the server.
+//! Requests to the store, and the commands that it sends to the server.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -17,14 +17,14 @@ use crate::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A request to the store, of some rules with some quotas each.
+/// A request to the store, with several rules of several quotas each.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     rules: Vec<(RuleName, Vec<Quota>)>,
 }
 
 impl Case {
-    /// Each case has rules, and so accounts, of its own.
+    /// Creates a case with its own rules, and thus its own accounts.
     pub(crate) fn new(name: &'static str, rules: &[&[Quota]]) -> Self {
         let rule = |(at, quotas): (usize, &&[Quota])| {
             (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
@@ -36,24 +36,24 @@ impl Case {
         Self::new(name, &[&[quota]])
     }
 
-    /// The charges of one request.
+    /// Passes the charges of one request to `with`.
     pub(crate) fn charges<R>(&self, key: u32, with: impl FnOnce(&[Charge<'_>]) -> R) -> R {
         let key = Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + key)));
         let charges = self.rules.iter().map(|(rule, quotas)| Charge::new(*rule, &key, quotas));
         with(&charges.collect::<SmallVec<[_; 3]>>())
     }
 
-    /// The script call with which the store asks this.
+    /// Returns the script call that the store sends.
     pub(crate) fn call(&self, key: u32, ask: Ask) -> Call {
         let recorder = Recorder::default();
         let store = RedisStore::new(recorder.clone());
         let asked = self.charges(key, |charges| ask(&store, charges));
-        // refused by the recorder, once it has taken note
+        // The recorder fails the call after recording it.
         asked.now_or_never().expect("at once").expect_err("there is no server");
         recorder.take()
     }
 
-    /// The packed commands for so many keys.
+    /// Returns the packed commands for `keys` keys.
     pub(crate) fn commands(&self, server: &mut Server, keys: u32, ask: Ask) -> Vec<Vec<u8>> {
         let calls: Vec<_> = (0..keys).map(|key| self.call(key, ask)).collect();
         let sha = server.load(&calls[0].script);
@@ -61,7 +61,7 @@ impl Case {
     }
 }
 
-/// What is asked of the store.
+/// An operation of the store.
 pub(crate) type Ask = fn(&RedisStore<Recorder>, &[Charge<'_>]) -> BoxFuture<'static, Asked>;
 pub(crate) type Asked = Result<Decision, RedisError>;
 

@@ -1,4 +1,4 @@
-//! What is compared: commands that the store really sends, and some that are known elsewhere.
+//! The compared commands: those that the store sends, and well-known ones.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,10 +11,10 @@ use crate::{
 };
 
 const KEYS: u32 = 1_000;
-/// Never exhausted here, and debts that grow from run to run.
+/// A limit that is not exhausted here, with debts that grow from run to run.
 const AMPLE: u32 = 10_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
-/// About as long as it takes to charge each of its keys a hundred times.
+/// The approximate time in which each key of the log is charged a hundred times.
 const LOG: Duration = Duration::from_millis(40);
 const LOG_KEYS: u32 = 20;
 
@@ -28,7 +28,7 @@ pub(crate) const FRAMED_RULES: &str = "three rules, through the frame";
 pub(crate) const THREE_QUOTAS: &str = "three quotas of one key";
 pub(crate) const THREE_RULES: &str = "three rules (three keys)";
 
-/// A single limit by GCRA as it is usually published, with its times in whole microseconds.
+/// The usual published GCRA script for a single limit, with times in whole microseconds.
 const PLAIN_SCRIPT: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -46,7 +46,7 @@ redis.call('SET', KEYS[1], string.format('%d', after), 'PX', math.ceil((after - 
 return {1, math.floor(room / interval), 0, after - now}
 ";
 
-/// The same, but for what it answers: what remains, or how long to wait, below zero.
+/// The plain script with a different answer: the units left, or the wait as a negative number.
 const PLAIN_ONE_SCRIPT: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -64,12 +64,12 @@ redis.call('SET', KEYS[1], string.format('%d', after), 'PX', math.ceil((after - 
 return math.floor(room / interval)
 ";
 
-/// What runs by turns with others: the same command for many keys.
+/// A command for many keys, which alternates with others.
 pub(crate) struct Form {
     pub(crate) name: &'static str,
-    /// Packed, one for each key.
+    /// The packed commands, one per key.
     pub(crate) commands: Vec<Vec<u8>>,
-    /// Calls before each measurement.
+    /// The number of calls before each measurement.
     pub(crate) warm: usize,
 }
 
@@ -79,13 +79,13 @@ impl Form {
     }
 }
 
-/// 10 a second, 100 a minute and 1000 an hour, never exhausted.
+/// Returns 10 per second, 100 per minute and 1000 per hour, never exhausted.
 pub(crate) fn quotas() -> [Quota; 3] {
     [Quota::per_second(10), Quota::per_minute(100), Quota::per_hour(1_000)]
         .map(|quota| quota.burst(AMPLE))
 }
 
-/// The cases that have a latency and a cost at the client.
+/// Returns the cases with a latency and a client cost.
 pub(crate) fn whole() -> [Case; 3] {
     let [second, minute, hour] = quotas();
     [
@@ -106,7 +106,7 @@ fn known(server: &mut Server) -> Vec<Form> {
     let empty = server.load("return 1");
     let mut plain = |name: &'static str, script: &str, [interval, most]: [&str; 2]| {
         let sha = server.load(script);
-        // as long as a key of the store
+        // As long as a key of the store.
         let key = |at| format!("{name:x<26.26}:{at:06}").into();
         let arg = |text: &str| text.into();
         let args = |at| vec![arg("1"), key(at), arg(interval), arg(most), arg("1")];
@@ -181,7 +181,7 @@ fn admitted(server: &mut Server, case: &Case) -> Form {
     checked(server, Form::new(case.name, commands), true)
 }
 
-/// One quota without the short cut of its own: as several of them are charged.
+/// Charges one quota without its own fast path, like several quotas.
 fn alike(server: &mut Server, quota: Quota) -> Form {
     let case = Case::one(ALIKE, quota);
     let script = case.call(0, take).script;
@@ -192,7 +192,7 @@ fn alike(server: &mut Server, quota: Quota) -> Form {
     scripted(server, &case, &without)
 }
 
-/// Without any short cut: by the script that quotas get which do not start full.
+/// Charges without any fast path, by the script for quotas that do not start full.
 fn framed(server: &mut Server, name: &'static str, rules: &[&[Quota]]) -> Form {
     let cold = |quotas: &&[Quota]| quotas.iter().map(|quota| quota.initial(1)).collect();
     let cold: Vec<Vec<_>> = rules.iter().map(cold).collect();
@@ -201,14 +201,14 @@ fn framed(server: &mut Server, name: &'static str, rules: &[&[Quota]]) -> Form {
     scripted(server, &Case::new(name, rules), &script)
 }
 
-/// A case that another script answers.
+/// Runs a case with another script.
 fn scripted(server: &mut Server, case: &Case, script: &str) -> Form {
     let sha = server.load(script);
     let commands = (0..KEYS).map(|key| evalsha(&sha, case.call(key, take).args)).collect();
     checked(server, Form::new(case.name, commands), true)
 }
 
-/// Accounts of a sliding window that were charged in each of their buckets.
+/// Fills accounts of a sliding window with a charge in each bucket.
 fn filled(server: &mut Server, case: &Case, buckets: u64) -> Form {
     fill(server, case, KEYS, buckets);
     let form = admitted(server, case);
@@ -236,7 +236,7 @@ pub(crate) fn fill(server: &mut Server, case: &Case, keys: u32, buckets: u64) {
     server.play(sets.collect::<Vec<_>>().iter());
 }
 
-/// A log of some hundred entries, of which each charge pushes about one out.
+/// Prepares a log of some hundred entries, in which each charge evicts about one.
 fn log(server: &mut Server) -> Form {
     let quota = Quota::new(1_000, LOG).expect("a quota").algorithm(Algorithm::SlidingLog);
     let case = Case::one("sliding log, about 100", quota);
@@ -245,7 +245,7 @@ fn log(server: &mut Server) -> Form {
     Form { warm: 120 * LOG_KEYS as usize, ..form }
 }
 
-/// Accounts deep in debt, so that no unit is one too many.
+/// Prepares accounts deep in debt, so that any refund fits.
 fn settled(server: &mut Server, name: &'static str, quota: Quota, ask: Ask) -> Form {
     let case = Case::one(name, quota);
     let debt: Ask = |store, charges| take(store, &[charges[0].cost(AMPLE / 2)]);
@@ -255,7 +255,7 @@ fn settled(server: &mut Server, name: &'static str, quota: Quota, ask: Ask) -> F
     checked(server, Form::new(name, commands), true)
 }
 
-/// A form whose commands do what its name says, on accounts that nothing was wrong with.
+/// Checks that the commands of a form do what its name says, on valid accounts.
 fn checked(server: &mut Server, form: Form, allowed: bool) -> Form {
     server.play(form.commands.iter());
     let last = server.ask(&form.commands[0]);

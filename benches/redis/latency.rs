@@ -1,4 +1,4 @@
-//! Latency through the whole store, on a runtime of one thread.
+//! Latency through the whole store, on a runtime with one thread.
 
 use std::{cell::RefCell, time::Instant};
 
@@ -14,10 +14,10 @@ use crate::{
 };
 
 const KEYS: u32 = 1_000;
-/// Callers at once, and calls of each in one turn.
+/// Numbers of concurrent callers, and of calls of each in one turn.
 const CALLERS: [(usize, usize); 2] = [(1, 200), (64, 20)];
 
-/// A call for the key of that number.
+/// A call for the key with this number.
 type Subject<'a> = (String, Box<dyn Fn(u32) -> LocalBoxFuture<'a, ()> + 'a>);
 
 pub(crate) fn run(server: &Server, rounds: usize) {
@@ -51,7 +51,7 @@ async fn compare(server: &Server, rounds: usize) {
     }
 }
 
-/// Set as the store sets its own.
+/// Connects with the settings of the store.
 async fn connect(server: &Server) -> MultiplexedConnection {
     use redis::{Client, IntoConnectionInfo, io::tcp::TcpSettings};
     let info = server.url().as_str().into_connection_info().expect("an address");
@@ -83,12 +83,12 @@ where
     })
 }
 
-/// What was seen of one subject.
+/// Results of one subject.
 #[derive(Clone, Default)]
 struct Seen {
-    /// Microseconds of each call.
+    /// The microseconds of each call.
     calls: Series,
-    /// The p50 of each turn, and its calls a second.
+    /// The p50 of each turn, and its calls per second.
     middles: Series,
     rates: Series,
 }

@@ -1,19 +1,19 @@
-//! What a decision costs in Redis: ratios between scripts that run by turns on one server.
+//! The cost of a decision in Redis: ratios between scripts that alternate on one server.
 //!
-//! `cargo bench --features redis --bench redis [-- ROUNDS]` starts a `redis-server` of its own
-//! (pinned to CPU 0 where there is `taskset`) and prints
+//! `cargo bench --features redis --bench redis [-- ROUNDS]` starts its own `redis-server` (pinned
+//! to CPU 0 if `taskset` is available) and prints
 //!
-//! - server CPU per decision of the commands that the store really sends, next to `PING`, an empty
-//!   script and the GCRA script that is usually published. They were recorded from the store and
-//!   are sent again, over 1000 keys, on 50 connections without pipelining (P1) and 16 deep (P16);
-//! - latency through the whole store, next to `PING`;
-//! - client CPU per decision, without any server;
+//! - server CPU per decision for the commands that the store sends, beside `PING`, an empty script
+//!   and the usual published GCRA script. The commands are recorded from the store and replayed
+//!   over 1000 keys, on 50 connections without pipelining (P1) and 16 deep (P16);
+//! - latency through the whole store, beside `PING`;
+//! - client CPU per decision, without a server;
 //! - memory per account;
-//! - up to 1024 callers at once: decisions that travel together, next to `PING`, to the same script
-//!   called by redis-rs over one connection and to the store with a call for each. `callers` as an
-//!   argument runs this alone.
+//! - up to 1024 concurrent callers: coalesced decisions, beside `PING`, the script called by
+//!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
+//!   runs this part alone.
 //!
-//! Times are medians over all rounds, and ratios are medians of each round's ratio.
+//! Times are medians over all rounds. Ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
 mod callers;
@@ -31,7 +31,7 @@ mod wire;
 use server::Server;
 
 fn main() {
-    // a RedisStore asks in a runtime only, also where no server is
+    // A RedisStore needs a runtime, even without a server.
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _entered = runtime.enter();
     let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(40);

@@ -11,12 +11,12 @@ use crate::{
 
 const ACCOUNTS: u32 = 100_000;
 
-/// How an account has come to be.
+/// The history of an account.
 #[derive(Clone, Copy)]
 enum Used {
-    /// Charged so many times.
+    /// Charged this many times.
     Charged(u64),
-    /// A sliding window, charged in so many of its buckets.
+    /// A sliding window, charged in this many of its buckets.
     Buckets(u64),
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn run(server: &mut Server) {
     }
 }
 
-/// Bytes per account, and what the server says of the keys of one.
+/// Returns the bytes per account, and the number of server keys of one.
 fn measured(server: &mut Server, case: &Case, used: Used) -> (f64, i64) {
     server.call(&["FLUSHALL", "SYNC"]);
     let commands = case.commands(server, ACCOUNTS, take);

@@ -1,5 +1,5 @@
-//! Client CPU per decision: what the store computes before a command goes out and after the answer
-//! came in, with no server and no connection.
+//! Client CPU per decision: the store's work before a command is sent and after the answer arrives,
+//! without a server and without a connection.
 
 use std::{
     hint::black_box,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 const KEYS: u32 = 1_000;
-/// Decisions in a row before the next subject's turn.
+/// Consecutive decisions before the next subject's turn.
 const BATCH: u32 = 1_000;
 
 pub(crate) fn run(server: &mut Server, rounds: usize) {
@@ -27,7 +27,7 @@ pub(crate) fn run(server: &mut Server, rounds: usize) {
     let local = LocalStore::new();
     let stores: Vec<_> = cases.iter().map(|case| RedisStore::new(answer(server, case))).collect();
     let mut times = vec![[Series::default(), Series::default()]; cases.len()];
-    // short turns: more of them
+    // Turns are short, so there are more of them.
     for _ in 0..rounds * 10 {
         for ((case, store), times) in cases.iter().zip(&stores).zip(&mut times) {
             times[0].0.push(turn(store, case));
@@ -41,13 +41,13 @@ pub(crate) fn run(server: &mut Server, rounds: usize) {
     println!();
 }
 
-/// A connection that gives the server's true answer to a request.
+/// Creates a connection that returns the server's real answer to a request.
 fn answer(server: &mut Server, case: &Case) -> Canned {
     let command = &case.commands(server, 1, take)[0];
     Canned(server.ask(command).bytes().into())
 }
 
-/// Nanoseconds per decision.
+/// Returns the nanoseconds per decision.
 fn turn<S: Store>(store: &S, case: &Case) -> f64 {
     let mut cx = Context::from_waker(Waker::noop());
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Connections to no server: one writes down what the store sends, one always answers the same.
+//! Connections without a server: one records the store's commands, one returns a fixed answer.
 
 use std::{
     future::ready,
@@ -10,11 +10,11 @@ use redis::{
     Arg, Cmd, ErrorKind, Pipeline, RedisFuture, ServerErrorKind, Value, aio::ConnectionLike,
 };
 
-/// A script call as the store made it.
+/// A script call of the store.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) script: String,
-    /// From the number of keys on.
+    /// The arguments, starting with the number of keys.
     pub(crate) args: Vec<Vec<u8>>,
 }
 
@@ -25,12 +25,13 @@ impl Call {
     }
 }
 
-/// Knows no script, so that the store sends the whole one, and keeps what it was sent last.
+/// A connection that knows no script, so that the store sends the whole one. Keeps the latest
+/// command.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorder(Arc<Mutex<Option<Call>>>);
 
 impl Recorder {
-    /// What was sent since the last time.
+    /// Takes the recorded command.
     pub(crate) fn take(&self) -> Call {
         self.0.lock().expect("nobody panics").take().expect("a script was called")
     }
@@ -69,7 +70,7 @@ impl ConnectionLike for Recorder {
     }
 }
 
-/// Answers whatever it is sent, packed as for a server, with the same bytes.
+/// A connection that answers any command with fixed bytes, packed as by a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Canned(pub(crate) Arc<[u8]>);
 

@@ -1,4 +1,4 @@
-//! A server of our own, that ends with the bench.
+//! A server that runs for the duration of the bench.
 
 use std::{
     net::TcpListener,
@@ -47,7 +47,7 @@ impl Server {
         self.control.call(args)
     }
 
-    /// The answer to a packed command.
+    /// Returns the answer to a packed command.
     pub(crate) fn ask(&mut self, packed: &[u8]) -> Reply {
         self.control.send(packed);
         self.control.read()
@@ -62,18 +62,18 @@ impl Server {
         }
     }
 
-    /// The hash under which the server knows a script from now on.
+    /// Loads a script and returns its hash.
     pub(crate) fn load(&mut self, script: &str) -> String {
         self.call(&["SCRIPT", "LOAD", script]).text()
     }
 
-    /// Seconds of CPU that the server has used.
+    /// Returns the seconds of CPU that the server has used.
     pub(crate) fn cpu(&mut self) -> f64 {
         let info = self.call(&["INFO", "cpu"]).text();
         ["used_cpu_user", "used_cpu_sys"].map(|name| number(&field(&info, name))).iter().sum()
     }
 
-    /// Script calls so far.
+    /// Returns the number of script calls so far.
     pub(crate) fn script_calls(&mut self) -> f64 {
         let info = self.call(&["INFO", "commandstats"]).text();
         let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));

@@ -1,4 +1,4 @@
-//! Medians, and what is printed of a target.
+//! Medians, and the output of targets.
 
 use std::fmt;
 
@@ -19,20 +19,20 @@ impl Series {
         sorted[at.min(sorted.len() - 1)]
     }
 
-    /// The median of each round's ratio to the same round of another.
+    /// Returns the median of each round's ratio to the corresponding round of `base`.
     pub(crate) fn over(&self, base: &Self) -> f64 {
         let ratios = self.0.iter().zip(&base.0).map(|(mine, other)| mine / other);
         Self(ratios.collect()).median()
     }
 
-    /// The median of each round's difference to the same round of another.
+    /// Returns the median of each round's difference to the corresponding round of `base`.
     pub(crate) fn beyond(&self, base: &Self) -> f64 {
         let more = self.0.iter().zip(&base.0).map(|(mine, other)| mine - other);
         Self(more.collect()).median()
     }
 }
 
-/// A target that a measured number should not be above.
+/// A measured number, with an upper target.
 pub(crate) struct AtMost(pub(crate) f64, pub(crate) f64);
 
 impl fmt::Display for AtMost {
@@ -43,7 +43,7 @@ impl fmt::Display for AtMost {
     }
 }
 
-/// A target that a measured number should not be below.
+/// A measured number, with a lower target.
 pub(crate) struct AtLeast(pub(crate) f64, pub(crate) f64);
 
 impl fmt::Display for AtLeast {

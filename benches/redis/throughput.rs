@@ -11,9 +11,9 @@ use crate::{
 };
 
 const CONNECTIONS: usize = 50;
-/// Commands that each connection has under way, and decisions that are measured in one turn.
+/// Pipelined commands per connection, and decisions per turn.
 const WAYS: [(&str, usize, usize); 2] = [("P1", 1, 1_000), ("P16", 16, 1_600)];
-/// What is to cost at most how many times what else.
+/// Targets: a form, its base, and the maximum ratio of their costs.
 const TARGETS: [(&str, &str, f64); 3] =
     [(LEAN, PLAIN, 0.9), (THREE_QUOTAS, ALIKE, 1.4), (FRAMED_QUOTAS, FRAMED, 1.4)];
 const OTHERS: [(&str, &str); 7] = [
@@ -94,7 +94,7 @@ impl Load {
         Self { wires: (0..CONNECTIONS).map(wire).collect() }
     }
 
-    /// Sends at least `count` commands, going on with the next key where the last turn ended.
+    /// Sends at least `count` commands, continuing with the key after the last turn's.
     fn play(&mut self, form: &Form, next: &mut usize, depth: usize, count: usize) {
         for _ in 0..count.div_ceil(depth * CONNECTIONS) {
             for wire in &mut self.wires {

@@ -1,4 +1,4 @@
-//! Keys, rules and quotas, on the store itself.
+//! Keys, rules and quotas, on the store alone.
 
 use std::{
     array::from_fn,
@@ -11,9 +11,10 @@ use tower_sluice::{Algorithm, Charge, Key, LocalStore, Quota, RuleName, Store};
 
 use crate::rounds::{Case, each, many, random, table};
 
-/// Decisions in a row before the next case's turn.
+/// Consecutive decisions before the next case's turn.
 pub(crate) const BATCH: usize = 1_000;
-/// An account that owes half of it owes something until the bench is over, and is never exhausted.
+/// A quota whose account, once half used, stays in debt until the bench ends and is never
+/// exhausted.
 pub(crate) const DEEP: Quota = Quota::per_hour(4_000_000_000);
 const HALF: u32 = 2_000_000_000;
 const NAMES: [&str; 8] = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
@@ -46,7 +47,7 @@ pub(crate) fn tables(time: Duration) {
     table("store, quotas of a rule, fixed windows", time, quotas(window).into());
 }
 
-/// Of so many rules, all of which charge one address.
+/// Builds a case with `N` rules that all charge one address.
 fn rules<const N: usize>() -> Case<'static> {
     let store = LocalStore::new();
     let names: [RuleName; N] = from_fn(|at| RuleName::new(NAMES[at]).expect("a name"));
@@ -73,14 +74,14 @@ pub(crate) fn take(store: &LocalStore, address: IpAddr, quota: Quota, cost: u32)
     store.take(&[charge]).now().is_allowed()
 }
 
-/// Gives so many keys an account that is in debt from now on.
+/// Puts the accounts of `keys` keys in debt for the rest of the bench.
 pub(crate) fn put_in_debt(store: &LocalStore, keys: u32, quota: Quota) {
     for key in 0..keys {
         take(store, address(key), quota, HALF);
     }
 }
 
-/// Batches of decisions for random ones of the keys.
+/// Returns batches of decisions for random keys.
 pub(crate) fn decide(store: LocalStore, keys: u32, quota: Quota) -> impl FnMut() -> f64 {
     let mut next = random(keys);
     move || {
@@ -93,7 +94,7 @@ pub(crate) fn decide(store: LocalStore, keys: u32, quota: Quota) -> impl FnMut()
     }
 }
 
-/// Batches of decisions for one address.
+/// Returns batches of decisions for one address.
 fn batches(mut decide: impl FnMut(IpAddr) -> bool) -> impl FnMut() -> f64 {
     assert!(decide(address(0)));
     move || {

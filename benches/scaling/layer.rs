@@ -73,7 +73,7 @@ pub(crate) fn request(key: u32) -> Request<Body> {
     request
 }
 
-/// Serves requests made beforehand; the responses are dropped in time.
+/// Serves requests created in advance; dropping responses is included.
 pub(crate) fn serve(service: &mut impl Limited, requests: Vec<Request<Body>>) {
     for request in requests {
         let mut cx = Context::from_waker(Waker::noop());
@@ -85,7 +85,7 @@ pub(crate) fn serve(service: &mut impl Limited, requests: Vec<Request<Body>>) {
     }
 }
 
-/// Batches of requests of random ones of the keys.
+/// Returns batches of requests for random keys.
 fn serve_many(mut service: impl Limited, keys: u32) -> impl FnMut() -> f64 {
     let mut next = random(keys);
     move || {

@@ -1,41 +1,42 @@
-//! How a decision's cost grows: with threads, keys, rules, quotas of a rule, what an account holds,
-//! and how full the store is; and what an account takes in memory.
+//! The growth of a decision's cost with threads, keys, rules, quotas per rule, the content of an
+//! account and the load of the store; and the memory of an account.
 //!
-//! `cargo bench --all-features --bench scaling [-- SECONDS]` prints tables, for each of which it takes
-//! so many seconds (4). A row is a case: the ratio to the first one, nanoseconds of a decision,
-//! and decisions a second of all threads. The cases of a table run by turns in short rounds; times
-//! are medians over the rounds, ratios are medians of each round's ratio. Memory is counted in
-//! processes of their own, and only on Linux.
+//! `cargo bench --all-features --bench scaling [-- SECONDS]` prints tables and spends the given
+//! number of seconds on each (default 4). A row is a case: the ratio to the first case, nanoseconds
+//! per decision, and decisions per second of all threads. The cases of a table alternate in short
+//! rounds. Times are medians over the rounds; ratios are medians of each round's ratio. Memory is
+//! counted in separate processes, and only on Linux.
 //!
-//! # What bounds each on larger machines
+//! # Bounds on larger machines
 //!
-//! Figures are of a noisy two-core virtual machine, November 2026.
+//! The figures are from a noisy two-core virtual machine, November 2026.
 //!
-//! - *One hot key*: a decision is one compare-and-swap of the account's word, so that all threads
-//!   together decide no faster than its cache line goes from core to core. One thread takes 67 ns;
-//!   two on one key take 160 to 200 each, which is 10 to 12 million decisions a second for that key,
-//!   fewer than one thread makes alone. More cores do not raise it, and two sockets lower it. A
-//!   request takes a server some 8 µs (`peers/`, `--bin wire`): some eighty cores would have to
-//!   serve one key and nothing else.
-//! - *Keys apart* write nothing in common: two threads take as long as one, and decide twice as much.
-//! - *Many keys*: a decision reads one cache line as a rule, wherever it is. A million keys are 35 MB,
-//!   beyond what caches hold, and cost 3 to 4 times a thousand: memory's latency, 190 ns more. It
-//!   does not grow further, and each core waits for its own.
-//! - *A full store*: a known key costs the same at any load; a newcomer a third more where it finds
-//!   no room, since it searches its set under the set's lock.
-//! - *Rules and quotas*: one quota has a way of its own (257 instructions). From two on, accounts are
-//!   listed, all are looked at and then all charged: 1400 for that and the second, 560 for each that
-//!   follows, 770 from the fifth on, where the lists no longer fit the stack. Eight rules are so 12
-//!   to 15 times one in the store, and 5 to 6 times through the layer. That is a core's own work, and
-//!   grows with the cores.
-//! - *Algorithms other than GCRA*: a lock for each set of sixteen accounts. Two threads on one key
-//!   take about 1 µs each, 2 million decisions a second for that key. How long a log is and how many
-//!   buckets a window has costs memory, and no time.
-//! - *Redis*: one core runs all scripts, one after the other: 18 to 23 µs of it for a decision over one
-//!   quota, 44 000 to 56 000 a second; three quotas of one key 28 to 36, three keys about 55
-//!   (`--bench redis`). More servers' processes do not raise it; a cluster does, as accounts spread
-//!   over its slots. One account is in one slot, and so on one core, for good; a decision over accounts
-//!   in several slots costs a script in each.
+//! - *One hot key*: a decision is one compare-and-swap of the account's word. All threads together
+//!   decide no faster than its cache line moves between cores. One thread takes 67 ns. Two on one
+//!   key take 160 to 200 each: 10 to 12 million decisions per second for that key, fewer than one
+//!   thread alone. More cores do not raise it, and two sockets lower it. A server spends about 8 µs
+//!   on a request (`peers/`, `--bin wire`), so about eighty cores would have to serve only that key
+//!   to reach the bound.
+//! - *Separate keys* share no written memory: two threads take as long as one, and decide twice as
+//!   much.
+//! - *Many keys*: a decision usually reads one cache line, at any position. A million keys take 35
+//!   MB, more than caches hold, and cost 3 to 4 times as much as a thousand: the latency of memory,
+//!   190 ns more. The cost does not grow further, and each core waits independently.
+//! - *A full store*: a known key costs the same at any load. A new key costs a third more if it
+//!   finds no slot, because it searches its set under the set's lock.
+//! - *Rules and quotas*: one quota has its own path (257 instructions). With two or more, accounts
+//!   are listed, all are checked, and then all are charged: 1400 instructions for this and the
+//!   second quota, 560 for each further one, and 770 from the fifth on, where the lists no longer
+//!   fit the stack. Eight rules therefore cost 12 to 15 times as much as one in the store, and 5 to
+//!   6 times through the layer. This work is local to a core, so it scales with the cores.
+//! - *Algorithms other than GCRA*: a lock per set of sixteen accounts. Two threads on one key take
+//!   about 1 µs each, 2 million decisions per second for that key. The length of a log and the
+//!   number of buckets cost memory, not time.
+//! - *Redis*: one core runs all scripts in sequence. A decision over one quota takes 18 to 23 µs of
+//!   it, 44 000 to 56 000 per second; three quotas of one key take 28 to 36, and three keys about
+//!   55 (`--bench redis`). More client processes do not raise it. A cluster does, as accounts
+//!   spread over its slots. One account is always in one slot, and thus on one core. A decision
+//!   over accounts in several slots costs a script in each.
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
 mod accounts;

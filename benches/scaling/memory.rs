@@ -1,4 +1,4 @@
-//! What an account takes, and what becomes of keys when a store holds as many as it was made for.
+//! The memory of an account, and the keys without a slot in a store at its capacity.
 
 use std::{fs, process::Command};
 
@@ -6,7 +6,7 @@ use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
 
 const TWO: Quota = Quota::per_hour(2);
 
-/// Each size in a process of its own, so that none grows into what another left.
+/// Measures each size in its own process, so that none reuses the memory of another.
 pub(crate) fn table() {
     println!("memory, and keys without a slot of their own, at the capacity");
     for keys in [1_000, 10_000, 100_000, 1_000_000] {
@@ -17,7 +17,7 @@ pub(crate) fn table() {
     }
 }
 
-/// The child's part.
+/// Runs the child process.
 pub(crate) fn count(keys: u32) {
     let (rule, before) = (RuleName::default(), resident());
     let store = LocalStore::with_capacity(keys as usize);
@@ -25,7 +25,7 @@ pub(crate) fn count(keys: u32) {
         let key = Key::from(key);
         store.take(&[Charge::new(rule, &key, TWO.as_ref())]).now().is_allowed()
     };
-    // both units of each
+    // Both units of each key.
     let refused = (0..keys).filter(|key| !(admits(*key) && admits(*key))).count();
     let (bytes, per) = ((resident() - before) as f64, f64::from(keys));
     let without = keys as usize - store.stats().in_debt;
@@ -41,7 +41,7 @@ pub(crate) fn count(keys: u32) {
     );
 }
 
-/// Bytes of this process in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     4_096 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0)

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const KEYS: u32 = 131_072;
-/// How many keys are in debt, in hundredths of the capacity. Slots are twice as many.
+/// The numbers of keys in debt, in percent of the capacity. There are twice as many slots.
 const LOADS: [u32; 5] = [1, 50, 100, 150, 200];
 
 pub(crate) fn tables(time: Duration) {
@@ -20,7 +20,7 @@ pub(crate) fn tables(time: Duration) {
         (store, keys, format!("{load} % of the capacity"))
     });
     let known = stores.each_ref().map(|(store, _, name)| {
-        // the same number of keys for each, so that caches hold as much
+        // Every case uses an equal number of keys, so that caches hold an equal share.
         Case::new(name, decide(store.clone(), KEYS / 100, DEEP))
     });
     table("store, a known key, by load", time, known.into());
@@ -41,7 +41,7 @@ pub(crate) fn tables(time: Duration) {
     table("store, a newcomer, by load", time, new.into());
 }
 
-/// Makes the key's slot free, so that the store stays as full as it is.
+/// Frees the key's slot, so that the load of the store stays constant.
 fn forget(store: &LocalStore, key: u32) {
     let key = Key::from(address(key));
     store.reset(&Charge::new(RuleName::default(), &key, DEEP.as_ref())).now();

@@ -1,30 +1,29 @@
-//! Cases that run by turns: on a machine with noisy neighbours only numbers of one moment can be
-//! compared.
+//! Alternating cases: on a noisy machine, only numbers of one moment are comparable.
 
 use std::time::{Duration, Instant};
 
-/// More rounds say nothing more.
+/// The maximum number of rounds; more do not improve the result.
 const MOST: usize = 2_000;
 
-/// One row.
+/// A row of a table.
 pub(crate) struct Case<'a> {
     pub(crate) name: String,
     pub(crate) threads: usize,
-    /// Runs a batch: nanoseconds of a decision.
+    /// Runs a batch and returns the nanoseconds per decision.
     pub(crate) run: Box<dyn FnMut() -> f64 + 'a>,
 }
 
 impl<'a> Case<'a> {
-    /// A case on one thread.
+    /// Creates a case on one thread.
     pub(crate) fn new(name: impl Into<String>, run: impl FnMut() -> f64 + 'a) -> Self {
         Self { name: name.into(), threads: 1, run: Box::new(run) }
     }
 }
 
-/// Runs the cases by turns for `time`, and prints what came out.
+/// Runs the cases alternately for `time`, and prints the results.
 pub(crate) fn table(title: &str, time: Duration, mut cases: Vec<Case<'_>>) {
     let (start, mut times) = (Instant::now(), vec![Vec::new(); cases.len()]);
-    // the first batch finds cold caches
+    // The first batch finds cold caches.
     for case in &mut cases {
         (case.run)();
     }
@@ -43,19 +42,19 @@ pub(crate) fn table(title: &str, time: Duration, mut cases: Vec<Case<'_>>) {
     println!();
 }
 
-/// `1 rule`, `2 rules`.
+/// Formats `1 rule`, `2 rules`.
 pub(crate) fn many(count: usize, of: &str) -> String {
     format!("{count} {of}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Nanoseconds of each when `work` does so many.
+/// Returns the nanoseconds of each of the `count` parts of `work`.
 pub(crate) fn each(count: usize, work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-/// Numbers below `bound`, evenly spread.
+/// Returns uniformly distributed numbers below `bound`.
 pub(crate) fn random(bound: u32) -> impl FnMut() -> u32 {
     let mut state = 1_u64;
     move || {

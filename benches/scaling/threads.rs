@@ -1,4 +1,4 @@
-//! Threads that meet at one key, and threads that do not.
+//! Threads that share a key, and threads that do not.
 
 use std::{
     hint::{black_box, spin_loop},
@@ -17,11 +17,11 @@ use crate::{
     rounds::{Case, each, table},
 };
 
-/// Decisions of a thread in a round: threads need time to meet.
+/// Decisions of a thread in a round. Threads need time to overlap.
 const LONG: usize = 10_000;
 const REQUESTS: usize = 1_000;
 const MOST_TRIES: usize = 50;
-/// Threads, whether they have a key each, and how that is called.
+/// The number of threads, whether each has its own key, and the name of the case.
 const CASES: [(usize, bool, &str); 3] =
     [(1, false, "1 thread"), (2, false, "2 threads, one key"), (2, true, "2 threads, a key each")];
 
@@ -52,7 +52,7 @@ pub(crate) fn tables(time: Duration) {
     table("layer, threads, no fields", time, cases.into());
 }
 
-/// A thread's part: decisions for its key.
+/// Returns the decisions of one thread for its key.
 fn decide(store: &LocalStore, quota: Quota, key: u32) -> impl FnOnce() -> f64 + Send {
     move || {
         each(LONG, || {
@@ -65,8 +65,8 @@ fn decide(store: &LocalStore, quota: Quota, key: u32) -> impl FnOnce() -> f64 + 
     }
 }
 
-/// The mean of the threads, of a round in which they ran beside each other: a busy machine may run
-/// one after the other, which costs nothing and says nothing.
+/// Returns the mean over the threads, of a round in which they overlapped. A busy machine may run
+/// one after the other, which measures nothing.
 fn together<W>(threads: usize, prepare: impl Fn(u32) -> W + Sync) -> f64
 where
     W: FnOnce() -> f64,
@@ -81,7 +81,7 @@ where
         .unwrap_or(last)
 }
 
-/// The mean, and whether the threads ran at the same time but for a tenth of it.
+/// Returns the mean, and `true` if the threads overlapped for at least nine tenths of the time.
 fn round<W>(threads: usize, prepare: &(impl Fn(u32) -> W + Sync)) -> (f64, bool)
 where
     W: FnOnce() -> f64,

@@ -1,5 +1,5 @@
-//! Accounts that hold more than one word: sliding logs and sliding windows. Time is driven, so that an
-//! account holds as much in every round.
+//! Accounts with more than one word: sliding logs and sliding windows. The clock is fake, so that
+//! an account has equal content in every round.
 
 use std::{hint::black_box, time::Duration};
 
@@ -17,7 +17,7 @@ const SECOND: Duration = Duration::from_secs(1);
 pub(crate) fn tables(time: Duration) {
     let log = |units| Quota::per_second(units).algorithm(Algorithm::SlidingLog);
     let lengths = [10, 100, 1_000, 10_000];
-    // a charge leaves as another comes
+    // A charge leaves as another arrives.
     let admitted = lengths.map(|units| {
         let every = SECOND / units;
         Case::new(format!("{units} charges"), decide(log(units), units, every, every))
@@ -36,8 +36,8 @@ pub(crate) fn tables(time: Duration) {
     table("store, sliding window, admitted", time, windows.into());
 }
 
-/// Batches of decisions for one key that was charged so many times, one `every` so long; and so
-/// much time before each of them. Without any, the account is exhausted.
+/// Returns batches of decisions for one key, which was charged `charges` times at intervals of
+/// `every`. `before` passes before each decision. If it is zero, the account is exhausted.
 fn decide(quota: Quota, charges: u32, every: Duration, before: Duration) -> impl FnMut() -> f64 {
     let clock = FakeClock::new();
     let store = clock.store(1_000);

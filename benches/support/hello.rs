@@ -1,4 +1,4 @@
-//! An inner service that answers at once.
+//! An inner service that answers immediately.
 
 use std::{
     convert::Infallible,
