@@ -1,5 +1,5 @@
-//! The subjects: each crate's layer around one service, set up as its documentation says for the
-//! place the server has.
+//! The subjects: each crate's layer around one service, configured as its documentation advises for
+//! the server's place.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -24,27 +24,27 @@ pub enum Peer {
     AxumGovernor,
 }
 
-/// Where the server stands, and so whom it may believe.
+/// The place of the server, which determines the trusted addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Clients connect to it.
+    /// Clients connect directly.
     Direct,
     /// A proxy in 10.0.0.0/8 appends the client to `X-Forwarded-For`.
     ForwardedFor,
-    /// ... to `Forwarded`.
+    /// A proxy appends the client to `Forwarded`.
     Forwarded,
     /// A proxy overwrites `X-Real-IP`.
     RealIp,
 }
 
-/// `burst` requests at once, and one more each `interval`.
+/// A burst, and one more request per `interval`.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     pub burst: u32,
     pub interval: Duration,
 }
 
-/// What every account has unless a row says otherwise.
+/// The limit of every account, unless a row has another.
 pub const THREE: Limit = Limit { burst: 3, interval: Duration::from_secs(1200) };
 
 impl Peer {
@@ -59,7 +59,7 @@ impl Peer {
         }
     }
 
-    /// A server limited by address; `None` where the documentation advises against it.
+    /// Returns a server limited by address; `None` if the documentation advises against it.
     pub fn app(self, place: Place, limit: Limit) -> Option<App> {
         let smart = axum_governor::extractor::SmartIp::new();
         Some(match (self, place) {
@@ -83,7 +83,7 @@ fn behind() -> ClientIp {
     ClientIp::behind([TRUSTED]).expect("a network")
 }
 
-/// The layer around a service that answers 200 to everything.
+/// Puts the layer around a service that answers 200 to everything.
 pub fn around<L>(layer: &L) -> App
 where
     L: Layer<App>,

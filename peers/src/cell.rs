@@ -1,8 +1,8 @@
-//! One measurement, and whether it is what should be.
+//! A measurement and its verdict.
 
 use std::fmt;
 
-/// What one subject did under one attack.
+/// The result of one subject under one attack.
 #[derive(Clone, Debug)]
 pub struct Cell {
     text: String,
@@ -14,17 +14,17 @@ impl Cell {
         Self { text: text.into(), holds }
     }
 
-    /// Not comparable.
+    /// Returns the cell of a subject that is not comparable.
     pub fn none() -> Self {
         Self::new("–", true)
     }
 
-    /// An attacker's requests: no more than `most` of them should pass.
+    /// Returns the cell of an attacker's requests, of which at most `most` should be allowed.
     pub fn at_most(most: usize, admitted: usize, of: usize) -> Self {
         Self::admitted(admitted, of, admitted <= most)
     }
 
-    /// Honest requests: all should pass.
+    /// Returns the cell of honest requests, which should all be allowed.
     pub fn all(admitted: usize, of: usize) -> Self {
         Self::admitted(admitted, of, admitted == of)
     }
@@ -34,14 +34,14 @@ impl Cell {
     }
 }
 
-/// Bold is what should not be.
+/// Bold marks a wrong result.
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.holds { f.write_str(&self.text) } else { write!(f, "**{}**", self.text) }
     }
 }
 
-/// 10000 as 10 000.
+/// Formats 10000 as 10 000.
 pub fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! What is logged while a guard lives.
+//! Captures log lines.
 
 use std::{
     fmt::{self, Write},

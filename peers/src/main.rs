@@ -1,8 +1,8 @@
-//! The attack table: every attack against this crate and its peers, through the real layers, in
-//! one process.
+//! The attack table: every attack on this crate and its peers, through the real layers, in one
+//! process.
 //!
-//! `cargo run --release --manifest-path peers/Cargo.toml --bin attacks` prints it. It fails when
-//! an attack on tower-sluice succeeds.
+//! `cargo run --release --manifest-path peers/Cargo.toml --bin attacks` prints it. It fails if an
+//! attack on tower-sluice succeeds.
 
 mod apps;
 mod cell;

@@ -1,4 +1,4 @@
-//! Requests as the server hands them to a layer, and how many of them pass.
+//! Requests as a server passes them to a layer, and the count of allowed ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,12 +10,12 @@ use crate::apps::App;
 
 /// The trusted proxy in front.
 pub const PROXY: &str = "10.0.0.1";
-/// The same, as a socket on `[::]` sees it.
+/// The trusted proxy's address, as a socket on `[::]` reports it.
 pub const MAPPED: &str = "::ffff:10.0.0.1";
-/// Who attacks, as the proxy sees it.
+/// The attacker's address, as the proxy sees it.
 pub const ATTACKER: &str = "203.0.113.9";
 
-/// A GET from this peer, with these header lines.
+/// Returns a GET from this peer, with these header lines.
 pub fn from(peer: impl Into<IpAddr>, lines: &[(&str, &str)]) -> Request<Body> {
     let request = lines.iter().fold(Request::get("/"), |request, (k, v)| request.header(*k, *v));
     let mut request = request.body(Body::empty()).expect("a request");
@@ -23,7 +23,7 @@ pub fn from(peer: impl Into<IpAddr>, lines: &[(&str, &str)]) -> Request<Body> {
     request
 }
 
-/// One that the proxy passes on.
+/// Returns a GET that the proxy forwards.
 pub fn proxied(lines: &[(&str, &str)]) -> Request<Body> {
     from(ip(PROXY), lines)
 }
@@ -32,12 +32,12 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// One of many public addresses.
+/// Returns one of many public addresses.
 pub fn v4(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits((11 << 24) + number)
 }
 
-/// One of many addresses of one customer's /64.
+/// Returns one of many addresses of one customer's /64.
 pub fn v6(number: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits((0x2001_0db8_u128 << 96) + u128::from(number))
 }
@@ -46,7 +46,7 @@ pub async fn ask(app: &mut App, request: Request<Body>) -> Response<Body> {
     app.ready().await.expect("ready").call(request).await.expect("an answer")
 }
 
-/// How many of the requests reach the service.
+/// Counts the requests that reach the service.
 pub async fn admitted(app: &mut App, requests: impl IntoIterator<Item = Request<Body>>) -> usize {
     let mut admitted = 0;
     for request in requests {

@@ -11,17 +11,17 @@ pub type Cells = [Cell; Peer::ALL.len()];
 pub struct Table(Vec<(u32, &'static str, Cells)>);
 
 impl Table {
-    /// `number` is the row's in the list of attacks that `tests/attacks` holds.
+    /// Adds a row with the number of its attack in `tests/attacks`.
     pub fn row(&mut self, number: u32, attack: &'static str, cells: Cells) {
         self.0.push((number, attack, cells));
     }
 
-    /// A row that cannot be measured for the peers.
+    /// Adds a row that cannot be measured for the peers.
     pub fn ours(&mut self, number: u32, attack: &'static str, cell: Cell) {
         self.row(number, attack, [cell, Cell::none(), Cell::none(), Cell::none()]);
     }
 
-    /// How many attacks on tower-sluice succeed.
+    /// Returns the number of successful attacks on tower-sluice.
     pub fn broken(&self) -> usize {
         self.0.iter().filter(|(.., cells)| !cells[0].holds).count()
     }

@@ -1,8 +1,8 @@
-//! What was measured.
+//! The measured versions.
 
 const LOCK: &str = include_str!("../Cargo.lock");
 
-/// The subjects, by the lock file.
+/// Returns the subjects with their versions in the lock file.
 pub fn line() -> String {
     let names = ["tower-sluice", "tower_governor", "axum-governor", "governor"];
     names.map(|name| format!("{name} {}", version(name))).join(", ")

@@ -1,4 +1,4 @@
-//! What a refusal tells, and keys other than addresses.
+//! The content of rejections, and keys other than addresses.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn retry_after() -> Cells {
         let mut told = Vec::new();
         for millis in [900, 1_900] {
             let limit = Limit { burst: 1, interval: Duration::from_millis(millis) };
-            // a refusal says the same wherever the server stands
+            // A rejection does not depend on the place of the server.
             let app = peer.app(Place::Direct, limit);
             let mut app = app.or_else(|| peer.app(Place::ForwardedFor, limit)).expect("an app");
             ask(&mut app, from(ip(ATTACKER), &[])).await;
@@ -68,7 +68,7 @@ fn tried(peer: impl Into<std::net::IpAddr>, account: &str) -> Request<Body> {
     from(peer, &[(ACCOUNT.as_str(), account)])
 }
 
-/// Each address and each account may try three times.
+/// Tests three allowed guesses per address and per account.
 async fn guessed(request: impl Fn(u32) -> Request<Body>) -> Cells {
     let theirs = axum_governor::GovernorConfigBuilder::default()
         .with_extractor(theirs::PeerIp::default())
@@ -104,7 +104,7 @@ fn three() -> GovernorConfigBuilder<PeerIpKeyExtractor, NoOpMiddleware<QuantaIns
     builder
 }
 
-/// As tower_governor's documentation makes a key of a header.
+/// A header as a key, as in tower_governor's documentation.
 #[derive(Clone, Debug)]
 struct Account;
 
@@ -121,7 +121,7 @@ impl KeyExtractor for Account {
     }
 }
 
-/// Who is logged in, as a layer in front found out.
+/// The logged-in user, as an outer layer identified it.
 #[derive(Clone)]
 struct User(&'static str);
 

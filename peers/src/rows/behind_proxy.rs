@@ -1,4 +1,5 @@
-//! Behind a trusted proxy at 10.0.0.1. The attacker is at 203.0.113.9, and is allowed 3 requests.
+//! Attacks behind a trusted proxy at 10.0.0.1. The attacker is at 203.0.113.9, with 3 allowed
+//! requests.
 
 use crate::{
     apps::{
@@ -18,10 +19,10 @@ const REQUESTS: u32 = 10_000;
 const CLIENTS: u32 = 1_000;
 const BURST: usize = 3;
 
-/// Header lines as they reach the server, made of an address that the attacker made up.
+/// Builds the header lines that reach the server, from a forged address.
 type Lines = fn(String) -> Vec<(&'static str, String)>;
 
-/// The line of an honest client's request.
+/// Builds the header line of an honest client's request.
 type Line = fn(u32) -> String;
 
 /// One request for each of ten thousand addresses.
@@ -52,7 +53,7 @@ const ATTACKS: [(u32, &str, Place, Lines); 8] = [
     }),
 ];
 
-/// One request of each of a thousand clients, from this proxy with this line.
+/// One request for each of a thousand clients, from this proxy with this line.
 const HONEST: [(u32, &str, &str, Line); 4] = [
     (0, "no attack: 1 000 clients", PROXY, |n| v4(n).to_string()),
     (0, "no attack: 1 000 clients through two proxies", PROXY, |n| format!("{}, 10.0.0.2", v4(n))),

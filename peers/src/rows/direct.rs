@@ -1,4 +1,4 @@
-//! Clients that connect to the server itself.
+//! Clients that connect to the server directly.
 
 use axum::body::{Body, to_bytes};
 use http::{Method, Request};

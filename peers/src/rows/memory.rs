@@ -1,4 +1,4 @@
-//! Floods of keys, each in a process of its own, so that one does not grow into what another left.
+//! Floods of keys, each in its own process, so that none reuses the memory of another.
 
 use std::{process::Command, time::Instant};
 
@@ -17,18 +17,18 @@ use crate::{
 
 static API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const KEYS: u32 = 1_000_000;
-/// What a server with a bound has room for, and what comes.
+/// The bound of a bounded server; the flood has more keys.
 const BOUND: usize = 10_000;
 const BEYOND: u32 = 40_000;
 const MIB: f64 = 1_048_576.0;
 
-/// What a flood left behind.
+/// The state after a flood.
 struct Flooded {
     /// Resident memory, in MiB.
     grown: f64,
-    /// Microseconds of a request in the flood's last tenth.
+    /// Microseconds per request in the last tenth of the flood.
     slow: f64,
-    /// Of ten requests of the key that was exhausted before.
+    /// The number of allowed requests, of ten, of a key that was exhausted before.
     freed: usize,
 }
 
@@ -37,7 +37,7 @@ pub fn fill(table: &mut Table) {
     let cells = |floods: &[Option<Flooded>; 4], cell: fn(&Flooded) -> Cell| {
         floods.each_ref().map(|flooded| flooded.as_ref().map_or_else(Cell::none, cell))
     };
-    // a default store has 4.6 MB, and newcomers share at most 270 kB; the rest is what else runs
+    // The default store has 4.6 MB, and new keys share at most 270 kB; the rest is other memory.
     let grown = |it: &Flooded| Cell::new(format!("{:.0} MiB", it.grown), it.grown < 8.0);
     let freed = |it: &Flooded| Cell::at_most(0, it.freed, 10);
     let bounded = |it: &Flooded| {
@@ -64,7 +64,7 @@ fn run(flood: &str, peer: Peer) -> Option<Flooded> {
     Some(Flooded { grown, slow, freed: next().parse().expect("a number") })
 }
 
-/// The child's part: floods and prints what came of it.
+/// Runs the child process: floods and prints the result.
 pub async fn flooded(flood: &str, title: &str) {
     let peer = Peer::ALL.into_iter().find(|peer| peer.title() == title).expect("a peer");
     let before = resident();

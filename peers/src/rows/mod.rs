@@ -1,4 +1,4 @@
-//! The rows, by what they need.
+//! The rows, by their requirements.
 
 pub mod answers;
 pub mod behind_proxy;
@@ -11,7 +11,7 @@ use crate::{
     table::Cells,
 };
 
-/// What each peer, set up for this place, does under the attack.
+/// Runs the attack on each peer, configured for this place.
 pub async fn each(place: Place, attack: impl AsyncFn(App) -> Cell) -> Cells {
     let mut cells = Peer::ALL.map(|_| Cell::none());
     for (cell, peer) in cells.iter_mut().zip(Peer::ALL) {

@@ -1,5 +1,5 @@
-//! The cases: whose requests come, and what they cost over the bare service, by turns in short
-//! rounds. On a machine with noisy neighbours only numbers of one moment can be compared.
+//! The cases: the keys of the requests, and the cost beyond the bare service, in short alternating
+//! rounds. On a noisy machine, only numbers of one moment are comparable.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -14,7 +14,7 @@ use rand_distr::{Distribution, Zipf};
 
 use crate::subject::{Limit, Runner, Served, Subject};
 
-/// Requests in a row before the next subject's turn.
+/// Consecutive requests before the next subject's turn.
 const BATCH: usize = 1_000;
 const MANY: u32 = 100_000;
 
@@ -23,7 +23,7 @@ pub enum Keys {
     One,
     Uniform,
     Zipf,
-    /// Each thread its own.
+    /// One key per thread.
     OneEach,
 }
 
@@ -44,12 +44,13 @@ pub const CASES: [Case; 6] = [
     Case { title: "2 threads, a key each", keys: Keys::OneEach, limit: Limit::Ample, threads: 2 },
 ];
 
-/// Nanoseconds a request costs over the bare service: per subject, the difference in each round.
+/// Returns the nanoseconds that a request costs beyond the bare service: per subject, the
+/// difference in each round.
 pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
     let mut dice = SmallRng::seed_from_u64(1);
     let mut subjects = Subject::ALL.map(|subject| {
         let mut runners = subject.runners(case.limit, case.threads);
-        // every account is there, and exhausted where it is to be
+        // Creates every account, and exhausts it if required.
         let all = if case.keys == Keys::Uniform || case.keys == Keys::Zipf { MANY } else { 2 };
         for batch in (0..all).collect::<Vec<_>>().chunks(BATCH) {
             runners[0](batch.iter().map(|key| request(*key)).collect());
@@ -74,7 +75,7 @@ pub fn measure(case: &Case, rounds: usize) -> Vec<(Subject, Vec<f64>)> {
     subjects.into_iter().skip(1).map(|(subject, _, costs)| (subject, costs)).collect()
 }
 
-/// The mean of the threads, which start at once.
+/// Returns the mean over the threads, which start together.
 fn together(runners: &mut [Runner], mut batches: Vec<Vec<Request<Body>>>) -> Served {
     if let [alone] = runners {
         return alone(batches.remove(0));
@@ -104,12 +105,13 @@ fn batch(case: &Case, thread: usize, dice: &mut SmallRng) -> Vec<Request<Body>> 
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to MANY")]
         Keys::Zipf => zipf.sample(dice) as u32 - 1,
     };
-    // threads need time to meet
+    // Threads need time to overlap.
     let length = if case.threads == 1 { BATCH } else { 10 * BATCH };
     (0..length).map(|_| request(key())).collect()
 }
 
-/// As axum hands it to a layer; the key is a header field too, for those who see no address.
+/// Returns a request as axum passes it to a layer. The key is also a header field, for subjects
+/// that see no address.
 pub fn request(key: u32) -> Request<Body> {
     let address = Ipv4Addr::from_bits(0x0b00_0000 + key);
     let mut request = Request::new(Body::empty());

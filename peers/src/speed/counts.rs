@@ -1,5 +1,5 @@
-//! What does not depend on the moment: allocations, instructions, and memory of a million keys, each
-//! counted in processes of their own.
+//! Results that do not depend on the moment: allocations, instructions, and the memory of a million
+//! keys, each counted in separate processes.
 
 use std::process::Command;
 
@@ -15,16 +15,17 @@ use crate::{
 const KEYS: u32 = 1_000_000;
 const BATCH: usize = 1_000;
 const CALLGRIND: [&str; 2] = ["--tool=callgrind", "--callgrind-out-file=/dev/null"];
-/// Requests after which all is warm.
+/// Requests until everything is warm.
 const FEW: u32 = 20_000;
 
-/// Allocations and instructions of a request; `None` without valgrind.
+/// Returns the allocations and instructions per request; `None` without valgrind.
 pub fn counts(subject: Subject, limit: Limit) -> Option<[f64; 2]> {
     let allocated = per_request(subject, limit, &["--undef-value-errors=no"], 20_000, heap)?;
     Some([allocated, per_request(subject, limit, &CALLGRIND, 300_000, collected)?])
 }
 
-/// What a tool of valgrind counts of a process that serves so many more.
+/// Returns a valgrind tool's count per request, from processes that serve different numbers of
+/// requests.
 fn per_request(
     subject: Subject,
     limit: Limit,
@@ -46,17 +47,17 @@ fn per_request(
     Some((counted(FEW + more)? - counted(FEW)?) / f64::from(more))
 }
 
-/// From the line `total heap usage: 1,234 allocs, ...`.
+/// Parses the line `total heap usage: 1,234 allocs, ...`.
 fn heap(told: &str) -> Option<&str> {
     told.split("total heap usage: ").nth(1)?.split(' ').next()
 }
 
-/// From the line `Collected : 1234`.
+/// Parses the line `Collected : 1234`.
 fn collected(told: &str) -> Option<&str> {
     told.split("Collected : ").nth(1)?.split_whitespace().next()
 }
 
-/// The child's part.
+/// Runs the child process.
 pub fn serve(subject: Subject, limit: Limit, requests: u32) {
     let runner = &mut subject.runners(limit, 1)[0];
     for _ in 0..requests / 1_000 {
@@ -64,7 +65,7 @@ pub fn serve(subject: Subject, limit: Limit, requests: u32) {
     }
 }
 
-/// Bytes of memory for each of a million keys: addresses, and texts of 36 characters.
+/// Returns the bytes of memory per key, of a million keys: addresses, and texts of 36 characters.
 pub fn memory(subject: Subject) -> [Option<f64>; 2] {
     ["addresses", "texts"].map(|kind| {
         let itself = std::env::current_exe().expect("this program");
@@ -74,7 +75,7 @@ pub fn memory(subject: Subject) -> [Option<f64>; 2] {
     })
 }
 
-/// The child's part: prints it, where the subject has such keys.
+/// Runs the child process: prints the memory, if the subject has such keys.
 pub fn keys(subject: Subject, kind: &str) {
     let before = resident();
     let texts = kind == "texts";

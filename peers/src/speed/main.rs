@@ -1,8 +1,8 @@
-//! What a limiter costs: this crate and its peers around one service, interleaved, in one run.
+//! The cost of a limiter: this crate and its peers around one service, interleaved in one run.
 //!
 //! `cargo run --release --features speed --ignore-rust-version --manifest-path peers/Cargo.toml
-//! --bin speed [ROUNDS]` prints a table, and with `counted` its last part alone. Allocations and
-//! instructions are counted where valgrind is installed.
+//! --bin speed [ROUNDS]` prints a table; `counted` prints its last part alone. Allocations and
+//! instructions are counted if valgrind is installed.
 
 mod cases;
 mod counts;
@@ -47,7 +47,7 @@ fn table(rounds: usize) {
     counted();
 }
 
-/// What does not depend on the moment.
+/// Prints the results that do not depend on the moment.
 fn counted() {
     println!("\n### Counted\n");
     println!(

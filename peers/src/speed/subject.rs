@@ -1,5 +1,5 @@
-//! The subjects: each crate's layer around a service that answers at once, keyed by the peer's
-//! address unless it cannot.
+//! The subjects: each crate's layer around a service that answers immediately, keyed by the peer's
+//! address if possible.
 
 use std::{
     convert::Infallible,
@@ -17,13 +17,13 @@ use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_rate_limiter::RateLimitFields as Fields;
 use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer, key::Header};
 
-/// Serves requests one after the other.
+/// Serves requests in sequence.
 pub type Runner = Box<dyn FnMut(Vec<Request<Body>>) -> Served + Send>;
 
-/// What became of a batch.
+/// The result of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Served {
-    /// Of a request.
+    /// Nanoseconds per request.
     pub nanos: f64,
     pub admitted: usize,
 }
@@ -44,14 +44,14 @@ pub enum Subject {
     ThrottleKitTold,
 }
 
-/// How much an account has.
+/// The limit of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// More than can be used.
+    /// A limit that cannot be exhausted.
     Ample,
     /// One request, and the next an hour later.
     One,
-    /// One request at once and one a minute: a million accounts in debt while memory is read.
+    /// One request at once and one per minute: a million accounts are in debt while memory is read.
     Slow,
 }
 
@@ -71,7 +71,7 @@ impl Subject {
         Self::ThrottleKitTold,
     ];
 
-    /// The crate, and how many header fields it adds.
+    /// Returns the name of the crate, with the number of header fields that it adds.
     pub fn title(self) -> &'static str {
         match self {
             Self::Bare => "no layer",
@@ -93,8 +93,8 @@ impl Subject {
         Self::ALL.into_iter().find(|subject| subject.title() == title)
     }
 
-    /// One way into a service limited by what the request has in `x-api-key`, by crates that have
-    /// an extractor for it or let one be written in a few lines.
+    /// Returns a runner for a service limited by `x-api-key`, for crates with a suitable extractor,
+    /// or with one that takes a few lines to write.
     pub fn by_text(self, limit: Limit) -> Option<Runner> {
         let all = match self {
             Self::Bare => runners(&tower::layer::util::Identity::new(), 1),
@@ -106,7 +106,7 @@ impl Subject {
         all.into_iter().next()
     }
 
-    /// So many threads' ways into one limited service.
+    /// Returns runners of one limited service, one per thread.
     pub fn runners(self, limit: Limit, threads: usize) -> Vec<Runner> {
         match self {
             Self::Bare => runners(&tower::layer::util::Identity::new(), threads),
@@ -138,10 +138,10 @@ impl Limit {
         [Self::Ample, Self::One, Self::Slow].into_iter().find(|limit| limit.name() == name)
     }
 
-    /// The burst, and the time of one request.
+    /// Returns the burst, and the time of one request.
     fn parts(self) -> (u32, Duration) {
         match self {
-            // what all of them can count
+            // The largest numbers that all subjects can count.
             Self::Ample => (u32::MAX / 4, Duration::from_micros(1)),
             Self::One => (1, Duration::from_secs(3600)),
             Self::Slow => (1, Duration::from_secs(60)),
@@ -162,7 +162,7 @@ fn ours_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     RateLimitLayer::new(Header::new("x-api-key"), quota, store).headers(Headers::None)
 }
 
-/// The same header as a key of tower_governor.
+/// `x-api-key` as a key of tower_governor.
 #[derive(Clone, Debug)]
 struct ApiKey;
 
@@ -194,7 +194,7 @@ fn tower_governor_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
 fn ours(limit: Limit, headers: Headers) -> RateLimitLayer<tower_sluice::Rule<PeerIp>, LocalStore> {
     let (burst, interval) = limit.parts();
     let quota = Quota::new(1, interval).expect("a quota").burst(burst);
-    // room for a million accounts where they are counted
+    // Space for a million accounts, if they are counted.
     let store = match limit {
         Limit::Slow => LocalStore::with_capacity(1_000_000),
         _ => LocalStore::new(),
@@ -248,7 +248,7 @@ fn limiter_window(limit: Limit) -> impl Layer<Hello, Service: Limited> {
         .expect("a layer")
 }
 
-/// It sees header fields only.
+/// Limits by a header field, because it sees nothing else.
 fn rate_tier(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     let (burst, interval) = limit.parts();
     let quota = tower_rate_tier::Quota::with_window(burst, interval * burst);
@@ -259,7 +259,7 @@ fn rate_tier(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     })
 }
 
-/// Its intervals are whole milliseconds.
+/// Uses intervals in whole milliseconds.
 fn throttle_kit(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     let (burst, interval) = limit.parts();
     let interval = interval.max(Duration::from_millis(1));
@@ -281,7 +281,7 @@ impl<S> Limited for S where
 {
 }
 
-/// An inner service that answers at once.
+/// An inner service that answers immediately.
 #[derive(Clone)]
 pub struct Hello;
 

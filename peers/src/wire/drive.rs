@@ -1,4 +1,4 @@
-//! A server in a process of its own, `wrk` against it, and the CPU time that it took.
+//! A server in its own process, driven by `wrk`, with its CPU time.
 
 use std::{
     fmt, fs,
@@ -13,19 +13,19 @@ const CONNECTIONS: &str = "16";
 /// Linux counts a process's time in hundredths of a second.
 const MICROS_A_TICK: f64 = 10_000.0;
 
-/// What came of some seconds.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Microseconds of the server's CPU time for a request.
+    /// Microseconds of the server's CPU time per request.
     pub cpu: f64,
-    /// Microseconds until the answer, of the median request and of the hundredth slowest.
+    /// Microseconds until the response, for the median request and for the 99th percentile.
     pub p50: f64,
     pub p99: f64,
 }
 
-/// Whether servers and `wrk` have a core each.
+/// The placement on cores: separate ones for servers and `wrk`, if possible.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     pinned: bool,
@@ -38,7 +38,7 @@ impl Places {
         Self { pinned: there && cores > 1 }
     }
 
-    /// A command that stays on `core`, where there is one for it.
+    /// Returns a command pinned to `core`, if pinning is possible.
     fn on(self, core: &str, program: impl AsRef<std::ffi::OsStr>) -> Command {
         if !self.pinned {
             return Command::new(program);
@@ -58,16 +58,16 @@ impl fmt::Display for Places {
     }
 }
 
-/// Says how to get `wrk` where it is missing.
+/// Checks that `wrk` is installed; the error names the fix.
 pub fn find_wrk() -> Result<(), String> {
-    // it knows no way to be asked and do nothing, and says so with an error
+    // `wrk --version` exits with an error, even if `wrk` is installed
     match Command::new("wrk").arg("--version").output() {
         Ok(_) => Ok(()),
         Err(error) => Err(format!("wrk cannot be run ({error}): install it (apt-get install wrk)")),
     }
 }
 
-/// A server that is stopped when this is dropped.
+/// A server that stops when this value is dropped.
 pub struct Driven {
     server: Child,
     url: String,
@@ -88,7 +88,7 @@ impl Driven {
         Self { server, url, places: *places }
     }
 
-    /// So many seconds of `wrk`. All answers are as `limit` wants them; without one, nobody looks.
+    /// Runs `wrk` for some seconds. All responses must match `limit`, if given.
     pub fn drive(&self, seconds: u32, subject: Subject, limit: Option<Limit>) -> Run {
         let before = self.ticks();
         let mut wrk = self.places.on("1", "wrk");
@@ -112,7 +112,7 @@ impl Driven {
         Run { rate: requests / micros * 1e6, cpu: ticks * MICROS_A_TICK / requests, p50, p99 }
     }
 
-    /// The server's CPU time so far, in user and in kernel mode.
+    /// Returns the server's CPU time so far, in user and kernel mode.
     fn ticks(&self) -> f64 {
         let path = format!("/proc/{}/stat", self.server.id());
         let stat = fs::read_to_string(path).expect("the server runs, on Linux");

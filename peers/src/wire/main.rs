@@ -1,9 +1,9 @@
-//! What a limiter costs a server: axum behind a socket, driven by `wrk` over loopback.
+//! The cost of a limiter for a server: axum behind a socket, driven by `wrk` over loopback.
 //!
 //! `cargo run --release --features wire --manifest-path peers/Cargo.toml --bin wire [SECONDS]
-//! [ROUNDS]` prints requests a second and the server's CPU time for each, beside those of the same
-//! server without a layer. Servers are processes of their own, on one core, and `wrk` on another;
-//! they take turns, each for so many seconds a round. It needs Linux and `wrk`.
+//! [ROUNDS]` prints requests per second and the server's CPU time for each, beside those of the
+//! server without a layer. Servers are separate processes on one core, and `wrk` runs on another.
+//! They alternate, each for the given number of seconds per round. Requires Linux and `wrk`.
 
 mod drive;
 mod server;
@@ -42,12 +42,12 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// All servers of one limit, by turns.
+/// Runs all servers of one limit alternately.
 fn table(limit: Limit, places: &Places, seconds: u32, rounds: u32) {
     let start = |subject| (subject, Driven::start(subject, limit, places), Vec::new());
     let mut servers: Vec<(Subject, Driven, Vec<Run>)> = Subject::ALL.map(start).into();
     for (subject, server, _) in &servers {
-        // accounts are opened, and exhausted where they are to be
+        // Opens the accounts, and exhausts them if required.
         server.drive(1, *subject, None);
     }
     for _ in 0..rounds {

@@ -1,5 +1,5 @@
-//! The servers: one handler that answers a word, with each crate's layer around it, set up as its
-//! documentation says, keyed by the peer's address.
+//! The servers: a handler that answers a word, inside each crate's layer, configured as its
+//! documentation advises and keyed by the peer's address.
 
 use std::{
     io::Read,
@@ -24,10 +24,10 @@ pub enum Subject {
     GovernorTold,
 }
 
-/// How much the one client has.
+/// The limit of the single client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// More than can be used.
+    /// A limit that cannot be exhausted.
     Ample,
     /// One request, and the next an hour later.
     One,
@@ -83,7 +83,7 @@ impl Limit {
         Self::ALL.into_iter().find(|limit| limit.title() == title).expect("a limit")
     }
 
-    /// The burst, and the time of one request.
+    /// Returns the burst, and the time of one request.
     fn parts(self) -> (u32, Duration) {
         match self {
             Self::Ample => (u32::MAX / 4, Duration::from_micros(1)),
@@ -106,9 +106,9 @@ fn governor(limit: Limit) -> Config {
     config
 }
 
-/// The child's part: prints its port, and serves until its standard input ends.
+/// Runs the child process: prints its port, and serves until its standard input ends.
 pub fn serve(subject: Subject, limit: Limit) {
-    // however the parent ends, no server stays
+    // The server stops however the parent ends.
     thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
