@@ -11,6 +11,9 @@ use std::{
 
 /// Files and folders in which both rules hold.
 const REWRITTEN: &[&str] = &[
+    "benches",
+    "examples",
+    "peers/src",
     "src/decision",
     "src/explain",
     "src/fields.rs",
@@ -24,8 +27,12 @@ const REWRITTEN: &[&str] = &[
     "src/name.rs",
     "src/observe",
     "src/simulate",
+    "src/testing",
     "tests/language.rs",
 ];
+
+/// Folders whose literals name rows of published figures. They keep the words of those figures.
+const FIGURES: [&str; 2] = ["benches", "peers/src"];
 
 /// Blocks in the rest of `src/` that still open with a clause. Lower it when blocks are rewritten.
 const OPENERS_LEFT: usize = 351;
@@ -361,8 +368,9 @@ fn rewritten_text_uses_the_words_of_the_field() {
     let mut found = Vec::new();
     for path in rewritten() {
         let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
-        for block in prose(&path) {
-            found.extend(list.find(&block).into_iter().map(|found| format!("{name}:{found}")));
+        let figures = FIGURES.iter().any(|folder| name.starts_with(folder));
+        for block in prose(&path).iter().filter(|it| !(figures && it.kind == Kind::Literal)) {
+            found.extend(list.find(block).into_iter().map(|found| format!("{name}:{found}")));
         }
     }
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
