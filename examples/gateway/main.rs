@@ -18,31 +18,31 @@ use tower_sluice::{ClientIp, Decision, Headers, Outcome, RateLimitLayer, Source,
 use crate::{rule::RuleFlag, store::StoreFlags};
 
 const EXAMPLES: &str = r#"Examples:
-  each address 5 a second, 10 at once:
+  each address 5 per second, with a burst of 10:
     gateway --rule 'name=ip key=peer quota="5/s burst 10"'
-  and each API key, where one is sent, by the second and by the day:
+  and each API key, if sent, per second and per day:
     gateway --rule 'name=ip key=peer quota=20/s' \
             --rule 'name=user key=header:x-api-key quota=5/s,10000/day missing=skip'
-  each client of a proxy, by the x-forwarded-for that it appends to:
+  each client of a proxy that appends to x-forwarded-for:
     gateway --trusted-proxy 127.0.0.1 --rule 'name=ip key=client quota="5/s burst 10"'
 
 A rule is one argument of field=value pairs:
-  name=NAME    what header fields call it; no two rules share a name
-  key=KEY      who pays: peer (the address), client (the address behind trusted proxies),
+  name=NAME    the name in header fields; must be unique
+  key=KEY      the charged key: peer (the address), client (behind trusted proxies),
                header:NAME, everyone, route (its template)
-  quota=QUOTA  units/period [burst n], as 5/s, 200/10s or "100/min burst 20"; several, with
-               commas between, are charged together
+  quota=QUOTA  units/period [burst n], as 5/s, 200/10s or "100/min burst 20"; several,
+               separated by commas, are charged together
   algorithm=A  gcra, token_bucket, fixed_window, paced_window, anchored_window,
                sliding_window:BUCKETS or sliding_log [default: gcra]
-  soft=N       units admitted beyond the quota, marked as overage [default: 0]
-  cost=N       units a request costs [default: 1]
-  headroom=N   units a request must leave over [default: 0]
-  max_wait=MS  wait so long for a place instead of being refused, as 500ms [default: 0ms]
-  missing=HOW  a request without the key: reject (with 400), skip or share [default: reject]
-  report_only  count, and refuse nobody
+  soft=N       units allowed beyond the quota, marked as overage [default: 0]
+  cost=N       units per request [default: 1]
+  headroom=N   units that must remain after a request [default: 0]
+  max_wait=MS  longest wait in the queue before a denial, as 500ms [default: 0ms]
+  missing=HOW  policy without a key: reject (with 400), skip or share [default: reject]
+  report_only  count without denying
 
-All rules are charged for a request, or none. Routes are /, /users/{id} and /orders/{id}; all
-other paths together are one more."#;
+A request charges all rules or none. Routes are /, /users/{id} and /orders/{id}; all other paths
+are one more route together."#;
 
 /// Answers every request with the limiter's decision, as JSON.
 #[derive(Parser)]

@@ -39,30 +39,30 @@ use crate::{
 };
 
 const EXAMPLES: &str = r#"Examples:
-  each address 5 a second, 10 at once:
+  each address 5 per second, with a burst of 10:
     replay --rule 'name=ip key=peer quota="5/s burst 10"' access.log
   each client of a proxy; the log ends in "$http_x_forwarded_for":
     replay --trusted-proxy 10.0.0.0/8 --rule 'name=ip key=client quota=5/s' access.log
-  logs that are compressed, the oldest first (* alone has .1 before .2, and .10 between):
+  compressed logs, oldest first (a plain * would sort .10 between .1 and .2):
     ls -tr access.log.*.gz | xargs zcat | replay --rule 'name=ip key=peer quota=5/s' -
 
-A rule is written as for the example gateway, whose --help has the fields. Its keys are what a log
-has: peer, client, everyone, header:user-agent, header:referer, and header:x-remote-user, which is
+A rule has the form of the example gateway, whose --help lists the fields. Its keys are those in a
+log: peer, client, everyone, header:user-agent, header:referer, and header:x-remote-user, which is
 the user of the log.
 
-A log is in the common or combined format of Apache and nginx; in front may be the virtual host, and
-behind the agent "$http_x_forwarded_for". It tells whole seconds, so that all of one second counts as
-at once: what is said to be the smallest burst is at most by what one second had too large.
+A log is in the common or combined format of Apache and nginx. The virtual host may come first, and
+"$http_x_forwarded_for" may follow the agent. Times are in whole seconds, so all requests of one
+second count as simultaneous: the smallest burst may be too large, by at most one second's requests.
 
-A line that is more than a day ahead of all before it, as the first is, counts where the next line
-that can be read is of that time, too, or later. Where it is not, or none comes, the time is taken
-to be wrong, and the line is malformed, unless it is the only one. A line that is earlier than one
-before it counts as of that one's time.
+A line more than a day ahead of all previous lines, such as the first one, counts if the next
+readable line confirms its time with an equal or later one. Otherwise the time is wrong, and the
+line is malformed, unless it is the only one. A line earlier than a previous line counts at the time
+of that line.
 
-It holds the accounts of --capacity keys, twice: 10 MB for gcra. To find the smallest limit of a
-sliding_log takes up to 160 kB for each key that is there.
+Memory holds the accounts of --capacity keys twice: 10 MB for gcra. The smallest limit of a
+sliding_log takes up to 160 kB more per key.
 
-It ends with 0, with 1 where a file cannot be read, and with 2 where a flag is wrong."#;
+Exits with 0, with 1 if a file cannot be read, and with 2 if a flag is invalid."#;
 
 /// Reads access logs, and reports the requests that the rules would have limited, and the smallest
 /// burst that would have limited none.
