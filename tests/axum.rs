@@ -217,7 +217,7 @@ async fn a_denial_waits_for_no_place_inside_where_the_layers_are_added_one_by_on
             let response = app.clone().oneshot(Request::new(Body::empty())).await;
             response.expect("an answer").status()
         };
-        let start = Instant::now();
+        let start = tokio::time::Instant::now();
         let denying = async { (ask().await, start.elapsed()) };
         let (served, (denied, waited)) = tokio::join!(ask(), denying);
         assert_eq!((served, denied), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
