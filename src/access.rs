@@ -1,4 +1,4 @@
-//! Who passes without a limit, and who does not pass at all.
+//! Lists of requests that pass without a limit, or do not pass at all.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -99,6 +99,22 @@ impl AccessList {
     /// The requests whose client, as `client` finds it, is in one of `networks`. A deny list denies
     /// a request whose client cannot be found, with 400, or 500 without a peer address.
     ///
+    /// A request that names no client, and so counts as one of the proxies that `client` trusts, is
+    /// not known to be on the list: an allow list does not let it pass, since a client may have made
+    /// a proxy drop the header. A deny list that holds the proxy denies it. To allow clients in a
+    /// private network, trust only the proxies' own addresses in it.
+    ///
+    /// ```
+    /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};
+    ///
+    /// // the proxies are in 10.0.0.0/24, the office in 10.1.0.0/16
+    /// let client = ClientIp::behind(["10.0.0.0/24"])?;
+    /// let office = AccessList::client_networks(client, ["10.1.0.0/16"])?;
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).allow(office);
+    /// # drop(layer);
+    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`networks`](AccessList::networks).
@@ -107,8 +123,10 @@ impl AccessList {
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        Ok(Self::new(move |parts| match client.address(parts) {
-            Ok(found) => Membership::of(networks.hold(found)),
+        Ok(Self::new(move |parts| match client.client(parts) {
+            Ok(found) if !networks.hold(found.address) => Membership::Unlisted,
+            Ok(found) if found.is_confirmed => Membership::Listed,
+            Ok(_) => Membership::Unknown(KeyError::refused(StatusCode::FORBIDDEN, "not admitted")),
             Err(error) => Membership::Unknown(error),
         }))
     }

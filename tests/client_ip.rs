@@ -8,7 +8,8 @@ use http::{HeaderName, StatusCode, request::Parts};
 use support::{answer, get};
 use tower_sluice::{
     AccessList, ClientIp, Counters, Key, KeyExtractor, LocalStore, Missing, Quota, RateLimitLayer,
-    Rule, key::Unreadable,
+    Rule,
+    key::{Unreadable, WithoutHeader},
 };
 
 const LIST: &str = "x-forwarded-for";
@@ -168,6 +169,26 @@ fn an_element_that_cannot_be_read_as_a_whole_is_an_error() {
         assert!(read(element).starts_with("400"), "{element}");
         assert!(read(&format!("for=6.6.6.6, {element}, for=10.0.0.2")).starts_with("400"));
     }
+}
+
+#[test]
+fn a_request_without_the_header_counts_as_the_proxy_or_is_rejected() {
+    let strict = || proxies().without_header(WithoutHeader::Reject(StatusCode::FORBIDDEN));
+    let read = |of: &ClientIp, peer, lines: &[&str]| client(of, peer, LIST, lines);
+    assert_eq!(read(&proxies(), "10.0.0.1:80", &[]), "10.0.0.1");
+    let wrong = "403 Forbidden: no header x-forwarded-for from a trusted proxy";
+    assert_eq!(read(&strict(), "10.0.0.1:80", &[]), wrong);
+    assert_eq!(read(&strict(), "10.0.0.1:80", &["10.0.0.3"]), "10.0.0.3", "it is there");
+    assert_eq!(read(&strict(), "203.0.113.9:80", &[]), "203.0.113.9", "no proxy");
+    let real = strict().header(REAL);
+    let wrong = "403 Forbidden: no header x-real-ip from a trusted proxy";
+    assert_eq!(read(&real, "10.0.0.1:80", &["203.0.113.9"]), wrong);
+    let any = ClientIp::behind_any_peer_dangerous();
+    assert_eq!(read(&any, "10.0.0.1:80", &[]), "10.0.0.1");
+    let any = any.without_header(WithoutHeader::Reject(StatusCode::BAD_REQUEST));
+    assert!(read(&any, "10.0.0.1:80", &[]).starts_with("400 Bad Request: no header"));
+    let error = strict().address(&request("10.0.0.1:80", LIST, &[])).expect_err("rejected");
+    assert!(!error.is_missing(), "no policy for missing identities lets it pass");
 }
 
 #[test]

@@ -112,6 +112,20 @@ impl Random {
             1 => self.chosen(),
             2 => format!("for={address};for={address}"),
             3 if forwarded => format!("for={address}"),
+            4 if forwarded => {
+                let odd = [
+                    ";x=a\\b",
+                    ";x",
+                    ";x=a b",
+                    ";\"x\"=a",
+                    ";x=\"a\"b",
+                    ";x=",
+                    ";x y=a",
+                    ";;",
+                    "\\",
+                ];
+                format!("{}{}", self.element(&address), self.one_of(&odd))
+            }
             _ if forwarded => self.element(&address),
             4 => format!("[{address}]:80"),
             5 => format!("{address}:80"),

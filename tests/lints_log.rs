@@ -19,8 +19,8 @@ use log::Log;
 use support::{Strict, ask as ask_once, get};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_sluice::{
-    Headers, IdentifyLayer, KeyExtractor, Limiter, Lint, LocalStore, PeerIp, Quota, RateLimitLayer,
-    Rule,
+    ClientIp, Headers, IdentifyLayer, KeyExtractor, Limiter, Lint, LocalStore, PeerIp, Quota,
+    RateLimitLayer, Rule,
     key::{Everyone, Extension},
     testing::FakeClock,
 };
@@ -34,6 +34,7 @@ fn each_mistake_is_a_line_once() {
     of_a_layer(&log);
     one_private_peer(&log);
     forwarding_header_ignored(&log);
+    no_client(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
     no_identity(&log);
@@ -164,6 +165,24 @@ fn forwarding_header_ignored(log: &Log) {
     assert_eq!(log.read(), NOTHING, "only the first requests are looked at");
     let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
     assert_eq!(log.read(), NOTHING);
+}
+
+/// The only test here of a trusted proxy without its header: the line comes once in a process.
+fn no_client(log: &Log) {
+    let client = ClientIp::behind(["10.0.3.0/24"]).expect("a network");
+    let mut request: Request<()> = get("/");
+    let peer = SocketAddr::from(([10, 0, 3, 7], 4711));
+    request.extensions_mut().insert(peer);
+    let parts = request.into_parts().0;
+    (0..3).for_each(|_| drop(client.extract(&parts).expect("the proxy")));
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("names no client in x-forwarded-for"), "{lines:?}");
+    assert!(
+        lines[0].contains("the proxy 10.0.3.7: if it is a probe, exempt its path"),
+        "{lines:?}"
+    );
+    assert!(lines[0].contains("ClientIp::without_header"), "{lines:?}");
 }
 
 /// A store that is made by one line, for a layer that is then dropped.

@@ -75,7 +75,7 @@ pub(crate) use self::prefix::Prefix;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
-    client_ip::{ClientIp, HopsError, Unreadable},
+    client_ip::{ClientIp, HopsError, Unreadable, WithoutHeader},
     everyone::Everyone,
     extension::Extension,
     header::Header,

@@ -38,7 +38,7 @@ struct Seen {
     /// Requests looked at; at [`FIRST`] or above there is no more to look at.
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
-    /// Whether there was another address, or one that is not private.
+    /// True once another address came, or one that is not private.
     mixed: AtomicBool,
 }
 

@@ -34,7 +34,8 @@
 //! | 29 | an identity that a deny list cannot read | `proxies::nobody_gets_off_a_deny_list_by_being_unreadable`; `tests/access.rs` |
 //! | 30 | white space around a header, which HTTP/2 servers leave there | `keys::white_space_around_a_header_is_no_fresh_key` |
 //! | 31 | a `Host` that reads like an element of `Forwarded` | `proxies::a_host_that_reads_like_an_element_is_none`; `tests/client_walk.rs` |
-//! | 32 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
+//! | 32 | a header that the proxy was made to drop | `proxies::a_dropped_header_is_no_way_onto_an_allow_list` |
+//! | 33 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 

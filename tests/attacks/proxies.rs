@@ -1,10 +1,10 @@
 //! Behind a trusted proxy, 10.0.0.1, that appends the address it was called from.
 
-use http::{HeaderName, HeaderValue, Request};
+use http::{HeaderName, HeaderValue, Request, StatusCode};
 use proptest::prelude::*;
 use tower_sluice::{
     AccessList, ClientIp,
-    key::{Everyone, Header},
+    key::{Everyone, Header, WithoutHeader},
 };
 
 use super::{Layer, from, ip, statuses, three, v4};
@@ -175,6 +175,34 @@ async fn a_quote_that_shifts_the_proxys_own_gains_an_error() {
             }
         }
     }
+}
+
+/// A client that names the header in `connection` makes some proxies drop it, so that it counts as
+/// the proxy, or as the inner one of two.
+#[tokio::test]
+async fn a_dropped_header_is_no_way_onto_an_allow_list() {
+    let within =
+        |networks: &[&str]| AccessList::client_networks(behind(), networks).expect("networks");
+    let allowing = three(behind()).allow(within(&["10.0.0.0/8"]));
+    let dropped = || (0..REQUESTS).map(|_| proxied(&[]));
+    assert_eq!(statuses(&allowing, dropped()).await, HELD, "it shares the proxy's account");
+    let inner = || (0..REQUESTS).map(|_| proxied(&[(FOR, "10.0.0.2")]));
+    assert_eq!(statuses(&allowing, inner()).await, HELD, "and that of the inner one of two");
+    let denying = three(behind()).deny(within(&["10.0.0.0/8"]));
+    assert_eq!(statuses(&denying, dropped()).await, [(403, 1_000)], "a deny list holds it");
+    let elsewhere = three(behind()).deny(within(&["198.51.100.0/24"]));
+    assert_eq!(statuses(&elsewhere, dropped()).await, HELD, "probes are on no other list");
+    let strict = behind().without_header(WithoutHeader::Reject(StatusCode::BAD_REQUEST));
+    assert_eq!(statuses(&three(strict), dropped()).await, [(400, 1_000)]);
+
+    // a client that is known to be one is on the list
+    let office = ClientIp::behind(["10.0.0.0/24"]).expect("a network");
+    let list = AccessList::client_networks(office.clone(), ["10.1.0.0/16"]).expect("networks");
+    let layer = three(office).allow(list);
+    let known = (0..REQUESTS).map(|_| proxied(&[(FOR, "10.1.0.7")]));
+    assert_eq!(statuses(&layer, known).await, [(200, 1_000)]);
+    let direct = (0..REQUESTS).map(|_| from(ip("10.1.0.7"), &[]));
+    assert_eq!(statuses(&layer, direct).await, [(200, 1_000)], "without a proxy, too");
 }
 
 fn line() -> impl Strategy<Value = Vec<u8>> {

@@ -7,9 +7,9 @@ use http::{
     header::{GetAll, ValueIter},
 };
 
-/// So many entries are looked at in a request.
+/// Entries that are looked at in a request.
 pub(super) const MOST_ENTRIES: usize = 32;
-/// So many bytes are looked at in a request.
+/// Bytes that are looked at in a request.
 pub(super) const MOST_BYTES: usize = 4_096;
 
 /// What stands between commas, in all lines of a header as if they were one, from the right.

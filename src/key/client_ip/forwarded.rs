@@ -152,7 +152,7 @@ pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     found?.address()
 }
 
-/// What stands behind `=`.
+/// The text behind `=`.
 enum Value<'a> {
     Bare(&'a [u8]),
     /// Without its quotes, with its escapes.

@@ -26,9 +26,7 @@ const MOST_HOPS: u8 = 32;
 /// called from. So the header is read only where the peer itself is trusted, and then from the
 /// right, all its lines as one: entries of trusted proxies are skipped, and the first one that is
 /// not trusted is the client, whatever it wrote further left. Where all are trusted it is the
-/// leftmost; where a trusted proxy sends no header it is the proxy itself (a health check, or a
-/// proxy that is not set up to send one). A peer that is not trusted is the client, and what it
-/// sends is not read.
+/// leftmost. A peer that is not trusted is the client, and what it sends is not read.
 ///
 /// IPv6 is cut to its first 64 bits and mapped addresses are unfolded, as by
 /// [`PeerIp`](super::PeerIp). Ports, brackets and zones are dropped. NAT64 and 6to4 addresses stay
@@ -64,6 +62,16 @@ const MOST_HOPS: u8 = 32;
 /// request is refused with 400, or what [`unreadable`](ClientIp::unreadable) says; it never counts
 /// as the proxy.
 ///
+/// # A trusted proxy that names no client
+///
+/// A request without the header, from a trusted proxy, counts as the proxy: probes of load balancers
+/// come so, and so do requests of a proxy that is not set up to send the header.
+/// [`without_header`](ClientIp::without_header) rejects them instead. A client may be able to make
+/// a proxy drop the header (`connection: x-forwarded-for`), which gains it the proxy's account and
+/// nothing else: an address in the trusted networks is not known to be a client's, and an
+/// [allow list](crate::AccessList::client_networks) does not match it. A deny list does. The first
+/// such request is a line in the log (feature `tracing`).
+///
 /// # What it does not protect against
 ///
 /// A proxy that passes on what clients send, instead of appending to it or setting it, makes the
@@ -75,6 +83,7 @@ pub struct ClientIp {
     source: Source,
     prefix: Prefix,
     unreadable: Unreadable,
+    without_header: WithoutHeader,
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +93,7 @@ enum Trusted {
     Anybody,
 }
 
-/// What becomes of a request whose proxies are trusted and whose client cannot be read.
+/// Policy for a request whose proxies are trusted and whose client cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreadable {
@@ -93,6 +102,36 @@ pub enum Unreadable {
     /// All such requests share one account of the rule, that of
     /// [`Missing::Share`](crate::Missing::Share).
     Share,
+}
+
+/// Policy for a request that a trusted proxy sends without the header that names the client; see
+/// [`ClientIp::without_header`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WithoutHeader {
+    /// The request counts as the proxy's own.
+    #[default]
+    CountAsPeer,
+    /// The request is rejected with this status, whatever the policy for missing identities.
+    Reject(StatusCode),
+}
+
+/// A client's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    pub(crate) address: IpAddr,
+    /// True if the address is known to be no trusted proxy's own.
+    pub(crate) is_confirmed: bool,
+}
+
+impl Client {
+    const fn confirmed(address: IpAddr) -> Self {
+        Self { address, is_confirmed: true }
+    }
+
+    const fn unconfirmed(address: IpAddr) -> Self {
+        Self { address, is_confirmed: false }
+    }
 }
 
 impl ClientIp {
@@ -161,6 +200,7 @@ impl ClientIp {
             source: Source::XForwardedFor,
             prefix: Prefix::USUAL,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
+            without_header: WithoutHeader::CountAsPeer,
         }
     }
 
@@ -222,7 +262,7 @@ impl ClientIp {
         Self { prefix: self.prefix.v6(bits), ..self }
     }
 
-    /// What becomes of a request whose client cannot be read; at first it is refused with 400.
+    /// Sets the policy for a request whose client cannot be read. Defaults to a rejection with 400.
     #[must_use]
     pub fn unreadable(self, unreadable: Unreadable) -> Self {
         Self { unreadable, ..self }
@@ -235,36 +275,93 @@ impl ClientIp {
         self.ipv6_prefix(48)
     }
 
+    /// Sets the policy for a request that a trusted proxy sends without the header. Defaults to
+    /// [`WithoutHeader::CountAsPeer`].
+    ///
+    /// Rejecting needs probes of load balancers and orchestrators to be exempt, by their path. With
+    /// [`hops`](ClientIp::hops) such a request has no identity, and this policy has no effect.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_sluice::{
+    ///     AccessList, ClientIp, LocalStore, Quota, RateLimitLayer, key::WithoutHeader,
+    /// };
+    ///
+    /// let client = ClientIp::behind(["10.0.0.0/24"])?
+    ///     .without_header(WithoutHeader::Reject(StatusCode::BAD_REQUEST));
+    /// let layer = RateLimitLayer::new(client, Quota::per_second(10), LocalStore::new())
+    ///     .allow(AccessList::from_fn(|parts| parts.uri.path() == "/health"));
+    /// # drop(layer);
+    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// ```
+    #[must_use]
+    pub fn without_header(self, without_header: WithoutHeader) -> Self {
+        Self { without_header, ..self }
+    }
+
     /// The client's whole address, a mapped one unfolded: for log lines and lists, where a
-    /// [`Key`] says too little.
+    /// [`Key`] says too little. Where no client is named it is a trusted proxy's, so that an address in
+    /// the trusted networks is no reason to exempt a request.
     ///
     /// # Errors
     ///
     /// When the peer is unknown, or the client; the error never holds what was sent.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
+        self.client(parts).map(|client| client.address)
+    }
+
+    /// The client, and whether it is known to be one.
+    pub(crate) fn client(&self, parts: &Parts) -> Result<Client, KeyError> {
         self.find(parts).map_err(|unknown| self.error(unknown))
     }
 
-    fn find(&self, parts: &Parts) -> Result<IpAddr, Unknown> {
+    fn find(&self, parts: &Parts) -> Result<Client, Unknown> {
         let addresses = self.source.addresses(&parts.headers);
         let mut addresses = addresses.map(|address| address.map_err(Unknown::Unreadable));
         let peer = || peer_address(parts).ok_or(Unknown::Peer);
         match &self.trusted {
             Trusted::Networks(networks) => {
                 let peer = peer()?;
-                if networks.hold(peer) { first(addresses, peer, networks) } else { Ok(peer) }
+                if !networks.hold(peer) {
+                    return Ok(Client::confirmed(peer));
+                }
+                let mut leftmost = None;
+                for address in addresses {
+                    let address = address?;
+                    if !networks.hold(address) {
+                        return Ok(Client::confirmed(address));
+                    }
+                    leftmost = Some(address);
+                }
+                match leftmost {
+                    Some(proxy) => {
+                        self.log_no_client(proxy);
+                        Ok(Client::unconfirmed(proxy))
+                    }
+                    None => self.count_as(peer),
+                }
             }
             Trusted::Hops(hops) => {
                 let single = matches!(self.source, Source::Single(_));
                 let hops = if single { 1 } else { usize::from(*hops) };
                 let mut nearer = addresses.by_ref().take(hops - 1);
                 nearer.try_for_each(|address| address.map(drop))?;
-                addresses.next().unwrap_or(Err(Unknown::Missing))
+                let client = addresses.next().unwrap_or(Err(Unknown::Missing));
+                client.map(Client::confirmed)
             }
             Trusted::Anybody => {
                 let leftmost = addresses.try_fold(None, |_, address| address.map(Some))?;
-                leftmost.map_or_else(peer, Ok)
+                leftmost.map_or_else(|| self.count_as(peer()?), |it| Ok(Client::confirmed(it)))
             }
+        }
+    }
+
+    /// A trusted peer that sent no header.
+    fn count_as(&self, peer: IpAddr) -> Result<Client, Unknown> {
+        self.log_no_client(peer);
+        match self.without_header {
+            WithoutHeader::CountAsPeer => Ok(Client::unconfirmed(peer)),
+            WithoutHeader::Reject(status) => Err(Unknown::WithoutHeader(status)),
         }
     }
 
@@ -273,6 +370,9 @@ impl ClientIp {
         let name = self.source.name();
         match (unknown, self.unreadable) {
             (Unknown::Peer, _) => KeyError::no_peer(),
+            (Unknown::WithoutHeader(status), _) => {
+                KeyError::refused(status, format!("no header {name} from a trusted proxy"))
+            }
             (Unknown::Missing, _) => KeyError::missing(format!("client's address in {name}")),
             (Unknown::Unreadable(why), Unreadable::Reject(status)) => {
                 KeyError::refused(status, format!("header {name} {why}"))
@@ -282,29 +382,30 @@ impl ClientIp {
             }
         }
     }
-}
 
-/// The first address that is not trusted, or else the last; the peer where none is told.
-fn first(
-    addresses: impl Iterator<Item = Result<IpAddr, Unknown>>,
-    peer: IpAddr,
-    networks: &Networks,
-) -> Result<IpAddr, Unknown> {
-    let mut last = peer;
-    for address in addresses {
-        last = address?;
-        if !networks.hold(last) {
-            return Ok(last);
-        }
+    /// Logs the first time only, since every request may be such a one.
+    #[cfg(feature = "tracing")]
+    fn log_no_client(&self, proxy: IpAddr) {
+        static LOGGED: std::sync::Once = std::sync::Once::new();
+        LOGGED.call_once(|| {
+            let name = self.source.name();
+            tracing::warn!(
+                "a request through trusted proxies names no client in {name}, and the last address \
+                 known is the proxy {proxy}: if it is a probe, exempt its path; otherwise let the \
+                 outermost proxy set the header, and name only the proxies' own networks; \
+                 ClientIp::without_header can reject requests without the header"
+            );
+        });
     }
-    log_no_client(last);
-    Ok(last)
+
+    #[cfg(not(feature = "tracing"))]
+    fn log_no_client(&self, _: IpAddr) {}
 }
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         match self.find(parts) {
-            Ok(address) => Ok(Some(self.prefix.key(address))),
+            Ok(client) => Ok(Some(self.prefix.key(client.address))),
             Err(Unknown::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))
             }
@@ -332,23 +433,9 @@ impl KeyExtractor for ClientIp {
 enum Unknown {
     Peer,
     Missing,
+    WithoutHeader(StatusCode),
     Unreadable(Why),
 }
-
-/// Once, since every request may be such a one.
-#[cfg(feature = "tracing")]
-fn log_no_client(proxy: IpAddr) {
-    static LOGGED: std::sync::Once = std::sync::Once::new();
-    LOGGED.call_once(|| {
-        tracing::warn!(
-            "a request through trusted proxies names no client, and counts as the proxy {proxy}; \
-             unless it is the proxy's own, let the outermost proxy set the header"
-        );
-    });
-}
-
-#[cfg(not(feature = "tracing"))]
-fn log_no_client(_: IpAddr) {}
 
 /// A number of proxies outside 1 to 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
