@@ -180,7 +180,7 @@ fn a_wrong_route_says_which_and_the_fix() {
         ),
         (
             "{ default = \"5/s\" }",
-            "\"default\" (set to \"5/s\") is no field; give other, or a route, as \"POST /url\", or \
+            "unknown field \"default\" (set to \"5/s\"); give other, or a route, as \"POST /url\", or \
              \"/url\" for every method",
         ),
         (
