@@ -212,8 +212,8 @@ async fn responses_name_the_policies_that_applied_and_no_other() {
     }
 }
 
-/// What is kept of sets of rules is bounded: a client that turns twelve rules on and off at will
-/// is always told of those that charged it.
+/// A client that turns twelve rules on and off at will exceeds the templates kept. Its responses
+/// carry the rules that charged it all the same.
 #[tokio::test]
 async fn any_set_of_rules_is_told_as_it_is() {
     let named: Vec<_> = (0..12).map(|n| (format!("r{n}"), format!("x-{n}"))).collect();
@@ -245,7 +245,7 @@ async fn any_set_of_rules_is_told_as_it_is() {
     }
 }
 
-/// What a request of the router's own could match is a template here, and nothing else.
+/// A template is accepted here if and only if the router accepts it and a request may match it.
 #[test]
 fn templates_are_those_of_the_router() {
     for template in [

@@ -141,6 +141,28 @@ fn several_rules_allocate_nothing_either() {
     assert_eq!(five(1), [bare; 5]);
 }
 
+/// A request is charged by one of thirty routes, or by the rule for all others.
+#[cfg(feature = "axum")]
+#[test]
+fn routes_allocate_no_more_than_one_rule() {
+    let routes = (0..30).map(|n| (http::Method::POST, format!("/shop.Cart/M{n}"), TEN_A_MINUTE));
+    let rules = tower_sluice::by_route(routes, TEN_A_MINUTE).each(PeerIp::new());
+    let layer = RateLimitLayer::rules(rules, LocalStore::new());
+    let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
+    let mut told = layer.layer(Hello);
+    let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
+    // made once: the template, and with the feature `metrics` the counters
+    drop((serve::<_, Full<Bytes>>(&mut told, 0), serve::<_, Full<Bytes>>(&mut quiet, 0)));
+    let (without, _) = serve::<_, Full<Bytes>>(&mut quiet, 1);
+    let (with_headers, response) = serve::<_, Full<Bytes>>(&mut told, 1);
+    assert_eq!(response.headers()["ratelimit-policy"], "\"other\";q=10;w=60");
+    assert_eq!(without, bare);
+    assert!(with_headers <= bare + 3, "{with_headers} with headers, {bare} bare");
+}
+
+#[cfg(feature = "axum")]
+const TEN_A_MINUTE: Quota = Quota::per_minute(10);
+
 #[test]
 fn a_store_decides_without_allocating() {
     let (store, quotas) = (LocalStore::new(), [Quota::per_hour(2), Quota::per_day(2)]);

@@ -236,7 +236,7 @@ fn layer_rebuilt(log: &Log) {
         warning(log),
         format!(
             "layers are built and dropped all the time with the store that {place} makes: each \
-             begins to count afresh, so that nobody is limited, and sets memory aside for a whole \
+             starts to count from zero, so that nobody is limited, and sets memory aside for a whole \
              store; build the layer once, outside of what runs per request or connection, and clone \
              it; if these are tests, all is well lint=\"layer_rebuilt\""
         )

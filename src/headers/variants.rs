@@ -1,12 +1,12 @@
-//! Templates for requests that only some of a layer's rules charge, or that meet a rule whose
-//! report-only switch was turned: each is made once, so that a request finds it without a lock.
+//! Templates for requests that only some of a layer's rules charge, or that a rule charges after its
+//! report-only switch was turned. Each is made once and found without a lock.
 
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
 use crate::{name::RuleName, store::Charge};
 
-/// The most templates kept; a request for which there is no room gets one of its own.
+/// The highest number of templates kept. A request without room for its template gets a new one.
 const MOST: usize = 4_096;
 /// Slots looked at for one request.
 const PROBES: usize = 8;
@@ -27,7 +27,7 @@ impl Variants {
         Self { rules, slots: OnceLock::new() }
     }
 
-    /// The template for requests with these charges; `make` makes it the first time.
+    /// Returns the template for requests with these charges, made by `make` the first time.
     pub(super) fn get(&self, charges: &[Charge<'_>], make: impl Fn() -> Template) -> Arc<Template> {
         let slots = self.slots.get_or_init(|| self.room());
         let made = || {
@@ -45,7 +45,7 @@ impl Variants {
         Arc::new(make())
     }
 
-    /// Room for each rule alone and beside others, as a power of two.
+    /// Makes room for each rule alone and beside others. The length is a power of two.
     fn room(&self) -> Box<[Slot]> {
         let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
         (0..slots).map(|_| Slot::new()).collect()
@@ -65,7 +65,7 @@ fn hash(charges: &[Charge<'_>]) -> usize {
         let charged = charge.rule().hash64() ^ u64::from(charge.is_report_only());
         (hash.rotate_left(5) ^ charged).wrapping_mul(ODD)
     };
-    // the upper half is mixed best, and more slots than fit into it there are not
+    // the upper half is mixed best
     let mixed = charges.iter().fold(0, step) >> 32;
     usize::try_from(mixed).unwrap_or_default()
 }

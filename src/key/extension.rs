@@ -35,8 +35,8 @@ pub struct Extension<T, F = fn(&T) -> Key> {
     absent: Absent,
 }
 
-/// Left by an [`IdentifyLayer`](crate::IdentifyLayer) that ran and found no `T`: it is on the right
-/// side.
+/// A mark left by an [`IdentifyLayer`](crate::IdentifyLayer) that found no `T`: the layer runs
+/// before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {
@@ -51,7 +51,7 @@ impl<T> Clone for Anonymous<T> {
     }
 }
 
-/// Requests that are looked at.
+/// The number of requests looked at.
 const FIRST: u32 = 32;
 
 /// Counts the first requests without an identity, until one has it. Clones count together.
@@ -59,7 +59,7 @@ const FIRST: u32 = 32;
 struct Absent(Arc<AtomicU32>);
 
 impl Absent {
-    /// Something in front does its work: there is nothing more to look at.
+    /// Stops counting: something runs before the limiter.
     #[inline]
     fn end(&self) {
         if self.0.load(Relaxed) < FIRST {

@@ -83,9 +83,9 @@ fn nobody_waits(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
     never.then(|| Finding::of(Lint::NobodyWaits, shape.name, TEXT))
 }
 
-/// How many times faster other methods of a route may be before that is found.
+/// The highest ratio of the rates of `other` and of a route that is no finding.
 const MUCH_LOOSER: u128 = 10;
-/// Routes that are named in one finding.
+/// The number of routes that one finding names.
 const NAMED: usize = 3;
 
 fn other_methods(shapes: &[Shape<'_>]) -> Vec<Finding> {
@@ -112,7 +112,7 @@ fn other_methods(shapes: &[Shape<'_>]) -> Vec<Finding> {
     shapes.iter().filter_map(looser).collect()
 }
 
-/// Whether the first allow much more than the second in the long run, as far as both are known.
+/// Returns `true` if the first allow much more than the second in the long run. Both are known.
 fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
     let (Some(loose), Some(tight)) = (loose, tight) else { return false };
     let faster = |loose: &Quota, tight: &Quota| {

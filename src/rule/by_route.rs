@@ -45,8 +45,8 @@ use crate::{
 /// | another method | [`any_method`](ByRoute::any_method) of the path, else the rule `other` |
 /// | any method to a path of gRPC, `/package.Service/Method` | that route, since servers of gRPC ignore the method |
 ///
-/// So a handler that answers several methods, such as one made by `axum::routing::any`, is limited
-/// by `any_method`. [`Lint::OtherMethods`](crate::Lint::OtherMethods) reports routes whose other
+/// A handler that answers several methods, such as one made by `axum::routing::any`, is limited by
+/// `any_method`. [`Lint::OtherMethods`](crate::Lint::OtherMethods) reports routes whose other
 /// methods have a much looser `other`.
 ///
 /// # Templates

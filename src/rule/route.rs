@@ -14,7 +14,7 @@ pub(super) struct Route {
     rpc: Option<Rpc>,
 }
 
-/// A path of gRPC. Servers of gRPC ignore the method, and match the path byte by byte.
+/// The form of a gRPC path. gRPC servers ignore the method and compare the path byte by byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rpc {
     /// `/package.Service/Method`.
@@ -43,22 +43,22 @@ impl Route {
         Self::new(Some(method), template.trim())
     }
 
-    /// The name of its rule: the route itself, shortened where it is too long for a name.
+    /// Returns the name of the rule: the route itself, shortened if it is too long for a name.
     pub(super) fn name(&self) -> RuleName {
         RuleName::derived(&self.to_string())
     }
 
-    /// Whether requests of every method belong to it, where no other route takes them.
+    /// Returns `true` if the route takes the methods that no other route of its path takes.
     pub(super) fn takes_all_methods(&self) -> bool {
         self.method.is_none() || self.rpc.is_some()
     }
 
-    /// Whether a router takes both for one path. It cannot have two that differ in names only.
+    /// Returns `true` if both have one path. A router cannot have two that differ in names only.
     pub(super) fn has_path_of(&self, other: &Self) -> bool {
         same(&self.template, &other.template)
     }
 
-    /// Whether no request could tell the two apart.
+    /// Returns `true` if both take the same requests.
     pub(super) fn is_as(&self, other: &Self) -> bool {
         self.method == other.method && self.has_path_of(other)
     }
@@ -67,7 +67,7 @@ impl Route {
         &self.template
     }
 
-    /// How well the request fits, from 0, the best; `None` where it does not.
+    /// Returns how well the request fits, 0 being best, or `None` if it does not.
     pub(super) fn rank(&self, parts: &Parts, matched: Option<&str>) -> Option<u8> {
         let path = match self.rpc {
             Some(Rpc::Method) if parts.uri.path() == &*self.template => 0,
@@ -89,7 +89,7 @@ impl Route {
         Some(3 * path + method)
     }
 
-    /// Whether a router with this route would match the path.
+    /// Returns `true` if a router with this route would match the path.
     pub(super) fn fits(&self, path: &str) -> bool {
         let mut left = path.split('/');
         for segment in self.template.split('/') {
@@ -121,7 +121,7 @@ impl fmt::Display for Route {
 }
 
 impl Rpc {
-    /// A service has a package: `/users/list` may be anything.
+    /// Recognizes services with a package only: `/users/list` may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {
@@ -139,7 +139,7 @@ impl Rpc {
     }
 }
 
-/// Whether two templates are of one route: they differ in the names of parameters at most.
+/// Returns `true` if two templates differ at most in the names of parameters.
 fn same(a: &str, b: &str) -> bool {
     let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
     loop {
@@ -159,13 +159,13 @@ fn same(a: &str, b: &str) -> bool {
     }
 }
 
-/// What follows the parameter.
+/// Returns the text after a parameter.
 fn behind(name: &[u8]) -> &[u8] {
     let end = name.iter().position(|byte| *byte == b'}');
     end.map_or(&[], |end| &name[end + 1..])
 }
 
-/// Looks for what no router has, or no request.
+/// Fails for a template that no router takes, or no request matches. The error is the fix.
 fn check(template: &str) -> Result<(), String> {
     if !template.starts_with('/') {
         return Err("it does not start with a slash; give a path, as \"/url/{id}\"".into());
@@ -219,7 +219,8 @@ fn check_method(method: &Method) -> Result<(), String> {
     Ok(())
 }
 
-/// Why a route cannot be limited: no request would ever match it, or another route has its path.
+/// An error in a route of [`by_route`](super::by_route): no request could match it, or another
+/// route has its method and path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteError(String);
 

@@ -13,8 +13,8 @@ use crate::{
 
 const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for every method";
 
-/// What a file says of routes: the quotas of each, and `other`, those of all other requests
-/// (features `axum` and `serde`).
+/// Quotas by route, as a file has them, and `other`, the quotas of all other requests (features
+/// `axum` and `serde`).
 ///
 /// A field is called after its route, `"POST /url/{id}"`, or `"/url/{id}"` for
 /// [every method](ByRoute::any_method), and is a quota or a list of them. A route that no request
@@ -42,7 +42,9 @@ const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for 
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Routes are read when the server starts: other ones take a restart.
+/// # Limitations
+///
+/// The routes are fixed when the layer is built: a change of the file takes a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSettings {
     routes: Vec<(Route, Quotas)>,
@@ -50,11 +52,11 @@ pub struct RouteSettings {
 }
 
 impl RouteSettings {
-    /// The rules of these settings, as [`by_route`](crate::by_route) makes them.
+    /// Returns the rules of these settings, as [`by_route`](crate::by_route) makes them.
     pub fn rules(&self) -> ByRoute<Everyone> {
         let mut rules = ByRoute::of(self.other.clone().into());
         for (route, quotas) in &self.routes {
-            // no two are one: they were read by `field`
+            // `field` accepts no two equal routes
             let _added = rules.add(route.clone(), quotas.clone().into());
         }
         rules

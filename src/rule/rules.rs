@@ -99,7 +99,7 @@ pub struct Shape<'a> {
     pub instead_of: Option<RuleName>,
     /// Probable mistakes in the settings of its extractor; of a `by_route`, on its default alone.
     pub(crate) key_lints: Vec<String>,
-    /// Whether requests of other methods to its route are charged by `instead_of`.
+    /// Set if `instead_of` charges requests of other methods to its route.
     pub(crate) leaves_methods: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Requests that no route of `by_route` takes, though one was probably meant to.
+//! Detects requests that no route of `by_route` takes, though one probably should.
 
 use std::sync::{
     Mutex,
@@ -11,10 +11,10 @@ use crate::name::RuleName;
 /// Requests of the default rule that are compared with the routes.
 const FIRST: u32 = 100;
 
-/// What was seen of the requests of one `by_route`. Says each kind of mistake once.
+/// Observations about the requests of one `by_route`. Each kind of mistake is logged once.
 #[derive(Debug)]
 pub(super) struct Stray {
-    /// Whether each route has met a request.
+    /// One flag for each route, set by its first request.
     met: Box<[AtomicBool]>,
     unmatched: AtomicBool,
     looked: AtomicU32,
@@ -39,7 +39,7 @@ impl Stray {
         }
     }
 
-    /// No route takes the request: the router matched another template, or none.
+    /// Looks at a request that no route takes: the router matched another template, or none.
     #[inline]
     pub(super) fn look<'a>(
         &self,
@@ -55,7 +55,7 @@ impl Stray {
         }
     }
 
-    /// A router that has the route would have matched it.
+    /// Logs a path that a router with one of the routes would have matched.
     #[cold]
     fn look_without<'a>(
         &self,
@@ -94,8 +94,8 @@ impl Stray {
     }
 }
 
-/// Whether the router's template is that of the route in another case, with or without a slash at
-/// the end, or under a path that the route lacks.
+/// Returns `true` if the router's template differs from the route's by its case, a slash at the end,
+/// or the path it is nested under.
 fn is_near(template: &str, matched: &str) -> bool {
     let bare = |path: &str| path.trim_end_matches('/').to_ascii_lowercase();
     let (template, matched) = (bare(template), bare(matched));

@@ -1,7 +1,7 @@
-//! Whether stores are made for layers and dropped again all the time: a layer that is built per
-//! request, or per connection, begins to count afresh each time and limits nobody.
+//! Detects stores that are made for layers and dropped again all the time: a layer that is built
+//! per request, or per connection, starts to count from zero each time and limits nobody.
 //!
-//! One store says nothing: tests drop them, and a server that stops. So the stores that a layer had
+//! One store is no sign: tests drop stores, and so does a server that stops. Stores that a layer had
 //! are counted when they are dropped, by the line that makes them. Three patterns are reported:
 //!
 //! - 16 in a row that decided about one request each: built per request;
@@ -32,7 +32,7 @@ const PLACES: usize = 64;
 
 static DROPPED: Mutex<Vec<Place>> = Mutex::new(Vec::new());
 
-/// How long a store has lived, and whether a layer had it.
+/// The start of a store's life, and its use.
 #[derive(Debug)]
 pub(super) struct Life {
     clock: Clock,
@@ -85,19 +85,19 @@ impl Drop for Life {
     }
 }
 
-/// What is known of a store that was dropped.
+/// A store that was dropped.
 struct Ended {
     now: u64,
     is_short: bool,
     decisions: u8,
 }
 
-/// What was dropped of the stores that one line makes.
+/// The dropped stores that one line made.
 struct Place {
     line: &'static Location<'static>,
     minute: u64,
     dropped: u32,
-    /// Of those, the short-lived ones.
+    /// The number of those that lived for less than a minute.
     short: u32,
     /// Dropped in the minute before.
     before: u32,
@@ -121,7 +121,7 @@ impl Place {
         self.dropped = self.dropped.saturating_add(1);
         self.short = self.short.saturating_add(ended.is_short.into());
         match ended.decisions {
-            // made to be looked at: rules that are tried before they are used
+            // rules are tried with a store of their own before they are used
             0 => {}
             1 => self.once = self.once.saturating_add(1),
             _ => self.once = 0,
@@ -144,8 +144,8 @@ fn warn(line: &Location<'_>) {
     tracing::warn!(
         target: "tower_sluice::lint",
         lint = "layer_rebuilt",
-        "layers are built and dropped all the time with the store that {line} makes: each begins to \
-         count afresh, so that nobody is limited, and sets memory aside for a whole store; build the \
+        "layers are built and dropped all the time with the store that {line} makes: each starts to \
+         count from zero, so that nobody is limited, and sets memory aside for a whole store; build the \
          layer once, outside of what runs per request or connection, and clone it; if these are \
          tests, all is well"
     );

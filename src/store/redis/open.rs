@@ -168,7 +168,7 @@ fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
 
 const SHAPE: &str = "redis://[user:password@]host[:port][/db]";
 
-/// The fix, where the mistake is a known one.
+/// Returns the fix of a known mistake.
 fn fix(url: &str, has_tls: bool) -> Option<String> {
     let scheme = url.split_once("://").map(|(scheme, _)| scheme);
     match scheme {
@@ -181,8 +181,8 @@ fn fix(url: &str, has_tls: bool) -> Option<String> {
     }
 }
 
-/// The address as an error shows it: whole where nothing in it can be a password, else with `***`
-/// for whatever may be one.
+/// Returns the address as an error shows it: whole if nothing in it can be a password, else with
+/// `***` for each part that may be one.
 fn shown(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if is_host(url) { url } else { "***" }.to_owned();
@@ -203,7 +203,7 @@ fn shown(url: &str) -> String {
     format!("{scheme}://{user}{host}{path}")
 }
 
-/// Whether it is a host and a port, and so no password that stands in the wrong place.
+/// Returns `true` for a host and a port, which are no password that stands in the wrong place.
 fn is_host(text: &str) -> bool {
     let (name, port) = text.split_once(':').unwrap_or((text, ""));
     let is_port = !port.is_empty() && port.parse::<u16>().is_ok();
