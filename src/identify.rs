@@ -34,7 +34,9 @@
 //!
 //! Where no identity is found, nothing is put and nothing refused: what becomes of such a request
 //! is the rule's [`Missing`](crate::Missing) policy. An identity is looked up before any limit, so
-//! a costly look-up wants a limit per address in front of itself.
+//! a costly look-up wants a limit per address in front of itself. While its identity is
+//! looked up, a request keeps what the inner service has reserved for it, such as a permit of a
+//! concurrency limit: bound the time of a look-up.
 
 use std::{
     fmt, mem,

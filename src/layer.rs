@@ -338,9 +338,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Refuses nobody: [decisions](RateLimitLayer::expose_decision) and
-    /// [counters](RateLimitLayer::count) say what would have been. No header fields are sent for
-    /// what would have been refused.
+    /// Denies nobody, not even a request on a [deny list](RateLimitLayer::deny):
+    /// [decisions](RateLimitLayer::expose_decision) and [counters](RateLimitLayer::count) report what
+    /// would have been denied. No header fields are sent for a request that would have been denied.
     pub fn report_only(mut self) -> Self {
         self.settings.report_only = Switch::on();
         self

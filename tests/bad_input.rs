@@ -209,6 +209,9 @@ fn a_cost_of_nothing_is_a_look() {
     assert!(limiter.take("alice", &quota, 1).now().is_allowed());
     let look = limiter.take("alice", &quota, 0).now();
     assert!(look.is_allowed() && look.remaining() == Some(0));
+    limiter.block("alice", SECOND).now().expect("room");
+    assert!(!limiter.take("alice", &quota, 1).now().is_allowed());
+    assert!(limiter.take("alice", &quota, 0).now().is_allowed(), "a look, as documented");
 }
 
 #[test]

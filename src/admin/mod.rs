@@ -205,6 +205,8 @@
 //! - A page of another site, in the browser of an operator who is logged in, can send forms and plain
 //!   text, but no JSON unless your CORS policy allows it: so every change is a `POST` of
 //!   `application/json`, and nothing else is read. Lay no permissive CORS layer around this router.
+//! - A guard that admits by address alone, as loopback, admits pages of other sites in a browser on
+//!   that address: such a page can point a name of its own at it (DNS rebinding). Ask for a secret.
 //! - It speaks of one process. Accounts and blocks in Redis are of all; switches, counts and refusals
 //!   are of this one.
 //! - Refusals of requests without a usable key are no rule's, and are not listed; nor is what a deny

@@ -136,8 +136,10 @@ impl<K> Rule<K> {
         Self { plan: plan.into(), ..self }
     }
 
-    /// What a request costs: a number of units, or [`Units::from_fn`]; 1 unless set. A request of
-    /// cost 0 is not charged.
+    /// Sets the cost of a request: a number of units, or [`Units::from_fn`]. Defaults to 1.
+    ///
+    /// A request of cost 0 passes uncharged, even if its key or its quota is blocked. Where clients
+    /// influence the cost, let it be at least 1.
     pub fn cost(self, cost: impl Into<Units>) -> Self {
         Self { cost: cost.into(), ..self }
     }

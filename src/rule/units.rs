@@ -6,6 +6,9 @@ use http::request::Parts;
 
 /// A number of units that is fixed or read from the head of a request.
 ///
+/// A cost of 0 lets the request pass, even for a blocked key: end a cost that clients influence with
+/// `.max(1)`.
+///
 /// ```
 /// use tower_sluice::Units;
 ///
