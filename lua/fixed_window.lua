@@ -69,11 +69,11 @@ algorithms.f = {
   letter = 'f',
 
   plan = function(plan, at)
-    local charges, possible, cost, need, units, soft, period, carry, kind, wait, wait_nano, after =
-      struct.unpack('<BBI5I5I5I5I7I5BI7H', plan, at)
+    local charges, possible, cost, need, most, units, soft, period, carry, kind, wait, wait_nano, after =
+      struct.unpack('<BBI5I5I5I5I5I7I5BI7H', plan, at)
     return {
       algorithm = algorithms.f, charges = charges, possible = possible, cost = cost, need = need,
-      units = units, soft = soft, period = period, carry = carry, kind = kind, wait = wait,
+      most = most, units = units, soft = soft, period = period, carry = carry, kind = kind, wait = wait,
       wait_nano = wait_nano,
     }, after
   end,
@@ -136,7 +136,7 @@ algorithms.f = {
   open = function() end,
 
   late = function(place)
-    count(place, math.min(place.cost, math.max(0, 2 * place.units - window(place).count)))
+    count(place, math.min(place.cost, math.max(0, place.most - window(place).count)))
   end,
 
   refund = function(place)

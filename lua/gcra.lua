@@ -55,7 +55,7 @@ algorithms.g = {
     return place.state.us + 1
   end,
 
-  -- Beyond twice the limit no late charge goes.
+  -- Further ahead only a late charge of a quota with a large max_debt goes.
   odd = function(place)
     return place.state.us - place.kept - now > 2 * (place.room + place.cost) + 2
   end,

@@ -101,11 +101,11 @@ algorithms.l = {
   letter = 'l',
 
   plan = function(plan, from)
-    local charges, possible, cost, need, units, soft, period, key, after =
-      struct.unpack('<BBI5I5I5I5I7B', plan, from)
+    local charges, possible, cost, need, most, units, soft, period, key, after =
+      struct.unpack('<BBI5I5I5I5I5I7B', plan, from)
     return {
       algorithm = algorithms.l, charges = charges, possible = possible, cost = cost, need = need,
-      units = units, soft = soft, period = period, list = KEYS[key],
+      most = most, units = units, soft = soft, period = period, list = KEYS[key],
     }, after
   end,
 
@@ -195,7 +195,7 @@ algorithms.l = {
 
   late = function(place)
     local total = place.state and place.state.total or 0
-    add(place, math.min(place.cost, math.max(0, 2 * place.units - total)))
+    add(place, math.min(place.cost, math.max(0, place.most - total)))
   end,
 
   refund = function(place)

@@ -92,11 +92,11 @@ algorithms.s = {
   letter = 's',
 
   plan = function(plan, at)
-    local charges, possible, cost, need, units, soft, width, buckets, after =
-      struct.unpack('<BBI5I5I5I5I7I4', plan, at)
+    local charges, possible, cost, need, most, units, soft, width, buckets, after =
+      struct.unpack('<BBI5I5I5I5I5I7I4', plan, at)
     return {
       algorithm = algorithms.s, charges = charges, possible = possible, cost = cost, need = need,
-      units = units, soft = soft, width = width, buckets = buckets,
+      most = most, units = units, soft = soft, width = width, buckets = buckets,
     }, after
   end,
 
@@ -164,7 +164,7 @@ algorithms.s = {
   late = function(place)
     local inner, leaving = used(place)
     local over = whole(leaving + place.width - 1, place.width)
-    add(place, math.min(place.cost, math.max(0, 2 * place.units - inner - over)))
+    add(place, math.min(place.cost, math.max(0, place.most - inner - over)))
   end,
 
   refund = function(place)

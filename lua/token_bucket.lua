@@ -43,11 +43,11 @@ algorithms.t = {
   letter = 't',
 
   plan = function(plan, at)
-    local charges, possible, cost, need, burst, soft, units, initial, period, kept, after =
-      struct.unpack('<BBI5I5I5I5I5I5I7I7', plan, at)
+    local charges, possible, cost, need, most, burst, soft, units, initial, period, kept, after =
+      struct.unpack('<BBI5I5I5I5I5I5I5I7I7', plan, at)
     return {
       algorithm = algorithms.t, charges = charges, possible = possible, cost = cost, need = need,
-      burst = burst, soft = soft, units = units, initial = initial, period = period, kept = kept,
+      most = most, burst = burst, soft = soft, units = units, initial = initial, period = period, kept = kept,
     }, after
   end,
 
@@ -86,7 +86,7 @@ algorithms.t = {
   end,
 
   odd = function(place)
-    return place.state.us > now or place.state.tokens < -place.burst - place.soft
+    return place.state.us > now or place.state.tokens < place.burst - math.max(place.most, 2 * place.burst) - place.soft
   end,
 
   fits = function(place)
@@ -104,7 +104,7 @@ algorithms.t = {
   end,
 
   late = function(place)
-    spend(place, math.min(place.cost, math.max(0, bucket(place).tokens + place.burst)))
+    spend(place, math.min(place.cost, math.max(0, bucket(place).tokens + place.most - place.burst)))
   end,
 
   refund = function(place)

@@ -192,6 +192,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
             headers: self.headers,
             max_waiters: self.settings.max_waiters,
             settles: self.settings.after.is_some(),
+            adjusted: self.settings.after.as_ref().and_then(After::adjusted),
         };
         self.lints.sift(lint::find(&shapes, &knobs))
     }

@@ -67,6 +67,14 @@ pub(crate) struct After {
 }
 
 impl After {
+    /// Units that a request without an adjustment is charged in the end, where that is fixed.
+    pub(crate) fn adjusted(&self) -> Option<u32> {
+        match self.default {
+            Settle::Charge(units) => Some(units),
+            _ => None,
+        }
+    }
+
     /// Uncharged there is nothing to settle, but a handler finds what it asks for, and may block.
     pub(crate) fn reserve(
         &self,

@@ -173,8 +173,18 @@ fn what_an_algorithm_cannot_count_names_the_way_out() {
           TokenBucket only (initial 1)",
         ),
         (
+            Quota::per_day(1).try_max_debt(3_651),
+            "max_debt × interval is longer than ten years; lower max_debt or raise the rate \
+             (max_debt 3651, interval 86400s)",
+        ),
+        (
+            TEN.algorithm(log).try_max_debt(10_001),
+            "max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or Gcra \
+             (max_debt 10001)",
+        ),
+        (
             Quota::blocked().try_burst(1),
-            "burst, soft or initial is set on a blocked quota, which \
+            "burst, soft, initial or max_debt is set on a blocked quota, which \
           has none (burst 1, interval 1s)",
         ),
     ] {
@@ -524,8 +534,8 @@ mod redis {
         let large = Quota::per_day(4_000_000_000);
         assert_eq!(
             said(large.algorithm(Algorithm::SlidingWindow { buckets: 1 })),
-            "the store cannot do this: (2 * units + soft) * width of a sliding or paced window, \
-             in microseconds, is 2^53 or more, which Lua's numbers do not hold; take more \
+            "the store cannot do this: (units + max_debt + soft) * width of a sliding or paced \
+             window, in microseconds, is 2^53 or more, which Lua's numbers do not hold; take more \
              buckets, or Gcra"
         );
     }

@@ -60,6 +60,7 @@ fn every_quota_is_spelled_as_its_setters_are_called() {
         (minute.burst(20), json!("100/min burst 20")),
         (Quota::blocked(), json!("blocked")),
         (minute.soft(5), json!({"units": 100, "period": "1min", "soft": 5})),
+        (minute.max_debt(0), json!({"units": 100, "period": "1min", "max_debt": 0})),
         (
             minute.burst(20).initial(0).named("slow"),
             json!({"units": 100, "period": "1min", "burst": 20, "initial": 0, "name": "slow"}),
@@ -236,9 +237,11 @@ fn quotas() -> impl Strategy<Value = Quota> {
         Just(Algorithm::SlidingLog),
     ];
     let name = prop::sample::select(vec![None, Some("daily"), Some("a \"b\" \\ c")]);
-    let options = (prop::option::of(units()), prop::option::of(0..50_u32), 0..50_u32);
+    let debt = prop::option::of(0..50_u32);
+    let options = (prop::option::of(units()), prop::option::of(0..50_u32), 0..50_u32, debt);
     let parts = (units(), periods(), algorithm, options, name);
-    parts.prop_filter_map("valid", |(units, period, algorithm, (burst, initial, soft), name)| {
+    parts.prop_filter_map("valid", |(units, period, algorithm, options, name)| {
+        let (burst, initial, soft, debt) = options;
         let refills = matches!(algorithm, Algorithm::Gcra | Algorithm::TokenBucket);
         let period = match algorithm {
             Algorithm::SlidingWindow { buckets } => period - period % u64::from(buckets),
@@ -252,6 +255,7 @@ fn quotas() -> impl Strategy<Value = Quota> {
         }
         quota = quota.try_algorithm(algorithm).ok()?;
         quota = quota.try_soft(soft).unwrap_or(quota);
+        quota = debt.map_or(quota, |units| quota.try_max_debt(units).unwrap_or(quota));
         if let Some(initial) = initial.filter(|_| refills) {
             quota = quota.try_initial(initial.min(quota.limit())).ok()?;
         }
@@ -290,7 +294,8 @@ proptest! {
 #[test]
 fn a_wrong_quota_is_told_with_field_value_and_fix() {
     const NUMBER: &str = "give a whole number from 1 to 4294967295";
-    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, name or blocked";
+    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \
+         blocked";
     const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \
         \"anchored_window\", \"sliding_log\", { sliding_window = { buckets = 60 } } or \
         { fixed_window = { carry_over = 30, paced = true } }";

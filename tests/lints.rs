@@ -509,6 +509,31 @@ fn an_extractor_within_others_is_judged_too() {
 }
 
 #[test]
+fn an_adjustment_that_may_exceed_the_debt_is_found() {
+    let reserves = |quota, cost, adjusted| {
+        layer(rule(quota).cost(cost)).reserve(Settle::Charge(adjusted)).lints()
+    };
+    let found = reserves(TEN, 2, 5);
+    assert_eq!(found[0].lint(), Lint::AdjustmentAboveMaxDebt);
+    assert_eq!(
+        texts(&found),
+        ["rule api: a request reserves 2 and is charged 5 in the end, which is 25 for the 5 that \
+          quota 10/s admits at once, and late charges stop at its limit 10 and max_debt 10; raise \
+          the cost, or max_debt to 15"]
+    );
+    assert_eq!(reserves(TEN.max_debt(15), 2, 5), []);
+    assert_eq!(reserves(TEN.max_debt(14), 2, 5).len(), 1);
+    assert_eq!(reserves(TEN, 5, 5), [], "what is reserved is no debt");
+    assert_eq!(reserves(TEN, 10, 20), []);
+    assert_eq!(reserves(TEN, 10, 21).len(), 1);
+    assert_eq!(reserves(TEN, 2, 0), []);
+    assert_eq!(reserves(TEN.max_debt(0), 10, 11).len(), 1);
+    assert_eq!(layer(rule(TEN)).reserve(Settle::Keep).lints(), []);
+    let per_request = rule(TEN).cost(Units::from_fn(|_| 1));
+    assert_eq!(layer(per_request).reserve(Settle::Charge(99)).lints(), [], "not judged");
+}
+
+#[test]
 fn what_is_meant_is_allowed_by_its_kind() {
     let two = [TEN, Quota::per_minute(600)];
     let kinds = |found: &[Finding]| found.iter().map(Finding::lint).collect::<Vec<_>>();

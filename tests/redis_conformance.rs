@@ -29,6 +29,7 @@ where
         ("fixed_window.json", 24),
         ("sliding_window.json", 10),
         ("sliding_log.json", 12),
+        ("max_debt.json", 13),
         ("combined.json", 6),
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");

@@ -54,32 +54,40 @@ fn quota() -> impl Strategy<Value = Quota> {
         (1..60_u64).prop_map(|n| n * 60_000)
     ];
     let numbers = (1..12_u32, micros, 0..7_u32, 1..16_u32, 0..5_u32, 0..1_000_u64);
-    (numbers, any::<[u8; 3]>()).prop_filter_map("no quota", |(numbers, [kind, start, soft])| {
-        let (units, micros, buckets, burst, more, odd) = numbers;
-        let nanos = if kind % 6 == 0 { micros * 1_000 + odd } else { micros * 1_000 };
-        let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
-        let quota = match kind % 6 {
-            0 => quota.try_burst(burst).ok()?,
-            1 => quota.try_burst(burst).ok()?.try_algorithm(Algorithm::TokenBucket).ok()?,
-            2 => {
-                let window = Algorithm::fixed_window().carry_over(more);
-                let window = if start % 2 == 0 { window.paced() } else { window };
-                quota.try_algorithm(window).ok()?
-            }
-            3 => quota.try_algorithm(Algorithm::AnchoredWindow).ok()?,
-            4 => {
-                let buckets = [1, 2, 3, 4, 5, 6, 10][buckets as usize];
-                quota.try_algorithm(Algorithm::SlidingWindow { buckets }).ok()?
-            }
-            _ => quota.try_algorithm(Algorithm::SlidingLog).ok()?,
-        };
-        let quota = if start % 3 == 0 { quota.try_initial(more).unwrap_or(quota) } else { quota };
-        Some(if soft % 3 == 0 {
-            quota.try_soft(u32::from(soft % 5)).unwrap_or(quota)
-        } else {
-            quota
-        })
-    })
+    (numbers, any::<[u8; 4]>()).prop_filter_map(
+        "no quota",
+        |(numbers, [kind, start, soft, debt])| {
+            let (units, micros, buckets, burst, more, odd) = numbers;
+            let nanos = if kind % 6 == 0 { micros * 1_000 + odd } else { micros * 1_000 };
+            let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
+            let quota = match kind % 6 {
+                0 => quota.try_burst(burst).ok()?,
+                1 => quota.try_burst(burst).ok()?.try_algorithm(Algorithm::TokenBucket).ok()?,
+                2 => {
+                    let window = Algorithm::fixed_window().carry_over(more);
+                    let window = if start % 2 == 0 { window.paced() } else { window };
+                    quota.try_algorithm(window).ok()?
+                }
+                3 => quota.try_algorithm(Algorithm::AnchoredWindow).ok()?,
+                4 => {
+                    let buckets = [1, 2, 3, 4, 5, 6, 10][buckets as usize];
+                    quota.try_algorithm(Algorithm::SlidingWindow { buckets }).ok()?
+                }
+                _ => quota.try_algorithm(Algorithm::SlidingLog).ok()?,
+            };
+            let quota =
+                if start % 3 == 0 { quota.try_initial(more).unwrap_or(quota) } else { quota };
+            let quota = match debt % 3 {
+                0 => quota.try_max_debt(u32::from(debt % 37)).ok()?,
+                _ => quota,
+            };
+            Some(if soft % 3 == 0 {
+                quota.try_soft(u32::from(soft % 5)).unwrap_or(quota)
+            } else {
+                quota
+            })
+        },
+    )
 }
 
 fn asked() -> impl Strategy<Value = Asked> {

@@ -62,6 +62,11 @@ async fn combinations_equal_their_table() {
     assert_eq!(all_pass(&mut Local::default(), "combined.json").await, (6, 0));
 }
 
+#[tokio::test]
+async fn late_charges_stop_where_their_table_says() {
+    assert_eq!(all_pass(&mut Local::default(), "max_debt.json").await, (13, 0));
+}
+
 #[test]
 fn every_table_of_the_folder_is_published() {
     let mut published: Vec<_> = TABLES.iter().map(|(file, _)| *file).collect();

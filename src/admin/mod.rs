@@ -124,7 +124,7 @@
 //! {
 //!   "rule": "ip", "key_kind": {"address": {"ipv4_prefix": 32, "ipv6_prefix": 64}},
 //!   "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
-//!   "quotas": [{"text": "10/s", "algorithm": "gcra", "limit": 10, "units": 10, "period_ms": 1000}],
+//!   "quotas": [{"text": "10/s", "algorithm": "gcra", "limit": 10, "units": 10, "period_ms": 1000, "max_debt": 10}],
 //!   "report_only": false, "refused": 7, "reported": 0
 //! }
 //! ```

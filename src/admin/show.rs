@@ -53,6 +53,7 @@ fn quota(quota: &Quota) -> Value {
         "limit": quota.limit(),
         "units": quota.units(),
         "period_ms": millis(quota.period()),
+        "max_debt": quota.max_debt_units(),
     })
 }
 

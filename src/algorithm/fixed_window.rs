@@ -129,7 +129,7 @@ impl Counter for FixedWindow {
     }
 
     fn owable(&self, quota: &Quota, now: u64) -> u64 {
-        (2 * u64::from(quota.units())).saturating_sub(self.at(quota, now).count)
+        quota.late_limit().saturating_sub(self.at(quota, now).count)
     }
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {

@@ -17,12 +17,14 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// A quota as this algorithm sees it. `(limit + soft) × interval` and a wait are at most ten years
-/// each, so that sums of a few of them and an instant stay far below 2^64 ns.
+/// A quota as this algorithm sees it. `(limit + soft) × interval`, `max_debt × interval` and a wait
+/// are at most ten years each, so that sums of a few of them and an instant stay far below 2^64 ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
     limit: u32,
     soft: u32,
+    /// Units charged at which a late charge stops.
+    late_limit: u64,
     interval: u64,
     /// For how long a full account is remembered: `burst·T` with `initial`, otherwise 0.
     kept: u64,
@@ -56,7 +58,8 @@ impl Gcra {
             None => (0, 0),
             Some(initial) => (worth(limit), worth(limit.saturating_sub(initial))),
         };
-        Self { limit, soft: quota.soft_units(), interval, kept, cold }
+        let late_limit = quota.late_limit();
+        Self { limit, soft: quota.soft_units(), late_limit, interval, kept, cold }
     }
 
     /// Charges what is asked of the account, if it fits: the instant to store, if any, and what to
@@ -129,12 +132,12 @@ impl Gcra {
     /// account then.
     ///
     /// A refund stops at full, and changes nothing where there is no account. A late charge never
-    /// fails but stops where twice the limit is owed; an account already beyond that stays.
+    /// fails but stops where the limit and `max_debt` are owed; an account already beyond that stays.
     pub(crate) fn settle(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Numbers) {
         let before = self.tat(stored, now);
         let worth = self.interval.saturating_mul(units.unsigned_abs());
         let after = if units < 0 {
-            let most = now + 2 * self.worth(self.limit.into());
+            let most = now + self.worth(self.late_limit);
             before.saturating_add(worth).min(most).max(before)
         } else if stored <= now {
             before
@@ -142,6 +145,12 @@ impl Gcra {
             before.saturating_sub(worth).max(now)
         };
         ((after != before).then(|| self.stored(after)), self.numbers(after, now, 0))
+    }
+
+    /// Returns whether a late charge of `units` is cut.
+    pub(crate) fn cuts(self, stored: u64, now: u64, units: u64) -> bool {
+        let room = self.worth(self.late_limit).saturating_sub(self.tat(stored, now) - now);
+        self.interval.saturating_mul(units) > room
     }
 
     /// What to store after a charge of `cost` that left the account at `receipt` (as it was
@@ -258,6 +267,11 @@ mod tests {
         assert_eq!((queued, step.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
         assert_eq!(slow.settle(full, now, i64::MIN).0, Some(now + 2 * TEN_YEARS));
         assert_eq!(slow.settle(full, now, i64::MAX).0, Some(now));
+        let deep = Gcra::new(&Quota::per_day(1).burst(3650).max_debt(3650).initial(0));
+        let (owed, _) = deep.settle(now, now, i64::MIN);
+        assert_eq!(owed, Some(now + 3 * TEN_YEARS));
+        let owed = owed.expect("a debt");
+        assert!(!deep.look(owed, now, Ask { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed);
     }
 
     #[test]

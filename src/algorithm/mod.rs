@@ -130,7 +130,7 @@ trait Counter {
         0
     }
 
-    /// Units a late charge may still take, until twice the capacity is charged.
+    /// Units a late charge may still take, until the limit and `max_debt` are charged.
     fn owable(&self, quota: &Quota, now: u64) -> u64;
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64);
@@ -207,7 +207,7 @@ pub(crate) fn open(account: &mut Option<State>, quota: &Quota, now: u64, ask: As
 /// Gives `units` back (above 0) or charges them late (below 0).
 ///
 /// A refund changes nothing where there is no account. A late charge never fails but stops where
-/// twice the limit is charged.
+/// the limit and `max_debt` are charged.
 pub(crate) fn settle(account: &mut Option<State>, quota: &Quota, now: u64, units: i64) -> Numbers {
     end(account, quota, now);
     if units < 0 {
@@ -219,6 +219,16 @@ pub(crate) fn settle(account: &mut Option<State>, quota: &Quota, now: u64, units
     }
     end(account, quota, now);
     look(account.as_ref(), quota, now, Ask::units(0)).numbers
+}
+
+/// Returns whether a late charge of `units` is cut.
+pub(crate) fn cuts(account: Option<&State>, quota: &Quota, now: u64, units: u64) -> bool {
+    let owable = |state: &State| state.counter().owable(quota, now);
+    let owable = match account.filter(|state| state.lives(quota, now)) {
+        Some(state) => owable(state),
+        None => owable(&State::fresh(quota, now)),
+    };
+    units > owable
 }
 
 /// Undoes a charge of `cost` made at `taken`, the `now` of its [`take`], without undoing another's.

@@ -48,7 +48,7 @@ impl Counter for SlidingLog {
     }
 
     fn owable(&self, quota: &Quota, now: u64) -> u64 {
-        (2 * u64::from(quota.units())).saturating_sub(self.used(quota, now))
+        quota.late_limit().saturating_sub(self.used(quota, now))
     }
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {

@@ -101,7 +101,7 @@ impl Counter for SlidingWindow {
     }
 
     fn owable(&self, quota: &Quota, now: u64) -> u64 {
-        self.below(quota, now, 2 * u64::from(quota.units()))
+        self.below(quota, now, quota.late_limit())
     }
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {

@@ -72,7 +72,7 @@ impl Counter for TokenBucket {
     }
 
     fn owable(&self, quota: &Quota, now: u64) -> u64 {
-        (self.at(quota, now).tokens + burst(quota)).max(0).unsigned_abs()
+        (self.at(quota, now).tokens + i64::from(quota.max_debt_units())).max(0).unsigned_abs()
     }
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64) {

@@ -180,9 +180,12 @@ impl fmt::Display for Described<'_> {
             Algorithm::SlidingLog => "sliding log",
         };
         write!(f, "{quota}, {algorithm}")?;
-        match quota.soft_units() {
-            0 => Ok(()),
-            soft => write!(f, ", {soft} soft"),
+        if quota.soft_units() > 0 {
+            write!(f, ", {} soft", quota.soft_units())?;
+        }
+        match quota.max_debt_units() {
+            debt if debt == quota.limit() => Ok(()),
+            debt => write!(f, ", max_debt {debt}"),
         }
     }
 }

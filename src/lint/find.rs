@@ -16,6 +16,8 @@ pub(crate) struct Knobs {
     pub(crate) max_waiters: usize,
     /// Whether charges are changed after the response.
     pub(crate) settles: bool,
+    /// Units that a request without an adjustment is charged in the end, where that is fixed.
+    pub(crate) adjusted: Option<u32>,
 }
 
 /// Looks for what is legal and probably a mistake, live plans as they are now.
@@ -30,6 +32,7 @@ pub(crate) fn find(shapes: &[Shape<'_>], knobs: &Knobs) -> Vec<Finding> {
         found.extend(shape.key_lints.iter().map(of_key));
         found.extend(cost_above_limit(shape));
         found.extend(nobody_waits(shape, knobs));
+        found.extend(adjustment_above_max_debt(shape, knobs));
         found.extend(dominated_quotas(shape, knobs));
     }
     found.extend(unnamed_quotas(&shapes, knobs.headers));
@@ -123,6 +126,23 @@ fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
         per(loose, tight) > per(tight, loose) * MUCH_LOOSER
     };
     !tight.is_empty() && loose.iter().all(|loose| tight.iter().any(|tight| faster(loose, tight)))
+}
+
+fn adjustment_above_max_debt(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
+    let (adjusted, cost) = (u64::from(knobs.adjusted?), shape.cost?.max(1));
+    let quotas = shape.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
+    let spent = |quota: &Quota| u64::from(quota.limit() / cost) * adjusted;
+    let quota = quotas.into_iter().find(|quota| spent(quota) > quota.late_limit())?;
+    let (limit, debt) = (quota.limit(), quota.max_debt_units());
+    let text = format!(
+        "a request reserves {cost} and is charged {adjusted} in the end, which is {} for the {} that \
+         quota {quota} admits at once, and late charges stop at its limit {limit} and max_debt {debt}; \
+         raise the cost, or max_debt to {}",
+        spent(quota),
+        limit / cost,
+        spent(quota) - u64::from(limit)
+    );
+    Some(Finding::of(Lint::AdjustmentAboveMaxDebt, shape.name, &text))
 }
 
 fn unnamed_quotas(shapes: &[Shape<'_>], headers: Headers) -> Option<Finding> {

@@ -28,6 +28,7 @@ pub(crate) use self::metered::{
 pub(crate) use self::noted::Noted;
 #[cfg(feature = "admin")]
 pub(crate) use self::noted::Refusal;
+pub(crate) use self::traced::late_charge_cut;
 use self::traced::trace;
 use crate::{
     decision::{Decision, Outcome, Source},

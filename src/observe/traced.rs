@@ -1,5 +1,7 @@
 //! Spans and log lines through the `tracing` facade.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use tracing::{
     Level, Span,
     field::{Field, display},
@@ -7,7 +9,7 @@ use tracing::{
 };
 
 use super::Verdict;
-use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName};
+use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName, quota::Quota};
 
 /// Fills the `ratelimit.*` fields that the current span has declared, and logs denials at debug
 /// level. A higher level would amplify a flood. Keys never appear, and fingerprints are computed
@@ -73,4 +75,17 @@ fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> O
 fn retry_after(decision: &Decision) -> Option<u64> {
     let wait = decision.retry_after().filter(|_| !decision.is_allowed())?;
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
+}
+
+/// A late charge was cut: a line the first time, since clients may cause more.
+pub(crate) fn late_charge_cut(quota: &Quota) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Relaxed) {
+        let (limit, debt) = (quota.limit(), quota.max_debt_units());
+        tracing::warn!(
+            "a late charge under quota {quota} is cut: {limit} units and a max_debt of {debt} are \
+             charged already, and what was spent beyond is lost; reserve more, or raise \
+             Quota::max_debt (logged once)"
+        );
+    }
 }

@@ -34,6 +34,8 @@ pub(super) enum Wrong {
     Buckets,
     BucketsUneven,
     LogTooLong,
+    DebtTooLong,
+    DebtOfLog,
 }
 
 impl Wrong {
@@ -52,7 +54,7 @@ impl Wrong {
                 "quota: burst × interval is longer than ten years; lower burst or raise the rate"
             }
             Self::BurstOfBlocked => {
-                "quota: burst, soft or initial is set on a blocked quota, which has none"
+                "quota: burst, soft, initial or max_debt is set on a blocked quota, which has none"
             }
             Self::InitialAboveBurst => "quota: initial is above burst; lower it or raise burst",
             Self::InitialOfWindow => {
@@ -69,7 +71,20 @@ impl Wrong {
             Self::LogTooLong => {
                 "quota: a sliding log of more than 10000 units; use SlidingWindow or Gcra"
             }
+            Self::DebtTooLong => {
+                "quota: max_debt × interval is longer than ten years; lower max_debt or raise the \
+                 rate"
+            }
+            Self::DebtOfLog => {
+                "quota: max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or \
+                 Gcra"
+            }
         }
+    }
+
+    /// Returns whether the number at fault is the one of `max_debt`.
+    pub(super) const fn is_of_debt(self) -> bool {
+        matches!(self, Self::DebtTooLong | Self::DebtOfLog)
     }
 }
 
@@ -86,6 +101,10 @@ impl fmt::Display for QuotaError {
                     Wrong::InitialAboveBurst | Wrong::InitialOfWindow => {
                         write!(f, " (initial {units})")
                     }
+                    Wrong::DebtTooLong => {
+                        write!(f, " (max_debt {units}, interval {time:?})")
+                    }
+                    Wrong::DebtOfLog => write!(f, " (max_debt {units})"),
                     Wrong::SoftAndPaced => write!(f, " (soft {units})"),
                     Wrong::Buckets | Wrong::BucketsUneven | Wrong::LogTooLong => {
                         write!(f, " (units {units}, interval {time:?})")

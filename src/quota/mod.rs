@@ -3,6 +3,7 @@
 mod algorithm;
 #[cfg(feature = "serde")]
 mod algorithm_table;
+mod debt;
 mod error;
 #[cfg(feature = "simulate")]
 mod limit;
@@ -99,6 +100,7 @@ pub struct Quota {
     algorithm: Algorithm,
     initial: Option<u32>,
     soft: u32,
+    max_debt: Option<u32>,
     name: Option<&'static str>,
 }
 
@@ -173,6 +175,7 @@ impl Quota {
             algorithm: Algorithm::Gcra,
             initial: None,
             soft: 0,
+            max_debt: None,
             name: None,
         }
     }
@@ -424,14 +427,23 @@ impl Quota {
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),
-            Some(fault) => Err(QuotaError(Fault::Numbers(fault, number, self.interval()))),
+            Some(fault) => {
+                let number = match self.max_debt {
+                    Some(debt) if fault.is_of_debt() => debt,
+                    _ => number,
+                };
+                Err(QuotaError(Fault::Numbers(fault, number, self.interval())))
+            }
         }
     }
 
     /// What is wrong with the quota as a whole.
     const fn fault(&self) -> Option<Wrong> {
         if self.units == 0 {
-            let changed = self.burst > 0 || self.soft > 0 || self.initial.is_some();
+            let changed = self.burst > 0
+                || self.soft > 0
+                || self.initial.is_some()
+                || self.max_debt.is_some();
             return if changed { Some(Wrong::BurstOfBlocked) } else { None };
         }
         if self.burst == 0 {
@@ -440,6 +452,9 @@ impl Quota {
         let raised = self.burst as u64 + self.soft as u64;
         if raised > LONGEST / self.interval {
             return Some(Wrong::BurstTooLong);
+        }
+        if let Some(fault) = self.debt_fault() {
+            return Some(fault);
         }
         if let Some(initial) = self.initial
             && initial > self.burst

@@ -32,10 +32,11 @@ impl Quota {
             Algorithm::Gcra => self.interval.saturating_mul(n.get().into()),
             _ => self.period.div_ceil(units.into()),
         };
-        Self {
+        let interval = interval.min(LONGEST / raised);
+        let share = Self {
             units,
             burst,
-            interval: interval.min(LONGEST / raised),
+            interval,
             algorithm: match self.algorithm {
                 Algorithm::FixedWindow { carry_over, paced } => {
                     Algorithm::FixedWindow { carry_over: part(carry_over), paced }
@@ -45,7 +46,9 @@ impl Quota {
             initial: self.initial.map(part),
             soft,
             ..*self
-        }
+        };
+        let longest = u32::try_from(share.longest_debt()).unwrap_or(u32::MAX);
+        Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
     /// The burst and the soft units of a share, raised to `need` where the whole quota has that.
@@ -87,14 +90,16 @@ mod tests {
         let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
         let algorithm = prop::sample::select(ALGORITHMS.to_vec());
         let initial = prop::option::of(0..100_u32);
-        let parts = (units.clone(), period, units, more, algorithm, initial);
-        parts.prop_filter_map("valid", |(units, period, burst, soft, algorithm, initial)| {
+        let debt = prop::option::of(prop_oneof![0..20_u32, 1..=u32::MAX]);
+        let parts = (units.clone(), period, units, more, algorithm, initial, debt);
+        parts.prop_filter_map("valid", |parts| {
+            let (units, period, burst, soft, algorithm, initial, max_debt) = parts;
             let quota = Quota::plain(units, period).ok()?;
             let burst = match algorithm {
                 Algorithm::Gcra | Algorithm::TokenBucket => burst,
                 _ => units,
             };
-            let quota = Quota { burst, soft, algorithm, initial, ..quota };
+            let quota = Quota { burst, soft, algorithm, initial, max_debt, ..quota };
             quota.fault().is_none().then_some(quota)
         })
     }
@@ -114,6 +119,7 @@ mod tests {
                 prop_assert!(has >= need || need > whole, "{:?}", share);
                 prop_assert!(share.burst <= quota.burst && share.soft <= quota.soft);
                 prop_assert!(share.interval >= quota.interval, "{:?}", share);
+                prop_assert!(share.max_debt <= quota.max_debt, "{:?}", share);
             }
             let share = quota.share(n(processes), 0);
             prop_assert_eq!(share.burst, (quota.burst / processes).max(1));
@@ -127,6 +133,8 @@ mod tests {
         let gcra = share(Quota::per_second(10).burst(9).soft(5).initial(7), 0);
         assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
         assert_eq!(gcra.initial, Some(1));
+        let late = share(Quota::per_second(10).max_debt(9), 0);
+        assert_eq!((late.max_debt, share(late, 0).max_debt), (Some(2), Some(0)));
         let bucket = share(Quota::per_minute(10).burst(9).algorithm(Algorithm::TokenBucket), 0);
         assert_eq!((bucket.units, bucket.burst), (2, 2));
         let lending = Algorithm::fixed_window().carry_over(6);

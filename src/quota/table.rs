@@ -16,7 +16,8 @@ use crate::{
     name::RuleName,
 };
 
-const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, name or blocked";
+const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \
+                      blocked";
 const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 
 /// As [text](str::parse), or as a table of what the setters are called; see [`Quota`].
@@ -35,6 +36,7 @@ struct QuotaTable {
     algorithm: Option<Algorithm>,
     initial: Option<u32>,
     soft: Option<u32>,
+    max_debt: Option<u32>,
     name: Option<RuleName>,
 }
 
@@ -57,6 +59,7 @@ impl Table for QuotaTable {
             "algorithm" => self.algorithm = Some(Algorithm::deserialize(value)?),
             "initial" => self.initial = Some(fields::number(name, value, 0..=u32::MAX)?),
             "soft" => self.soft = Some(fields::number(name, value, 0..=u32::MAX)?),
+            "max_debt" => self.max_debt = Some(fields::number(name, value, 0..=u32::MAX)?),
             "name" => self.name = Some(RuleName::deserialize(value)?),
             _ => return Err(fields::unknown(name, value, FIELDS)),
         }
@@ -65,7 +68,7 @@ impl Table for QuotaTable {
 
     /// In this order a quota that is valid is so at every step.
     fn read(self) -> Result<Quota, String> {
-        let numbers = [self.units, self.burst, self.initial, self.soft];
+        let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
             return Err("blocked is true beside numbers, of which a blocked quota has none; drop \
                         them, or blocked"
@@ -88,6 +91,9 @@ impl Table for QuotaTable {
         }
         if let Some(initial) = self.initial {
             quota = quota.try_initial(initial).map_err(told)?;
+        }
+        if let Some(debt) = self.max_debt {
+            quota = quota.try_max_debt(debt).map_err(told)?;
         }
         Ok(Quota { name: self.name.map(|name| name.as_str()), ..quota })
     }
@@ -145,6 +151,9 @@ impl Serialize for Quota {
         }
         if self.soft > 0 {
             table.serialize_entry("soft", &self.soft)?;
+        }
+        if let Some(debt) = self.max_debt {
+            table.serialize_entry("max_debt", &debt)?;
         }
         if let Some(name) = self.name {
             table.serialize_entry("name", name)?;

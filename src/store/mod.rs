@@ -296,7 +296,8 @@ pub trait Store {
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future>;
 
     /// Gives `units` back to every quota of the charge, or, below 0, charges them late. A refund
-    /// stops at a full account; a late charge never fails but stops at twice the limit.
+    /// stops at a full account; a late charge never fails but stops where the limit and
+    /// [`max_debt`](Quota::max_debt) are charged, and what is beyond is lost.
     fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future>;
 
     /// Ends the accounts of the charge, as if its key had never been seen.

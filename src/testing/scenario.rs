@@ -64,6 +64,7 @@ struct QuotaRow {
     initial: Option<u32>,
     #[serde(default)]
     soft: u32,
+    max_debt: Option<u32>,
     aligned: Option<bool>,
     #[serde(default)]
     carry_over: u32,
@@ -205,6 +206,9 @@ impl QuotaRow {
                 quota = quota.try_burst(burst)?;
             }
             quota = quota.try_algorithm(algorithm)?.try_soft(self.soft)?;
+            if let Some(units) = self.max_debt {
+                quota = quota.try_max_debt(units)?;
+            }
             self.initial.map_or(Ok(quota), |units| quota.try_initial(units))
         };
         build().map_err(CaseError::Quota)

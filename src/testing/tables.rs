@@ -24,5 +24,6 @@ pub const TABLES: &[(&str, &str)] = &[
     ("fixed_window.json", include_str!("../../tests/scenarios/fixed_window.json")),
     ("sliding_window.json", include_str!("../../tests/scenarios/sliding_window.json")),
     ("sliding_log.json", include_str!("../../tests/scenarios/sliding_log.json")),
+    ("max_debt.json", include_str!("../../tests/scenarios/max_debt.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
 ];

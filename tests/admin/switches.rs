@@ -113,7 +113,7 @@ async fn rules_are_listed_with_all_that_is_known_of_them() {
                 "rule": "user", "key_kind": "text", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
                 "quotas": [{
                     "text": "5/s burst 20", "algorithm": "gcra", "limit": 20, "units": 5,
-                    "period_ms": 1_000,
+                    "period_ms": 1_000, "max_debt": 20,
                 }],
                 "report_only": false, "refused": 0, "reported": 0,
             },
@@ -122,7 +122,7 @@ async fn rules_are_listed_with_all_that_is_known_of_them() {
                 "headroom": 0, "queues": false,
                 "quotas": [{
                     "text": "30/min", "algorithm": "gcra", "limit": 30, "units": 30,
-                    "period_ms": 60_000,
+                    "period_ms": 60_000, "max_debt": 30,
                 }],
                 "report_only": false, "refused": 0, "reported": 0,
             },

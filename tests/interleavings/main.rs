@@ -7,6 +7,7 @@
 
 mod blocking;
 #[path = "../../src/store/local/blocks.rs"]
+#[expect(dead_code, reason = "statistics")]
 mod blocks;
 mod claims;
 mod lowering;

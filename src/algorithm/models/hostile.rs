@@ -33,13 +33,14 @@ fn extreme_quota() -> impl Strategy<Value = Quota> {
         number().prop_map(|buckets| Algorithm::SlidingWindow { buckets: buckets % 1_001 }),
         Just(Algorithm::SlidingLog),
     ];
-    let numbers = (number(), period, number(), number(), number());
-    (numbers, algorithm).prop_map(|((units, period, burst, initial, soft), algorithm)| {
+    let numbers = (number(), period, number(), number(), number(), number());
+    (numbers, algorithm).prop_map(|((units, period, burst, initial, soft, debt), algorithm)| {
         let quota = Quota::new(units, Duration::from_nanos(period)).unwrap_or(Quota::blocked());
         let quota = quota.try_algorithm(algorithm).unwrap_or(quota);
         let quota = quota.try_burst(burst).unwrap_or(quota);
         let quota = quota.try_initial(initial).unwrap_or(quota);
-        quota.try_soft(soft).unwrap_or(quota)
+        let quota = quota.try_soft(soft).unwrap_or(quota);
+        quota.try_max_debt(debt).unwrap_or(quota)
     })
 }
 

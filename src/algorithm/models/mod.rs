@@ -49,7 +49,7 @@ trait Model: Clone + Debug {
     fn owed(&self, _now: u64) -> u64 {
         0
     }
-    /// Stops where twice the capacity is charged.
+    /// Stops where the capacity and `max_debt` are charged.
     fn late(&mut self, now: u64, units: u64);
     fn refund(&mut self, now: u64, units: u64);
     fn give_back(&mut self, now: u64, charge: Charge);
@@ -155,6 +155,15 @@ fn periods() -> impl Strategy<Value = u64> {
 
 fn soft() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(0u32), 1 => 1u32..4, 1 => 4u32..30]
+}
+
+/// The cap of late charges, of which most quotas have the default.
+fn debt() -> impl Strategy<Value = Option<u32>> {
+    prop_oneof![2 => Just(None), 1 => (0u32..4).prop_map(Some), 1 => (4u32..40).prop_map(Some)]
+}
+
+fn with_debt(quota: Quota, debt: Option<u32>) -> Quota {
+    debt.map_or(quota, |units| quota.max_debt(units))
 }
 
 fn quota(units: u32, period: u64) -> Quota {
@@ -275,17 +284,19 @@ proptest! {
     #[test]
     fn gcra(
         units in 1u32..11, burst in 1u32..25, soft in soft(), period in periods(),
-        start in start(), steps in steps(),
+        start in start(), debt in debt(), steps in steps(),
     ) {
-        run::<SlowGcra>(quota(units, period).burst(burst).soft(soft), start, steps)?;
+        let quota = quota(units, period).burst(burst).soft(soft);
+        run::<SlowGcra>(with_debt(quota, debt), start, steps)?;
     }
 
     #[test]
     fn refilling_accounts_that_start_at_initial(
         bucket: bool, units in 1u32..11, burst in 1u32..25, initial in 0u32..25, soft in soft(),
-        period in periods(), start in start(), steps in steps(),
+        period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
         let quota = quota(units, period).burst(burst).initial(initial.min(burst)).soft(soft);
+        let quota = with_debt(quota, debt);
         if bucket {
             run::<SlowBucket>(quota.algorithm(Algorithm::TokenBucket), start, steps)?;
         } else {
@@ -296,45 +307,45 @@ proptest! {
     #[test]
     fn token_bucket(
         units in 1u32..11, burst in 1u32..25, soft in soft(), period in periods(),
-        start in start(), steps in steps(),
+        start in start(), debt in debt(), steps in steps(),
     ) {
-        let quota = quota(units, period).burst(burst).soft(soft);
+        let quota = with_debt(quota(units, period).burst(burst).soft(soft), debt);
         run::<SlowBucket>(quota.algorithm(Algorithm::TokenBucket), start, steps)?;
     }
 
     #[test]
     fn fixed_window(
         units in 1u32..13, carry_over in prop_oneof![2 => Just(0u32), 3 => 1u32..15], paced: bool,
-        soft in soft(), period in periods(), start in start(), steps in steps(),
+        soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
         let quota = quota(units, period).algorithm(Algorithm::FixedWindow { carry_over, paced });
         let quota = if paced { quota } else { quota.soft(soft) };
-        run::<SlowAligned>(quota, start, steps)?;
+        run::<SlowAligned>(with_debt(quota, debt), start, steps)?;
     }
 
     #[test]
     fn anchored_window(
-        units in 1u32..13, soft in soft(), period in periods(), start in start(), steps in steps(),
+        units in 1u32..13, soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
         let quota = quota(units, period).algorithm(Algorithm::AnchoredWindow).soft(soft);
-        run::<SlowAnchored>(quota, start, steps)?;
+        run::<SlowAnchored>(with_debt(quota, debt), start, steps)?;
     }
 
     #[test]
     fn sliding_window(
         units in 1u32..13, buckets in prop_oneof![2 => Just(1u32), 3 => 2u32..17], soft in soft(),
-        width in periods(), start in start(), steps in steps(),
+        width in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
         let quota = quota(units, width * u64::from(buckets));
         let quota = quota.algorithm(Algorithm::SlidingWindow { buckets }).soft(soft);
-        run::<SlowSliding>(quota, start, steps)?;
+        run::<SlowSliding>(with_debt(quota, debt), start, steps)?;
     }
 
     #[test]
     fn sliding_log(
-        units in 1u32..13, soft in soft(), period in periods(), start in start(), steps in steps(),
+        units in 1u32..13, soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
     ) {
         let quota = quota(units, period).algorithm(Algorithm::SlidingLog).soft(soft);
-        run::<SlowSliding>(quota, start, steps)?;
+        run::<SlowSliding>(with_debt(quota, debt), start, steps)?;
     }
 }

@@ -8,6 +8,7 @@ use crate::quota::Quota;
 pub(super) struct SlowGcra {
     interval: u64,
     burst: u64,
+    late_limit: u64,
     soft: u64,
     initial: Option<u64>,
     /// Work, and when it was that much.
@@ -28,6 +29,7 @@ impl Model for SlowGcra {
             burst: quota.limit().into(),
             soft: quota.soft_units().into(),
             initial: quota.initial_units().map(u64::from),
+            late_limit: quota.late_limit(),
             account: None,
         }
     }
@@ -53,8 +55,8 @@ impl Model for SlowGcra {
         self.work(now)
     }
     fn late(&mut self, now: u64, units: u64) {
-        for _ in 0..units.min(4 * self.burst) {
-            let most = 2 * self.burst * self.interval;
+        for _ in 0..units.min(2 * self.late_limit) {
+            let most = self.late_limit * self.interval;
             let work = self.work(now);
             if work < most {
                 self.account = Some(((work + self.interval).min(most), now));
@@ -85,6 +87,7 @@ pub(super) struct SlowBucket {
     units: i128,
     period: u64,
     burst: i128,
+    max_debt: i128,
     initial: Option<u64>,
     account: Option<Grid>,
 }
@@ -124,6 +127,7 @@ impl Model for SlowBucket {
             period: quota.period_nanos(),
             burst: quota.limit().into(),
             initial: quota.initial_units().map(u64::from),
+            max_debt: quota.max_debt_units().into(),
             account: None,
         }
     }
@@ -154,7 +158,7 @@ impl Model for SlowBucket {
     }
     fn late(&mut self, now: u64, units: u64) {
         for _ in 0..units.min(100) {
-            if self.at(now).tokens > -self.burst {
+            if self.at(now).tokens > -self.max_debt {
                 self.charge(now, 1);
             }
         }

@@ -9,6 +9,7 @@ use crate::quota::{Algorithm, Quota};
 #[derive(Clone, Debug)]
 pub(super) struct SlowAligned {
     units: u64,
+    late_limit: u64,
     period: u64,
     carry_over: u64,
     paced: bool,
@@ -50,6 +51,7 @@ impl Model for SlowAligned {
         };
         Self {
             units: quota.units().into(),
+            late_limit: quota.late_limit(),
             period: quota.period_nanos(),
             carry_over: carry_over.into(),
             paced,
@@ -71,7 +73,7 @@ impl Model for SlowAligned {
     }
     fn late(&mut self, now: u64, units: u64) {
         let count = self.counts.entry(now / self.period).or_default();
-        *count = count.saturating_add(units).min(2 * self.units).max(*count);
+        *count = count.saturating_add(units).min(self.late_limit).max(*count);
     }
     fn refund(&mut self, now: u64, units: u64) {
         let count = self.counts.entry(now / self.period).or_default();
@@ -98,6 +100,7 @@ impl Model for SlowAligned {
 #[derive(Clone, Debug)]
 pub(super) struct SlowAnchored {
     units: u64,
+    late_limit: u64,
     period: u64,
     charges: Vec<(u64, u64)>,
 }
@@ -114,7 +117,7 @@ impl SlowAnchored {
 impl Model for SlowAnchored {
     fn of(quota: &Quota) -> Self {
         let (units, period) = (quota.units().into(), quota.period_nanos());
-        Self { units, period, charges: Vec::new() }
+        Self { units, late_limit: quota.late_limit(), period, charges: Vec::new() }
     }
     fn arrive(&mut self, now: u64) {
         if self.count(now) == 0 {
@@ -132,7 +135,7 @@ impl Model for SlowAnchored {
         self.charges.push((now, units));
     }
     fn late(&mut self, now: u64, units: u64) {
-        let late = units.min((2 * self.units).saturating_sub(self.count(now)));
+        let late = units.min(self.late_limit.saturating_sub(self.count(now)));
         self.charges.push((now, late));
     }
     fn refund(&mut self, _now: u64, mut units: u64) {
@@ -153,6 +156,7 @@ impl Model for SlowAnchored {
 #[derive(Clone, Debug)]
 pub(super) struct SlowSliding {
     units: u64,
+    late_limit: u64,
     period: u64,
     width: Option<u64>,
     charges: BTreeMap<u64, u64>,
@@ -192,7 +196,7 @@ impl Model for SlowSliding {
             Algorithm::SlidingWindow { buckets } => Some(period / u64::from(buckets)),
             _ => None,
         };
-        Self { units, period, width, charges: BTreeMap::new() }
+        Self { units, late_limit: quota.late_limit(), period, width, charges: BTreeMap::new() }
     }
     fn arrive(&mut self, _now: u64) {}
     fn open(&mut self, _now: u64) {}
@@ -207,7 +211,7 @@ impl Model for SlowSliding {
     }
     fn late(&mut self, now: u64, units: u64) {
         for _ in 0..units.min(100) {
-            if self.below(now, 2 * self.units - 1) {
+            if self.below(now, self.late_limit - 1) {
                 self.charge(now, 1);
             }
         }

@@ -16,6 +16,7 @@ use super::{
 use crate::{
     algorithm::{self, Step, gcra::Gcra},
     decision::{Decision, NEVER, Numbers, Outcome, Source},
+    observe::late_charge_cut,
     quota::Quota,
     store::Charge,
 };
@@ -192,7 +193,15 @@ impl Ledger {
     }
 
     pub(super) fn settle(&self, charge: &Charge<'_>, units: i64) -> Decision {
-        self.each(charge, |account, now| self.settle_one(account, now, units))
+        // what mirrors another store's accounts has no cost, and loses nothing
+        let pays = charge.units() > 0;
+        self.each(charge, |account, now| {
+            let (numbers, cut) = self.settle_one(account, now, units);
+            if cut && pays {
+                late_charge_cut(account.quota);
+            }
+            numbers
+        })
     }
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
@@ -294,24 +303,33 @@ impl Ledger {
         }
     }
 
-    fn settle_one(&self, account: &Account<'_>, now: u64, units: i64) -> Numbers {
-        let quota = account.quota;
+    /// The account after the step, and whether a late charge was cut.
+    fn settle_one(&self, account: &Account<'_>, now: u64, units: i64) -> (Numbers, bool) {
+        let (quota, late) = (account.quota, units.unsigned_abs());
         match Gcra::counting(quota) {
             Some(gcra) if units < 0 => {
-                let settle = |stored, now| gcra.settle(stored, now, units);
+                let settle = |stored, now| {
+                    let (new, numbers) = gcra.settle(stored, now, units);
+                    (new, (numbers, gcra.cuts(stored, now, late)))
+                };
                 self.instants.update(account.at(), now, settle)
             }
             Some(gcra) => {
                 let back = |stored, floor| gcra.settle(stored, floor, units);
                 let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
-                self.instants.lower(account.at(), now, back, show)
+                (self.instants.lower(account.at(), now, back, show), false)
+            }
+            None if units < 0 => {
+                let settle = |state: &mut _| {
+                    let cut = algorithm::cuts(Option::as_ref(state), quota, now, late);
+                    (algorithm::settle(state, quota, now, units), cut)
+                };
+                self.windows.update(account.at(), now, settle, |_| true)
             }
             None => {
                 let settle = |state: &mut _| algorithm::settle(state, quota, now, units);
-                if units < 0 {
-                    return self.windows.update(account.at(), now, settle, |_| true);
-                }
-                self.windows.lower(account.at(), now, settle, |state| account.numbers(state, now))
+                let show = |state: Option<&_>| account.numbers(state, now);
+                (self.windows.lower(account.at(), now, settle, show), false)
             }
         }
     }

@@ -47,7 +47,8 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     fingerprint::Secret,
-    observe::store_failed,
+    observe::{late_charge_cut, store_failed},
+    quota::Quota,
 };
 
 /// The store that many processes share: accounts in Redis or Valkey.
@@ -378,6 +379,11 @@ where
 
     fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
         let moved = units.unsigned_abs();
+        // the script does not report what it cut; this is cut in any case
+        let cut = |(_, quota): &(usize, &Quota)| units < 0 && moved > quota.late_limit();
+        if let Some((_, quota)) = charge.placed().find(cut) {
+            late_charge_cut(quota);
+        }
         let purpose = if units < 0 { Purpose::Late(moved) } else { Purpose::Refund(moved) };
         self.change(charge, purpose)
     }

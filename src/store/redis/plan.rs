@@ -56,7 +56,7 @@ impl Plan {
             Moved::Charge => ask.cost.into(),
             Moved::Late(units) | Moved::Back { units, .. } => units.min(MOST_UNITS),
         };
-        let plan = plan.int::<5>(cost).int::<5>(ask.need());
+        let plan = plan.int::<5>(cost).int::<5>(ask.need()).int::<5>(quota.late_limit());
         let soft = u64::from(quota.soft_units());
         let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
         match quota.counted_by() {
@@ -104,7 +104,7 @@ impl Plan {
             }
             // below zero: never
             Moved::Charge => self.nanos(worth(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
-            Moved::Late(units) => self.nanos(worth(units)).nanos(2 * worth(limit)),
+            Moved::Late(units) => self.nanos(worth(units)).nanos(worth(quota.late_limit())),
             Moved::Back { units, tat } => self.nanos(worth(units)).nanos(tat),
         };
         plan.nanos(gcra.kept()).nanos(gcra.cold())
@@ -125,10 +125,11 @@ pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
              ticks in them: choose another period, or Gcra",
         ));
     }
-    let units = 2 * u64::from(quota.units()) + u64::from(quota.soft_units());
+    let beyond = quota.units().max(quota.max_debt_units());
+    let units = u64::from(quota.units()) + u64::from(beyond) + u64::from(quota.soft_units());
     if product && units.saturating_mul(width / 1_000) >= EXACT {
         return Err(Unsupported::new(
-            "(2 * units + soft) * width of a sliding or paced window, in microseconds, is 2^53 or \
+            "(units + max_debt + soft) * width of a sliding or paced window, in microseconds, is 2^53 or \
              more, which Lua's numbers do not hold; take more buckets, or Gcra",
         ));
     }
