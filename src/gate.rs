@@ -9,7 +9,7 @@ use crate::{
     fingerprint::Fingerprint,
     headers::{Template, has_list, write_retry_after},
     key::KeyError,
-    load::{Counted, Elastic, Event},
+    load::{Elastic, Event},
     name::RuleName,
     observe::{Started, unidentified},
     pass::{Pass, Place, Rest, Ticket, Who},
@@ -98,7 +98,8 @@ where
         let started = Started::now();
         let queues = charges.iter().any(Charge::queues);
         // a layer that only reports delays nobody either
-        let hurry = queues && (self.settings.report_only.is_on() || self.settings.is_crowded());
+        let hurry =
+            queues && (self.settings.report_only.is_on() || self.settings.is_crowded(charges));
         let answer = if hurry { self.hurry(charges) } else { self.store.take(charges) };
         let chosen = self.template.for_charges(charges);
         let template = chosen.as_ref().unwrap_or(&self.template);
@@ -227,8 +228,11 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
         R: Reject<B>,
     {
         let store = self.store.clone();
-        let Settings { waiters, max_waiters, .. } = &self.settings;
-        match Counted::try_new(waiters, *max_waiters) {
+        let waiter = match &ticket.charges {
+            Some(charges) => charges.with(|charges| self.settings.enter_queue(charges)),
+            None => self.settings.enter_queue(&[]),
+        };
+        match waiter {
             Some(waiter) => Verdict::Wait(Place::new(store, decision, ticket, waiter)),
             // others took the last places since the store was asked
             None => {

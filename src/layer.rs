@@ -190,7 +190,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
         self.rules.describe(&mut shapes);
         let knobs = Knobs {
             headers: self.headers,
-            max_waiters: self.settings.max_waiters,
+            queue: self.settings.queue,
             settles: self.settings.after.is_some(),
             adjusted: self.settings.after.as_ref().and_then(After::adjusted),
         };
@@ -366,10 +366,39 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// How many requests may [wait](Rule::max_wait) for their place at a time, 1 024 unless set;
-    /// further ones are refused at once.
+    /// Bounds the requests that [wait](Rule::max_wait) for their place at a time. Defaults to 1 024.
+    /// Requests beyond it are decided without waiting, and charged nothing if they are denied.
+    ///
+    /// One key has a bound of its own: [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key).
     pub fn max_waiters(mut self, most: usize) -> Self {
-        self.settings.max_waiters = most;
+        self.settings.queue.all = most;
+        self.lints.anew();
+        self
+    }
+
+    /// Bounds the requests of one key that [wait](Rule::max_wait) for their place at a time. Requests
+    /// beyond it are decided without waiting, and charged nothing if they are denied.
+    ///
+    /// Defaults to the units that the rule's tightest quota has per period or at once, whichever is
+    /// more, but at most to a 64th of [`max_waiters`](RateLimitLayer::max_waiters), and at least to 1.
+    /// All requests share the one key of [`Everyone`](crate::key::Everyone), which has no bound by
+    /// default. A request counts for each of its rules that let it wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
+    ///
+    /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).max_wait(Duration::from_secs(2));
+    /// let layer = RateLimitLayer::rules(rule, LocalStore::new()).max_waiters_per_key(20);
+    /// ```
+    ///
+    /// # Limitations
+    ///
+    /// With keys that a client may invent, such as names that nobody has verified, one client still
+    /// fills the layer: 64 keys are enough. Let requests wait under keys that cost something, or
+    /// under a second rule.
+    pub fn max_waiters_per_key(mut self, most: usize) -> Self {
+        self.settings.queue.per_key = Some(most);
         self.lints.anew();
         self
     }
@@ -443,7 +472,8 @@ where
     }
 
     async fn look(&self, charges: OwnedCharges) -> Explanation {
-        let hurry = self.settings.report_only.is_on() || self.settings.is_crowded();
+        let crowded = charges.with(|charges| self.settings.is_crowded(charges));
+        let hurry = self.settings.report_only.is_on() || crowded;
         let charges = if hurry { charges.hurried() } else { charges };
         match Explanation::check(&*self.store, &charges) {
             Ok(()) => {

@@ -170,6 +170,7 @@ mod limiter;
 mod load;
 pub mod reject;
 mod settle;
+mod waiters;
 
 pub mod lint;
 mod settings;

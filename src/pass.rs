@@ -9,12 +9,13 @@ use crate::{
     decision::Decision,
     fingerprint::{Fingerprint, Secret},
     headers::{Lines, Template},
-    load::{Counted, InFlight},
+    load::InFlight,
     name::RuleName,
     observe::Started,
     settings::Classify,
     settle::Reservation,
     store::{Charge, OwnedCharges, Store},
+    waiters::Waiter,
 };
 
 /// What is kept of the charges; nothing in the plain case.
@@ -95,11 +96,11 @@ impl Pass {
 pub(crate) struct Place<S: Store> {
     store: Arc<S>,
     held: Option<Box<(Decision, Ticket)>>,
-    _waiter: Counted,
+    _waiter: Waiter,
 }
 
 impl<S: Store> Place<S> {
-    pub(crate) fn new(store: Arc<S>, decision: Decision, ticket: Ticket, waiter: Counted) -> Self {
+    pub(crate) fn new(store: Arc<S>, decision: Decision, ticket: Ticket, waiter: Waiter) -> Self {
         Self { store, held: Some(Box::new((decision, ticket))), _waiter: waiter }
     }
 

@@ -3,10 +3,7 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Acquire},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,7 +25,8 @@ use crate::{
     name::RuleName,
     observe::Meter,
     settle::{Reservation, Settle, Settler},
-    store::OwnedCharges,
+    store::{Charge, OwnedCharges},
+    waiters::{Bounds, Waiter, Waiters},
 };
 
 /// How many requests may wait for their place at a time, unless a layer says otherwise.
@@ -44,8 +42,8 @@ pub(crate) struct Settings {
     pub(crate) report_only: Switch,
     /// Percent of the wait that may be added to it.
     pub(crate) jitter: u8,
-    pub(crate) max_waiters: usize,
-    pub(crate) waiters: Arc<AtomicUsize>,
+    pub(crate) queue: Bounds,
+    pub(crate) waiters: Arc<Waiters>,
     /// While it is off, no rule is asked.
     pub(crate) switch: Switch,
     pub(crate) allow: Vec<AccessList>,
@@ -142,9 +140,14 @@ impl Settings {
         }
     }
 
-    /// Whether as many wait as may.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.waiters.load(Acquire) >= self.max_waiters
+    /// Returns whether a request with these charges has no place to wait in.
+    pub(crate) fn is_crowded(&self, charges: &[Charge<'_>]) -> bool {
+        self.waiters.are_full(charges, self.queue)
+    }
+
+    /// Counts a request that waits, if there is a place.
+    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
+        self.waiters.enter(charges, self.queue)
     }
 
     /// The refused of one moment would all come back in one moment; later is never too early.
@@ -166,7 +169,7 @@ impl Settings {
             exempt_preflights: false,
             report_only: Switch::off(),
             jitter: 0,
-            max_waiters: MAX_WAITERS,
+            queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),
             switch: Switch::on(),
             allow: Vec::new(),

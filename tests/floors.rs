@@ -39,6 +39,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("limiter", 7),
     ("identify", 7),
     ("lint/*", 7),
+    ("waiters", 4),
     ("settings", 8),
     ("pass", 9),
     ("gate", 10),

@@ -464,6 +464,14 @@ fn a_queue_without_places_is_found() {
           max_waiters, or drop max_wait"
         ]
     );
+    assert_eq!(
+        texts(&waits().max_waiters_per_key(0).lints()),
+        [
+            "rule api: it has a max_wait, and the layer's max_waiters_per_key is 0, so that nobody waits; \
+          raise max_waiters_per_key, or drop max_wait"
+        ]
+    );
+    assert_eq!(waits().max_waiters_per_key(1).lints(), []);
 }
 
 #[test]

@@ -8,12 +8,13 @@ use crate::{
     name::RuleName,
     quota::Quota,
     rule::{LivePlan, Quotas, Shape},
+    waiters::Bounds,
 };
 
 /// What a layer has set that decides what its rules come to.
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
-    pub(crate) max_waiters: usize,
+    pub(crate) queue: Bounds,
     /// Whether charges are changed after the response.
     pub(crate) settles: bool,
     /// Units that a request without an adjustment is charged in the end, where that is fixed.
@@ -80,10 +81,17 @@ fn cost_above_limit(shape: &Shape<'_>) -> Option<Finding> {
 }
 
 fn nobody_waits(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
-    const TEXT: &str = "it has a max_wait, and the layer's max_waiters is 0, so that nobody waits; \
-                        raise max_waiters, or drop max_wait";
-    let never = shape.queues && knobs.max_waiters == 0;
-    never.then(|| Finding::of(Lint::NobodyWaits, shape.name, TEXT))
+    let knob = match knobs.queue {
+        _ if !shape.queues => return None,
+        Bounds { all: 0, .. } => "max_waiters",
+        Bounds { per_key: Some(0), .. } => "max_waiters_per_key",
+        _ => return None,
+    };
+    let text = format!(
+        "it has a max_wait, and the layer's {knob} is 0, so that nobody waits; raise {knob}, or drop \
+         max_wait"
+    );
+    Some(Finding::of(Lint::NobodyWaits, shape.name, &text))
 }
 
 /// The highest ratio of the rates of `other` and of a route that is no finding.

@@ -100,7 +100,8 @@ pub enum Lint {
     /// client cannot tell whose numbers it reads.
     UnnamedQuotas,
     /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), and the layer has
-    /// [`max_waiters(0)`](crate::RateLimitLayer::max_waiters).
+    /// [`max_waiters(0)`](crate::RateLimitLayer::max_waiters), or
+    /// [`max_waiters_per_key(0)`](crate::RateLimitLayer::max_waiters_per_key).
     NobodyWaits,
     /// `key_extractor`: a setting of a rule's extractor, by
     /// [`KeyExtractor::lints`](crate::KeyExtractor::lints). [`ClientIp::behind`](crate::ClientIp::behind)

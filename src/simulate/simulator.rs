@@ -1,6 +1,12 @@
 //! A layer's decisions on a clock that the trace drives.
 
-use std::{cmp::Reverse, collections::BinaryHeap, fmt, sync::Arc, time::Duration};
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BinaryHeap,
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 
@@ -12,15 +18,19 @@ use crate::{
     rule::{self, Aside, RuleError, Rules},
     settings::MAX_WAITERS,
     store::{Charge, Clock, LocalStore, Stats, Store, hurried},
+    waiters::{Bounds, Waiter, Waiters},
 };
 
 /// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 
+const BOUNDS: Bounds = Bounds { all: MAX_WAITERS, per_key: None };
+
 /// Decides calls one by one, as a layer with these rules over an embedded store would. See the
 /// [module](super) for an example.
 ///
-/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at a time.
+/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at a time, and per key as many
+/// as [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) allows by default.
 pub struct Simulator<R> {
     rules: R,
     clock: Clock,
@@ -28,9 +38,35 @@ pub struct Simulator<R> {
     store: LocalStore,
     keys: usize,
     measure: Option<Measure>,
-    /// The ends of the current waits.
-    waiting: BinaryHeap<Reverse<u64>>,
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    waiters: Arc<Waiters>,
     late: u64,
+}
+
+/// A request that waits until its place is up.
+struct Waiting {
+    up: u64,
+    _waiter: Option<Waiter>,
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.up == other.up
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.up.cmp(&other.up)
+    }
 }
 
 impl<R: Rules> Simulator<R> {
@@ -80,6 +116,7 @@ impl<R: Rules> Simulator<R> {
             keys: LocalStore::DEFAULT_KEYS,
             measure: None,
             waiting,
+            waiters: Arc::default(),
             late: 0,
         })
     }
@@ -132,7 +169,7 @@ impl<R: Rules> Simulator<R> {
         self.late += u64::from(late);
         self.hands.increment(at.saturating_sub(before));
         let now = at.max(before);
-        while self.waiting.peek().is_some_and(|Reverse(up)| *up <= now) {
+        while self.waiting.peek().is_some_and(|Reverse(waiting)| waiting.up <= now) {
             self.waiting.pop();
         }
         let mut waits_for = Names::new();
@@ -147,7 +184,7 @@ impl<R: Rules> Simulator<R> {
         now: u64,
         waits_for: &mut Names,
     ) -> Result<Option<Decision>, KeyError> {
-        let Self { rules, store, measure, waiting, .. } = self;
+        let Self { rules, store, measure, waiting, waiters, .. } = self;
         let decided = rules.charges(&call.parts, |charges| {
             if charges.is_empty() {
                 return None;
@@ -156,14 +193,15 @@ impl<R: Rules> Simulator<R> {
                 measure.note(charges, now);
             }
             let queues = charges.iter().any(Charge::queues);
-            let crowded = queues && waiting.len() >= MAX_WAITERS;
+            let crowded = queues && waiters.are_full(charges, BOUNDS);
             let short = if queues && !crowded { short(store, charges) } else { Names::new() };
             let answer = if crowded { store.take(&hurried(charges)) } else { store.take(charges) };
             let decision: Decision = answer.now();
             if decision.waits() {
                 *waits_for = short;
                 let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);
-                waiting.push(Reverse(now.saturating_add(wait)));
+                let up = now.saturating_add(wait);
+                waiting.push(Reverse(Waiting { up, _waiter: waiters.enter(charges, BOUNDS) }));
             }
             Some(decision)
         });

@@ -38,6 +38,7 @@
 //! | 33 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
 //! | 32 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
 //! | 30 | parallel requests that reserve little and cost much | `tests/max_debt.rs`: `parallel_requests_spend_what_the_documentation_says` |
+//! | 31 | few users who take every place in the queue | `tests/waiters.rs`: `eighteen_invented_users_leave_places_for_others` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
