@@ -1,7 +1,5 @@
 //! Charging several accounts: look at all, then charge all.
 
-use std::time::Duration;
-
 use smallvec::SmallVec;
 
 use super::{
@@ -15,7 +13,7 @@ use super::{
 };
 use crate::{
     algorithm::{self, Step, gcra::Gcra},
-    decision::{Decision, NEVER, Numbers, Outcome, Source},
+    decision::{Decision, NEVER, Numbers, Outcome},
     observe::late_charge_cut,
     quota::Quota,
     store::Charge,
@@ -29,19 +27,17 @@ pub(super) const SLOTS_PER_KEY: usize = 2;
 const RACES: usize = 16;
 /// How often a denial is repeated by a newer reading of the clock.
 const AGAIN: usize = 2;
-/// Slots of accounts for each slot of a block: one for every four keys of the capacity.
-const SLOTS_PER_BLOCK: usize = 8;
 
 type Steps = SmallVec<[Step; 4]>;
 
 /// All accounts of a store.
 pub(super) struct Ledger {
-    clock: Clock,
-    addresses: Addresses,
-    instants: Instants,
+    pub(super) clock: Clock,
+    pub(super) addresses: Addresses,
+    pub(super) instants: Instants,
     windows: Windows,
-    blocks: Blocks,
-    blocks_denied: Crowd,
+    pub(super) blocks: Blocks,
+    pub(super) blocks_denied: Crowd,
 }
 
 impl Ledger {
@@ -226,35 +222,6 @@ impl Ledger {
         }
     }
 
-    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
-        let now = self.clock.now();
-        let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
-        let room = self.instants.len() / SLOTS_PER_BLOCK;
-        let fits = self.blocks.set(self.addresses.block(charge), now, until, room);
-        if !fits {
-            self.blocks_denied.note_block(now, room);
-            return Decision::new(false, now).from_source(Source::Overflow);
-        }
-        Decision::new(true, now)
-    }
-
-    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        self.blocks.end(self.addresses.block(charge), self.clock.now());
-        Decision::allow()
-    }
-
-    /// The refusal of a blocked key; none of the charges is made.
-    #[cold]
-    fn refuse_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
-        let refusing = charges.iter().filter(|c| c.units() > 0 && !c.is_report_only());
-        let left = |charge| (charge, self.blocks.left(self.addresses.block(charge), now));
-        let (charge, left) = refusing.map(left).max_by_key(|(_, left)| *left)?;
-        let limit = charge.quotas().first().map_or(1, Quota::limit);
-        let left = Duration::from_nanos(left);
-        let outcome = Outcome::new(charge.rule(), 0, limit, 0, left, left, Some(left));
-        (!left.is_zero()).then(|| Decision::new(false, now).blocked().outcome(outcome))
-    }
-
     fn look(&self, account: &Account<'_>, now: u64) -> Step {
         let Account { quota, ask, .. } = *account;
         match Gcra::counting(quota) {
@@ -374,6 +341,8 @@ fn decision(charge: &Charge<'_>, step: Step, now: u64) -> Decision {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{key::Key, name::RuleName, quota::Algorithm};
 

@@ -1,6 +1,7 @@
 //! The embedded store: exact, bounded at construction, and the same cost at any load.
 
 mod accounts;
+mod blocking;
 mod blocks;
 mod clock;
 mod crowd;
