@@ -117,16 +117,16 @@ async fn a_server_that_dies_under_load_leaves_nobody_without_an_answer() {
         let busy = async || (answers.load(Relaxed) > 10 * 256).then_some(());
         eventually("all callers are busy", busy).await;
         if frozen {
-            server.stop()
+            server.stop();
         } else {
-            server.kill()
+            server.kill();
         }
         let failing = async || (errors.load(Relaxed) > 256).then_some(());
         eventually("callers hear of it", failing).await;
         if frozen {
-            server.cont()
+            server.cont();
         } else {
-            server.restart().await
+            server.restart().await;
         }
         eventually("decisions", async || well(&store, 100).await).await;
         done.store(true, Relaxed);

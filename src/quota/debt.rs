@@ -15,9 +15,9 @@ impl Quota {
     /// Requests that run at the same time are admitted by what they reserve, before any of them is
     /// adjusted. If each reserves *r* units and costs *a*, a key with a full account has *n* = *limit*
     /// / *r* requests open at once (and more by what comes back while they are open), spends *n·a*,
-    /// and is charged at most *limit + max_debt*. So nothing is lost if
+    /// and is charged at most `limit + max_debt`. So nothing is lost if
     ///
-    /// *max_debt* ≥ *n·a − limit*, which is *limit · (a / r − 1)* for requests that start together.
+    /// `max_debt ≥ n·a − limit`, which is `limit · (a / r − 1)` for requests that start together.
     ///
     /// A quota of 1 000 units per minute, with requests that reserve 1 and cost 100 000, 1 000 at a
     /// time: by default each wave spends 10⁸ units, is charged 2 000, and the next one starts after two
