@@ -464,6 +464,25 @@ async fn a_decision_that_is_given_back_is_in_hand_again() {
     assert_eq!(left(&inner, HOURLY), 1_000);
 }
 
+/// In a window a unit counts where it was admitted: one of the last window is none of this one's.
+#[tokio::test(start_paused = true)]
+async fn a_unit_of_an_earlier_lease_is_not_given_back_into_a_later_one() {
+    for algorithm in [Algorithm::fixed_window(), Algorithm::AnchoredWindow] {
+        let time = Time::default();
+        let (inner, store) = leased(&time, 20);
+        let quota = Quota::per_hour(100).algorithm(algorithm);
+        let asks = || (1..50).map(|n| (n, take(&store, quota)));
+        let leased = || asks().find(|(_, taken)| taken.source() == Source::Leased);
+        let (_, early) = leased().expect("a hot key");
+        time.pass(secs(3_600)).await;
+        let (before, _) = leased().expect("another lease");
+        charged(&[quota], |charge| store.give_back(&[charge], &early));
+        let all = before + passed(&store, quota, 200);
+        assert_eq!(all, 100, "{algorithm:?}: of the later window");
+        assert_eq!(left(&inner, quota), 0, "{algorithm:?}");
+    }
+}
+
 /// Makes alice's key hot, as far as asks go that answer later.
 async fn heat<S: Store<Error = E>, E: std::fmt::Debug>(store: &S, quota: Quota) {
     for _ in 0..3 {

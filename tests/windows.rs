@@ -100,3 +100,27 @@ fn a_window_whose_period_changes_ends_where_the_new_one_does() {
     let refused = limiter.take("a", &window(10), 1).now();
     assert_eq!(refused.retry_after(), Some(Duration::from_secs(5)));
 }
+
+/// One set holds sixteen accounts; those whose time is over are nobody's.
+#[test]
+fn accounts_that_are_over_make_room_for_other_keys() {
+    for quota in quotas(1) {
+        let clock = FakeClock::new();
+        let store: LocalStore = clock.store(64);
+        let limiter = Limiter::new(store.clone());
+        let take = |key: u32| limiter.take(key, &quota, 1).now();
+        for key in 0..2_000 {
+            let _ = take(key);
+        }
+        let before = store.stats().overflowed;
+        assert!(before > 0, "{quota:?}: each set is full");
+
+        clock.advance(3 * HOUR);
+        for key in 10_000..10_004 {
+            assert!(take(key).is_allowed(), "{quota:?}: {key} has charged nothing");
+            assert!(!take(key).is_allowed(), "{quota:?}: {key} has an account of its own");
+        }
+        let stats = store.stats();
+        assert_eq!((stats.overflowed, stats.in_debt), (before, 4), "{quota:?}");
+    }
+}
