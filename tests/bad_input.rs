@@ -11,6 +11,7 @@
 //! | a cost above the quota's limit | here: fixed when built, chosen when asked |
 //! | "per second" read as "one every n seconds" | `per_second_multiplies` |
 //! | networks, prefixes and hops | here |
+//! | proxies' networks that are none, or lack their prefix; a proxy that nobody named | `lints`, `lints_log` |
 //! | an operator's key of another kind than the rule counts | `admin`, `accounts` |
 //! | names of rules, quotas and headers | here |
 //! | settings of wrappers and layers | here |

@@ -36,9 +36,8 @@
 //! | 31 | a `Host` that reads like an element of `Forwarded` | `proxies::a_host_that_reads_like_an_element_is_none`; `tests/client_walk.rs` |
 //! | 32 | a header that the proxy was made to drop | `proxies::a_dropped_header_is_no_way_onto_an_allow_list` |
 //! | 33 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
-//! | 32 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
-//! | 33 | parallel requests that reserve little and cost much | `tests/max_debt.rs`: `parallel_requests_spend_what_the_documentation_says` |
-//! | 34 | few users who take every place in the queue | `tests/waiters.rs`: `eighteen_invented_users_leave_places_for_others` |
+//! | 34 | parallel requests that reserve little and cost much | `tests/max_debt.rs`: `parallel_requests_spend_what_the_documentation_says` |
+//! | 35 | few users who take every place in the queue | `tests/waiters.rs`: `eighteen_invented_users_leave_places_for_others` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
