@@ -56,6 +56,10 @@ impl AccessList {
     /// decides about it. Any other error of `extractor` denies under a deny list. A key that a
     /// client may leave out, or a tuple of which it may leave out a part, is no key to deny by.
     ///
+    /// To allow clients by their address, use [`client_networks`](AccessList::client_networks): a key
+    /// made by [`ClientIp`] is a proxy's own where the proxy sends no header, and a client may be able
+    /// to have it dropped.
+    ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::Header};
     ///

@@ -14,8 +14,8 @@ use support::{
 use tokio_test::{assert_pending, assert_ready_ok, task::Spawn};
 use tower::Layer;
 use tower_sluice::{
-    Counters, Deadline, Decision, Key, Quota, RateLimitLayer, Rule, Store, key::Everyone,
-    store::CannotFail,
+    Counters, Deadline, Decision, Key, Limiter, Quota, RateLimitLayer, Rule, RuleName, Store,
+    key::Everyone, store::CannotFail,
 };
 
 /// One at once, then one every 200 ms.
@@ -52,6 +52,21 @@ async fn smooths<S: Store<Error: CannotFail> + Clone>(time: Time, store: S) {
         assert_eq!(calls(), 3 + at + 1);
     }
     assert_eq!((store.takes(), store.given_back()), (9, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_reaches_requests_that_come_later_than_those_that_wait() {
+    let time = Time::default();
+    let store = time.store();
+    let mut service = layer(FIVE, secs(2), store.clone()).layer(Strict::default());
+    passes(&mut begin(&mut service, get("/")).await);
+    let mut waiting = begin(&mut service, get("/")).await;
+    let name = RuleName::new("api").expect("a name");
+    Limiter::named(name, store).block(Key::everyone(), secs(60)).now().expect("room");
+    let mut later = begin(&mut service, get("/")).await;
+    assert_eq!(assert_ready_ok!(later.poll()).status(), StatusCode::TOO_MANY_REQUESTS);
+    time.pass(STEP).await;
+    passes(&mut waiting);
 }
 
 #[tokio::test(start_paused = true)]

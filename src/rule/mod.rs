@@ -163,6 +163,9 @@ impl<K> Rule<K> {
     /// smoothed into even spacing, first come first served. A request with a deadline of its own
     /// (`grpc-timeout`, or a [`Deadline`](crate::Deadline) extension) waits no longer than that.
     ///
+    /// A request that waits has been admitted: a block of its key, another plan or the layer's switch
+    /// reaches requests that come later.
+    ///
     /// For GCRA and paced fixed windows that are not soft.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
