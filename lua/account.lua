@@ -3,7 +3,8 @@
 -- An account is one string, little-endian: when it was last changed (microseconds, 7 bytes), then
 -- its places, each a letter, a length (2 bytes) and what the algorithm of that letter keeps. A
 -- place without an account is `-`. Before the places there may be a block, `b` with the instant
--- at which it ends.
+-- at which it ends, and a reset, `r` with its instant and the microsecond from which on no receipt
+-- of before it holds anything.
 local algorithms = {}
 
 -- Reads the places of a value into those of the plan; false where it is none of ours.
@@ -21,7 +22,7 @@ local function parse(account, value)
       return false
     end
     local letter, length, from = struct.unpack('<c1H', value, at)
-    if from + length > #value + 1 or not string.find('b-gtfsl', letter, 1, true) then
+    if from + length > #value + 1 or not string.find('br-gtfsl', letter, 1, true) then
       return false
     elseif letter == 'b' then
       if length ~= 9 or i > 0 then
@@ -29,6 +30,15 @@ local function parse(account, value)
       end
       account.block, account.block_nano = instant(value, from)
       if not account.block then
+        return false
+      end
+    elseif letter == 'r' then
+      if length ~= 16 or i > 0 then
+        return false
+      end
+      account.reset, account.reset_nano = instant(value, from)
+      account.void = struct.unpack('<I7', value, from + 9)
+      if not account.reset or account.void >= 9007199254740992 then
         return false
       end
     else
@@ -70,7 +80,11 @@ local function refresh(account)
   end
   if back > 0 then
     account.block = account.block and account.block - back
+    account.void = account.void and account.void - back
     account.changed = true
+  end
+  if account.void and account.void <= now then
+    account.reset, account.void, account.changed = nil, nil, true
   end
   if account.block and not before(now, nano, account.block, account.block_nano) then
     account.block, account.changed = nil, true
@@ -80,6 +94,7 @@ end
 -- Another's, or broken: as if it had never been.
 local function start_anew(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
+  account.reset, account.void = nil, nil
   account.others = nil
   for _, place in ipairs(account.places) do
     place.state, place.raw = nil, nil
@@ -92,7 +107,8 @@ end
 -- Whether the account ends with its key. One that lasts longer than its quota ever makes it is of
 -- another quota, or broken; and that of a broken one would lock its key for years.
 local function sound(account, wary)
-  local odd, ends = wary or account.block, account.block or now
+  local odd = wary or account.block or account.void
+  local ends = math.max(account.block or now, account.void or now)
   for _, place in ipairs(account.places) do
     odd = odd or place.state and place.algorithm.odd(place)
   end
@@ -150,6 +166,10 @@ local function encode(account, how)
   if account.block then
     value = value .. struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
     filled, ends = value, account.block + 1
+  end
+  if account.void then
+    value = value .. struct.pack('<c1HI7HI7', 'r', 16, account.reset, account.reset_nano, account.void)
+    filled, ends = value, math.max(ends, account.void)
   end
   local places = account.places
   for i = 1, #places do

@@ -107,6 +107,10 @@ algorithms.f = {
     return expiry(place) + 1
   end,
 
+  longest = function(place)
+    return 2 * place.period
+  end,
+
   odd = function(place)
     return begin(place, place.state.us, 0) > now
   end,
@@ -143,10 +147,22 @@ algorithms.f = {
     count(place, -place.cost)
   end,
 
-  give_back = function(place, taken, taken_nano)
+  -- Of an undo `possible` is 0 where the charge queued, and `wait` is when the unit after it passes:
+  -- it is undone only while nobody has queued behind it.
+  undo = function(place, charged, charged_nano)
     local state = window(place)
-    if not before(taken, taken_nano, state.us, state.ns) then
-      count(place, -place.cost)
+    if before(charged, charged_nano, state.us, state.ns) then
+      return
+    elseif place.possible == 0 and place.kind == 2 then
+      local us, ns = offset(place, state, state.count + 1)
+      if us >= place.period then
+        us, ns = place.period, 0
+      end
+      us, ns = plus(us, ns, state.us, state.ns)
+      if us ~= place.wait or ns ~= place.wait_nano then
+        return
+      end
     end
+    count(place, -place.cost)
   end,
 }

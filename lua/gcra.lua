@@ -21,7 +21,8 @@ algorithms.g = {
   letter = 'g',
 
   -- `cost` is what is moved, in time; `room` how far ahead the TAT may be for it to fit. Of a late
-  -- charge `room` is how far it may get, of a return the TAT it had left (an instant).
+  -- charge `room` is how far it may get, of an undo the TAT that the charge left (an instant), and
+  -- `possible` is 0 where the charge queued.
   plan = function(plan, at)
     local charges, possible, cost, cost_nano, room, room_nano, kept, kept_nano, cold, cold_nano,
       after = struct.unpack('<BBI7Hi7HI7HI7H', plan, at)
@@ -53,6 +54,11 @@ algorithms.g = {
 
   ends = function(place)
     return place.state.us + 1
+  end,
+
+  -- For how long a receipt may hold anything. Of a reset `room` is how far a charge may get.
+  longest = function(place)
+    return place.room + place.kept + 1
   end,
 
   -- Further ahead only a late charge of a quota with a large max_debt goes.
@@ -101,14 +107,24 @@ algorithms.g = {
     put(place, us, ns)
   end,
 
-  -- What has flowed back since is not given twice, and what others were charged stays.
-  give_back = function(place)
-    local mine, mine_nano = minus(place.room, place.room_nano, now, nano)
-    if mine < 0 then
+  -- What has flowed back since is not given twice, and what others were charged stays. A charge that
+  -- queued is undone only while nobody has queued behind it.
+  undo = function(place, charged, charged_nano)
+    local us, ns = tat(place)
+    if place.possible == 0 and (us ~= place.room or ns ~= place.room_nano) then
       return
     end
-    if before(mine, mine_nano, place.cost, place.cost_nano) then
-      place.cost, place.cost_nano = mine, mine_nano
+    -- a clock that stepped back since refills nothing
+    local from, from_nano = now, nano
+    if before(now, nano, charged, charged_nano) then
+      from, from_nano = charged, charged_nano
+    end
+    local held, held_nano = minus(place.room, place.room_nano, from, from_nano)
+    if held < 0 then
+      return
+    end
+    if before(held, held_nano, place.cost, place.cost_nano) then
+      place.cost, place.cost_nano = held, held_nano
     end
     algorithms.g.refund(place)
   end,

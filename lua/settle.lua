@@ -1,19 +1,25 @@
 -- Changes accounts without asking whether it fits.
 --
 -- KEYS: the accounts, then the lists of their logs. ARGV: what to do, an instant (of a charge that
--- is given back) or a time (of a block), and a plan for each account.
+-- is undone) or a time (of a block), and a plan for each account.
 local what, accounts = ARGV[1], {}
 local us, ns = struct.unpack('<I7H', ARGV[2])
 
 for i = 1, plans - 2 do
   local account = read(KEYS[i], ARGV[i + 2], true)
   accounts[i] = account
+  -- what was charged before a reset is gone, and what others were charged since is not given back
+  local void = what == 'undo' and account.reset
+    and not before(account.reset, account.reset_nano, us, ns)
   for _, place in ipairs(account.places) do
-    if not place.algorithm then
+    if not place.algorithm or void then
       -- not asked for
     elseif what == 'late' then
       place.algorithm.late(place)
     elseif what == 'reset' then
+      local ends = place.state and place.algorithm.ends(place) or now
+      account.reset, account.reset_nano = now, nano
+      account.void = math.max(account.void or 0, ends, now + place.algorithm.longest(place))
       place.state = nil
       if place.list then
         redis.call('DEL', place.list)

@@ -178,6 +178,10 @@ algorithms.l = {
     return place.state.us + place.period + 1
   end,
 
+  longest = function(place)
+    return place.period + 1
+  end,
+
   odd = function(place)
     return place.state.us > now
   end,
@@ -202,7 +206,7 @@ algorithms.l = {
     take(place, place.cost)
   end,
 
-  give_back = function(place, taken, taken_nano)
+  undo = function(place, taken, taken_nano)
     take(place, place.cost, taken, taken_nano)
   end,
 }

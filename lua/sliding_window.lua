@@ -145,6 +145,10 @@ algorithms.s = {
     return left(place, (entry(state, #state.list / 14 - 1)))
   end,
 
+  longest = function(place)
+    return (place.buckets + 1) * place.width
+  end,
+
   odd = function(place)
     return place.algorithm.ends(place) > now + (place.buckets + 1) * place.width
   end,
@@ -173,7 +177,7 @@ algorithms.s = {
     end)
   end,
 
-  give_back = function(place, taken)
+  undo = function(place, taken)
     take(place, place.cost, function(us)
       return same(place, us, taken)
     end)

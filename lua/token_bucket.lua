@@ -85,6 +85,10 @@ algorithms.t = {
     return state.us + refills(state.tokens, place) * place.period + place.kept + 1
   end,
 
+  longest = function(place)
+    return (math.ceil((place.burst + place.soft) / place.units) + 1) * place.period
+  end,
+
   odd = function(place)
     return place.state.us > now or place.state.tokens < place.burst - math.max(place.most, 2 * place.burst) - place.soft
   end,
@@ -111,8 +115,9 @@ algorithms.t = {
     refund(place, place.cost)
   end,
 
-  -- What was refilled since the charge counts as refilled for it.
-  give_back = function(place, taken, taken_nano)
+  -- What was refilled since the charge counts as refilled for it. Of an undo `need` is what was
+  -- charged, and `cost` what is to be given back of it.
+  undo = function(place, taken, taken_nano)
     local state = bucket(place)
     if before(taken, taken_nano, state.opened, state.opened_nano) then
       return
@@ -125,6 +130,6 @@ algorithms.t = {
         back = back + place.units
       end
     end
-    refund(place, math.max(0, place.cost - back))
+    refund(place, math.min(place.cost, math.max(0, place.need - back)))
   end,
 }

@@ -237,7 +237,7 @@ impl<K: Rules, S: Store, R> Gate<K, S, R> {
             // others took the last places since the store was asked
             None => {
                 if let Some(charges) = &ticket.charges {
-                    charges.with(|charges| store.give_back(charges, &decision));
+                    charges.with(|charges| store.undo(charges, &decision, None));
                 }
                 self.denied(decision.turned_away(), ticket, parts)
             }

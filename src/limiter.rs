@@ -107,8 +107,33 @@ impl<S: Store> Limiter<S> {
         Explanation::look(&self.store, &[charge]).await
     }
 
-    /// Gives `units` back to every quota, or, below 0, charges them late
-    /// (see [`Store::settle`]).
+    /// Undoes what [`take`](Limiter::take) charged for `cost`, by the decision that allowed it: all
+    /// of it, or up to `units`. What has flowed back since is not given back again; see
+    /// [`Store::undo`].
+    ///
+    /// ```
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// let (limiter, tokens) = (Limiter::local(), Quota::per_minute(10_000));
+    /// let taken = limiter.take("alice", &tokens, 500).now();
+    /// limiter.undo("alice", &tokens, 500, &taken, Some(470)); // it cost 30
+    /// assert_eq!(limiter.peek("alice", &tokens).now().remaining(), Some(9_970));
+    /// ```
+    pub fn undo(
+        &self,
+        key: impl Into<Key>,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        cost: u32,
+        taken: &Decision,
+        units: Option<u32>,
+    ) {
+        let undo = |charge: Charge<'_>| self.store.undo(&[charge.cost(cost)], taken, units);
+        self.charge(&key.into(), quotas.as_ref(), undo);
+    }
+
+    /// Gives `units` back to every quota, also where they have flowed back since, or, below 0,
+    /// charges them late (see [`Store::settle`]). What a `take` charged is given back by
+    /// [`undo`](Limiter::undo).
     pub fn settle(
         &self,
         key: impl Into<Key>,
@@ -201,7 +226,9 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Waits until `cost` units have been taken, evenly spaced and first come first served where
-    /// the algorithm can queue. Dropped while it waits, it gives its place back.
+    /// the algorithm can queue. Dropped while it waits, it gives its
+    /// units back if nobody has queued behind it; otherwise they are lost to the account, and those
+    /// behind keep their places.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -285,7 +312,7 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
 
 impl<E: Error> Error for NotReady<E> {}
 
-/// A place in the queue; dropped, it is given back.
+/// A place in the queue. Dropped, its charge is undone where nobody has queued behind it.
 struct Place<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,
@@ -295,7 +322,7 @@ struct Place<'a, S: Store> {
 impl<S: Store> Drop for Place<'_, S> {
     fn drop(&mut self) {
         if let Some(taken) = &self.taken {
-            self.store.give_back(&[self.charge], taken);
+            self.store.undo(&[self.charge], taken, None);
         }
     }
 }

@@ -92,7 +92,7 @@ impl Pass {
     }
 }
 
-/// A place in the queue. Dropped, it is given back.
+/// A place in the queue. Dropped, its charge is undone where nobody has queued behind it.
 pub(crate) struct Place<S: Store> {
     store: Arc<S>,
     held: Option<Box<(Decision, Ticket)>>,
@@ -119,7 +119,7 @@ impl<S: Store> Drop for Place<S> {
         if let Some(held) = self.held.take()
             && let (decision, Ticket { charges: Some(charges), .. }) = *held
         {
-            charges.with(|charges| self.store.give_back(charges, &decision));
+            charges.with(|charges| self.store.undo(charges, &decision, None));
         }
     }
 }

@@ -344,20 +344,20 @@ async fn a_success_of_before_does_not_close_it() {
 #[tokio::test(start_paused = true)]
 async fn giving_back_asks_nobody_while_it_is_open() {
     let guarded = Guarded::new(Mood::Well);
-    let give_back = || {
+    let undo = || {
         let taken = guarded.inner.store.take(&[]).now();
-        charged(|charge| guarded.store.give_back(&[charge], &taken));
+        charged(|charge| guarded.store.undo(&[charge], &taken, None));
         guarded.inner.given_back()
     };
-    assert_eq!(give_back(), 1);
+    assert_eq!(undo(), 1);
     guarded.inner.is(Mood::FailingSoon);
     guarded.fail(5);
-    assert_eq!(give_back(), 1);
+    assert_eq!(undo(), 1);
     advance(millis(100)).await;
-    assert_eq!(give_back(), 1, "it is no probe");
+    assert_eq!(undo(), 1, "it is no probe");
     guarded.inner.is(Mood::Well);
     assert!(guarded.take().is_ok());
-    assert_eq!(give_back(), 2);
+    assert_eq!(undo(), 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -187,7 +187,7 @@ fn what_is_given_back_may_be_taken_again_and_no_more() {
             if step % 3 > 0
                 && let Some(taken) = kept.pop()
             {
-                store.give_back(&[one], &taken);
+                store.undo(&[one], &taken, None);
             }
         }
         kept.len() as u128

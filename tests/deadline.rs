@@ -121,7 +121,7 @@ fn giving_back_and_checking_reach_the_store() {
     let bounded = store.clone().deadline(BUDGET);
     charged(|charge| {
         let taken = store.store.take(&[charge.cost(4)]).now();
-        bounded.give_back(&[charge.cost(4)], &taken);
+        bounded.undo(&[charge.cost(4)], &taken, None);
         assert_eq!((store.given_back(), store.calls()), (1, 0));
         assert_eq!(store.store.take(&[charge.cost(0)]).now().remaining(), Some(10));
     });

@@ -29,8 +29,8 @@ enum Step {
     Take(Vec<usize>, u32, u32, (u64, u64)),
     Settle(usize, i64),
     Reset(usize),
-    /// An earlier charge, counted from the latest.
-    GiveBack(usize),
+    /// An earlier charge, counted from the latest, or up to so many units of it.
+    Undo(usize, Option<u32>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (who, 0..12_u32, headroom, patience).prop_map(|(k, c, h, w)| Step::Take(k, c, h, w)),
         2 => (0..2_usize, units).prop_map(|(key, units)| Step::Settle(key, units)),
         1 => (0..2_usize).prop_map(Step::Reset),
-        2 => (0..4_usize).prop_map(Step::GiveBack),
+        2 => (0..4_usize, prop::option::of(0..6_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
     ]
 }
 
@@ -98,12 +98,16 @@ struct Trial {
     taken: Vec<Taken>,
 }
 
-/// A charge that may be given back: whose, how much, and per account the instant it ends at.
+/// A charge that may be undone: whose, how much, and per account the instant it ends at and whether
+/// it queued.
 struct Taken {
     who: Vec<usize>,
     cost: u32,
+    headroom: u32,
     decision: Decision,
-    ends: Vec<(usize, usize, u128)>,
+    ends: Vec<(usize, usize, u128, bool)>,
+    /// Its accounts were reset since.
+    void: bool,
 }
 
 impl Trial {
@@ -150,10 +154,11 @@ impl Trial {
                     let decision = self.store.reset(&self.charge(*who)).now();
                     self.debts[*who].fill(Debt(0));
                     prop_assert_eq!(rows(&decision), self.rows(&[*who], 0));
+                    self.void_receipts(*who);
                 }
-                Step::GiveBack(back) => {
+                Step::Undo(back, units) => {
                     if let Some(at) = self.taken.len().checked_sub(back + 1) {
-                        self.give_back(at);
+                        self.undo(at, *units);
                     }
                 }
             }
@@ -195,28 +200,44 @@ impl Trial {
             let interval = quotas[at].interval().as_nanos();
             let debt = &mut self.debts[who][at].0;
             *debt += total * interval;
-            ends.push((who, at, self.now + *debt));
             let room = u128::from(quotas[at].limit()) * interval;
+            let queued = *debt + u128::from(headroom) * interval > room;
+            ends.push((who, at, self.now + *debt, queued));
             if patience > 0 {
                 wait = (*debt + u128::from(headroom) * interval).saturating_sub(room).max(wait);
             }
         }
         prop_assert_eq!(decision.wait(), time_of(wait));
         prop_assert_eq!(rows(&decision), self.rows(who, 0));
-        self.taken.push(Taken { who: who.to_vec(), cost, decision, ends });
+        let (who, void) = (who.to_vec(), false);
+        self.taken.push(Taken { who, cost, headroom, decision, ends, void });
         Ok(())
     }
 
-    fn give_back(&mut self, at: usize) {
-        let Taken { who, cost, decision, ends } = self.taken.remove(at);
-        let charges: Vec<_> = who.iter().map(|who| self.charge(*who).cost(cost)).collect();
-        self.store.give_back(&charges, &decision);
+    fn undo(&mut self, at: usize, units: Option<u32>) {
+        let Taken { who, cost, headroom, decision, ends, void } = self.taken.remove(at);
+        let charge = |who: &usize| self.charge(*who).cost(cost).headroom(headroom);
+        let charges: Vec<_> = who.iter().map(charge).collect();
+        self.store.undo(&charges, &decision, units);
         let total = u128::from(cost) * (who.len() * self.quotas.len() / ends.len()) as u128;
-        for (who, at, end) in ends {
+        let total = units.map_or(total, |units| total.min(units.into()));
+        for (who, at, end, queued) in ends.into_iter().filter(|_| !void) {
             let mine = total * self.quotas[at].interval().as_nanos();
             let debt = &mut self.debts[who][at].0;
-            *debt = debt.saturating_sub(end.saturating_sub(self.now).min(mine));
+            if !queued || end == self.now + *debt {
+                *debt = debt.saturating_sub(end.saturating_sub(self.now).min(mine));
+            }
         }
+    }
+
+    /// The store may void the receipts of other keys, too, so those are forgotten here.
+    fn void_receipts(&mut self, who: usize) {
+        self.taken.retain(|taken| taken.who.iter().all(|of| *of == who));
+        self.taken.iter_mut().for_each(|taken| taken.void = true);
+        // what is charged from here on is charged later
+        self.clock.advance(Duration::from_nanos(1));
+        self.now += 1;
+        self.debts.iter_mut().flatten().for_each(|debt| debt.0 = debt.0.saturating_sub(1));
     }
 
     fn rows(&self, who: &[usize], need: u128) -> Vec<Row> {

@@ -157,7 +157,7 @@ async fn who_is_ready_to_queue_is_refused_while_the_queue_is_longer() {
 
 /// Every change of an account that is made here.
 const CHANGES: [&str; 7] =
-    ["refund", "late", "reset", "block", "unblock", "give_back", "smaller charge"];
+    ["refund", "late", "reset", "block", "unblock", "undo", "smaller charge"];
 
 fn change(store: &Cached, name: &str, charge: Charge<'_>, taken: &Decision) {
     match name {
@@ -166,7 +166,7 @@ fn change(store: &Cached, name: &str, charge: Charge<'_>, taken: &Decision) {
         "reset" => drop(store.reset(&charge).now()),
         "block" => drop(store.block(&charge, secs(9)).now()),
         "unblock" => drop(store.unblock(&charge).now()),
-        "give_back" => store.give_back(&[charge.cost(8)], taken),
+        "undo" => store.undo(&[charge.cost(8)], taken, None),
         _ => assert!(store.take(&[charge.cost(1)]).now().is_allowed()),
     }
 }
@@ -277,7 +277,7 @@ async fn a_life_begins_with_the_question_and_what_is_told_with_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_a_change_has_overtaken_is_not_kept() {
-    for name in ["refund", "reset", "give_back", "another plan"] {
+    for name in ["refund", "reset", "undo", "another plan"] {
         let inner = Slow::new(Time::default().store());
         let store = inner.clone().deny_cache();
         let (key, quotas, rule) = (Key::from("alice"), [HOURLY], RuleName::default());
@@ -289,7 +289,7 @@ async fn an_answer_that_a_change_has_overtaken_is_not_kept() {
         match name {
             "refund" => drop(store.settle(&charge, 10).await),
             "reset" => drop(store.reset(&charge).await),
-            "give_back" => store.give_back(&[charge.cost(10)], &taken),
+            "undo" => store.undo(&[charge.cost(10)], &taken, None),
             _ => {
                 let other = [Quota::per_hour(9)];
                 inner.tell(1);
@@ -390,7 +390,7 @@ async fn what_a_refused_call_charged_for_a_moment_is_not_kept_as_owed() {
     inner.tell(1);
     assert!(!store.take(&[site]).await.expect("infallible").is_allowed());
     assert_eq!(store.take(&[site]).await.expect("infallible").source(), Source::DenyCache);
-    inner.store.give_back(&[site], &moment);
+    inner.store.undo(&[site], &moment, None);
     inner.tell(1);
     assert!(!assert_ready!(call.poll()).expect("infallible").is_allowed());
     inner.tell(1);

@@ -50,8 +50,8 @@ impl Store for Yielding {
         self.0.unblock(charge)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        self.0.give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.0.undo(charges, taken, units);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

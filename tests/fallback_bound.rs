@@ -190,7 +190,7 @@ impl World {
         let charge = Charge::new(RuleName::default(), &key, &Self::QUOTAS).cost(cost);
         self.admitted[name].0 -= i64::from(cost);
         match self.random.below(2) {
-            0 => self.stores[who].give_back(&[charge], &decision),
+            0 => self.stores[who].undo(&[charge], &decision, None),
             _ => drop(decided(self.stores[who].settle(&charge, cost.into())).await),
         }
     }

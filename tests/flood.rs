@@ -184,7 +184,7 @@ fn giving_back_to_a_forgotten_account_changes_nothing() {
     clock.advance(second.period() + NANOSECOND);
     assert!((0..WAYS).all(|key| allows(&store, "filler", key, &second)));
     let before = store.stats();
-    store.give_back(&[charge], &taken);
+    store.undo(&[charge], &taken, None);
     assert_eq!(store.stats(), before);
     assert!(!(0..WAYS).any(|key| allows(&store, "filler", key, &second)));
 }

@@ -388,6 +388,8 @@ async fn what_is_changed_here_ends_what_is_in_hand() {
         assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 1));
         assert_eq!(asked(charge).outcomes()[0].owed_by_all(), 1);
 
+        // what is charged from here on is charged after the reset
+        time.0.advance(Duration::from_nanos(1));
         hot();
         store.block(&charge, secs(9)).now();
         assert!(!asked(charge).is_allowed());
@@ -442,26 +444,42 @@ async fn another_plan_ends_what_is_in_hand() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_decision_that_is_given_back_is_in_hand_again() {
+async fn a_call_of_a_lease_is_undone_in_the_store_by_its_part_of_what_was_borrowed() {
     let (time, quotas) = (Time::default(), [HOURLY]);
     let (inner, store) = leased(&time, 5);
     charged(&quotas, |charge| {
         passed(&store, HOURLY, 9);
-        let before = inner.takes();
-        for _ in 0..100 {
-            let taken = store.take(&[charge.cost(2)]).now();
-            assert_eq!(taken.source(), Source::Leased);
-            store.give_back(&[charge.cost(2)], &taken);
+        let taken: Vec<_> = (0..20).map(|_| store.take(&[charge.cost(2)]).now()).collect();
+        assert!(taken.iter().any(|taken| taken.source() == Source::Leased));
+        let (before, admitted) = (left(&inner, HOURLY), u32::try_from(taken.len()).expect("few"));
+        for taken in &taken {
+            store.undo(&[charge.cost(2)], taken, Some(1));
         }
-        assert_eq!(inner.takes(), before);
-        // one that the store made goes there
-        store.reset(&charge).now();
-        let asked = store.take(&[charge]).now();
-        assert_eq!(asked.source(), Source::Local);
-        store.give_back(&[charge], &asked);
+        assert_eq!(left(&inner, HOURLY), before + admitted);
     });
     drop(store);
-    assert_eq!(left(&inner, HOURLY), 1_000);
+    assert_eq!(left(&inner, HOURLY), 1_000 - 9 - 20);
+}
+
+/// A unit comes back every second: of ten calls, one a second has flowed back when they are undone.
+#[tokio::test(start_paused = true)]
+async fn calls_of_a_lease_give_back_no_more_than_it_still_holds() {
+    let (time, quotas) = (Time::default(), [Quota::per_minute(60)]);
+    for seconds in [0, 3, 9, 60] {
+        let (inner, store) = leased(&time, 25);
+        charged(&quotas, |charge| {
+            let taken: Vec<_> = (0..20).map(|_| store.take(&[charge]).now()).collect();
+            assert!(taken.iter().any(|taken| taken.source() == Source::Leased));
+            drop(store.clone());
+            time.0.advance(secs(seconds));
+            for taken in &taken {
+                store.undo(&[charge], taken, None);
+            }
+        });
+        drop(store);
+        assert_eq!(left(&inner, quotas[0]), 60, "after {seconds} s");
+        time.0.advance(secs(60));
+    }
 }
 
 /// In a window a unit counts where it was admitted: one of the last window is none of this one's.
@@ -664,7 +682,7 @@ impl Store for Silent {
         self.0.unblock(charge)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], _: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], _: &Decision, _: Option<u32>) {
         self.0.settle(&charges[0], charges[0].units().into()).now();
     }
 }

@@ -56,7 +56,7 @@ enum Step {
         times: u32,
     },
     /// What was last admitted is given back.
-    GiveBack,
+    Undo,
     /// A process ends, and gives back what it holds; another takes its place.
     Restart(usize),
     Pass(u64),
@@ -76,7 +76,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => ask.prop_map(|(holder, times, cost, both)| Step::Ask { holder, times, cost, both }),
         1 => prop_oneof![times, 60..400_u32].prop_map(|times| Step::Plain { times }),
-        1 => Just(Step::GiveBack),
+        1 => Just(Step::Undo),
         2 => (0..HOLDERS).prop_map(Step::Restart),
         12 => pass.prop_map(Step::Pass),
     ]
@@ -155,11 +155,11 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            Step::GiveBack => {
+            Step::Undo => {
                 if let Some((holder, cost, decision)) = self.last.take()
                     && decision.source() == Source::Leased
                 {
-                    self.charges(cost, false, |it| self.holders[holder].give_back(it, &decision));
+                    self.charges(cost, false, |it| self.holders[holder].undo(it, &decision, None));
                     self.charges(cost, false, |it| self.exact.settle(&it[0], cost.into()).now());
                     self.returned += cost;
                 }
@@ -252,7 +252,7 @@ fn what_is_given_back_elsewhere_makes_it_no_more() {
             let ask = |times| Step::Ask { holder: 0, times, cost: 1, both: false };
             world.step(&ask(17)).expect("nothing beyond the limit");
             for (store, taken) in taken {
-                world.charges(before, false, |it| store.give_back(it, &taken));
+                world.charges(before, false, |it| store.undo(it, &taken, None));
             }
             pass(&world.time, idle * 1_000_000).await;
             world.step(&ask(40)).expect("nothing beyond the limit");

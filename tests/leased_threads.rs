@@ -67,7 +67,7 @@ fn what_is_given_back_at_once_is_not_given_twice() {
                     let decision = decision.expect("infallible");
                     assert!(decision.is_allowed());
                     if decision.source() == Source::Leased && (round + n) % 2 == 0 {
-                        holder.give_back(&[charge], &decision);
+                        holder.undo(&[charge], &decision, None);
                     } else {
                         kept.fetch_add(1, Relaxed);
                     }

@@ -25,7 +25,8 @@ fn left(decision: &Decision) -> Vec<(usize, u32)> {
 
 #[test]
 fn only_the_named_quota_is_charged_settled_and_reset() {
-    let (store, key) = (FakeClock::new().store(64), Key::from("alice"));
+    let (clock, key) = (FakeClock::new(), Key::from("alice"));
+    let store = clock.store(64);
     let all = charge(&key);
     let look = || left(&store.take(&[all.cost(0)]).now());
     for (place, has) in [10, 20, 30].into_iter().enumerate() {
@@ -38,8 +39,10 @@ fn only_the_named_quota_is_charged_settled_and_reset() {
     assert_eq!(look(), [(0, 6), (1, 16), (2, 26)]);
     assert_eq!(left(&store.reset(&all.only(1)).now()), [(1, 20)]);
     assert_eq!(look(), [(0, 6), (1, 20), (2, 26)]);
+    // a reset may void receipts of neighbours that were charged up to then
+    clock.advance(std::time::Duration::from_nanos(1));
     let taken = store.take(&[all.only(2).cost(5)]).now();
-    store.give_back(&[all.only(2).cost(5)], &taken);
+    store.undo(&[all.only(2).cost(5)], &taken, None);
     assert_eq!(look(), [(0, 6), (1, 20), (2, 26)]);
 }
 

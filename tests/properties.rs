@@ -121,7 +121,7 @@ proptest! {
         let debt = |store| take(store, &key, &quota, 0).outcomes()[0].reset_after();
         let with_mine = debt(&store);
         let charges = [Charge::new(RuleName::default(), &key, quota.as_ref()).cost(mine)];
-        store.give_back(&charges, &taken);
+        store.undo(&charges, &taken, None);
         prop_assert!((debt(&without)..=with_mine).contains(&debt(&store)));
         if others == 0 {
             prop_assert_eq!(debt(&store), debt(&without));

@@ -221,16 +221,31 @@ async fn what_is_given_back_goes_where_it_was_charged() {
     assert_eq!(left(&more), [35]);
 
     let refused = decided(process.store.take(&[charge.cost(50)])).await;
-    process.store.give_back(&[charge.cost(50)], &refused);
-    process.store.give_back(&[charge], &here);
+    process.store.undo(&[charge.cost(50)], &refused, None);
+    process.store.undo(&[charge], &here, None);
     assert_eq!(process.shared.given_back(), 0);
     assert_eq!(left(&process.take("alice", HOURLY, 0).await), [41]);
     process.shared.is(Mood::Well);
-    process.store.give_back(&[charge], &there);
+    process.store.undo(&[charge], &there, None);
     assert_eq!(process.shared.given_back(), 1);
     assert_eq!(process.shared_left("alice", HOURLY), [100]);
     process.recover().await;
     assert_eq!(process.shared_left("alice", HOURLY), [94], "only what was not given back");
+}
+
+/// What the inner store will be charged late is what is left of it.
+#[tokio::test(start_paused = true)]
+async fn a_part_that_is_undone_here_is_not_charged_late() {
+    let process = Process::one_of(2, &Time::default());
+    let (key, quotas) = (Key::from("alice"), [HOURLY]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas).cost(6);
+    process.shared.is(Mood::Failing);
+    let here = decided(process.store.take(&[charge])).await;
+    process.store.undo(&[charge], &here, Some(4));
+    assert_eq!(left(&process.take("alice", HOURLY, 0).await), [48]);
+    process.shared.is(Mood::Well);
+    process.recover().await;
+    assert_eq!(process.shared_left("alice", HOURLY), [98]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,7 +313,7 @@ async fn what_a_rule_only_reports_is_not_charged_late() {
     let beyond = decided(process.store.take(&both(4))).await;
     assert!(beyond.is_allowed() && beyond.would_deny());
     let again = decided(process.store.take(&both(4))).await;
-    process.store.give_back(&both(4), &again);
+    process.store.undo(&both(4), &again, None);
     process.recover().await;
     let look = process.shared.store.take(&both(0)).now();
     assert_eq!(left(&look), [93, 1]);

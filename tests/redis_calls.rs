@@ -78,7 +78,7 @@ async fn whatever_is_asked_is_one_call() {
     assert!(taken.is_allowed() && left().await == Some(99));
     let before = calls(&server).await;
     looks.store(0, Relaxed);
-    store.give_back(&[first, second, third], &taken);
+    store.undo(&[first, second, third], &taken, None);
     eventually("it is back", async || (left().await == Some(100)).then_some(())).await;
     // the first time the server does not know the script
     assert_eq!(calls(&server).await - before, 2 + looks.into_inner());

@@ -78,7 +78,7 @@ async fn work(store: &RedisStore, dice: &mut Dice, keys: &[Key], taken: &mut Vec
     let decision = answer.await.unwrap_or_else(|error| panic!("{error}"));
     taken.push(decision);
     if dice.below(4) == 0 {
-        store.give_back(&charges, dice.pick(taken));
+        store.undo(&charges, dice.pick(taken), None);
     }
 }
 

@@ -101,12 +101,12 @@ fn without_a_runtime_everything_is_an_error_and_nothing_panics() {
         assert!(error.to_string().contains("tokio"), "{error}");
         assert!(block_on(store.settle(&charges[0], -1).into_future()).is_err());
         assert!(block_on(store.probe()).is_err());
-        store.give_back(&charges, &taken);
+        store.undo(&charges, &taken, None);
     }
     let error = block_on(sharded.take(&charges).into_future()).expect_err("no runtime");
     assert!(error.to_string().contains("tokio"), "{error}");
     assert!(block_on(sharded.take(&charges[..1]).into_future()).is_err());
-    sharded.give_back(&charges, &taken);
+    sharded.undo(&charges, &taken, None);
     // and it works where there is one
     assert!(runtime.block_on(lazy.take(&charges).into_future()).is_ok());
 }

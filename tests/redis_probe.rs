@@ -48,7 +48,7 @@ async fn everything<S: Store<Error = RedisError>>(store: &S) {
             ok(store.settle(&charge, -1).await);
             ok(store.settle(&charge, 1).await);
             assert_eq!(account.left(store).await, 2, "{name}");
-            store.give_back(&[charge], &taken);
+            store.undo(&[charge], &taken, None);
             let back = async || (account.left(store).await == 3).then_some(());
             eventually("it is given back", back).await;
             ok(store.take(&[charge]).await);

@@ -58,6 +58,11 @@ async fn sliding_log_equals_its_table() {
 }
 
 #[tokio::test]
+async fn refunds_equal_their_table() {
+    assert_eq!(all_pass(&mut Local::default(), "refunds.json").await, (156, 0));
+}
+
+#[tokio::test]
 async fn combinations_equal_their_table() {
     assert_eq!(all_pass(&mut Local::default(), "combined.json").await, (6, 0));
 }

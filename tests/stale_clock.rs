@@ -2,10 +2,8 @@
 //! is there by now, and reports no wait that has passed.
 
 use std::{
-    sync::{
-        Barrier,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    hint,
+    sync::atomic::{AtomicU32, Ordering::SeqCst},
     thread,
     time::Duration,
 };
@@ -13,35 +11,41 @@ use std::{
 use tower_sluice::{Algorithm, Charge, Key, Quota, RuleName, Store, testing::FakeClock};
 
 const THREADS: u32 = 4;
-const TAKES: u32 = 5;
-const KEYS: u32 = if cfg!(debug_assertions) { 4_000 } else { 40_000 };
+const TAKES: u32 = 2;
 
 /// Every call moves the clock on before it reads it, so that readings are apart whenever two threads
-/// meet between reading and charging.
+/// meet between reading and charging; they come to each key together. Only under GCRA is the instant
+/// of the first charge part of the account.
 #[test]
 fn exactly_the_limit_asked_for_at_once_is_admitted() {
     let limit = THREADS * TAKES;
-    for algorithm in [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 4 },
-        Algorithm::SlidingLog,
+    for (algorithm, keys) in [
+        (Algorithm::Gcra, if cfg!(debug_assertions) { 40_000 } else { 400_000 }),
+        (Algorithm::TokenBucket, 2_000),
+        (Algorithm::fixed_window(), 2_000),
+        (Algorithm::AnchoredWindow, 2_000),
+        (Algorithm::SlidingWindow { buckets: 4 }, 2_000),
+        (Algorithm::SlidingLog, 2_000),
     ] {
         let quota = Quota::per_day(limit).algorithm(algorithm);
-        let (clock, start) = (FakeClock::new(), Barrier::new(THREADS as usize));
-        let store = clock.store(4 * KEYS as usize);
-        let denied = AtomicU32::new(0);
+        let clock = FakeClock::new();
+        let store = clock.store(4 * keys as usize);
+        let (denied, came) = (AtomicU32::new(0), AtomicU32::new(0));
         let work = || {
-            start.wait();
-            for key in 0..KEYS {
-                let key = Key::from(key);
+            for at in 0..keys {
+                came.fetch_add(1, SeqCst);
+                for tries in 0.. {
+                    if came.load(SeqCst) >= (at + 1) * THREADS {
+                        break;
+                    }
+                    if tries % 64 == 63 { thread::yield_now() } else { hint::spin_loop() }
+                }
+                let key = Key::from(at);
                 let charge = Charge::new(RuleName::default(), &key, quota.as_ref());
                 for _ in 0..TAKES {
                     clock.advance(Duration::from_nanos(1));
                     let decision = store.take(&[charge]).now();
-                    denied.fetch_add(u32::from(!decision.is_allowed()), Relaxed);
+                    denied.fetch_add(u32::from(!decision.is_allowed()), SeqCst);
                 }
             }
         };

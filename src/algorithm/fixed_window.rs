@@ -9,7 +9,7 @@
 //! longer. Paced, the units of an allowance pass evenly spaced from the window's start on, which
 //! takes most of the burst from the edge; what was not used stays usable until the window ends.
 
-use super::{Counter, NEVER};
+use super::{Counter, NEVER, Receipt};
 use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +63,11 @@ impl FixedWindow {
         }
         let product = u128::from(k.saturating_sub(1)) * u128::from(quota.period_nanos());
         u64::try_from(product.div_ceil(allowance.into())).unwrap_or(NEVER)
+    }
+
+    /// When the unit after those charged passes: of a paced window, the place of the next in line.
+    fn following(self, quota: &Quota) -> u64 {
+        self.start + self.offset(quota, self.count + 1).min(quota.period_nanos())
     }
 
     /// Units of the allowance whose instant has come.
@@ -142,9 +147,11 @@ impl Counter for FixedWindow {
         self.count = self.count.saturating_sub(units);
     }
 
-    fn give_back(&mut self, quota: &Quota, now: u64, taken: u64, units: u64) {
-        if taken >= self.at(quota, now).start {
-            self.refund(quota, now, units);
+    fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
+        let window = self.at(quota, now);
+        let newest = !receipt.queued || !is_paced(quota) || window.following(quota) == receipt.end;
+        if newest && receipt.charged >= window.start {
+            self.refund(quota, now, receipt.units.into());
         }
     }
 
@@ -271,7 +278,7 @@ mod tests {
         let mut account = Account::cold(&quota);
         let (_, mine) = account.take(&quota, 0, Ask::units(8));
         account.settle(&quota, SECOND, 8);
-        account.give_back(&quota, SECOND, mine, 8);
+        account.undo(&quota, SECOND, mine);
         assert_eq!(remaining(&account, &quota, SECOND), 12);
     }
 }

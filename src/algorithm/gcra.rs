@@ -11,7 +11,7 @@
 //! It spaces what comes after the burst and knows no windows: over any span it admits at most the
 //! burst and what flows back in the span, which over one period can be nearly twice the quota.
 
-use super::{Ask, Step};
+use super::{Ask, Receipt, Step};
 use crate::{
     decision::{NEVER, Numbers},
     quota::{Algorithm, Quota},
@@ -153,15 +153,18 @@ impl Gcra {
         self.interval.saturating_mul(units) > room
     }
 
-    /// What to store after a charge of `cost` that left the account at `receipt` (as it was
-    /// stored) is undone. What others were charged since stays charged, and what has flowed back
-    /// since is not given twice.
-    pub(crate) fn give_back(self, stored: u64, now: u64, receipt: u64, cost: u32) -> Option<u64> {
+    /// Returns the instant to store after a charge is undone, if it changes. What others were
+    /// charged since stays charged, and what has flowed back since is not given twice.
+    pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
         let tat = self.tat(stored, now);
-        let mine = receipt.saturating_sub(self.kept).saturating_sub(now);
+        if receipt.queued && tat != receipt.end {
+            return None;
+        }
+        // a clock that stepped back since refills nothing
+        let held = receipt.end.saturating_sub(now.max(receipt.at));
         // the quota may have changed since the charge
-        let worth = self.interval.saturating_mul(cost.into());
-        let after = tat.saturating_sub(mine.min(worth)).max(now);
+        let worth = self.interval.saturating_mul(receipt.units.into());
+        let after = tat.saturating_sub(held.min(worth)).max(now);
         (stored > now && after != tat).then(|| self.stored(after))
     }
 
@@ -235,23 +238,55 @@ mod tests {
         Gcra::new(&Quota::per_second(5))
     }
 
-    #[test]
-    fn giving_back_spares_what_others_were_charged() {
-        let (mine, now) = (1_000 + 2 * T, 1_000);
-        let others = mine + T;
-        assert_eq!(five().give_back(others, now, mine, 2), Some(others - 2 * T));
-        let half = five().give_back(others, mine - T, mine, 2);
-        assert_eq!(half, Some(others - T), "half has flowed back");
-        assert_eq!(five().give_back(others, mine, mine, 2), None, "all has flowed back");
+    /// A charge of so many units that left this TAT, made at 1 000.
+    fn receipt(end: u64, cost: u32) -> Receipt {
+        Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
     }
 
     #[test]
-    fn giving_back_to_a_forgotten_account_changes_nothing() {
-        assert_eq!(five().give_back(0, 1_000, 1_000 + T, 1), None);
-        assert_eq!(five().give_back(1_000, 1_000, 1_000 + T, 1), None);
-        // nor to one that would be opened at its initial level
+    fn an_undo_leaves_what_others_were_charged() {
+        let (mine, now) = (1_000 + 2 * T, 1_000);
+        let others = mine + T;
+        assert_eq!(five().undo(others, now, receipt(mine, 2)), Some(others - 2 * T));
+        let half = five().undo(others, mine - T, receipt(mine, 2));
+        assert_eq!(half, Some(others - T), "half has flowed back");
+        assert_eq!(five().undo(others, mine, receipt(mine, 2)), None, "all has flowed back");
+    }
+
+    #[test]
+    fn a_part_that_is_undone_is_no_more_than_what_is_left() {
+        let (mine, others) = (1_000 + 4 * T, 1_000 + 5 * T);
+        let part = |units, now| five().undo(others, now, Receipt { units, ..receipt(mine, 4) });
+        assert_eq!(part(0, 1_000), None);
+        assert_eq!(part(3, 1_000), Some(others - 3 * T));
+        assert_eq!(part(3, mine - 3 * T), Some(others - 3 * T), "one has flowed back");
+        assert_eq!(part(3, mine - T), Some(others - T), "three have flowed back");
+    }
+
+    #[test]
+    fn an_undo_in_a_forgotten_account_changes_nothing() {
+        assert_eq!(five().undo(0, 1_000, receipt(1_000 + T, 1)), None);
+        assert_eq!(five().undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
+        // nor in one that would be opened at its initial level
         let quota = Gcra::new(&Quota::per_second(5).initial(0));
-        assert_eq!(quota.give_back(1_000, 1_000, quota.stored(1_000 + T), 1), None);
+        assert_eq!(quota.undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
+    }
+
+    #[test]
+    fn a_queued_charge_is_undone_only_while_it_is_the_newest() {
+        let one = Gcra::new(&Quota::per_second(5).burst(1));
+        let queued = |end| Receipt { queued: true, ..receipt(end, 1) };
+        let (second, third) = (1_000 + 2 * T, 1_000 + 3 * T);
+        assert_eq!(one.undo(third, 1_000, queued(second)), None);
+        assert_eq!(one.undo(third, 1_000, queued(third)), Some(second));
+        assert_eq!(one.undo(second, 1_000, queued(second)), Some(1_000 + T));
+    }
+
+    #[test]
+    fn a_clock_that_stepped_back_does_not_make_a_receipt_hold_more() {
+        let (mine, others) = (1_000 + T, 1_000 + 2 * T);
+        let late = Receipt { at: 1_000 + T / 2, ..receipt(mine, 1) };
+        assert_eq!(five().undo(others, 1_000, late), Some(others - T / 2));
     }
 
     #[test]
@@ -288,6 +323,7 @@ mod tests {
         let full_since = 1_000;
         let stored = quota.stored(full_since);
         assert_eq!(quota.settle(stored, full_since + T, 3).0, None);
-        assert_eq!(quota.give_back(stored, full_since + T, stored + 3 * T, 3), None);
+        let held = receipt(full_since + 4 * T, 3);
+        assert_eq!(quota.undo(stored, full_since + T, held), None);
     }
 }

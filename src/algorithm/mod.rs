@@ -15,12 +15,14 @@ pub(crate) mod fixed_window;
 pub(crate) mod gcra;
 #[cfg(test)]
 mod models;
+mod receipt;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
 #[cfg(test)]
 mod tests;
 pub(crate) mod token_bucket;
 
+pub(crate) use self::receipt::Receipt;
 use self::{
     fixed_window::FixedWindow, sliding_log::SlidingLog, sliding_window::SlidingWindow,
     token_bucket::TokenBucket,
@@ -138,8 +140,8 @@ trait Counter {
     /// Takes charges back, the newest first; at most all.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Takes back what still counts of a charge of `units` made at `taken`.
-    fn give_back(&mut self, quota: &Quota, now: u64, taken: u64, units: u64);
+    /// Takes back what still counts of a charge.
+    fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
 
     /// From when on the account is as if it had never been.
     fn forget_at(&self, quota: &Quota) -> u64;
@@ -231,17 +233,11 @@ pub(crate) fn cuts(account: Option<&State>, quota: &Quota, now: u64, units: u64)
     units > owable
 }
 
-/// Undoes a charge of `cost` made at `taken`, the `now` of its [`take`], without undoing another's.
-pub(crate) fn give_back(
-    account: &mut Option<State>,
-    quota: &Quota,
-    now: u64,
-    taken: u64,
-    cost: u32,
-) {
+/// Undoes a charge by its receipt. Others' charges stay, and so does what has flowed back since.
+pub(crate) fn undo(account: &mut Option<State>, quota: &Quota, now: u64, receipt: Receipt) {
     end(account, quota, now);
     if let Some(state) = account {
-        state.counter_mut().give_back(quota, now, taken, cost.into());
+        state.counter_mut().undo(quota, now, receipt);
     }
     end(account, quota, now);
 }

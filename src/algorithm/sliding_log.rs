@@ -4,7 +4,7 @@
 //! charge: at most twice the units (late charges), which is why the quota bounds them. Charges at
 //! the same instant share an entry.
 
-use super::{Counter, NEVER, entries::Entries};
+use super::{Counter, NEVER, Receipt, entries::Entries};
 use crate::quota::Quota;
 
 #[derive(Clone, Debug, Default)]
@@ -62,8 +62,8 @@ impl Counter for SlidingLog {
         self.0.take(units, |_| true);
     }
 
-    fn give_back(&mut self, _quota: &Quota, _now: u64, taken: u64, units: u64) {
-        self.0.take(units, |at| at == taken);
+    fn undo(&mut self, _quota: &Quota, _now: u64, receipt: Receipt) {
+        self.0.take(receipt.units.into(), |at| at == receipt.charged);
     }
 
     fn forget_at(&self, quota: &Quota) -> u64 {

@@ -9,7 +9,7 @@
 //! instant of its last charge instead of its number: after a change of the quota, buckets of
 //! another width count it as charged then, which forgets none of it too early.
 
-use super::{Counter, NEVER, entries::Entries};
+use super::{Counter, NEVER, Receipt, entries::Entries};
 use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Debug, Default)]
@@ -116,9 +116,9 @@ impl Counter for SlidingWindow {
         self.0.take(units, |_| true);
     }
 
-    fn give_back(&mut self, quota: &Quota, _now: u64, taken: u64, units: u64) {
+    fn undo(&mut self, quota: &Quota, _now: u64, receipt: Receipt) {
         let buckets = Buckets::of(quota);
-        self.0.take(units, |at| buckets.same(at, taken));
+        self.0.take(receipt.units.into(), |at| buckets.same(at, receipt.charged));
     }
 
     fn forget_at(&self, quota: &Quota) -> u64 {

@@ -5,7 +5,10 @@ use std::{path::Path, time::Duration};
 use serde::Deserialize;
 
 use super::{gcra::Gcra, *};
-use crate::{decision::Outcome, name::RuleName};
+use crate::{
+    decision::{Decision, Outcome},
+    name::RuleName,
+};
 
 /// An account of any algorithm, as a store would hold it.
 #[derive(Clone, Debug)]
@@ -29,16 +32,20 @@ impl Account {
         }
     }
 
-    /// The step, and the receipt that giving back wants.
-    pub(super) fn take(&mut self, quota: &Quota, now: u64, ask: Ask) -> (Step, u64) {
-        match self {
+    /// The step, and its receipt.
+    pub(super) fn take(&mut self, quota: &Quota, now: u64, ask: Ask) -> (Step, Receipt) {
+        let step = match self {
             Self::Word(stored) => {
                 let (after, step) = Gcra::new(quota).take(*stored, now, ask);
                 *stored = after.unwrap_or(*stored);
-                (step, *stored)
+                step
             }
-            Self::State(state) => (take(state, quota, now, ask), now),
-        }
+            Self::State(state) => take(state, quota, now, ask),
+        };
+        let mut decision = Decision::new(step.allowed, now);
+        decision.passes(step.overage, step.wait);
+        let outcome = Outcome::with(RuleName::default(), 0, step.numbers);
+        (step, Receipt::new(&decision, &outcome, ask, None).expect("numbers"))
     }
 
     pub(super) fn open(&mut self, quota: &Quota, now: u64, ask: Ask) {
@@ -61,13 +68,12 @@ impl Account {
         }
     }
 
-    pub(super) fn give_back(&mut self, quota: &Quota, now: u64, receipt: u64, cost: u32) {
+    pub(super) fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         match self {
             Self::Word(stored) => {
-                let after = Gcra::new(quota).give_back(*stored, now, receipt, cost);
-                *stored = after.unwrap_or(*stored);
+                *stored = Gcra::new(quota).undo(*stored, now, receipt).unwrap_or(*stored);
             }
-            Self::State(state) => give_back(state, quota, now, receipt, cost),
+            Self::State(state) => undo(state, quota, now, receipt),
         }
     }
 

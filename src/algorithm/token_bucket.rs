@@ -8,7 +8,7 @@
 //! every `period / units`, is [`gcra`](super::gcra). This one lets the whole burst pass right
 //! before a refill and the refilled units right after it.
 
-use super::{Counter, NEVER};
+use super::{Counter, NEVER, Receipt};
 use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
@@ -93,11 +93,12 @@ impl Counter for TokenBucket {
     }
 
     /// What was refilled since the charge counts as refilled for it.
-    fn give_back(&mut self, quota: &Quota, now: u64, taken: u64, units: u64) {
-        if taken >= self.opened {
-            let since = self.at(quota, now).anchor.saturating_sub(taken);
+    fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
+        if receipt.charged >= self.opened {
+            let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);
             let refilled = since.div_ceil(quota.period_nanos()).saturating_mul(refill(quota));
-            self.refund(quota, now, units.saturating_sub(refilled));
+            let held = u64::from(receipt.cost).saturating_sub(refilled);
+            self.refund(quota, now, held.min(receipt.units.into()));
         }
     }
 
@@ -120,7 +121,7 @@ fn refill(quota: &Quota) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Algorithm, Ask, Quota,
+        Algorithm, Ask, Quota, Receipt,
         tests::{Account, remaining},
     };
 
@@ -132,9 +133,22 @@ mod tests {
         let mut account = Account::cold(&quota);
         let (_, mine) = account.take(&quota, 0, Ask::units(5));
         account.take(&quota, SECOND, Ask::units(8));
-        account.give_back(&quota, SECOND, mine, 5);
+        account.undo(&quota, SECOND, mine);
         // three of the five had come back, and were spent
         assert_eq!(remaining(&account, &quota, SECOND), 2);
+    }
+
+    #[test]
+    fn a_part_that_is_undone_is_no_more_than_what_was_not_refilled() {
+        let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
+        let after = |units| {
+            let mut account = Account::cold(&quota);
+            let (_, mine) = account.take(&quota, 0, Ask::units(5));
+            account.take(&quota, SECOND, Ask::units(8));
+            account.undo(&quota, SECOND, Receipt { units, ..mine });
+            remaining(&account, &quota, SECOND)
+        };
+        assert_eq!([0, 1, 2, 3, 5].map(after), [0, 1, 2, 2, 2]);
     }
 
     #[test]
@@ -143,7 +157,7 @@ mod tests {
         let mut account = Account::cold(&quota);
         let (_, mine) = account.take(&quota, 0, Ask::units(3));
         account.take(&quota, SECOND, Ask::units(5));
-        account.give_back(&quota, SECOND, mine, 3);
+        account.undo(&quota, SECOND, mine);
         assert_eq!(remaining(&account, &quota, SECOND), 5);
     }
 }

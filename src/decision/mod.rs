@@ -32,6 +32,9 @@ pub struct Decision {
     source: Source,
     /// The store's clock at the decision. Together with [`Outcome::ahead`] it is the receipt.
     at: u64,
+    /// The store's own clock when it charged: earlier than `at` for a call that was admitted by
+    /// units borrowed before.
+    charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
 }
@@ -46,6 +49,7 @@ impl Decision {
             blocked: false,
             source: Source::Local,
             at: 0,
+            charged_at: 0,
             wait: 0,
             outcomes: SmallVec::new(),
         }
@@ -162,6 +166,7 @@ impl Decision {
             blocked: false,
             source: Source::Local,
             at,
+            charged_at: at,
             wait: 0,
             outcomes: SmallVec::new(),
         }
@@ -219,6 +224,32 @@ impl Decision {
     /// Returns the instant of the decision, by the store's clock.
     pub(crate) fn instant(&self) -> u64 {
         self.at
+    }
+
+    /// When the store charged what was decided, by its own clock.
+    pub(crate) fn charged_at(&self) -> u64 {
+        self.charged_at
+    }
+
+    /// A decision by what the store charged at that instant.
+    pub(crate) fn charged_by(self, charged_at: u64) -> Self {
+        Self { charged_at, ..self }
+    }
+
+    /// Returns the decision on these quotas, each as its rule and its place, in this order: all of
+    /// those that were decided, or some. A quota has no numbers if it was not decided, or if two
+    /// quotas of that rule and place were and only one of them is named.
+    pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
+        let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
+        if self.outcomes.iter().map(own).eq(quotas.clone()) {
+            return self.clone();
+        }
+        let outcomes = quotas.map(|quota| {
+            let mut known = self.outcomes.iter().filter(|outcome| own(outcome) == quota);
+            let one = known.next().filter(|_| known.next().is_none());
+            one.copied().unwrap_or_else(|| Outcome::unknown(quota.0, quota.1, Some(Duration::ZERO)))
+        });
+        Self { outcomes: outcomes.collect(), ..*self }
     }
 }
 

@@ -217,9 +217,15 @@ impl Outcome {
     }
 
     /// Returns the nanoseconds by which the clock of this outcome is ahead of the decision's clock.
-    #[cfg(feature = "redis")]
     pub(crate) fn skew(&self) -> i64 {
-        i64::from(self.skew) * 1_000
+        #[cfg(feature = "redis")]
+        return i64::from(self.skew) * 1_000;
+        #[cfg(not(feature = "redis"))]
+        0
+    }
+
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     pub(crate) fn is_known(&self) -> bool {

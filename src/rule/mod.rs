@@ -166,6 +166,10 @@ impl<K> Rule<K> {
     /// A request that waits has been admitted: a block of its key, another plan or the layer's switch
     /// reaches requests that come later.
     ///
+    /// A request that is dropped while it waits gives its units back if nobody has queued behind it.
+    /// Otherwise they are lost to the account: those behind keep their places, and nobody can make
+    /// handlers run closer together by queueing and leaving.
+    ///
     /// For GCRA and paced fixed windows that are not soft.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }

@@ -176,8 +176,13 @@ impl<'a> Charge<'a> {
         self.only.map(usize::from)
     }
 
+    /// The quotas that these charges name, each as its rule and its place.
+    pub(crate) fn named(charges: &[Charge<'a>]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
+        charges.iter().flat_map(|it| it.placed().map(|(place, _)| (it.rule, place)))
+    }
+
     /// The quotas that are charged, with their places.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &'a Quota)> + use<'a> {
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
         let only = self.place();
         let all = self.quotas.iter().enumerate();
         all.filter(move |(place, _)| only.is_none_or(|only| only == *place))
@@ -246,6 +251,10 @@ impl OwnedCharges {
         read(&lent)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The same of callers who do not queue.
     pub(crate) fn hurried(mut self) -> Self {
         self.0.iter_mut().for_each(|charge| charge.ask.max_wait = 0);
@@ -298,6 +307,9 @@ pub trait Store {
     /// Gives `units` back to every quota of the charge, or, below 0, charges them late. A refund
     /// stops at a full account; a late charge never fails but stops where the limit and
     /// [`max_debt`](Quota::max_debt) are charged, and what is beyond is lost.
+    ///
+    /// A refund here is an operator's: it gives back whatever it says, also what has flowed back by
+    /// itself. What a request was charged is given back by [`undo`](Store::undo).
     fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future>;
 
     /// Ends the accounts of the charge, as if its key had never been seen.
@@ -313,10 +325,49 @@ pub trait Store {
     /// Ends a [`block`](Store::block).
     fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future>;
 
-    /// Undoes an allowed decision, without undoing what others were charged since. Does not wait
-    /// and cannot fail, so that a `Drop` can call it; a store that cannot do it leaves the charge.
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        let _ = (charges, taken);
+    /// Undoes a charge by its receipt, which is the decision that allowed it: all of it, or, with
+    /// `units`, up to that many units of every account. Does not wait and cannot fail, so that a
+    /// `Drop` can call it; a store that cannot undo leaves the charge.
+    ///
+    /// `charges` are those of the decision, or some of them: each is found in it by its rule and the
+    /// place of its quota. Less is given back than was charged, and at the least nothing:
+    ///
+    /// - **What has flowed back since** is not given back again: units that were charged an hour ago
+    ///   are there already, and giving them back would let them be used twice. What others were
+    ///   charged stays charged.
+    /// - **A charge that queued** ([`max_wait`](Charge::max_wait)) is undone only while nobody has
+    ///   queued behind it. Otherwise its units are lost to that account until they flow back: those
+    ///   behind keep their places, and nobody runs closer to the last of them than the quota says.
+    /// - **After a [`reset`](Store::reset)** a charge made before it is gone, and nothing is given
+    ///   back. A store may be coarse here and leave a few charges of other accounts too.
+    ///
+    /// A receipt is good for one call: a second one for the same charge may give back units that the
+    /// first one did, so a caller has to remember that it was used, as a
+    /// [`Reservation`](crate::Reservation) does.
+    ///
+    /// [`settle`](Store::settle) with a positive number gives back whatever is asked for; it is for
+    /// operators.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Charge, Key, Quota, RuleName, Store, testing::FakeClock};
+    ///
+    /// let clock = FakeClock::new();
+    /// let (store, key, quotas) = (clock.store(100), Key::from("alice"), [Quota::per_minute(60)]);
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas).cost(10);
+    /// let left = || store.take(&[charge.cost(0)]).now().remaining();
+    ///
+    /// let taken = store.take(&[charge]).now();
+    /// store.undo(&[charge], &taken, Some(7)); // three were used
+    /// assert_eq!(left(), Some(57));
+    ///
+    /// let taken = store.take(&[charge]).now();
+    /// clock.advance(Duration::from_secs(60));
+    /// store.undo(&[charge], &taken, None); // all of it has flowed back
+    /// assert_eq!(left(), Some(60));
+    /// ```
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        let _ = (charges, taken, units);
     }
 
     /// Whether this store can do what such charges ask, whatever its accounts hold. Called once

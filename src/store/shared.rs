@@ -29,8 +29,8 @@ impl<S: Store + ?Sized> Store for &S {
         (**self).unblock(charge)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        (**self).give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        (**self).undo(charges, taken, units);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
@@ -70,8 +70,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).unblock(charge)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        (**self).give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        (**self).undo(charges, taken, units);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

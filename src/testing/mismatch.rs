@@ -12,7 +12,7 @@ pub(super) struct Row {
     remaining: u32,
     full: u64,
     next: u64,
-    /// Absent for `settle`.
+    /// Absent for `settle`, `undo` and `reset`.
     retry: Option<Retry>,
 }
 

@@ -4,15 +4,19 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{Acquire, Relaxed},
+        },
     },
     time::Duration,
 };
 
 use redis::aio::ConnectionLike;
+use tokio::task::yield_now;
 
 use super::Subject;
-use crate::store::{Link, RedisError, RedisStore};
+use crate::store::{BoxFuture, Link, RedisError, RedisStore};
 
 /// A [`RedisStore`] on a fake clock, for tests with a real server.
 ///
@@ -32,6 +36,8 @@ use crate::store::{Link, RedisError, RedisStore};
 pub struct Redis<C = Link> {
     store: RedisStore<C>,
     hands: Arc<AtomicU64>,
+    /// Charges of the opened store that are being undone.
+    undoing: Arc<AtomicUsize>,
 }
 
 impl Redis {
@@ -52,7 +58,7 @@ where
     /// Uses the servers of `store`.
     #[must_use]
     pub fn new(store: RedisStore<C>) -> Self {
-        Self { store, hands: Arc::default() }
+        Self { store, hands: Arc::default(), undoing: Arc::default() }
     }
 }
 
@@ -65,7 +71,19 @@ where
     fn open(&mut self) -> RedisStore<C> {
         let random = RandomState::new().hash_one(0);
         self.hands = Arc::default();
-        self.store.clone().prefix(&format!("test-{random:x}")).driven(self.hands.clone())
+        let store = self.store.clone().prefix(&format!("test-{random:x}"));
+        let store = store.driven(self.hands.clone());
+        self.undoing = store.undoing();
+        store
+    }
+
+    fn undone(&mut self) -> BoxFuture<()> {
+        let undoing = self.undoing.clone();
+        Box::pin(async move {
+            while undoing.load(Acquire) > 0 {
+                yield_now().await;
+            }
+        })
     }
 
     fn set(&mut self, now: Duration) {

@@ -9,6 +9,7 @@ use super::{
     mismatch::{Mismatch, Row, Shown},
 };
 use crate::{
+    decision::Decision,
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota, QuotaError},
@@ -79,7 +80,10 @@ struct QuotaRow {
 struct Step {
     at: u64,
     op: Op,
-    units: i64,
+    /// The most that `undo` gives back. Defaults to all.
+    units: Option<i64>,
+    /// The step whose charge `undo` undoes, counted from 0.
+    step: Option<usize>,
     #[serde(default)]
     headroom: u32,
     allowed: Option<bool>,
@@ -95,6 +99,8 @@ struct Step {
 enum Op {
     Take,
     Settle,
+    Undo,
+    Reset,
 }
 
 /// The result of playing a case.
@@ -102,8 +108,8 @@ enum Op {
 pub enum Played {
     /// All numbers matched the table.
     Passed,
-    /// The case needs an unsupported [algorithm](Subject::supports), or a clock that can [step
-    /// back](Subject::steps_back).
+    /// The case needs an unsupported [algorithm](Subject::supports), a store that
+    /// [undoes](Subject::undoes) charges, or a clock that can [step back](Subject::steps_back).
     Skipped,
 }
 
@@ -225,23 +231,40 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         return Ok(Played::Skipped);
     }
     let quotas = case.quotas()?;
-    if !quotas.iter().all(|quota| subject.supports(quota.counted_by())) {
+    let undoes = case.steps.iter().any(|step| step.op == Op::Undo);
+    if !quotas.iter().all(|quota| subject.supports(quota.counted_by()))
+        || undoes && !subject.undoes()
+    {
         return Ok(Played::Skipped);
     }
     let store = subject.open();
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
+    let wait = Duration::from_nanos(case.max_wait);
+    let of = |step: &Step| Charge::new(rule, &key, &quotas).headroom(step.headroom).max_wait(wait);
+    let mut taken: Vec<Option<(Charge<'_>, Decision)>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
-        let charge = Charge::new(rule, &key, &quotas).headroom(step.headroom);
-        let answer = if step.op == Op::Settle {
-            store.settle(&charge, step.units).await
-        } else {
-            let cost = u32::try_from(step.units)
-                .map_err(|_| CaseError::Unknown(format!("a cost of {}", step.units)))?;
-            let wait = Duration::from_nanos(case.max_wait);
-            store.take(&[charge.cost(cost).max_wait(wait)]).await
+        let mut charge = of(step);
+        let answer = match step.op {
+            Op::Take => {
+                charge = charge.cost(step.cost()?);
+                store.take(&[charge]).await
+            }
+            Op::Settle => store.settle(&charge, step.units.unwrap_or(0)).await,
+            Op::Reset => store.reset(&charge).await,
+            Op::Undo => {
+                let units = step.units.map(|_| step.cost()).transpose()?;
+                let undone = step.step.and_then(|step| taken.get_mut(step)?.take());
+                let (charge, receipt) = undone
+                    .ok_or_else(|| CaseError::Unknown(format!("step {at} undoes no charge")))?;
+                store.undo(&[charge], &receipt, units);
+                subject.undone().await;
+                store.take(&[charge.cost(0)]).await
+            }
         };
         let decision = answer.map_err(|error| CaseError::Store(error.into()))?;
+        let charged = step.op == Op::Take && decision.is_allowed();
+        taken.push(charged.then(|| (charge, decision.clone())));
         let (expected, got) = (step.shown(), Shown::of(&decision, step.op == Op::Take));
         if expected != got {
             return Err(CaseError::Mismatch(Mismatch {
@@ -258,12 +281,17 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, op, units, headroom, .. } = self;
+        let Self { at, op, units, step, headroom, .. } = self;
         let op = match op {
             Op::Take => "take",
             Op::Settle => "settle",
+            Op::Undo => "undo",
+            Op::Reset => "reset",
         };
-        write!(f, "{op} {units} at {:?}", Duration::from_nanos(*at))?;
+        f.write_str(op)?;
+        units.iter().try_for_each(|units| write!(f, " {units}"))?;
+        step.iter().try_for_each(|step| write!(f, " of step {step}"))?;
+        write!(f, " at {:?}", Duration::from_nanos(*at))?;
         if *headroom > 0 {
             write!(f, " with a headroom of {headroom}")?;
         }
@@ -272,6 +300,11 @@ impl fmt::Display for Step {
 }
 
 impl Step {
+    fn cost(&self) -> Result<u32, CaseError> {
+        let units = self.units.and_then(|units| u32::try_from(units).ok());
+        units.ok_or_else(|| CaseError::Unknown(format!("units of {:?}", self.units)))
+    }
+
     fn shown(&self) -> Shown {
         let allowed = self.allowed.unwrap_or(true);
         let (wait, overage, outcomes) = (self.wait, self.overage, self.outcomes.clone());

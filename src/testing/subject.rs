@@ -1,11 +1,11 @@
 //! The subject of the conformance kit: a store with its clock.
 
-use std::time::Duration;
+use std::{future::ready, time::Duration};
 
 use super::FakeClock;
 use crate::{
     quota::Algorithm,
-    store::{LocalStore, Store},
+    store::{BoxFuture, LocalStore, Store},
 };
 
 /// A store under test, and its clock.
@@ -23,6 +23,18 @@ pub trait Subject {
     /// Returns `true` if the clock is a wall clock, which may step back.
     fn steps_back(&self) -> bool {
         false
+    }
+
+    /// Returns `true` if the store undoes charges ([`Store::undo`]). Cases that need it are
+    /// [skipped](super::Played::Skipped) otherwise. Defaults to `true`.
+    fn undoes(&self) -> bool {
+        true
+    }
+
+    /// Waits until the charges undone so far have reached the accounts of the last store that was
+    /// opened: [`Store::undo`] has no answer. Defaults to no wait.
+    fn undone(&mut self) -> BoxFuture<()> {
+        Box::pin(ready(()))
     }
 
     /// Returns `true` if the store supports `algorithm`. Cases with other algorithms are

@@ -6,6 +6,9 @@
 /// The files are in `tests/scenarios` of the package. Times are in nanoseconds. A positive number
 /// in `settle` is a refund. `algorithm` names the algorithm that the store must support.
 ///
+/// `undo` gives back what the charge of the step at index `step` still holds: all of it, or up to
+/// `units`. Its outcomes, and those of `settle` and `reset`, are those right after it.
+///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};
 ///
@@ -25,5 +28,6 @@ pub const TABLES: &[(&str, &str)] = &[
     ("sliding_window.json", include_str!("../../tests/scenarios/sliding_window.json")),
     ("sliding_log.json", include_str!("../../tests/scenarios/sliding_log.json")),
     ("max_debt.json", include_str!("../../tests/scenarios/max_debt.json")),
+    ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
 ];

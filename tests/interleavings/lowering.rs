@@ -120,3 +120,32 @@ fn a_refund_a_charge_and_a_claim_have_an_order() {
         assert!(expected.contains(&seen), "{seen:?}");
     });
 }
+
+/// A unit charged at 15 is undone before the reset or not at all: what is charged after it stays.
+#[test]
+fn a_reset_voids_receipts_of_what_was_charged_before() {
+    every_order(|| {
+        let reset_and_charge = |table: &Table| {
+            table.reset(ALICE, 20);
+            table.take(ALICE, 21)
+        };
+        let (table, (), said) =
+            Table::new(5, &[(ALICE, 45)]).both(|table| table.undo(ALICE, 20, 15), reset_and_charge);
+        assert_eq!((said, table.look(ALICE)), (Some(Own(21 + T)), Some(21 + T)));
+    });
+}
+
+/// A charge by a reading of the clock that is newer than the one of the reset that ends it.
+#[test]
+fn a_reset_voids_receipts_of_charges_by_a_newer_clock() {
+    every_order(|| {
+        let table = Table::new(5, &[(ALICE, 25)]);
+        let (table, said, ()) =
+            table.both(|table| table.take(ALICE, 22), |table| table.reset(ALICE, 22));
+        let before = table.look(ALICE);
+        table.undo(ALICE, 23, 22);
+        // if it was charged before the reset it is gone, and if it was not its units are lost
+        assert!([Some(Own(35)), Some(Own(32))].contains(&said), "{said:?}");
+        assert_eq!(table.look(ALICE), before);
+    });
+}

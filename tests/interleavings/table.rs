@@ -92,6 +92,21 @@ impl Table {
         let _ = self.slots.lower(id, now, |_, _| (Some(to), ()));
     }
 
+    /// Ends the account; the clock says `now` once it is lowered.
+    pub(crate) fn reset(&self, id: u64, now: Instant) {
+        let cold = |stored, floor| ((stored > floor).then_some(floor), ());
+        let _ = self.slots.reset(id, now, cold, || now);
+    }
+
+    /// Undoes a unit that was charged at that instant.
+    pub(crate) fn undo(&self, id: u64, now: Instant, charged: Instant) {
+        let back = |stored: Instant, floor| stored.saturating_sub(T).max(floor);
+        let undone = |stored, floor| (stored > floor).then(|| back(stored, floor));
+        if let Err(floor) = self.slots.undo(id, now, charged, undone) {
+            self.shared.lower(self.address(), |stored| *stored = back(*stored, floor));
+        }
+    }
+
     /// Where the account stands, one's own or none.
     pub(crate) fn look(&self, id: u64) -> Option<Instant> {
         self.slots.look(id, |stored| stored)

@@ -8,7 +8,7 @@ pub(crate) enum Call {
     Take(u32),
     Settle(i64),
     /// Units of a charge that left the account full at `receipt`.
-    GiveBack {
+    Undo {
         units: u32,
         receipt: u64,
     },

@@ -47,9 +47,9 @@ impl Model for Gcra {
                 *full = late.min(now + 2 * capacity).max(before);
             }
             // what is full stays as it is, for those too who read the time earlier
-            Call::Settle(_) | Call::GiveBack { .. } | Call::Reset if *full <= now => {}
+            Call::Settle(_) | Call::Undo { .. } | Call::Reset if *full <= now => {}
             Call::Settle(units) => *full = (before - i128::from(units) * self.interval).max(now),
-            Call::GiveBack { units, receipt } => {
+            Call::Undo { units, receipt } => {
                 let worth = i128::from(units) * self.interval;
                 *full = (before - (i128::from(receipt) - now).clamp(0, worth)).max(now);
             }
@@ -80,7 +80,7 @@ impl Model for Counted {
                 *owed = (*owed + units.unsigned_abs()).min(2 * self.0).max(*owed);
             }
             Call::Settle(units) => *owed = owed.saturating_sub(units.unsigned_abs()),
-            Call::GiveBack { units, .. } => *owed = owed.saturating_sub(units.into()),
+            Call::Undo { units, .. } => *owed = owed.saturating_sub(units.into()),
             Call::Reset => *owed = 0,
         }
         Said { allowed, remaining: self.0.saturating_sub(*owed), waits: None }

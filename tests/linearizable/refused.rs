@@ -65,7 +65,7 @@ fn a_refusal_that_nothing_explains_is_refused() {
 
 #[test]
 fn a_unit_given_back_twice_is_refused() {
-    let back = Call::GiveBack { units: 1, receipt: 0 };
+    let back = Call::Undo { units: 1, receipt: 0 };
     let history =
         |left| [take(1, 2, 2, true, 0), call(3, 4, back, true, 1), take(5, 6, 0, true, left)];
     assert!(is_explained(&history(1)) && !is_explained(&history(2)));

@@ -137,8 +137,8 @@ impl<S: Store> Store for Counting<S> {
         self.store.unblock(charge)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        self.count(2).give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.count(2).undo(charges, taken, units);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

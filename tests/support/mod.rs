@@ -202,8 +202,8 @@ impl Store for Gated {
         self.later(&[*charge], |store, charges| store.unblock(&charges[0]).now())
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        self.store.give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.store.undo(charges, taken, units);
     }
 }
 

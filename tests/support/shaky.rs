@@ -166,10 +166,10 @@ impl Store for Shaky {
         self.ask(self.mood(), &[*charge], |store, charges| store.unblock(&charges[0]).now())
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.state.given_back.fetch_add(1, SeqCst);
         if self.mood() == Mood::Well {
-            self.store.give_back(charges, taken);
+            self.store.undo(charges, taken, units);
         }
     }
 

@@ -69,7 +69,7 @@ impl Store for Slow {
         self.changed(self.store.unblock(charge).now())
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        self.store.give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.store.undo(charges, taken, units);
     }
 }

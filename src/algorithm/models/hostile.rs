@@ -49,7 +49,7 @@ proptest! {
 
     /// With my charge given back, an account has no more left than if I had never charged.
     #[test]
-    fn giving_back_never_undoes_the_charge_of_another(
+    fn an_undo_never_undoes_the_charge_of_another(
         kind in 0usize..7, units in 1u32..13, period in periods(), start in start(),
         first in 1u32..4, before in short_steps(), mine in 1u32..6, after in short_steps(),
     ) {
@@ -85,7 +85,7 @@ proptest! {
                 prop_assert!(other.allowed, "{:?} passes only after mine", ask);
             }
             let mut back = with.clone();
-            back.give_back(&quota, now, receipt, mine);
+            back.undo(&quota, now, receipt);
             let row = |account: &Account| account.look(&quota, now, Ask::units(0)).numbers.into();
             let (back, never): (Row, Row) = (row(&back), row(&without));
             prop_assert!(back.remaining <= never.remaining, "{:?} and never {:?}", back, never);
@@ -122,7 +122,7 @@ proptest! {
                     last = step.numbers.into();
                     prop_assert!(step.allowed || (last.retry > 0 && cost > 0));
                     if step.allowed {
-                        charges.push((receipt, cost));
+                        charges.push(receipt);
                     }
                 }
                 Op::Settle(units) => {
@@ -131,9 +131,10 @@ proptest! {
                     prop_assert!(units >= 0 || last.remaining <= before.remaining);
                     prop_assert!(units <= 0 || last.remaining >= before.remaining);
                 }
-                Op::GiveBack(at) => {
-                    if let Some((receipt, cost)) = charges.get(at) {
-                        account.give_back(quota, now, *receipt, *cost);
+                Op::Undo(at, units) => {
+                    if let Some(receipt) = charges.get(at) {
+                        let units = receipt.units.min(units);
+                        account.undo(quota, now, Receipt { units, ..*receipt });
                     }
                 }
             }

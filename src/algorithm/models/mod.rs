@@ -24,14 +24,19 @@ const SECOND: u64 = 1_000_000_000;
 /// Sequences for each property: seven kinds of quota, and two for all.
 const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 
-/// A charge that may be given back.
+/// A charge that may be undone.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     at: u64,
     units: u64,
+    /// Units to give back.
+    back: u64,
     /// Nanoseconds owed right after it, of GCRA.
     owed: u64,
-    receipt: u64,
+    /// Units of its window right after it, of windows that pace.
+    count: u64,
+    queued: bool,
+    receipt: Receipt,
 }
 
 /// The slow model of an account. What it says of an instant to come is what happens by itself.
@@ -49,10 +54,14 @@ trait Model: Clone + Debug {
     fn owed(&self, _now: u64) -> u64 {
         0
     }
+    /// Units charged in the window of `now`, of windows that pace.
+    fn count_at(&self, _now: u64) -> u64 {
+        0
+    }
     /// Stops where the capacity and `max_debt` are charged.
     fn late(&mut self, now: u64, units: u64);
     fn refund(&mut self, now: u64, units: u64);
-    fn give_back(&mut self, now: u64, charge: Charge);
+    fn undo(&mut self, now: u64, charge: Charge);
     /// The end of what a caller may queue for.
     fn queue(&self, _now: u64) -> u64 {
         0
@@ -192,7 +201,14 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                     charges.push(Charge {
                         at: now,
                         units: cost.into(),
+                        back: cost.into(),
                         owed: slow.owed(now),
+                        // its place is not known where units are left over as headroom
+                        count: match said.row.remaining {
+                            0 => slow.count_at(now),
+                            _ => u64::MAX,
+                        },
+                        queued: said.wait > 0,
                         receipt,
                     });
                     Said { row: look.row, ..said }
@@ -214,12 +230,13 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                     slow.refund(now, units.unsigned_abs());
                 }
             }
-            Op::GiveBack(back) => {
-                if let Some(at) = charges.len().checked_sub(back + 1) {
-                    let charge = charges.remove(at);
-                    let cost = u32::try_from(charge.units).expect("a cost");
-                    fast.give_back(&quota, now, charge.receipt, cost);
-                    slow.give_back(now, charge);
+            Op::Undo(nth, units) => {
+                if let Some(at) = charges.len().checked_sub(nth + 1) {
+                    let mut charge = charges.remove(at);
+                    charge.receipt.units = charge.receipt.units.min(units);
+                    charge.back = charge.back.min(units.into());
+                    fast.undo(&quota, now, charge.receipt);
+                    slow.undo(now, charge);
                 }
                 last = fast.look(&quota, now, Ask::units(0)).numbers.into();
             }

@@ -70,9 +70,10 @@ impl Model for SlowGcra {
             self.account = Some((u64::try_from(work).expect("less than before"), now));
         }
     }
-    fn give_back(&mut self, now: u64, charge: Charge) {
-        let mine = charge.owed.saturating_sub(now - charge.at).min(charge.units * self.interval);
-        if self.work(now) > 0 {
+    fn undo(&mut self, now: u64, charge: Charge) {
+        let mine = charge.owed.saturating_sub(now - charge.at).min(charge.back * self.interval);
+        let newest = charge.at + charge.owed == now + self.work(now);
+        if self.work(now) > 0 && (newest || !charge.queued) {
             self.account = Some((self.work(now).saturating_sub(mine), now));
         }
     }
@@ -166,7 +167,7 @@ impl Model for SlowBucket {
     fn refund(&mut self, now: u64, units: u64) {
         self.put(now, units.into());
     }
-    fn give_back(&mut self, now: u64, charge: Charge) {
+    fn undo(&mut self, now: u64, charge: Charge) {
         let grid = self.at(now);
         if charge.at >= grid.opened && grid.tokens < self.burst {
             let mut back = i128::from(charge.units);
@@ -175,7 +176,7 @@ impl Model for SlowBucket {
                 back -= self.units;
                 refill -= self.period;
             }
-            self.put(now, back.max(0));
+            self.put(now, back.clamp(0, charge.back.into()));
         }
     }
 }

@@ -24,8 +24,8 @@ pub(super) enum Op {
         max_wait: u64,
     },
     Settle(i64),
-    /// The last charge but so many.
-    GiveBack(usize),
+    /// The last charge but so many, up to so many units of it.
+    Undo(usize, u32),
 }
 
 pub(super) fn jump() -> impl Strategy<Value = Jump> {
@@ -62,10 +62,11 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         2 => -30i64..30,
         1 => prop_oneof![Just(i64::MIN), Just(i64::MAX)]
     ];
+    let undone = prop_oneof![2 => Just(u32::MAX), 1 => 0u32..4];
     prop_oneof![
         8 => take,
         2 => units.prop_map(Op::Settle),
-        2 => (0usize..4).prop_map(Op::GiveBack)
+        2 => (0usize..4, undone).prop_map(|(nth, units)| Op::Undo(nth, units))
     ]
 }
 

@@ -79,9 +79,13 @@ impl Model for SlowAligned {
         let count = self.counts.entry(now / self.period).or_default();
         *count = count.saturating_sub(units);
     }
-    fn give_back(&mut self, now: u64, charge: Charge) {
-        if charge.at / self.period == now / self.period {
-            self.refund(now, charge.units);
+    fn count_at(&self, now: u64) -> u64 {
+        self.count(now / self.period)
+    }
+    fn undo(&mut self, now: u64, charge: Charge) {
+        let newest = self.count_at(now) == charge.count;
+        if charge.at / self.period == now / self.period && (newest || !charge.queued) {
+            self.refund(now, charge.back);
         }
     }
     fn queue(&self, now: u64) -> u64 {
@@ -145,9 +149,9 @@ impl Model for SlowAnchored {
             units -= back;
         }
     }
-    fn give_back(&mut self, now: u64, charge: Charge) {
+    fn undo(&mut self, now: u64, charge: Charge) {
         if charge.at < self.end() && charge.at + self.period >= self.end() {
-            self.refund(now, charge.units);
+            self.refund(now, charge.back);
         }
     }
 }
@@ -225,8 +229,8 @@ impl Model for SlowSliding {
             }
         }
     }
-    fn give_back(&mut self, _now: u64, charge: Charge) {
+    fn undo(&mut self, _now: u64, charge: Charge) {
         let bucket = self.bucket(charge.at);
-        self.charges.entry(bucket).and_modify(|units| *units -= charge.units.min(*units));
+        self.charges.entry(bucket).and_modify(|units| *units -= charge.back.min(*units));
     }
 }

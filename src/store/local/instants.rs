@@ -94,10 +94,30 @@ impl Instants {
         lowered.unwrap_or_else(|floor| read(self.shared(at, floor), floor))
     }
 
-    /// Lowers an account by `step`, or what newcomers share where it has no slot.
-    pub(super) fn undo(&self, at: Place<'_>, now: u64, step: impl Fn(u64, u64) -> Option<u64>) {
-        let lowered = |stored, floor| (step(stored, floor), ());
-        if let Err(now) = self.slots.lower(at.id, now, lowered) {
+    /// [`lower`](Instants::lower) to the end of an account: what was charged up to the reading of
+    /// `clock` is gone, and receipts of it are void.
+    pub(super) fn reset<R>(
+        &self,
+        at: Place<'_>,
+        now: u64,
+        step: impl Fn(u64, u64) -> (Option<u64>, R),
+        read: impl FnOnce(u64, u64) -> R,
+        clock: impl FnOnce() -> u64,
+    ) -> R {
+        let lowered = self.slots.reset(at.id, now, step, clock);
+        lowered.unwrap_or_else(|floor| read(self.shared(at, floor), floor))
+    }
+
+    /// Undoes by `step` what was `charged` to an account at that instant, or to what keys without
+    /// a slot share.
+    pub(super) fn undo(
+        &self,
+        at: Place<'_>,
+        now: u64,
+        charged: u64,
+        step: impl Fn(u64, u64) -> Option<u64>,
+    ) {
+        if let Err(now) = self.slots.undo(at.id, now, charged, &step) {
             self.overflow.lower(self.address(at), |stored| {
                 *stored = step(*stored, now).unwrap_or(*stored);
             });

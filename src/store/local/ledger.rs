@@ -12,7 +12,7 @@ use super::{
     windows::Windows,
 };
 use crate::{
-    algorithm::{self, Step, gcra::Gcra},
+    algorithm::{self, Receipt, Step, gcra::Gcra},
     decision::{Decision, NEVER, Numbers, Outcome},
     observe::late_charge_cut,
     quota::Quota,
@@ -172,7 +172,7 @@ impl Ledger {
                 if !step.allowed {
                     for (account, step) in all.iter().zip(&steps).take(at) {
                         if accounts.charges(account, &steps) {
-                            self.undo(account, now, now, account.outcome(step).ahead());
+                            self.undo_step(account, now, step);
                         }
                     }
                     steps = all.iter().map(|account| look(&account.hurried())).collect();
@@ -202,22 +202,28 @@ impl Ledger {
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
         self.each(charge, |account, now| {
+            // not before any charge that it ends: threads charge by readings of their own
+            let clock = || self.clock.now();
             let Some(gcra) = Gcra::counting(account.quota) else {
-                return self.windows.end(account.at(), now, |state| account.numbers(state, now));
+                let show = |state: Option<&_>| account.numbers(state, now);
+                return self.windows.end(account.at(), now, show, clock);
             };
             let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
             let cold = |stored, floor| ((stored > floor).then_some(floor), show(floor, floor));
-            self.instants.lower(account.at(), now, cold, show)
+            self.instants.reset(account.at(), now, cold, show, clock)
         })
     }
 
-    pub(super) fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let now = self.clock.now();
         let accounts = self.addresses.accounts(charges);
+        let on_them = taken.on(Charge::named(charges));
         for (at, account) in accounts.distinct.iter().enumerate() {
-            let named = accounts.first_named(at).and_then(|named| taken.outcomes().get(named));
-            if let Some(outcome) = named.filter(|outcome| taken.charged(outcome.rule())) {
-                self.undo(account, now, taken.instant(), outcome.ahead());
+            let named = accounts.first_named(at).and_then(|named| on_them.outcomes().get(named));
+            let charged = named.filter(|outcome| taken.charged(outcome.rule()));
+            let receipt = charged.and_then(|it| Receipt::new(taken, it, account.ask, units));
+            if let Some(receipt) = receipt {
+                self.undo_one(account, now, receipt);
             }
         }
     }
@@ -301,18 +307,25 @@ impl Ledger {
         }
     }
 
-    /// Undoes a charge made at `taken` that left the account full in `ahead` from then.
-    fn undo(&self, account: &Account<'_>, now: u64, taken: u64, ahead: u64) {
-        let Account { quota, ask, .. } = *account;
+    /// Undoes a charge that was just made, since another one could not be.
+    fn undo_step(&self, account: &Account<'_>, now: u64, step: &Step) {
+        let mut taken = Decision::new(true, now);
+        taken.passes(step.overage, step.wait);
+        if let Some(receipt) = Receipt::new(&taken, &account.outcome(step), account.ask, None) {
+            self.undo_one(account, now, receipt);
+        }
+    }
+
+    fn undo_one(&self, account: &Account<'_>, now: u64, receipt: Receipt) {
+        let (at, quota, charged) = (account.at(), account.quota, receipt.charged);
         match Gcra::counting(quota) {
             Some(gcra) => {
-                let receipt = gcra.stored(taken + ahead);
-                let back = |stored, now| gcra.give_back(stored, now, receipt, ask.cost);
-                self.instants.undo(account.at(), now, back);
+                let back = |stored, now| gcra.undo(stored, now, receipt);
+                self.instants.undo(at, now, charged, back);
             }
             None => {
-                let back = |state: &mut _| algorithm::give_back(state, quota, now, taken, ask.cost);
-                self.windows.lower(account.at(), now, back, |_| ());
+                let back = |state: &mut _| algorithm::undo(state, quota, now, receipt);
+                self.windows.undo(at, charged, back);
             }
         }
     }

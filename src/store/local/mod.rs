@@ -150,9 +150,9 @@ impl Store for LocalStore {
         Answer::Now(Ok(self.ledger.unblock(charge)))
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
-            self.ledger.give_back(charges, taken);
+            self.ledger.undo(charges, taken, units);
         }
     }
 

@@ -28,6 +28,8 @@ use super::sync::{
 const EMPTY: u64 = 0;
 /// Between two owners.
 const HIDDEN: u64 = 1;
+/// Groups of sets that share the instant of the latest reset.
+const GROUPS: usize = 1_024;
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -79,6 +81,9 @@ pub(super) struct Slots {
     sets: Box<[Set]>,
     /// Per set: the latest instant at which a slot was claimed.
     claims: Box<[Mutex<u64>]>,
+    /// Per group of sets: what was charged before cannot be undone, since an account was reset. So
+    /// a reset voids receipts of the account's neighbours too, which lose a few units by it.
+    voids: Box<[AtomicU64]>,
 }
 
 impl Slots {
@@ -88,6 +93,7 @@ impl Slots {
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),
             claims: (0..sets).map(|_| Mutex::default()).collect(),
+            voids: (0..sets.min(GROUPS)).map(|_| AtomicU64::default()).collect(),
         }
     }
 
@@ -203,12 +209,61 @@ impl Slots {
     ) -> Result<R, u64> {
         let id = id.max(HIDDEN + 1);
         let claimed = self.lock(self.set_of(id));
-        let floor = now.max(*claimed);
+        self.lower_to(*claimed, id, now, step)
+    }
+
+    /// [`lower`](Slots::lower) that voids the receipts of what was charged up to the reading of
+    /// `clock`, which is made once the account is lowered: no charge that it ends was made later.
+    pub(super) fn reset<R>(
+        &self,
+        id: u64,
+        now: u64,
+        step: impl Fn(u64, u64) -> (Option<u64>, R),
+        clock: impl FnOnce() -> u64,
+    ) -> Result<R, u64> {
+        let id = id.max(HIDDEN + 1);
+        let set = self.set_of(id);
+        let claimed = self.lock(set);
+        let lowered = self.lower_to(*claimed, id, now, step);
+        self.void(set).fetch_max(clock() + 1, AcqRel);
+        lowered
+    }
+
+    /// [`lower`](Slots::lower) by a receipt of what was `charged` at that instant, unless an account
+    /// of the set was reset since.
+    pub(super) fn undo(
+        &self,
+        id: u64,
+        now: u64,
+        charged: u64,
+        step: impl Fn(u64, u64) -> Option<u64>,
+    ) -> Result<(), u64> {
+        let id = id.max(HIDDEN + 1);
+        let set = self.set_of(id);
+        let claimed = self.lock(set);
+        if charged < self.void(set).load(Acquire) {
+            return Ok(());
+        }
+        self.lower_to(*claimed, id, now, |stored, floor| (step(stored, floor), ()))
+    }
+
+    fn lower_to<R>(
+        &self,
+        claimed: u64,
+        id: u64,
+        now: u64,
+        step: impl Fn(u64, u64) -> (Option<u64>, R),
+    ) -> Result<R, u64> {
+        let floor = now.max(claimed);
         let lowered = |until: u64| {
             let (new, said) = step(until, floor);
             (new.map(|new| new.max(until.min(floor))), said)
         };
         self.update(id, lowered).ok_or(floor)
+    }
+
+    fn void(&self, set: usize) -> &AtomicU64 {
+        &self.voids[set % GROUPS]
     }
 
     fn lock(&self, set: usize) -> MutexGuard<'_, u64> {

@@ -24,8 +24,17 @@ pub(super) struct Windows {
 
 #[derive(Debug)]
 struct Table {
-    sets: Box<[Mutex<Vec<Entry>>]>,
+    sets: Box<[Mutex<Set>]>,
     overflow: Overflow<Option<State>>,
+}
+
+#[derive(Debug, Default)]
+struct Set {
+    /// At most `WAYS`.
+    entries: Vec<Entry>,
+    /// What was charged before cannot be undone, since an account was reset; nor, for simplicity,
+    /// what its neighbours were charged.
+    void: u64,
 }
 
 #[derive(Debug)]
@@ -54,7 +63,7 @@ impl Windows {
     /// Entries that cannot be forgotten now.
     pub(super) fn in_debt(&self, now: u64) -> usize {
         let sets = self.table.get().into_iter().flat_map(|table| &table.sets);
-        sets.map(|set| lock(set).iter().filter(|entry| entry.until > now).count()).sum()
+        sets.map(|set| lock(set).entries.iter().filter(|entry| entry.until > now).count()).sum()
     }
 
     pub(super) fn overflowed(&self) -> u64 {
@@ -70,7 +79,7 @@ impl Windows {
     ) -> R {
         let (table, number) = self.set(at.id);
         let set = table.lock(number);
-        match set.iter().find(|entry| entry.id == at.id) {
+        match set.entries.iter().find(|entry| entry.id == at.id) {
             Some(entry) => read(Some(&entry.state)),
             None => read(table.overflow.get(at.address(number), now).as_ref()),
         }
@@ -87,22 +96,41 @@ impl Windows {
     ) -> R {
         let (table, number) = self.set(at.id);
         let mut set = table.lock(number);
-        let Some(found) = set.iter().position(|entry| entry.id == at.id) else {
-            return read(table.overflow.get(at.address(number), now).as_ref());
-        };
-        change(&mut set, found, at, step)
+        match set.find(at.id) {
+            Some(found) => set.change(found, at, step),
+            None => read(table.overflow.get(at.address(number), now).as_ref()),
+        }
     }
 
-    /// Ends the account, and shows to `read` what there is without it.
+    /// Undoes by `step` what was `charged` to an account at that instant, or to what keys without
+    /// an entry share, unless an account of the set was reset since.
+    pub(super) fn undo(&self, at: Place<'_>, charged: u64, step: impl FnOnce(&mut Option<State>)) {
+        let (table, number) = self.set(at.id);
+        let mut set = table.lock(number);
+        if charged < set.void {
+            return;
+        }
+        match set.find(at.id) {
+            Some(found) => set.change(found, at, step),
+            None => table.overflow.lower(at.address(number), step),
+        }
+    }
+
+    /// Ends the account, and shows to `read` what there is without it. What was charged up to the
+    /// reading of `clock` is gone, and receipts of it are void.
     pub(super) fn end<R>(
         &self,
         at: Place<'_>,
         now: u64,
         read: impl FnOnce(Option<&State>) -> R,
+        clock: impl FnOnce() -> u64,
     ) -> R {
         let (table, number) = self.set(at.id);
         let mut set = table.lock(number);
-        set.retain(|entry| entry.id != at.id);
+        if let Some(found) = set.find(at.id) {
+            set.entries.swap_remove(found);
+        }
+        set.void = set.void.max(clock() + 1);
         read(table.overflow.get(at.address(number), now).as_ref())
     }
 
@@ -117,12 +145,12 @@ impl Windows {
     ) -> R {
         let (table, number) = self.set(at.id);
         let mut set = table.lock(number);
-        if let Some(found) = set.iter().position(|entry| entry.id == at.id) {
-            return change(&mut set, found, at, step);
+        if let Some(found) = set.find(at.id) {
+            return set.change(found, at, step);
         }
-        set.retain(|entry| entry.until > now);
+        set.entries.retain(|entry| entry.until > now);
         let address = at.address(number);
-        if set.len() >= WAYS {
+        if set.entries.len() >= WAYS {
             let said = table.overflow.update(address, |account| {
                 let said = step(account);
                 (account.as_ref().map_or(0, |state| state.forget_at(at.quota)), said)
@@ -135,7 +163,7 @@ impl Windows {
         let mut account = table.overflow.get(address, now);
         let said = step(&mut account);
         if opens(&said) {
-            set.extend(account.map(|state| at.entry(state)));
+            set.entries.extend(account.map(|state| at.entry(state)));
         }
         said
     }
@@ -153,7 +181,7 @@ impl Table {
         Self { sets: (0..sets).map(|_| Mutex::default()).collect(), overflow: Overflow::new(sets) }
     }
 
-    fn lock(&self, set: usize) -> MutexGuard<'_, Vec<Entry>> {
+    fn lock(&self, set: usize) -> MutexGuard<'_, Set> {
         lock(&self.sets[set])
     }
 }
@@ -168,19 +196,25 @@ impl Place<'_> {
     }
 }
 
-/// Runs `step` on the account at `found`, whose entry goes where the account ends.
-fn change<R>(
-    set: &mut Vec<Entry>,
-    found: usize,
-    at: Place<'_>,
-    step: impl FnOnce(&mut Option<State>) -> R,
-) -> R {
-    let mut account = Some(set.swap_remove(found).state);
-    let said = step(&mut account);
-    set.extend(account.map(|state| at.entry(state)));
-    said
+impl Set {
+    fn find(&self, id: u64) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.id == id)
+    }
+
+    /// Runs `step` on the account at `found`, whose entry goes where the account ends.
+    fn change<R>(
+        &mut self,
+        found: usize,
+        at: Place<'_>,
+        step: impl FnOnce(&mut Option<State>) -> R,
+    ) -> R {
+        let mut account = Some(self.entries.swap_remove(found).state);
+        let said = step(&mut account);
+        self.entries.extend(account.map(|state| at.entry(state)));
+        said
+    }
 }
 
-fn lock(set: &Mutex<Vec<Entry>>) -> MutexGuard<'_, Vec<Entry>> {
+fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
     set.lock().unwrap_or_else(PoisonError::into_inner)
 }

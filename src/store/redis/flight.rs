@@ -2,6 +2,8 @@
 //! is given back where another refuses.
 
 use std::pin::pin;
+#[cfg(feature = "testing")]
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
@@ -37,7 +39,7 @@ where
             let reply =
                 reply.as_ref().ok().filter(|reply| !allowed && reply.accounts[0].charged)?;
             let taken = Reply::decision(part, &[(reply.now, &reply.accounts[0])], true);
-            Some(give_back(&store, part, taken))
+            Some(undo_part(&store, part, taken))
         });
         let mut returns = pin!(join_all(returns));
         // on its way before the caller asks again, and no round trip before it is told
@@ -50,13 +52,37 @@ where
     told.await.unwrap_or_else(|_| Err(RedisError::new(RedisErrorKind::Other, "the flight ended")))
 }
 
-/// Gives back what one server charged, by its own receipt.
-async fn give_back<C>(store: &RedisStore<C>, part: &Question, taken: Decision)
+/// Undoes what `taken` charged to the accounts of `question`. It goes on by itself where there is a
+/// tokio runtime; elsewhere the charge stays.
+pub(super) fn undo<C>(
+    store: &RedisStore<C>,
+    question: Question,
+    taken: &Decision,
+    units: Option<u32>,
+) where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let Ok(runtime) = runtime() else { return };
+    for part in question.charged(taken, store.settings.sharded) {
+        let (store, taken) = (store.clone(), taken.clone());
+        #[cfg(feature = "testing")]
+        store.shared.undoing.fetch_add(1, Relaxed);
+        drop(runtime.spawn(async move {
+            // what cannot be undone flows back by itself
+            drop(store.call(&part, Purpose::Undo(&taken, units)).await);
+            #[cfg(feature = "testing")]
+            store.shared.undoing.fetch_sub(1, Release);
+        }));
+    }
+}
+
+/// Undoes what one server charged, by its own receipt.
+async fn undo_part<C>(store: &RedisStore<C>, part: &Question, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    // what cannot be given back flows back by itself
-    drop(store.call(part, Purpose::GiveBack(&taken)).await);
+    // what cannot be undone flows back by itself
+    drop(store.call(part, Purpose::Undo(&taken, None)).await);
 }
 
 fn decide(

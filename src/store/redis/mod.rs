@@ -16,6 +16,8 @@ mod reply;
 mod script;
 mod silence;
 
+#[cfg(feature = "testing")]
+use std::sync::atomic::AtomicUsize;
 use std::{
     any::Any,
     fmt,
@@ -132,9 +134,13 @@ struct Settings {
     hands: Option<Arc<AtomicU64>>,
 }
 
+#[derive(Default)]
 struct Shared {
     scripts: Scripts,
     healed: AtomicU64,
+    /// Charges that are being undone: nobody waits for them but tests.
+    #[cfg(feature = "testing")]
+    undoing: Arc<AtomicUsize>,
 }
 
 impl<C> RedisStore<C>
@@ -156,8 +162,7 @@ where
             #[cfg(feature = "testing")]
             hands: None,
         };
-        let shared = Shared { scripts: Scripts::new(), healed: AtomicU64::new(0) };
-        Self { settings: Arc::new(settings), shared: Arc::new(shared), connection }
+        Self { settings: Arc::new(settings), shared: Arc::default(), connection }
     }
 
     /// A store on a cluster, over a connection of your own that sends each key to its node.
@@ -239,8 +244,13 @@ where
     #[cfg(feature = "testing")]
     pub(crate) fn driven(mut self, hands: Arc<AtomicU64>) -> Self {
         self.settings_mut().hands = Some(hands);
-        self.shared = Arc::new(Shared { scripts: Scripts::driven(), healed: AtomicU64::new(0) });
+        self.shared = Arc::new(Shared { scripts: Scripts::driven(), ..Shared::default() });
         self
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn undoing(&self) -> Arc<AtomicUsize> {
+        self.shared.undoing.clone()
     }
 
     /// For a store that finds other accounts, whatever its clones find.
@@ -402,15 +412,10 @@ where
     }
 
     /// Goes on by itself where there is a tokio runtime; elsewhere the charge stays.
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        let (Ok(runtime), true) = (link::runtime(), taken.is_allowed()) else { return };
-        let question = Question::of(charges, self.addresses());
-        for part in question.charged(taken, self.settings.sharded) {
-            let (store, taken) = (self.clone(), taken.clone());
-            drop(runtime.spawn(async move {
-                // what cannot be given back flows back by itself
-                drop(store.call(&part, Purpose::GiveBack(&taken)).await);
-            }));
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        if taken.is_allowed() {
+            let question = Question::of(charges, self.addresses());
+            flight::undo(self, question, &taken.on(Charge::named(charges)), units);
         }
     }
 

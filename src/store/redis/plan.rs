@@ -4,7 +4,7 @@
 
 use super::script::letter;
 use crate::{
-    algorithm::{Ask, gcra::Gcra},
+    algorithm::{Ask, Receipt, gcra::Gcra},
     quota::{Algorithm, Quota},
     store::Unsupported,
 };
@@ -25,10 +25,14 @@ pub(super) struct Plan(pub(super) Vec<u8>);
 pub(super) enum Moved {
     /// What is asked, if it fits.
     Charge,
+    /// No units: an account is ended, or its key blocked or not.
+    Nothing,
     /// So many units, whether they fit or not.
     Late(u64),
-    /// So many units back; of a charge that left this TAT.
-    Back { units: u64, tat: u64 },
+    /// So many units back.
+    Back(u64),
+    /// Of the units of a charge, those that its receipt still holds.
+    Undone(Receipt),
 }
 
 impl Plan {
@@ -48,15 +52,22 @@ impl Plan {
         let raised = u64::from(quota.limit()) + u64::from(quota.soft_units());
         let possible = ask.need() <= raised;
         self.0.push(letter(quota));
-        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(possible));
+        let apart = match moved {
+            Moved::Undone(receipt) => !receipt.queued,
+            _ => possible,
+        };
+        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(apart));
         if quota.counted_by() == Algorithm::Gcra {
             return plan.gcra(quota, ask, moved, possible);
         }
-        let cost = match moved {
-            Moved::Charge => ask.cost.into(),
-            Moved::Late(units) | Moved::Back { units, .. } => units.min(MOST_UNITS),
+        let (cost, need, end) = match moved {
+            Moved::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
+            Moved::Nothing => (0, ask.need(), 0),
+            Moved::Late(units) | Moved::Back(units) => (units, ask.need(), 0),
+            Moved::Undone(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
         };
-        let plan = plan.int::<5>(cost).int::<5>(ask.need()).int::<5>(quota.late_limit());
+        let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
+        let plan = plan.int::<5>(quota.late_limit());
         let soft = u64::from(quota.soft_units());
         let (units, period) = (u64::from(quota.units()), quota.period_nanos() / 1_000);
         match quota.counted_by() {
@@ -83,7 +94,7 @@ impl Plan {
                     _ => (0, 1),
                 };
                 let plan = plan.int::<5>(units).int::<5>(soft).int::<7>(period);
-                plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(ask.max_wait)
+                plan.int::<5>(carry_over.into()).int::<1>(kind).nanos(end)
             }
         }
     }
@@ -104,8 +115,11 @@ impl Plan {
             }
             // below zero: never
             Moved::Charge => self.nanos(worth(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
+            // longer ahead no receipt ends, but by queueing
+            Moved::Nothing => self.nanos(0).nanos(worth(limit + u64::from(quota.soft_units()))),
             Moved::Late(units) => self.nanos(worth(units)).nanos(worth(quota.late_limit())),
-            Moved::Back { units, tat } => self.nanos(worth(units)).nanos(tat),
+            Moved::Back(units) => self.nanos(worth(units)).nanos(0),
+            Moved::Undone(Receipt { units, end, .. }) => self.nanos(worth(units.into())).nanos(end),
         };
         plan.nanos(gcra.kept()).nanos(gcra.cold())
     }

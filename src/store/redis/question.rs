@@ -7,7 +7,13 @@ use super::{
     plan::{LONGEST, Moved, Plan},
     script::{Frame, letter},
 };
-use crate::{algorithm::Ask, decision::Decision, name::RuleName, quota::Quota, store::Charge};
+use crate::{
+    algorithm::{Ask, Receipt},
+    decision::{Decision, Outcome},
+    name::RuleName,
+    quota::Quota,
+    store::Charge,
+};
 
 /// The accounts of a call, and in which order their quotas were named.
 #[derive(Clone, Debug)]
@@ -43,7 +49,8 @@ pub(super) enum Purpose<'a> {
     Take,
     Late(u64),
     Refund(u64),
-    GiveBack(&'a Decision),
+    /// All that this decision on the same quotas charged, or up to so many units of it.
+    Undo(&'a Decision, Option<u32>),
     Reset,
     /// For so many nanoseconds.
     Block(u64),
@@ -57,7 +64,7 @@ impl Purpose<'_> {
             Self::Take => "take",
             Self::Late(_) => "late",
             Self::Refund(_) => "refund",
-            Self::GiveBack(_) => "give_back",
+            Self::Undo(..) => "undo",
             Self::Reset => "reset",
             Self::Block(_) => "block",
             Self::Unblock => "unblock",
@@ -151,7 +158,7 @@ impl Question {
         if !matches!(purpose, Purpose::Take) {
             let nanos = match purpose {
                 Purpose::Block(time) => time.min(LONGEST),
-                Purpose::GiveBack(taken) => self.receipt(taken, 0, None).0,
+                Purpose::Undo(taken, _) => self.charged_at(taken),
                 _ => 0,
             };
             args.push(purpose.word().into());
@@ -168,14 +175,19 @@ impl Question {
                     keys.push(Addresses::list(&account.address, place));
                 }
                 let moved = match purpose {
-                    Purpose::Take => Moved::Charge,
-                    Purpose::Late(units) => Moved::Late(units),
-                    Purpose::Refund(units) => Moved::Back { units, tat: 0 },
-                    Purpose::GiveBack(taken) => {
-                        let (taken, ahead) = self.receipt(taken, at, Some(place));
-                        Moved::Back { units: ask.cost.into(), tat: taken + ahead }
+                    Purpose::Take => Some(Moved::Charge),
+                    Purpose::Late(units) => Some(Moved::Late(units)),
+                    Purpose::Refund(units) => Some(Moved::Back(units)),
+                    Purpose::Undo(taken, units) => {
+                        let outcome = self.outcome(taken, at, place);
+                        let receipt = outcome.and_then(|it| Receipt::new(taken, it, *ask, units));
+                        receipt.map(Moved::Undone)
                     }
-                    Purpose::Reset | Purpose::Block(_) | Purpose::Unblock => Moved::Late(0),
+                    Purpose::Reset | Purpose::Block(_) | Purpose::Unblock => Some(Moved::Nothing),
+                };
+                let Some(moved) = moved else {
+                    plan.0.push(b'.');
+                    continue;
                 };
                 plan = plan.place(quota, *ask, moved, keys.len());
             }
@@ -184,14 +196,16 @@ impl Question {
         (keys, args)
     }
 
-    /// When an account was charged, by its server's clock, and how far ahead of that its quota was
-    /// full afterwards.
-    fn receipt(&self, taken: &Decision, at: usize, place: Option<usize>) -> (u64, u64) {
-        let of = |named: &&Named| named.account == at && place.is_none_or(|it| it == named.place);
-        let outcome = self.named.iter().find(of).and_then(|it| taken.outcomes().get(it.outcome));
-        outcome.map_or((taken.instant(), 0), |outcome| {
-            (taken.instant().saturating_add_signed(outcome.skew()), outcome.ahead())
-        })
+    /// What was decided on the quota at `place` of an account.
+    fn outcome<'d>(&self, taken: &'d Decision, at: usize, place: usize) -> Option<&'d Outcome> {
+        let named = self.named.iter().find(|it| it.account == at && it.place == place)?;
+        taken.outcomes().get(named.outcome)
+    }
+
+    /// When the accounts of this call were charged, by their server's clock.
+    fn charged_at(&self, taken: &Decision) -> u64 {
+        let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
+        taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     script::Frame,
 };
 use crate::{
-    algorithm::{self, Ask, State, Step, gcra::Gcra},
+    algorithm::{self, Ask, Receipt, State, Step, gcra::Gcra},
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
 };
@@ -149,20 +149,21 @@ impl Seen {
         self
     }
 
-    /// The account without the charge of `ask` made at `now`, which is given back.
+    /// The account without the charge of `ask` made at `now`, which is undone.
     pub(super) fn without(mut self, places: &[Option<(Quota, Ask)>], now: u64) -> Self {
         self.charged = false;
         for (kept, asked) in self.kept.iter_mut().zip(places) {
             let Some((quota, ask)) = asked else { continue };
+            let receipt = Receipt::newest(now, *ask);
             match kept {
                 Kept::Cold => {}
                 Kept::Gcra(stored) => {
-                    let back = Gcra::new(quota).give_back(*stored, now, *stored, ask.cost);
+                    let back = Gcra::new(quota).undo(*stored, now, receipt);
                     *stored = back.unwrap_or(*stored);
                 }
                 Kept::State(state) => {
                     let mut account = Some(state.clone());
-                    algorithm::give_back(&mut account, quota, now, now, ask.cost);
+                    algorithm::undo(&mut account, quota, now, receipt);
                     *kept = account.map_or(Kept::Cold, Kept::State);
                 }
             }
@@ -217,9 +218,14 @@ fn kept(
         let [letter] = bytes.array::<1>()?;
         let length = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
         let mut content = Bytes(bytes.take(length)?);
-        if letter == b'b' {
-            block = Some(content.instant()?);
-            continue;
+        match letter {
+            b'b' => {
+                block = Some(content.instant()?);
+                continue;
+            }
+            // receipts of before a reset, which only the scripts look at
+            b'r' => continue,
+            _ => {}
         }
         let Some(asked) = places.get(kept.len()) else { break };
         kept.push(match asked {

@@ -61,15 +61,17 @@ pub(super) struct Scripts {
     made: [[OnceLock<Script>; SETS]; 4],
 }
 
-impl Scripts {
-    pub(super) fn new() -> Self {
+impl Default for Scripts {
+    fn default() -> Self {
         Self { clock: CLOCK, made: Default::default() }
     }
+}
 
+impl Scripts {
     /// By the clock that the last two arguments tell.
     #[cfg(feature = "testing")]
     pub(super) fn driven() -> Self {
-        Self { clock: DRIVEN, ..Self::new() }
+        Self { clock: DRIVEN, ..Self::default() }
     }
 
     /// The script that knows the algorithms of these letters.

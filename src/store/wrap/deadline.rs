@@ -109,8 +109,8 @@ where
         self.bound(Instant::now(), self.inner.unblock(charge))
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        self.inner.give_back(charges, taken);
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.inner.undo(charges, taken, units);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

@@ -115,9 +115,9 @@ impl<S: Store> Store for FailClosed<S> {
         self.mend(&[*charge], self.inner.unblock(charge), None)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
-            self.inner.give_back(charges, taken);
+            self.inner.undo(charges, taken, units);
         }
     }
 

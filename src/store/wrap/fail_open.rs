@@ -87,9 +87,9 @@ impl<S: Store> Store for FailOpen<S> {
         mend(self.inner.unblock(charge), None)
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.source() != Source::FailedOpen {
-            self.inner.give_back(charges, taken);
+            self.inner.undo(charges, taken, units);
         }
     }
 

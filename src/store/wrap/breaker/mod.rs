@@ -35,7 +35,7 @@ use crate::{
 /// that hangs would keep its place for good.
 ///
 /// A call whose future is dropped before its answer tells nothing: clients who leave must not be
-/// able to open the breaker. [`give_back`](Store::give_back) has no answer, so it tells nothing
+/// able to open the breaker. [`undo`](Store::undo) has no answer, so it tells nothing
 /// either; open, it is dropped, and the charge stands. Nor does an error that is there at once: no
 /// server was asked, and a client whose quota the store cannot count must not stop the others'.
 ///
@@ -208,9 +208,9 @@ where
         self.guard(|inner| inner.unblock(charge))
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if !self.is_open() {
-            self.inner.give_back(charges, taken);
+            self.inner.undo(charges, taken, units);
         }
     }
 

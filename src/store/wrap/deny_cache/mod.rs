@@ -44,8 +44,8 @@ const LARGEST: usize = 1 << 24;
 ///   name [only](Charge::only) one quota, an account named twice, fixed windows that pace or carry
 ///   over, and several quotas of which one has an [initial](crate::Quota::initial) state: its account
 ///   is opened by being asked for.
-/// - **What is changed here** is known at once: a [`settle`](Store::settle), a
-///   [`give_back`](Store::give_back), a [`reset`](Store::reset), [`block`](Store::block) or
+/// - **What is changed here** is known at once: a [`settle`](Store::settle), an
+///   [`undo`](Store::undo), a [`reset`](Store::reset), [`block`](Store::block) or
 ///   [`unblock`](Store::unblock) through this store, an allowed charge, and a quota that was replaced
 ///   end what is known of the account, and so does what they overtook on its way.
 /// - **What is changed elsewhere**, by another process or by a server that lost what was owed, is seen
@@ -253,9 +253,9 @@ impl<S: Store> Store for DenyCache<S> {
         self.change(charge, |inner| inner.unblock(charge))
     }
 
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.source() != Source::DenyCache {
-            self.inner.give_back(charges, taken);
+            self.inner.undo(charges, taken, units);
             charges.iter().for_each(|charge| self.known.end(self.known.tag(charge)));
         }
     }

@@ -51,13 +51,15 @@ const ACCOUNTS: usize = 65_536;
 /// - **Late.** What was admitted here meanwhile is charged to the inner store when it answers
 ///   again, as far as it is still owed here: what has flowed back since is not.
 ///
-/// [`settle`](Store::settle) and [`give_back`](Store::give_back) go to the store that charged: units
+/// [`settle`](Store::settle) and [`undo`](Store::undo) go to the store that charged: units
 /// admitted here that the inner store has not heard of are given back here. `reset`, `block` and
 /// `unblock` are done to both.
 ///
 /// What it does **not** do:
 ///
 /// - A call that timed out may have been charged, and is charged again here; so is a late charge.
+/// - What the inner store undoes stays mirrored here until it has flowed back: in the first moments
+///   of an outage, keys whose requests were refunded have less left here than they had there.
 /// - A `reset`, a `block` or an `unblock` made while the inner store fails holds in this process
 ///   only, and a refund then is lost to it; the source of their decision says so.
 /// - A key that was refused here as blocked, and unblocked in another process, is still refused
@@ -292,16 +294,17 @@ where
         self.ask(Call::Unblock, &[*charge], |inner| inner.unblock(charge))
     }
 
-    /// What the inner store gives back stays mirrored here, and what was admitted here and has been
+    /// What the inner store undoes stays mirrored here, and what was admitted here and has been
     /// charged late since stays charged there, until it has flowed back.
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {
-            inner.give_back(charges, taken);
+            inner.undo(charges, taken, units);
         } else if taken.is_allowed() {
-            shares(charges, self.processes, |shares| local.give_back(shares, taken));
+            shares(charges, self.processes, |shares| local.undo(shares, taken, units));
             for charge in charges.iter().filter(|charge| taken.charged(charge.rule())) {
-                journal.take_back(charge, charge.units().into());
+                let units = units.map_or(charge.units(), |units| units.min(charge.units()));
+                journal.take_back(charge, units.into());
             }
         }
     }

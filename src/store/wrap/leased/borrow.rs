@@ -113,7 +113,7 @@ where
         }
         if self.loan.calls > 1 {
             self::times(charges, self.loan.calls - 1, |rest| {
-                self.leases.inner.give_back(rest, &taken);
+                self.leases.inner.undo(rest, &taken, None);
             });
         }
         taken

@@ -92,18 +92,6 @@ impl Hand {
             Self::Window { units: left, .. } => *left = left.saturating_sub(units),
         }
     }
-
-    /// Takes back units that were spent at `spent`, but for what has flowed back since.
-    pub(super) fn put_back(&mut self, now: u64, spent: u64, units: u32) {
-        match self {
-            Self::Refilling { from, interval, .. } => {
-                let worth = interval.saturating_mul(units.into());
-                let back = spent.saturating_add(worth).saturating_sub(now).min(worth);
-                *from = from.saturating_sub(back);
-            }
-            Self::Window { units: left, .. } => *left = left.saturating_add(units),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -147,18 +135,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_has_not_flowed_back() {
-        let after = |seconds: u64| {
-            let mut hand = ten(65);
-            hand.spend(50 * SECOND, 4);
-            hand.put_back((50 + seconds) * SECOND, 50 * SECOND, 4);
-            left(&hand, 43 + seconds)
-        };
-        // of ten that began to fade at 47 s, three had gone before
-        assert_eq!([0, 1, 3, 4, 5, 7].map(after), [7, 6, 4, 3, 2, 0]);
-    }
-
-    #[test]
     fn a_window_takes_what_is_held_with_it() {
         let quota = QUOTA.burst(60).algorithm(Algorithm::fixed_window());
         let numbers =
@@ -167,8 +143,6 @@ mod tests {
         let mut hand = Hand::new(&quota, &outcome, 10, 7 * SECOND).expect("a hand");
         hand.spend(8 * SECOND, 4);
         assert_eq!((hand.units(10 * SECOND - 1), hand.units(10 * SECOND)), (6, 0));
-        hand.put_back(9 * SECOND, 8 * SECOND, 1);
-        assert_eq!(hand.units(9 * SECOND), 7);
     }
 
     #[test]

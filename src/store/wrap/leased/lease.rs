@@ -91,7 +91,7 @@ impl Lease {
     pub(super) fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
         self.pay(charges, self.asked.saturating_sub(1_000));
         let source = self.taken.source();
-        self.tell(self.came, self.taken.instant()).from_source(source)
+        self.tell(self.came).from_source(source)
     }
 
     /// Admits a call, if there is enough in hand.
@@ -103,18 +103,7 @@ impl Lease {
         }
         self.pay(charges, at);
         self.last = now;
-        Some(self.tell(now, now).from_source(Source::Leased))
-    }
-
-    /// Takes back a call that was admitted at `spent`.
-    pub(super) fn put_back(&mut self, charges: &[Charge<'_>], spent: u64, now: u64) {
-        if spent < self.came {
-            return;
-        }
-        let (spent, now) = (self.hurried(spent), self.hurried(now));
-        for ((charge, _), hand) in quotas(charges).zip(&mut self.hands) {
-            hand.put_back(now, spent, charge.units());
-        }
+        Some(self.tell(now).from_source(Source::Leased))
     }
 
     fn pay(&mut self, charges: &[Charge<'_>], at: u64) {
@@ -125,9 +114,14 @@ impl Lease {
     }
 
     /// What the store said, as old as it is, and what is in hand of it.
-    fn tell(&self, now: u64, instant: u64) -> Decision {
+    ///
+    /// It is the receipt of the call, too: of what was borrowed under GCRA the calls own one piece
+    /// after another, and that of this one ends where what is still in hand begins. The pieces do
+    /// not overlap, so that all calls together give back no more than was borrowed.
+    fn tell(&self, now: u64) -> Decision {
         let (age, at) = (now.saturating_sub(self.came), self.hurried(now));
-        let mut decision = Decision::new(true, instant);
+        let instant = self.taken.instant().saturating_add(age);
+        let mut decision = Decision::new(true, instant).charged_by(self.taken.charged_at());
         for (outcome, hand) in self.taken.outcomes().iter().zip(&self.hands) {
             decision.push(outcome.aged(age).with_more(hand.units(at)));
         }
@@ -165,12 +159,12 @@ impl Lease {
         let Some(&(first, _)) = left.first() else { return };
         if left.iter().all(|(units, _)| *units == first) {
             if first > 0 {
-                store.give_back(&[charge.cost(first)], &receipt(left));
+                store.undo(&[charge.cost(first)], &receipt(left), None);
             }
             return;
         }
         for (place, one) in left.iter().enumerate().filter(|(_, (units, _))| *units > 0) {
-            store.give_back(&[charge.only(place).cost(one.0)], &receipt(&[*one]));
+            store.undo(&[charge.only(place).cost(one.0)], &receipt(&[*one]), None);
         }
     }
 }

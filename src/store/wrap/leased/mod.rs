@@ -31,7 +31,7 @@ use self::{
 };
 use super::setting::{self, SettingError, literal};
 use crate::{
-    decision::{Decision, Source},
+    decision::Decision,
     store::{Answer, BoxFuture, Charge, Condition, OwnedCharges, Store, Unsupported},
 };
 
@@ -90,8 +90,8 @@ const WAITS: u8 = 2;
 /// hand serves on while the server is down, and is no sign of life.
 ///
 /// It does **not** help against a flood of fresh keys, each of which is asked for. It does not notice
-/// that a machine slept: what was in hand then is in hand still. Refunds by [`settle`](Store::settle) go
-/// to the store, a trip each. Where a whole limit comes back within seconds, what faded unused in hand
+/// that a machine slept: what was in hand then is in hand still. Refunds go to the store, a trip
+/// each, by [`undo`](Store::undo) as by [`settle`](Store::settle). Where a whole limit comes back within seconds, what faded unused in hand
 /// stays charged for so long: of one burst, a quarter or somewhat more may be missed. And if processes
 /// give back more than a quarter of a limit while others hold units of it, those may let so many pass too
 /// early.
@@ -383,14 +383,10 @@ where
         LeasedFuture::pass(self.0.inner.unblock(charge))
     }
 
-    /// A call that was admitted from what is in hand goes back there, while its lease lives; after
-    /// that it stays charged.
-    fn give_back(&self, charges: &[Charge<'_>], taken: &Decision) {
-        if taken.source() != Source::Leased {
-            self.0.inner.give_back(charges, taken);
-        } else if let Some(caller) = self.0.table.caller(charges) {
-            self.0.table.put_back(&caller, charges, taken.instant());
-        }
+    /// A call that was admitted by what is in hand is undone in the store too: its decision is the
+    /// receipt of its part of what was borrowed.
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.0.inner.undo(charges, taken, units);
     }
 
     fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

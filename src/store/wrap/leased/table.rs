@@ -223,16 +223,6 @@ impl Table {
         kept
     }
 
-    /// Takes back a call that was admitted here at `spent`.
-    pub(super) fn put_back(&self, caller: &Caller, charges: &[Charge<'_>], spent: u64) {
-        let now = self.now();
-        let mut set = self.set(caller.tag);
-        let entry = set.entries.iter_mut().find(|entry| entry.is_of(caller));
-        if let Some(lease) = entry.and_then(|entry| entry.lease.as_mut()) {
-            lease.put_back(charges, spent, now);
-        }
-    }
-
     /// How often the accounts of a call, and others, were changed.
     pub(super) fn changes(&self, caller: &Caller) -> u64 {
         let count = |account: &u64| self.stripe(*account).load(Acquire);

@@ -1,0 +1,192 @@
+//! Callers that queue and leave: their places are given back where nobody has queued behind them, and
+//! whatever is cancelled, those who stay run no closer together than the quota says.
+
+mod support;
+
+use std::time::Duration;
+
+use http::StatusCode;
+use proptest::{collection::vec, prelude::*, test_runner::Config};
+use support::{
+    Strict,
+    driven::{Time, begin, left, millis, secs},
+    get,
+};
+use tokio_test::{assert_pending, assert_ready_ok};
+use tower::Layer;
+use tower_sluice::{
+    Algorithm, Charge, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, RuleName, Store,
+    key::Everyone, testing::FakeClock,
+};
+
+/// The attack: fill the queue, keep the last place, leave all others, and again. Sixty handlers ran
+/// in one second.
+#[tokio::test(start_paused = true)]
+async fn queueing_and_leaving_again_and_again_runs_one_handler_a_second() {
+    let (time, quota) = (Time::default(), Quota::per_second(1));
+    let rule = Rule::new("api", Everyone, quota).max_wait(secs(60));
+    let inner = Strict::default();
+    let calls = inner.calls();
+    let mut service = RateLimitLayer::rules(rule, time.store()).layer(inner);
+    let (mut kept, mut ran) = (Vec::new(), Vec::new());
+    for round in 0..35 {
+        let mut queue = Vec::new();
+        for _ in 0..if round < 20 { 61 } else { 0 } {
+            let mut asking = begin(&mut service, get("/")).await;
+            if asking.poll().is_pending() {
+                queue.push(asking);
+            }
+        }
+        // the last to come stays, all others leave
+        kept.extend(queue.pop());
+        drop(queue);
+        for _ in 0..50 {
+            time.pass(millis(100)).await;
+            let before = calls();
+            for asking in kept.iter_mut().filter(|asking| asking.is_woken()) {
+                let _ = asking.poll();
+            }
+            ran.extend((before..calls()).map(|_| time.0.now()));
+        }
+        kept.retain(|asking| !asking.is_woken());
+    }
+    assert!(ran.len() >= 10, "{} of those who stayed ran", ran.len());
+    let gaps: Vec<_> = ran.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(gaps.iter().all(|gap| *gap >= secs(1) - millis(100)), "{gaps:?}");
+}
+
+/// The newest leaves first: every place is given back, and the next caller has the first of them.
+#[tokio::test(start_paused = true)]
+async fn those_who_leave_the_newest_first_lose_nothing() {
+    let (time, quota) = (Time::default(), Quota::per_second(1));
+    let store = time.store();
+    let rule = Rule::new("api", Everyone, quota).max_wait(secs(60));
+    let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
+    assert_ready_ok!(begin(&mut service, get("/")).await.poll());
+    let mut queue = Vec::new();
+    for _ in 0..10 {
+        let mut asking = begin(&mut service, get("/")).await;
+        assert_pending!(asking.poll());
+        queue.push(asking);
+    }
+    while let Some(newest) = queue.pop() {
+        drop(newest);
+    }
+    let mut next = begin(&mut service, get("/")).await;
+    assert_pending!(next.poll());
+    time.pass(secs(1)).await;
+    assert_eq!(assert_ready_ok!(next.poll()).status(), StatusCode::OK);
+    time.pass(secs(1)).await;
+    assert_eq!(left(&store, "api", Key::everyone(), &quota), 1);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(u64),
+    Queue(u32),
+    /// One of those that wait, counted from the newest.
+    Leave(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1..4_u32).prop_map(Step::Queue),
+        3 => prop_oneof![Just(0_usize), 0..8_usize].prop_map(Step::Leave),
+        2 => prop_oneof![0..300_000_000_u64, 0..3_000_000_000_u64].prop_map(Step::Pass),
+    ];
+    vec(step, 1..60)
+}
+
+/// A charge that waits: when it runs, its cost, and its receipt.
+struct Waiter {
+    runs: Duration,
+    cost: u32,
+    taken: Decision,
+}
+
+/// The instants at which handlers run, with their costs, of callers who queue and leave at random.
+fn runs(
+    clock: &FakeClock,
+    store: &LocalStore,
+    key: &Key,
+    quota: Quota,
+    steps: &[Step],
+) -> Vec<(Duration, u32)> {
+    let quotas = [quota];
+    let charge = Charge::new(RuleName::default(), key, &quotas).max_wait(secs(30));
+    let (mut waiting, mut ran): (Vec<Waiter>, _) = (Vec::new(), Vec::new());
+    for step in steps {
+        match *step {
+            Step::Pass(nanos) => clock.advance(Duration::from_nanos(nanos)),
+            Step::Queue(cost) => {
+                let taken = store.take(&[charge.cost(cost)]).now();
+                if taken.is_allowed() {
+                    waiting.push(Waiter { runs: clock.now() + taken.wait(), cost, taken });
+                }
+            }
+            Step::Leave(nth) => {
+                let at = waiting.len().checked_sub(nth + 1);
+                if let Some(at) = at.filter(|at| waiting[*at].runs > clock.now()) {
+                    let Waiter { cost, taken, .. } = waiting.remove(at);
+                    store.undo(&[charge.cost(cost)], &taken, None);
+                }
+            }
+        }
+        let now = clock.now();
+        ran.extend(waiting.extract_if(.., |it| it.runs <= now).map(|it| (it.runs, it.cost)));
+    }
+    ran.extend(waiting.into_iter().map(|it| (it.runs, it.cost)));
+    ran.sort_unstable();
+    ran
+}
+
+/// By GCRA taken literally, over what ran.
+fn conforms(quota: Quota, ran: &[(Duration, u32)]) -> Result<(), TestCaseError> {
+    let (mut full, interval) = (Duration::ZERO, quota.interval());
+    for (at, cost) in ran {
+        full = full.max(*at) + interval * *cost;
+        prop_assert!(full <= *at + interval * quota.limit(), "{:?} at {:?} of {:?}", cost, at, ran);
+    }
+    Ok(())
+}
+
+/// A store of one set, all of whose slots are in debt for long: other keys share an account.
+fn full(clock: &FakeClock, algorithm: Algorithm) -> LocalStore {
+    let (store, day) = (clock.store(1), Quota::per_day(1).algorithm(algorithm));
+    for key in 0..64_u32 {
+        let key = Key::from(key);
+        let filler = RuleName::new("filler").expect("a name");
+        drop(store.take(&[Charge::new(filler, &key, day.as_ref())]));
+    }
+    store
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 2_000, ..support::regressions::keeping(file!()) })]
+
+    #[test]
+    fn whoever_leaves_those_who_stay_keep_to_the_quota(burst in 1..4_u32, full_store: bool, steps in steps()) {
+        let (clock, quota) = (FakeClock::new(), Quota::per_second(2).burst(burst));
+        let store = if full_store { full(&clock, Algorithm::Gcra) } else { clock.store(64) };
+        let ran = runs(&clock, &store, &Key::from("me"), quota, &steps);
+        prop_assert_eq!(full_store && !ran.is_empty(), store.stats().overflowed > 48 && !ran.is_empty());
+        conforms(quota, &ran)?;
+    }
+
+    /// In a paced window unit `k` runs no earlier than its instant.
+    #[test]
+    fn whoever_leaves_a_paced_window_its_units_keep_their_instants(full_store: bool, steps in steps()) {
+        let paced = Algorithm::fixed_window().paced();
+        let (clock, quota) = (FakeClock::new(), Quota::new(8, secs(4)).expect("a quota").algorithm(paced));
+        let store = if full_store { full(&clock, Algorithm::fixed_window()) } else { clock.store(64) };
+        let ran = runs(&clock, &store, &Key::from("me"), quota, &steps);
+        for (nth, (at, _)) in ran.iter().enumerate() {
+            let window = |at: &Duration| at.as_nanos() / secs(4).as_nanos();
+            let before = ran[..nth].iter().filter(|(other, _)| window(other) == window(at));
+            let units: u32 = before.map(|(_, cost)| cost).sum::<u32>() + ran[nth].1;
+            let instant = millis(500) * (units - 1);
+            let since = Duration::from_nanos(u64::try_from(at.as_nanos() % secs(4).as_nanos()).expect("fits"));
+            prop_assert!(since >= instant, "unit {} at {:?} of {:?}", units, at, ran);
+        }
+    }
+}
