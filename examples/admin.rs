@@ -19,7 +19,7 @@ use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tower::ServiceBuilder;
 use tower_sluice::{
-    Key, LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, Secret, Settle,
+    Key, LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, Secret,
     admin::{Admin, Guard},
     key::Header,
 };
@@ -39,9 +39,8 @@ fn basic(password: &str) -> Guard {
         },
     );
     // A guess is charged before it is checked, so at most five concurrent guesses are possible.
-    let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-        .headers_only_when_denied()
-        .reserve(Settle::Keep);
+    let limit =
+        RateLimitLayer::rules(guesses, LocalStore::new()).headers_only_when_denied().reserve();
     let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
     let check = middleware::from_fn(move |request: Request, next: Next| {
         let wanted = wanted.clone();

@@ -21,7 +21,7 @@ use crate::{
     rule::{self, Plan, Rule, RuleError, Rules},
     service::RateLimit,
     settings::{After, Settings},
-    settle::Settle,
+    settle::{Settle, Unsettled},
     store::{CannotFail, LocalStore, OwnedCharges, Store},
 };
 
@@ -487,12 +487,13 @@ where
 
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
+    K: Rules,
     S: Store + Send + Sync + 'static,
     S::Future: 'static,
 {
-    /// Settles every request's charges by the head of its response: they are kept, given back, or
-    /// become another number of units. Without a response (an error, a panic, a dropped
-    /// connection) they are kept.
+    /// Settles every request's charges by the head of its response: they are kept, given back as
+    /// far as they have not flowed back by themselves, or become another number of units. Without a
+    /// response (an error, a panic, a dropped connection) they are kept.
     ///
     /// ```
     /// use http::StatusCode;
@@ -515,16 +516,70 @@ where
     }
 
     /// Puts a [`Reservation`](crate::Reservation) into every request's extensions, by which the
-    /// handler settles to the actual cost. Dropped unsettled, it becomes `default`.
-    pub fn reserve(mut self, default: Settle) -> Self {
-        self.after().default = default;
+    /// handler settles to the actual cost. What it does not settle stays charged, also where the
+    /// client goes away or the handler panics.
+    ///
+    /// ```
+    /// use axum::{Router, routing::post};
+    /// use tower_sluice::{Quota, RateLimitLayer, Reservation};
+    ///
+    /// async fn complete(reservation: Reservation) -> &'static str {
+    ///     reservation.settle(7); // it cost less than was reserved
+    ///     "…"
+    /// }
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000)).reserve();
+    /// let app: Router = Router::new().route("/", post(complete)).layer(layer);
+    /// ```
+    pub fn reserve(mut self) -> Self {
+        self.after().unsettled = Unsettled::Keep;
+        self
+    }
+
+    /// [`reserve`](RateLimitLayer::reserve) where a charge that is not settled becomes `units`, if
+    /// that is more than was charged: what a request costs whose end nobody hears of.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// // one unit while it runs; a request that breaks off has cost fifty
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000)).reserve_at_least(50);
+    /// ```
+    pub fn reserve_at_least(mut self, units: u32) -> Self {
+        self.after().unsettled = Unsettled::AtLeast(units);
+        self
+    }
+
+    /// [`reserve`](RateLimitLayer::reserve) where a charge that is not settled is given back, also
+    /// to a client that disconnects before its handler is done.
+    ///
+    /// # What it does not protect against
+    ///
+    /// **Clients that disconnect are not limited.** Whoever sends a request and closes the connection
+    /// before the response has run the handler, as far as it got, for nothing, and as often as it
+    /// likes. Use it where only finished work costs anything and the work is cheap to begin;
+    /// otherwise use [`reserve`](RateLimitLayer::reserve) and call
+    /// [`refund`](crate::Reservation::refund) where the handler knows that nothing was used.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(10)).reserve_refunding_disconnects();
+    /// ```
+    pub fn reserve_refunding_disconnects(mut self) -> Self {
+        self.after().unsettled = Unsettled::Refund;
         self
     }
 
     fn after(&mut self) -> &mut After {
-        let accounts = self.store.clone();
-        let after = || After { accounts, default: Settle::Keep, classify: None };
-        self.settings.after.get_or_insert_with(after)
+        let Self { rules, store, settings, .. } = self;
+        settings.after.get_or_insert_with(|| {
+            let mut shapes = Vec::new();
+            rules.describe(&mut shapes);
+            let rules = shapes.iter().map(|shape| shape.name).collect();
+            let (accounts, unsettled) = (store.clone(), Unsettled::Keep);
+            After { accounts, rules, unsettled, classify: None }
+        })
     }
 }
 

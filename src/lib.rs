@@ -218,7 +218,7 @@ pub use crate::{
     reject::{Reject, Rejection, TooManyRequests, reject_fn},
     rule::{Aside, LivePlan, Missing, Mode, Plan, Quotas, Rule, RuleError, Rules, Shape, Units},
     service::RateLimit,
-    settle::{Reservation, Settle},
+    settle::{Reservation, Settle, UnknownRule},
     store::{Answer, Charge, LocalStore, Store},
 };
 
@@ -226,10 +226,13 @@ pub use crate::{
 pub use crate::rule::RouteSettings;
 #[cfg(feature = "serde")]
 pub use crate::rule::RuleSettings;
-#[cfg(feature = "axum")]
-pub use crate::rule::{ByRoute, RouteError, by_route, try_by_route};
 #[cfg(feature = "redis")]
 pub use crate::store::RedisStore;
+#[cfg(feature = "axum")]
+pub use crate::{
+    rule::{ByRoute, RouteError, by_route, try_by_route},
+    settle::NoReservation,
+};
 
 /// The README's examples run with the documentation tests.
 #[cfg(all(doctest, feature = "axum", feature = "governor", feature = "redis"))]

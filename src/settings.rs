@@ -24,7 +24,7 @@ use crate::{
     load::{Counters, Elastic, Event, Switch},
     name::RuleName,
     observe::Meter,
-    settle::{Reservation, Settle, Settler},
+    settle::{Reservation, Settle, Settler, Unsettled},
     store::{Charge, OwnedCharges},
     waiters::{Bounds, Waiter, Waiters},
 };
@@ -60,16 +60,18 @@ pub(crate) struct Settings {
 #[derive(Clone)]
 pub(crate) struct After {
     pub(crate) accounts: Arc<dyn Settler>,
-    pub(crate) default: Settle,
+    /// Every rule of the layer.
+    pub(crate) rules: Arc<[RuleName]>,
+    pub(crate) unsettled: Unsettled,
     pub(crate) classify: Option<Classify>,
 }
 
 impl After {
     /// Units that a request without an adjustment is charged in the end, where that is fixed.
     pub(crate) fn adjusted(&self) -> Option<u32> {
-        match self.default {
-            Settle::Charge(units) => Some(units),
-            _ => None,
+        match self.unsettled {
+            Unsettled::AtLeast(units) => Some(units),
+            Unsettled::Keep | Unsettled::Refund => None,
         }
     }
 
@@ -81,7 +83,8 @@ impl After {
         charged: bool,
     ) -> Reservation {
         let charges = charges.map_or_else(|| OwnedCharges::from(&[][..]), |charges| *charges);
-        Reservation::new(self.accounts.clone(), charges, decision, self.default, charged)
+        let settled = (self.unsettled, self.rules.clone());
+        Reservation::new(self.accounts.clone(), charges, decision, settled, charged)
     }
 }
 
@@ -89,7 +92,7 @@ pub(crate) type Classify = Arc<dyn Fn(&response::Parts) -> Settle + Send + Sync>
 
 impl fmt::Debug for After {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("After").field("default", &self.default).finish_non_exhaustive()
+        f.debug_struct("After").field("unsettled", &self.unsettled).finish_non_exhaustive()
     }
 }
 

@@ -17,6 +17,7 @@
 //! | settings of wrappers and layers | here |
 //! | quotas, rules and routes in files | `config` |
 //! | routes that no request could match | here; that the router agrees: `by_route` |
+//! | a rule that a reservation is to settle and the layer does not have; no reservation at all | `reservation` |
 //! | addresses of Redis | here; that no password is shown: `redis_probe` |
 //! | a server that is old, forbids commands, or evicts | `redis_probe` |
 //! | a layer on a store that knows the rule otherwise | `one_limit` |

@@ -136,7 +136,7 @@ async fn overage_has_a_reservation_and_nothing_to_settle() {
     let store = store();
     limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now();
     let layer = layer(store.clone()).elastic(Elastic::when(|| true));
-    let layer = layer.settle(|_| Settle::Refund).reserve(Settle::Charge(2));
+    let layer = layer.settle(|_| Settle::Refund).reserve_at_least(2);
     let inner = handler(|request| {
         request.extensions().get::<Reservation>().expect("a reservation").refund();
         200

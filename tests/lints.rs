@@ -177,7 +177,7 @@ fn where_charges_are_taken_back_only_quotas_that_count_alike_are_judged() {
     let dominated = || rule([TEN, Quota::per_minute(600)]);
     let alike = || rule([TEN.named("one"), TEN.named("other")]);
     assert_eq!(layer(dominated()).settle(|_| Settle::Refund).lints(), []);
-    assert_eq!(layer(dominated()).reserve(Settle::Keep).lints(), []);
+    assert_eq!(layer(dominated()).reserve().lints(), []);
     assert_eq!(layer(dominated().max_wait(SECOND)).lints(), []);
     assert_eq!(layer(alike()).settle(|_| Settle::Refund).lints().len(), 1);
     assert_eq!(layer(alike().max_wait(SECOND)).lints().len(), 1);
@@ -518,9 +518,8 @@ fn an_extractor_within_others_is_judged_too() {
 
 #[test]
 fn an_adjustment_that_may_exceed_the_debt_is_found() {
-    let reserves = |quota, cost, adjusted| {
-        layer(rule(quota).cost(cost)).reserve(Settle::Charge(adjusted)).lints()
-    };
+    let reserves =
+        |quota, cost, adjusted| layer(rule(quota).cost(cost)).reserve_at_least(adjusted).lints();
     let found = reserves(TEN, 2, 5);
     assert_eq!(found[0].lint(), Lint::AdjustmentAboveMaxDebt);
     assert_eq!(
@@ -536,9 +535,9 @@ fn an_adjustment_that_may_exceed_the_debt_is_found() {
     assert_eq!(reserves(TEN, 10, 21).len(), 1);
     assert_eq!(reserves(TEN, 2, 0), []);
     assert_eq!(reserves(TEN.max_debt(0), 10, 11).len(), 1);
-    assert_eq!(layer(rule(TEN)).reserve(Settle::Keep).lints(), []);
+    assert_eq!(layer(rule(TEN)).reserve().lints(), []);
     let per_request = rule(TEN).cost(Units::from_fn(|_| 1));
-    assert_eq!(layer(per_request).reserve(Settle::Charge(99)).lints(), [], "not judged");
+    assert_eq!(layer(per_request).reserve_at_least(99).lints(), [], "not judged");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use support::{
 use tower::Layer;
 use tower_sluice::{
     Charge, Decision, Elastic, Key, Limiter, LivePlan, LocalStore, Outcome, Quota, RateLimitLayer,
-    Reservation, Rule, RuleName, Settle, Source, Store,
+    Reservation, Rule, RuleName, Source, Store,
     key::Header,
     store::{BlockError, CannotFail},
     testing::FakeClock,
@@ -165,7 +165,7 @@ async fn a_handler_blocks_the_key_of_its_request_whether_it_was_charged_or_not()
         }
         200
     });
-    let layer = layer(store.clone()).reserve(Settle::Keep).elastic(Elastic::when(|| true));
+    let layer = layer(store.clone()).reserve().elastic(Elastic::when(|| true));
     let mut service = layer.layer(inner);
     limiter("user", store.clone()).take("mallory", &FIVE, 5).now();
     for name in ["eve", "mallory"] {
@@ -276,7 +276,7 @@ async fn a_handler_learns_that_its_block_found_no_room() {
         }
     });
     let rule = Rule::new("user", key_of(key), FIVE);
-    let layer = RateLimitLayer::rules(rule, store).reserve(Settle::Keep);
+    let layer = RateLimitLayer::rules(rule, store).reserve();
     let answered = ask(&mut layer.layer(inner), with(&[])).await;
     assert_eq!(answered.status(), StatusCode::INSUFFICIENT_STORAGE);
 }

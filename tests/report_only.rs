@@ -192,7 +192,7 @@ async fn a_switch_turns_a_whole_layer_off_and_on_and_no_store_is_asked_meanwhile
     });
     let layer = RateLimitLayer::rules(trial().cost(2), store.clone()).switch(&switch);
     let layer = layer.deny(AccessList::from_fn(|parts| parts.uri.path() == "/denied"));
-    let layer = layer.reserve(Settle::Keep);
+    let layer = layer.reserve();
     let (mut one, mut other) = (layer.layer(inner.clone()), layer.clone().layer(inner));
     let mut status = async |path| {
         let first = ask(&mut one, get(path)).await.status();

@@ -33,10 +33,23 @@ const TOKENS: Quota = Quota::per_hour(1_000);
 
 type Layered = RateLimitLayer<Rule<Everyone>, LocalStore>;
 
-fn layer(default: Settle) -> (Layered, impl Fn() -> u32) {
+/// What becomes of a charge that nobody settles.
+#[derive(Clone, Copy, Debug)]
+enum Unsettled {
+    Stays,
+    IsRefunded,
+    IsAtLeast(u32),
+}
+
+fn layer(unsettled: Unsettled) -> (Layered, impl Fn() -> u32) {
     let store = FakeClock::new().store(64);
     let rule = Rule::new("tokens", Everyone, TOKENS).cost(100);
-    let layer = RateLimitLayer::rules(rule, store.clone()).reserve(default);
+    let layer = RateLimitLayer::rules(rule, store.clone());
+    let layer = match unsettled {
+        Unsettled::Stays => layer.reserve(),
+        Unsettled::IsRefunded => layer.reserve_refunding_disconnects(),
+        Unsettled::IsAtLeast(units) => layer.reserve_at_least(units),
+    };
     (layer, move || left(&store, "tokens", Key::everyone(), &TOKENS))
 }
 
@@ -82,7 +95,7 @@ fn request() -> Request<Body> {
 
 #[tokio::test]
 async fn a_body_that_is_read_to_its_end_settles_to_what_it_was() {
-    let (layer, left) = layer(Settle::Keep);
+    let (layer, left) = layer(Unsettled::Stays);
     let response = app(layer).oneshot(request()).await.expect("infallible");
     assert_eq!(left(), 900, "open while it streams");
     let body = response.into_body().collect().await.expect("a body").to_bytes();
@@ -92,7 +105,7 @@ async fn a_body_that_is_read_to_its_end_settles_to_what_it_was() {
 #[tokio::test]
 async fn a_body_that_is_cut_at_its_first_byte_becomes_the_default() {
     for (default, expected) in
-        [(Settle::Keep, 900), (Settle::Refund, 1_000), (Settle::Charge(150), 850)]
+        [(Unsettled::Stays, 900), (Unsettled::IsRefunded, 1_000), (Unsettled::IsAtLeast(150), 850)]
     {
         let (layer, left) = layer(default);
         let response = app(layer).oneshot(request()).await.expect("infallible");
@@ -106,28 +119,48 @@ async fn a_body_that_is_cut_at_its_first_byte_becomes_the_default() {
 
 #[tokio::test]
 async fn a_response_that_is_never_read_becomes_the_default() {
-    let (layer, left) = layer(Settle::Refund);
+    let (layer, left) = layer(Unsettled::IsRefunded);
     drop(app(layer).oneshot(request()).await);
     assert_eq!(left(), 1_000);
 }
 
 #[tokio::test]
 async fn a_request_that_is_dropped_while_it_runs_becomes_the_default() {
-    let (layer, left) = layer(Settle::Refund);
-    let stuck = service_fn(|request: Request<Body>| async {
-        let _request = request;
-        std::future::pending::<Result<http::Response<Body>, Infallible>>().await
+    for (default, expected) in [(Unsettled::Stays, 900), (Unsettled::IsRefunded, 1_000)] {
+        let (layer, left) = layer(default);
+        let stuck = service_fn(|request: Request<Body>| async {
+            let _request = request;
+            std::future::pending::<Result<http::Response<Body>, Infallible>>().await
+        });
+        let mut running = tokio_test::task::spawn(layer.layer(stuck).oneshot(request()));
+        assert!(running.poll().is_pending());
+        assert_eq!(left(), 900);
+        drop(running);
+        assert_eq!(left(), expected, "{default:?}");
+    }
+}
+
+/// A client that disconnects each time runs no more handlers than one that stays.
+#[tokio::test]
+async fn clients_that_disconnect_are_limited_like_others() {
+    let (layer, _) = layer(Unsettled::Stays);
+    let run = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let runs = run.clone();
+    let stuck = service_fn(move |_: Request<Body>| {
+        runs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        std::future::pending::<Result<http::Response<Body>, Infallible>>()
     });
-    let mut running = tokio_test::task::spawn(layer.layer(stuck).oneshot(request()));
-    assert!(running.poll().is_pending());
-    assert_eq!(left(), 900);
-    drop(running);
-    assert_eq!(left(), 1_000);
+    let service = layer.layer(stuck);
+    for _ in 0..1_000 {
+        let mut running = tokio_test::task::spawn(service.clone().oneshot(request()));
+        let _ = running.poll();
+    }
+    assert_eq!(run.load(std::sync::atomic::Ordering::SeqCst), 10);
 }
 
 #[tokio::test]
 async fn a_handler_that_panics_settles_to_the_default() {
-    let (layer, left) = layer(Settle::Refund);
+    let (layer, left) = layer(Unsettled::IsRefunded);
     let panics = async |Extension(reserved): Extension<Reservation>| -> StatusCode {
         let _reserved = reserved;
         tokio::task::yield_now().await;
@@ -152,7 +185,7 @@ async fn a_handler_that_panics_settles_to_the_default() {
 
 #[tokio::test]
 async fn a_client_that_is_gone_in_the_middle_of_a_body_leaves_the_default() {
-    let (layer, left) = layer(Settle::Charge(7));
+    let (layer, left) = layer(Unsettled::IsAtLeast(107));
     let (gone, is_gone) = oneshot::channel();
     let gone = std::sync::Arc::new(std::sync::Mutex::new(Some(gone)));
     let stream = async move |Extension(reserved): Extension<Reservation>| {
@@ -173,6 +206,6 @@ async fn a_client_that_is_gone_in_the_middle_of_a_body_leaves_the_default() {
     assert_eq!(left(), 900);
     drop(client);
     assert!(timeout(secs(30), is_gone).await.expect("the server has noticed").is_err());
-    assert_eq!(left(), 993);
+    assert_eq!(left(), 893);
     server.abort();
 }

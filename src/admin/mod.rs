@@ -59,7 +59,7 @@
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
-//!     LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, Settle, admin::Guard,
+//!     LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, admin::Guard,
 //! };
 //!
 //! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
@@ -80,7 +80,7 @@
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
 //!     .headers_only_when_denied()
-//!     .reserve(Settle::Keep);
+//!     .reserve();
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
 //!

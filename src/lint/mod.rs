@@ -112,9 +112,9 @@ pub enum Lint {
     /// much in the long run. A handler that answers several methods there, as
     /// `axum::routing::any` makes it, is limited by `ByRoute::any_method`.
     OtherMethods,
-    /// `adjustment_above_max_debt`: requests that end without an adjustment are charged the default
-    /// of [`reserve`](crate::RateLimitLayer::reserve), and those that a full account admits at once
-    /// come to more than the limit and [`max_debt`](crate::Quota::max_debt) of a quota. What is beyond is
+    /// `adjustment_above_max_debt`: requests that end without an adjustment are charged what
+    /// [`reserve_at_least`](crate::RateLimitLayer::reserve_at_least) says, and those that a full
+    /// account admits at once come to more than the limit and [`max_debt`](crate::Quota::max_debt) of a quota. What is beyond is
     /// never charged. Costs that are chosen per request, and adjustments by handlers, are not judged.
     AdjustmentAboveMaxDebt,
 }

@@ -33,6 +33,40 @@ async fn nobody_is_told_to_come_back_at_once() {
     }
 }
 
+/// Three hundred requests that are held open for an hour and all refunded at its end.
+#[tokio::test]
+async fn refunds_of_an_hour_ago_are_no_burst() {
+    let (clock, door) = (FakeClock::new(), Arc::new(Semaphore::new(0)));
+    let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(5), clock.store(64));
+    let layer = layer.settle(|_| Settle::Refund);
+    let mut service = layer.clone().layer(held(&door));
+    let mut open = Vec::new();
+    for _ in 0..300 {
+        let mut call = begin(&mut service, mine()).await;
+        tokio_test::assert_pending!(call.poll());
+        open.push(call);
+        clock.advance(Duration::from_secs(12));
+    }
+    door.add_permits(300);
+    for mut call in open {
+        // a task that is polled so often without a break is made to wait
+        tokio::task::yield_now().await;
+        let response = tokio_test::assert_ready_ok!(call.poll());
+        assert_eq!(response.status(), 200);
+    }
+    // those that stay, since nobody answers them
+    let mut service = layer.layer(held(&Arc::new(Semaphore::new(0))));
+    let mut running = Vec::new();
+    for _ in 0..305 {
+        tokio::task::yield_now().await;
+        let mut call = begin(&mut service, mine()).await;
+        if call.poll().is_pending() {
+            running.push(call);
+        }
+    }
+    assert_eq!(running.len(), 5);
+}
+
 /// As by a rapid reset of HTTP/2 streams: the request is made, and cancelled at once.
 #[tokio::test]
 async fn a_cancelled_request_stays_charged() {
