@@ -65,3 +65,24 @@ fn with_the_debt_of_the_formula_no_unit_is_lost() {
         }
     }
 }
+
+/// A cap that is lowered while the server runs forgives no debt, and adds none.
+#[test]
+fn a_lower_cap_leaves_the_debt_of_an_account() {
+    let (deep, none) = (Quota::per_minute(10).max_debt(30), Quota::per_minute(10).max_debt(0));
+    for algorithm in [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 6 },
+        Algorithm::SlidingLog,
+    ] {
+        let limiter = Limiter::new(FakeClock::new().store(64));
+        let [deep, none] = [deep, none].map(|quota| quota.algorithm(algorithm));
+        limiter.settle("mallory", &deep, -40).now();
+        limiter.settle("mallory", &none, -40).now();
+        assert_eq!(limiter.settle("mallory", &none, 30).now().remaining(), Some(0), "{none:?}");
+        assert_eq!(limiter.settle("mallory", &none, 4).now().remaining(), Some(4), "{none:?}");
+    }
+}

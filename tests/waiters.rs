@@ -134,3 +134,24 @@ async fn an_explanation_knows_the_bound_of_a_key() {
     let (head, ()) = of("bob").into_parts();
     assert!(layer.explain(&head).await.is_allowed());
 }
+
+/// Places that are left are counted out, whatever the number of times.
+#[tokio::test(start_paused = true)]
+async fn a_user_that_leaves_the_queue_holds_no_place() {
+    let time = Time::default();
+    let layer = layer(time.store()).max_waiters_per_key(3).max_waiters(4);
+    let mut service = layer.layer(Strict::default());
+    passes(&mut begin(&mut service, of("mallory")).await);
+    for _ in 0..50 {
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            waiting.push(begin(&mut service, of("mallory")).await);
+        }
+        waiting.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
+        let denied = ask(&mut service, of("mallory")).await;
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+    passes(&mut begin(&mut service, of("alice")).await);
+    let mut alice = begin(&mut service, of("alice")).await;
+    assert_pending!(alice.poll());
+}

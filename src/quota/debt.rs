@@ -47,7 +47,8 @@ impl Quota {
     /// # Limitations
     ///
     /// It bounds what is charged, not what is spent: that is bounded by what requests reserve, and by
-    /// the number of requests that a key may have open.
+    /// the number of requests that a key may have open. A refund of units that were cut gives back more
+    /// than was charged, at most until the account is full.
     #[track_caller]
     pub const fn max_debt(self, units: u32) -> Self {
         Self { max_debt: Some(units), ..self }.literal()

@@ -50,8 +50,9 @@ impl Crowd {
 #[cfg(feature = "tracing")]
 fn warn(keys: usize) {
     tracing::warn!(
-        "the local store has no room for newcomers: they share accounts, and may be refused early; \
-         if this is no flood, raise LocalStore::with_capacity({keys})"
+        "the local store has no room for a new key: new keys share accounts, and may be denied early; \
+         raise LocalStore::with_capacity({keys}) to the new keys per second, times the seconds until \
+         a key's quota is full again, times the quotas of a rule"
     );
 }
 

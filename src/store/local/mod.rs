@@ -24,26 +24,58 @@ use crate::{decision::Decision, observe::set_keys};
 
 /// The embedded store: accounts in this process's memory.
 ///
-/// Its memory is fixed at construction (35 bytes for each key of the capacity) and a flood of
-/// fresh keys cannot grow it, but for at most 270 kB for each rule and quota that shares accounts.
-/// An account in debt is never forgotten; when there is no room for a
-/// newcomer, newcomers share an account per rule and quota until there is, so they may be refused
-/// early, and no exhausted key is freed. Whoever owes nothing is a newcomer, however often it came
-/// before. [`Stats::overflowed`] counts that, and a warning in the log tells when it begins.
+/// Its memory is fixed at construction, at 35 bytes for each key of the capacity. A flood of fresh
+/// keys cannot grow it, except by at most 270 kB for each rule and quota that shares accounts.
 ///
-/// An account takes one slot per quota of its rule, and a full account takes none. So the capacity
-/// has to hold the keys that are *in debt* at a time, times the quotas of a rule.
+/// An account in debt is never forgotten. When there is no room for a new key, new keys share an
+/// account per rule and quota until there is: they may be denied early, and no exhausted key is freed.
+/// A key whose quota is full has no account, so it counts as new. [`Stats::overflowed`] counts
+/// decisions over shared accounts, and the first of them is logged.
 ///
-/// That is said of GCRA, the default algorithm, whose account is one instant. Accounts of the
+/// # Capacity
+///
+/// A full account takes no slot, and an account in debt takes one per quota of its rule. So the
+/// capacity is
+///
+/// *new keys per second · seconds until a key's quota is full again · quotas of the rule*.
+///
+/// | algorithm | seconds until a key is full again after *n* units |
+/// |---|---|
+/// | GCRA | *n · period / units* |
+/// | token bucket | *period* for each refill that brings *n* units back |
+/// | fixed window | *period* at most; twice that with `carry_over` |
+/// | anchored window, sliding log | *period* |
+/// | sliding window | *period + period / buckets* at most |
+///
+/// 25 000 new keys per second with one request each, at 5 per minute, are in debt for 12 seconds
+/// each, which makes 300 000 keys. Honest new keys that are denied during such a flood
+/// (`tests/flood_capacity.rs`):
+///
+/// | capacity | memory | when 12 s are over | 36 to 48 s after its start |
+/// |---|---|---|---|
+/// | 65 536 | 2.3 MB | 100 % | 98 % |
+/// | 131 072 (the default) | 4.6 MB | 70 % | 88 % |
+/// | 200 000 | 7.0 MB | 4 % | 38 % |
+/// | 262 144 | 9.2 MB | 0.1 % | 5 % |
+/// | 300 000 (the formula) | 10.5 MB | 0 | 0.7 % |
+/// | 400 000 | 14 MB | 0 | 0 |
+///
+/// # Algorithms other than GCRA
+///
+/// An account of GCRA, the default algorithm, is one instant. Accounts of the
 /// [others](crate::Algorithm) hold more (a sliding log 16 bytes a charge). They have a table of
-/// their own with the same number of entries and the same rules, made with the first of them; it
+/// their own with the same number of entries and the same rules, made with the first of them. It
 /// takes memory as accounts come, up to that bound.
+///
+/// # Blocks
 ///
 /// Keys that are [blocked](Store::block) have a table of their own, made with the first block: a slot
 /// for every four keys of the capacity, at 17 bytes each (4.3 bytes for each key of the capacity).
 /// There is room for a blocked key for every eight keys of the capacity: 16 384 by default. Beyond
 /// that some blocks are denied, and from twice as many on all. A denied block is an error
 /// ([`BlockError::Full`](super::BlockError::Full)), logged once and counted; the key is not blocked.
+///
+/// # Sharing
 ///
 /// A clone is the same store. What a process admits is exact whatever the number of threads; other
 /// processes do not share it.
