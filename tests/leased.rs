@@ -494,7 +494,7 @@ async fn a_unit_of_an_earlier_lease_is_not_given_back_into_a_later_one() {
         let (_, early) = leased().expect("a hot key");
         time.pass(secs(3_600)).await;
         let (before, _) = leased().expect("another lease");
-        charged(&[quota], |charge| store.give_back(&[charge], &early));
+        charged(&[quota], |charge| store.undo(&[charge], &early, None));
         let all = before + passed(&store, quota, 200);
         assert_eq!(all, 100, "{algorithm:?}: of the later window");
         assert_eq!(left(&inner, quota), 0, "{algorithm:?}");
