@@ -38,13 +38,10 @@
 //! | 33 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
 //! | 34 | parallel requests that reserve little and cost much | `tests/max_debt.rs`: `parallel_requests_spend_what_the_documentation_says` |
 //! | 35 | few users who take every place in the queue | `tests/waiters.rs`: `eighteen_invented_users_leave_places_for_others` |
-//! | 32 | one IPv6 /48, a /64 per request | `addresses::a_site_has_65_536_accounts_by_64_and_one_by_48` |
-//! | 33 | parallel requests that reserve little and cost much | `tests/max_debt.rs`: `parallel_requests_spend_what_the_documentation_says` |
-//! | 34 | few users who take every place in the queue | `tests/waiters.rs`: `eighteen_invented_users_leave_places_for_others` |
-//! | 33 | slow requests refunded late, all at once | `answers::refunds_of_an_hour_ago_are_no_burst`; `tests/undo.rs` |
-//! | 34 | queueing and leaving, again and again | `tests/cancelled.rs`: `queueing_and_leaving_again_and_again_runs_one_handler_a_second` |
-//! | 35 | disconnecting before the handler settles | `tests/settle_cut.rs`: `clients_that_disconnect_are_limited_like_others` |
-//! | 36 | a refund of before a reset | `tests/undo.rs`: `receipts_of_before_a_reset_are_void` |
+//! | 36 | slow requests refunded late, all at once | `answers::refunds_of_an_hour_ago_are_no_burst`; `tests/undo.rs` |
+//! | 37 | queueing and leaving, again and again | `tests/cancelled.rs`: `queueing_and_leaving_again_and_again_runs_one_handler_a_second` |
+//! | 38 | disconnecting before the handler settles | `tests/settle_cut.rs`: `clients_that_disconnect_are_limited_like_others` |
+//! | 39 | a refund of before a reset | `tests/undo.rs`: `receipts_of_before_a_reset_are_void` |
 //!
 //! Advisories about other limiters that have a test of their own name it.
 
