@@ -107,8 +107,9 @@ algorithms.f = {
     return expiry(place) + 1
   end,
 
+  -- A receipt ends with its window.
   longest = function(place)
-    return 2 * place.period
+    return window(place).us + place.period + 1 - now
   end,
 
   odd = function(place)

@@ -146,7 +146,7 @@ algorithms.s = {
   end,
 
   longest = function(place)
-    return (place.buckets + 1) * place.width
+    return left(place, now) - now
   end,
 
   odd = function(place)

@@ -48,7 +48,7 @@ where
         let key = Key::everyone();
         let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
         let question = Question::of(&[Charge::new(rule(), &key, &quotas)], self.addresses());
-        for purpose in [Purpose::Take, Purpose::Reset] {
+        for purpose in [Purpose::Take, Purpose::Refund(1)] {
             self.call(&question, purpose).await.map_err(|error| self.explained(error))?;
         }
         self.load().await;
