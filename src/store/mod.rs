@@ -341,6 +341,14 @@ pub trait Store {
     /// - **After a [`reset`](Store::reset)** a charge made before it is gone, and nothing is given
     ///   back. A store may be coarse here and leave a few charges of other accounts too.
     ///
+    /// # Limitations
+    ///
+    /// With GCRA a receipt that was made while other charges were open holds its units until those
+    /// would have come back, also if they were undone since. A client that has charges undone at will
+    /// can bank up to `limit - 1` more units for one instant; its rate over time does not change. And
+    /// an undo of a charge that did not queue, while others of its key do, lets the next caller run at
+    /// the instant of the last in the queue.
+    ///
     /// A receipt is good for one call: a second one for the same charge may give back units that the
     /// first one did, so a caller has to remember that it was used, as a
     /// [`Reservation`](crate::Reservation) does.
