@@ -170,7 +170,7 @@ impl Worker<'_> {
     fn call(&mut self, key: usize) {
         let cost = u32::try_from(self.random.below(3)).expect("few");
         // a reset voids receipts of its neighbours too, which is no order of what one account saw
-        let resets = self.recorder.seed % 2 == 0;
+        let resets = self.recorder.seed.is_multiple_of(2);
         match self.random.below(12) {
             0 if resets => self.ask(key, Call::Reset),
             1 => self.ask(key, Call::Settle(1)),
