@@ -84,8 +84,8 @@ impl AccessList {
     /// proxy that is the proxy, so that a list which holds it holds everybody: there, ask for
     /// [`client_networks`](AccessList::client_networks).
     ///
-    /// Where the server provides no peer address, a deny list denies every request with 500, and the
-    /// log names the fix.
+    /// A deny list denies every request with 500 if the server provides no peer address; the log
+    /// names the fix.
     ///
     /// # Errors
     ///

@@ -22,11 +22,11 @@ use crate::{key::Key, quota::Quota, store::Charge};
 /// A key may take one place in so many by default.
 const PART: usize = 64;
 
-/// How many requests may wait at a time.
+/// Bounds of the requests that wait at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
-    /// Of one key; `None` for the default.
+    /// Bound of one key; `None` for the default.
     pub(crate) per_key: Option<usize>,
 }
 

@@ -52,8 +52,8 @@
 //!
 //! # Guesses at a password
 //!
-//! Whoever reaches a guard that asks for a password guesses at it as fast as it answers. Limit the
-//! guard by a layer of this crate: by client address, and wrong guesses only.
+//! A guard that asks for a password can be guessed at as fast as it answers. Limit the guard by a
+//! layer of this crate: by client address, and wrong guesses only.
 //!
 //! ```
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};

@@ -15,7 +15,7 @@ impl Prefix {
     /// IPv4 addresses whole, IPv6 addresses by /64.
     pub(crate) const USUAL: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
 
-    /// So many leading bits of each family; all of them from 32 and 128 on.
+    /// Leading bits that count in each family; all of them from 32 and 128 on.
     #[cfg(feature = "admin")]
     pub(crate) fn of(v4: u8, v6: u8) -> Self {
         Self {

@@ -209,7 +209,7 @@ fn check_braces(template: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Methods are told apart by case: no request has `get`.
+/// Methods differ by case: no request has `get`.
 fn check_method(method: &Method) -> Result<(), String> {
     let upper = method.as_str().to_ascii_uppercase();
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];

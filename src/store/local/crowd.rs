@@ -1,5 +1,4 @@
-//! What operators see of a store without room for newcomers or blocks: a line in the log, and a
-//! counter.
+//! The log line and the counter of a store without room for new keys or blocks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

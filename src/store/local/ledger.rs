@@ -25,7 +25,7 @@ pub(super) const SLOTS_PER_KEY: usize = 2;
 /// How often a decision over several accounts looks again because another thread charged in
 /// between. It ends, since two newcomers who share an account may each fit and both never.
 const RACES: usize = 16;
-/// How often a denial is repeated by a newer reading of the clock.
+/// Times that a denial is repeated by a newer reading of the clock.
 const AGAIN: usize = 2;
 
 type Steps = SmallVec<[Step; 4]>;

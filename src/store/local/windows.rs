@@ -32,8 +32,8 @@ struct Table {
 struct Set {
     /// At most `WAYS`.
     entries: Vec<Entry>,
-    /// What was charged before cannot be undone, since an account was reset; nor, for simplicity,
-    /// what its neighbours were charged.
+    /// The instant of the latest reset. Earlier charges of every account in the set cannot be undone,
+    /// which costs the neighbours of the reset account a few units.
     void: u64,
 }
 

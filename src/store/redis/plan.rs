@@ -29,9 +29,9 @@ pub(super) enum Moved {
     Nothing,
     /// So many units, whether they fit or not.
     Late(u64),
-    /// So many units back.
+    /// Units given back.
     Back(u64),
-    /// Of the units of a charge, those that its receipt still holds.
+    /// The units of a charge that its receipt still holds.
     Undone(Receipt),
 }
 

@@ -196,7 +196,7 @@ impl Question {
         (keys, args)
     }
 
-    /// What was decided on the quota at `place` of an account.
+    /// The outcome that was decided for the quota at `place` of an account.
     fn outcome<'d>(&self, taken: &'d Decision, at: usize, place: usize) -> Option<&'d Outcome> {
         let named = self.named.iter().find(|it| it.account == at && it.place == place)?;
         taken.outcomes().get(named.outcome)

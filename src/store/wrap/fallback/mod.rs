@@ -294,8 +294,8 @@ where
         self.ask(Call::Unblock, &[*charge], |inner| inner.unblock(charge))
     }
 
-    /// What the inner store undoes stays mirrored here, and what was admitted here and has been
-    /// charged late since stays charged there, until it has flowed back.
+    /// Undoes a charge where it was made. A charge that the inner store undoes stays mirrored here, and
+    /// one that was charged late there stays charged, until it has flowed back.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {

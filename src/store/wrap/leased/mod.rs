@@ -74,9 +74,9 @@ const WAITS: u8 = 2;
 /// - **Several charges** in one call are borrowed together, all or nothing, for calls that name the same
 ///   keys. Of a key that many of them have in common no more is held than the share.
 ///
-/// What it told is a decision with [`Source::Leased`] as its [source](Decision::source). Its numbers are
-/// those of when the units were borrowed, as old as they are, and what is in hand: others may have
-/// charged the account since. A look (cost 0) asks the store, for which all that is borrowed is charged.
+/// A decision by borrowed units has [`Source::Leased`](crate::Source::Leased) as its
+/// [source](Decision::source). Its numbers are those of when the units were borrowed, and what is left
+/// of these: others may have charged the account since. A look (cost 0) asks the store, for which all that is borrowed is charged.
 ///
 /// | | in hand |
 /// |---|---|
