@@ -20,7 +20,7 @@ use std::{
 use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, Service};
-use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, Units, key::Header};
+use tower_sluice::{Cost, LocalStore, Quota, RateLimitLayer, Rule, key::HeaderKey};
 
 const FLOOD: u64 = 5_000_000;
 /// The number of keys that are exhausted before the flood.
@@ -56,14 +56,14 @@ fn run(limited: fn() -> Limited, times: &mut Times) {
     }
     let quiet = known(&mut asking, times, |asked| asked < 200_000);
     let (flooded, mut flooding, start) = (AtomicBool::new(false), ask(), Instant::now());
-    let (admitted, meanwhile) = thread::scope(|scope| {
+    let (admitted, during_flood) = thread::scope(|scope| {
         let flood = scope.spawn(|| {
             let admitted = (EXHAUSTED..FLOOD).filter(|n| flooding(&key(*n))).count();
             flooded.store(true, Relaxed);
             admitted
         });
-        let meanwhile = known(&mut asking, times, |_| !flooded.load(Relaxed));
-        (flood.join().expect("no panic"), meanwhile)
+        let during_flood = known(&mut asking, times, |_| !flooded.load(Relaxed));
+        (flood.join().expect("no panic"), during_flood)
     });
     let (seconds, after) = (start.elapsed().as_secs_f64(), resident());
     let refused = (0..EXHAUSTED).filter(|n| !asking(&key(*n))).count();
@@ -73,7 +73,7 @@ fn run(limited: fn() -> Limited, times: &mut Times) {
     println!("  the flood: {seconds:.1} s, {admitted} of {} newcomers admitted", FLOOD - EXHAUSTED);
     println!("  exhausted keys: {refused} of {EXHAUSTED} are refused still");
     println!("  the known key before: {quiet}");
-    println!("  the known key meanwhile: {meanwhile}");
+    println!("  the known key meanwhile: {during_flood}");
     println!("  {}\n", says());
 }
 
@@ -93,12 +93,12 @@ fn known(asking: &mut Ask, times: &mut Times, more: impl Fn(u64) -> bool) -> Str
 fn sluice() -> Limited {
     let quota = Quota::per_hour(100_000_000 * LIMIT);
     let is_known = |key: &HeaderValue| key == KNOWN;
-    let cost = Units::from_fn(move |parts| {
-        let known = parts.headers.get("x-api-key").is_some_and(is_known);
+    let cost = Cost::from_fn(move |head| {
+        let known = head.headers.get("x-api-key").is_some_and(is_known);
         if known { 10 } else { 100_000_000 }
     });
     let store = LocalStore::new();
-    let rule = Rule::new("key", Header::new("x-api-key"), quota).cost(cost);
+    let rule = Rule::new("key", HeaderKey::new("x-api-key"), quota).cost(cost);
     let layer = RateLimitLayer::rules(rule, store.clone());
     let ask = move || -> Ask {
         let mut service = layer.layer(Hello);

@@ -3,7 +3,6 @@
 //!
 //! `cargo bench --bench paths` prints them, and fails if a path has grown by more than a tenth over
 //! `benches/paths.txt`. `-- --record` writes that file. Requires valgrind.
-//! what `benches/paths.txt` has; `-- --record` writes that file. It needs valgrind.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "prints a table")]
 
 #[path = "support/hello.rs"]
@@ -23,7 +22,9 @@ use std::{
 use hello::{Body, Hello};
 use http::{Request, Response};
 use tower::{Layer, Service};
-use tower_sluice::{Charge, Headers, Key, LocalStore, Quota, RateLimitLayer, RuleName, Store};
+use tower_sluice::{
+    Headers, Key, LocalStore, Quota, RateLimitLayer, StoreExt, rule::RuleName, store::Charge,
+};
 
 /// The paths, each with the path whose instructions are subtracted.
 const PATHS: [(&str, Option<&str>); 6] = [

@@ -23,7 +23,8 @@ use hello::{Body, Hello};
 use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sluice::{
-    Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, RuleName, Store,
+    Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
+    store::Charge,
 };
 
 /// Consecutive calls before the next subject's turn.

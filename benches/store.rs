@@ -13,7 +13,11 @@ use std::{
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use governor::RateLimiter;
-use tower_sluice::{Algorithm, Answer, Charge, Key, LocalStore, Quota, RuleName, Store};
+use tower_sluice::{
+    Algorithm, Key, LocalStore, Quota, StoreExt,
+    rule::RuleName,
+    store::{Answer, Charge},
+};
 
 /// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
@@ -75,7 +79,7 @@ fn deny_cache(c: &mut Criterion) {
     const KEYS: u32 = 1_000;
     let mut group = c.benchmark_group("deny cache, 1000 keys");
     let (local, cached) = (LocalStore::new(), LocalStore::new().deny_cache());
-    let cached = cached.at_most(Duration::from_secs(60));
+    let cached = cached.max_age(Duration::from_secs(60));
     let passes = |quota: Quota, key: u32| {
         let (key, quotas) = (Key::from(address(key)), [quota]);
         let answer = cached.take(&[Charge::new(RuleName::default(), &key, &quotas)]);
@@ -98,7 +102,7 @@ fn deny_cache(c: &mut Criterion) {
 /// Measures a decision from leased units, beside one of the store.
 fn leased(c: &mut Criterion) {
     let mut group = c.benchmark_group("leased, one hot key");
-    let (local, store) = (LocalStore::new(), LocalStore::new().leased(5));
+    let (local, store) = (LocalStore::new(), LocalStore::new().leases(5));
     let passes = |address: IpAddr| {
         let (key, quotas) = (Key::from(address), [AMPLE]);
         let answer = store.take(&[Charge::new(RuleName::default(), &key, &quotas)]);

@@ -10,7 +10,7 @@ use std::{env, net::SocketAddr, sync::Arc};
 use axum::{
     Router,
     extract::Request,
-    http::{StatusCode, header, request::Parts},
+    http::{StatusCode, header},
     middleware::{self, Next},
     routing::get,
 };
@@ -19,9 +19,12 @@ use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tower::ServiceBuilder;
 use tower_sluice::{
-    Key, LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, Secret,
+    Key, LocalStore, PeerIp, Quota, RateLimitLayer, RequestHead, Rule,
     admin::{Admin, Guard},
-    key::Header,
+    fingerprint::FingerprintKey,
+    key::HeaderKey,
+    middleware::ChargeHandle,
+    rule::Applies,
 };
 
 /// HTTP Basic authentication of one operator. The password is sent with every request: serve it
@@ -32,15 +35,16 @@ use tower_sluice::{
 /// together, so the password must be long. Behind a proxy, use `ClientIp::behind` as the extractor.
 fn basic(password: &str) -> Guard {
     // Browsers first send a request without a password, which is not a guess.
-    let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).mode(
-        |parts: &Parts| match parts.headers.contains_key(header::AUTHORIZATION) {
-            true => Mode::Charge,
-            false => Mode::Skip,
+    let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).applies(
+        |head: &RequestHead<'_>| match head.headers.contains_key(header::AUTHORIZATION) {
+            true => Applies::Charge,
+            false => Applies::Skip,
         },
     );
     // A guess is charged before it is checked, so at most five concurrent guesses are possible.
-    let limit =
-        RateLimitLayer::rules(guesses, LocalStore::new()).headers_only_when_denied().reserve();
+    let limit = RateLimitLayer::rules(guesses, LocalStore::new())
+        .headers_only_when_denied()
+        .expose_charge();
     let wanted: Arc<str> = format!("Basic {}", STANDARD.encode(format!("admin:{password}"))).into();
     let check = middleware::from_fn(move |request: Request, next: Next| {
         let wanted = wanted.clone();
@@ -53,7 +57,7 @@ fn basic(password: &str) -> Guard {
                 return Err((StatusCode::UNAUTHORIZED, ask));
             }
             // Refund now: the page sends many requests at once, and some answers take time.
-            if let Some(guess) = request.extensions().get::<Reservation>() {
+            if let Some(guess) = request.extensions().get::<ChargeHandle>() {
                 guess.refund();
             }
             Ok(next.run(request).await)
@@ -64,14 +68,14 @@ fn basic(password: &str) -> Guard {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let random = || Key::from("password").fingerprint(&Secret::random()).to_string();
+    let random = || Key::from("password").fingerprint(&FingerprintKey::random()).to_string();
     let password = env::var("ADMIN_PASSWORD").unwrap_or_else(|_| random());
 
     let store = LocalStore::new();
     let mut admin = Admin::new();
     let ip = Rule::new("ip", PeerIp::new(), Quota::per_second(5).burst(20));
     let site = admin.watch("site", RateLimitLayer::rules(ip, store.clone()));
-    let user = Rule::new("user", Header::new("x-api-key"), Quota::per_hour(3));
+    let user = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_hour(3));
     let api = admin.watch("api", RateLimitLayer::rules(user, store));
 
     let app = Router::new()

@@ -17,8 +17,9 @@ use axum::{Router, routing::get};
 use serde::Deserialize;
 use tokio::{net::TcpListener, signal::ctrl_c, time::interval};
 use tower_sluice::{
-    LocalStore, Plan, Quotas, RateLimitLayer, RuleSettings,
-    key::{Everyone, Header},
+    LocalStore, Plan, RateLimitLayer,
+    key::{Everyone, HeaderKey},
+    rule::{Quotas, RuleSettings},
 };
 
 type Result<T> = std::result::Result<T, Box<dyn error::Error + Send + Sync>>;
@@ -69,8 +70,8 @@ impl Live {
         C: Fn(&Limits, Option<&str>) -> Quotas + Send + Sync + 'static,
     {
         let live = self.clone();
-        Plan::from_fn(move |parts, _| {
-            let key = parts.headers.get("x-api-key").and_then(|key| key.to_str().ok());
+        Plan::from_fn(move |head, _| {
+            let key = head.headers.get("x-api-key").and_then(|key| key.to_str().ok());
             choose(&live.now.read().unwrap_or_else(PoisonError::into_inner), key)
         })
     }
@@ -121,7 +122,7 @@ async fn serve(path: PathBuf) -> Result<()> {
     let live = Arc::new(Live { started: limits.clone(), now: RwLock::new(limits.clone()) });
 
     let site = limits.site.rule(Everyone).plan(live.plan(|limits, _| limits.site.quotas.clone()));
-    let user = limits.user.rule(Header::new("x-api-key")).plan(live.plan(Limits::of));
+    let user = limits.user.rule(HeaderKey::new("x-api-key")).plan(live.plan(Limits::of));
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(RateLimitLayer::rules((site, user), LocalStore::new()));

@@ -75,7 +75,7 @@ async fn all(subject: &mut impl Subject, tables: &[(String, String)]) -> Result<
                 Ok(Played::Skipped) => skipped += 1,
                 Err(error) => {
                     failed += 1;
-                    println!("{}", named(told(case, &error)));
+                    println!("{}", named(describe(case, &error)));
                 }
             }
         }
@@ -84,7 +84,7 @@ async fn all(subject: &mut impl Subject, tables: &[(String, String)]) -> Result<
     Ok(failed == 0)
 }
 
-fn told(case: &Case, error: &CaseError) -> String {
+fn describe(case: &Case, error: &CaseError) -> String {
     match error {
         CaseError::Mismatch(mismatch) => mismatch.to_string(),
         other => format!("{}: {other}", case.name()),

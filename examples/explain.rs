@@ -6,19 +6,20 @@
 use axum::{Router, body::Body, http::Request, routing::get};
 use tower::ServiceExt;
 use tower_sluice::{
-    Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Secret, Units,
-    key::{Everyone, Header},
+    Cost, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule,
+    fingerprint::FingerprintKey,
+    key::{Everyone, HeaderKey},
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let price = Units::from_fn(|parts| if parts.uri.path() == "/report" { 3 } else { 1 });
+    let price = Cost::from_fn(|head| if head.uri.path() == "/report" { 3 } else { 1 });
     let by_key = [Quota::per_minute(5).burst(20), Quota::per_day(10_000)];
     let rules = (
-        Rule::new("user", Header::new("x-api-key"), by_key).cost(price),
+        Rule::new("user", HeaderKey::new("x-api-key"), by_key).cost(price),
         Rule::new("site", Everyone, Quota::per_second(1_000)),
     );
-    let secret = Secret::new("sixteen bytes at least, from configuration")?;
+    let secret = FingerprintKey::new("sixteen bytes at least, from configuration")?;
     let layer =
         RateLimitLayer::rules(rules, LocalStore::new()).expose_decision().fingerprint(secret);
     let app = Router::new()

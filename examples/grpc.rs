@@ -10,14 +10,18 @@ use std::{env, net::SocketAddr};
 use axum::routing::get;
 use tokio::{net::TcpListener, signal::ctrl_c};
 use tonic::service::Routes;
-use tower_sluice::{LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule, key::Header};
+use tower_sluice::{
+    LocalStore, PeerIp, Quota, RateLimitLayer, Rule, key::HeaderKey, rule::OnMissingKey,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Metadata of a call are header fields.
-    let key = Rule::new("key", Header::new("x-api-key"), Quota::per_minute(3));
-    let rules =
-        (Rule::new("peer", PeerIp::new(), Quota::per_minute(10)), key.missing(Missing::Skip));
+    let key = Rule::new("key", HeaderKey::new("x-api-key"), Quota::per_minute(3));
+    let rules = (
+        Rule::new("peer", PeerIp::new(), Quota::per_minute(10)),
+        key.on_missing_key(OnMissingKey::Skip),
+    );
 
     // Replace this with your own services. Check is unary, Watch is a stream.
     let (_reporter, health) = tonic_health::server::health_reporter();

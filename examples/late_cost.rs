@@ -13,16 +13,17 @@ use futures::stream;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 use tower_sluice::{
-    Limiter, LocalStore, Quota, RateLimitLayer, Reservation, Rule, RuleName, key::Header,
+    Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::HeaderKey, middleware::ChargeHandle,
+    rule::RuleName,
 };
 
 const TOKENS: Quota = Quota::per_hour(1_000);
 
 /// Streams ten words. The stream owns the reservation and adjusts it when the stream ends.
-async fn complete(reservation: Reservation) -> Body {
+async fn complete(reservation: ChargeHandle) -> Body {
     let words = stream::unfold((0, reservation), |(sent, reservation)| async move {
         if sent == 10 {
-            reservation.settle_rule("tokens", sent).expect("the layer has this rule");
+            reservation.adjust_rule_to("tokens", sent).expect("the layer has this rule");
             return None;
         }
         Some((Ok::<_, std::convert::Infallible>(Bytes::from("word ")), (sent + 1, reservation)))
@@ -34,8 +35,8 @@ async fn complete(reservation: Reservation) -> Body {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = LocalStore::new();
     // Each request reserves 100 tokens. A stream that breaks off has cost the whole reservation.
-    let rule = Rule::new("tokens", Header::new("x-api-key"), TOKENS).cost(100);
-    let layer = RateLimitLayer::rules(rule, store.clone()).reserve();
+    let rule = Rule::new("tokens", HeaderKey::new("x-api-key"), TOKENS).cost(100);
+    let layer = RateLimitLayer::rules(rule, store.clone()).expose_charge();
     let app = Router::new().route("/", get(complete)).layer(layer);
     let accounts = Limiter::named(RuleName::new("tokens")?, store);
     let left = |when| {

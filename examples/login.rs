@@ -20,7 +20,10 @@ use axum::{
     routing::post,
 };
 use tower::ServiceExt;
-use tower_sluice::{LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Rule, Settle, key::Header};
+use tower_sluice::{
+    LocalStore, PeerIp, Quota, RateLimitLayer, Rule, key::HeaderKey, middleware::Adjustment,
+    rule::Applies,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,19 +33,27 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .unwrap_or_else(PoisonError::into_inner)
         .insert(Ipv4Addr::new(198, 51, 100, 7).into());
 
-    let account = || Header::new("x-account"); // stands in for the field of a real login form
+    let account = || HeaderKey::new("x-account"); // stands in for the field of a real login form
     let rules = (
         Rule::new("address", PeerIp::new(), Quota::per_minute(20)),
         Rule::new("pair", (account(), PeerIp::new()), Quota::per_minute(5)),
-        Rule::new("strangers", account(), Quota::per_hour(50)).mode(move |parts| {
-            let peer = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
+        Rule::new("strangers", account(), Quota::per_hour(50)).applies(move |head| {
+            let peer = head.extensions.get::<SocketAddr>().map(SocketAddr::ip);
             let known = known.lock().unwrap_or_else(PoisonError::into_inner);
-            if peer.is_some_and(|peer| known.contains(&peer)) { Mode::Skip } else { Mode::Charge }
+            if peer.is_some_and(|peer| known.contains(&peer)) {
+                Applies::Skip
+            } else {
+                Applies::Charge
+            }
         }),
     );
-    let layer = RateLimitLayer::rules(rules, LocalStore::new()).settle(|response| {
+    let layer = RateLimitLayer::rules(rules, LocalStore::new()).adjust(|response| {
         // A success refunds its charge.
-        if response.status == StatusCode::UNAUTHORIZED { Settle::Keep } else { Settle::Refund }
+        if response.status == StatusCode::UNAUTHORIZED {
+            Adjustment::Keep
+        } else {
+            Adjustment::Refund
+        }
     });
     let login = |headers: HeaderMap| async move {
         let right = headers.get("x-password").is_some_and(|word| word == "right");

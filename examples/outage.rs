@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, convert::Infallible, error::Error, sync::Arc, t
 
 use tokio::time::{Instant, interval};
 use tower_sluice::{
-    Limiter, LocalStore, Quota, RedisStore, Store,
-    store::{Deadline, DynStore},
+    Limiter, LocalStore, Quota, RedisStore, StoreExt,
+    store::{DynStore, Timeout},
 };
 
 #[tokio::main]
@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let choice = args.next().unwrap_or_else(|| "fallback".into());
     let url = args.next().unwrap_or_else(|| "redis://127.0.0.1".into());
 
-    let redis = RedisStore::connect_lazy(&url)?.deadline(Deadline::DEFAULT).breaker();
+    let redis = RedisStore::connect_lazy(&url)?.timeout(Timeout::DEFAULT).breaker();
     let store: Arc<DynStore<Infallible>> = match choice.as_str() {
         "open" => redis.fail_open().boxed(),
         "closed" => redis.fail_closed().boxed(),

@@ -9,7 +9,7 @@ use axum::{Json, Router, body::Body, http::Request, response::IntoResponse, rout
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
-use tower_sluice::{Quota, RateLimitLayer, reject_fn};
+use tower_sluice::{Quota, RateLimitLayer, reject::reject_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -12,7 +12,7 @@ use axum::{
     routing::{delete, post},
 };
 use tower::ServiceExt;
-use tower_sluice::{Lint, LocalStore, PeerIp, Quota, RateLimitLayer, by_route};
+use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, by_route, lint::Lint};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

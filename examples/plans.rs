@@ -15,7 +15,7 @@ use axum::{
 use tower::ServiceExt;
 use tower_sluice::{
     LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule,
-    key::{Everyone, Extension},
+    key::{Everyone, ExtensionKey},
 };
 
 /// The users by key; a database in a real server.
@@ -43,11 +43,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The quota of free customers can change at any time, without a refill.
     let free = LivePlan::new(Quota::per_hour(2));
     let (handle, in_plan) = (free.clone(), free);
-    let plan = Plan::from_fn(move |parts, _key| match parts.extensions.get::<User>() {
+    let plan = Plan::from_fn(move |head, _key| match head.extensions.get::<User>() {
         Some(User { gold: true, .. }) => Quota::per_hour(5).into(),
         _ => in_plan.quotas(),
     });
-    let user = Rule::new("user", Extension::by(|user: &User| user.name), plan);
+    let user = Rule::new("user", ExtensionKey::by(|user: &User| user.name), plan);
     let site = Rule::new("site", Everyone, Quota::per_second(1_000));
     let app = Router::new()
         .route("/", get(|| async {}))

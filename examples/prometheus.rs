@@ -9,7 +9,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::ServiceExt;
 use tower_sluice::{
     LocalStore, Quota, RateLimitLayer, Rule,
-    key::{Everyone, Header},
+    key::{Everyone, HeaderKey},
 };
 
 #[tokio::main]
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = LocalStore::new();
     let rules = (
         Rule::new("site", Everyone, Quota::per_second(100)),
-        Rule::new("user", Header::new("x-api-key"), Quota::per_hour(5)),
+        Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_hour(5)),
     );
     let shown = store.clone();
     let scrape = get(async move || {

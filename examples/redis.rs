@@ -8,7 +8,9 @@ use std::{error::Error, net::SocketAddr, time::Duration};
 
 use axum::{Router, body::Body, http::Request, routing::get};
 use tower::ServiceExt;
-use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, RedisStore, Store, store::Deadline};
+use tower_sluice::{
+    LocalStore, PeerIp, Quota, RateLimitLayer, RedisStore, StoreExt, store::Timeout,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -18,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The deadline bounds the wait. The breaker stops calls to a failed server. During an outage
     // this process, one of two, decides with half of the quota.
     let here = LocalStore::with_capacity(100_000);
-    let store = redis.deadline(Deadline::DEFAULT).breaker().fallback(here).one_of(2);
+    let store = redis.timeout(Timeout::DEFAULT).breaker().fallback(here).instances(2);
 
     let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(10), store);
     let app = Router::new().route("/", get(|| async {})).layer(layer);

@@ -6,13 +6,17 @@
 
 use std::error::Error;
 
-use tower_sluice::{Charge, Key, Quota, RedisStore, RuleName, Store, store::Deadline};
+use tower_sluice::{
+    Key, Quota, RedisStore, StoreExt,
+    rule::RuleName,
+    store::{Charge, Timeout},
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let urls: Vec<String> = std::env::args().skip(1).collect();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-    let store = RedisStore::cluster(&urls).await?.deadline(Deadline::DEFAULT);
+    let store = RedisStore::cluster(&urls).await?.timeout(Timeout::DEFAULT);
 
     // Three accounts, most likely on three nodes: called concurrently, all charged or none.
     let (address, user, site) = (Key::from("203.0.113.9"), Key::from("alice"), Key::everyone());

@@ -9,21 +9,23 @@ use axum::{Extension, Router, body::Body, http::Request, routing::get};
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 use tower_sluice::{
-    Counters, Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, Switch, key::Everyone,
+    Decision, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    key::Everyone,
+    middleware::{Counters, Toggle},
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (counters, switch) = (Counters::new(), Switch::on());
+    let (counters, switch) = (Counters::new(), Toggle::on());
     let rules = (
         Rule::new("site", Everyone, Quota::per_minute(6)),
         // A new rule on trial: it counts, and denies nothing.
-        Rule::new("ip", PeerIp::new(), Quota::per_minute(2)).report_only(),
+        Rule::new("ip", PeerIp::new(), Quota::per_minute(2)).report_only(true),
     );
     let layer = RateLimitLayer::rules(rules, LocalStore::new())
         .expose_decision()
         .count(&counters)
-        .switch(&switch);
+        .enabled(&switch);
     let handler = |Extension(decision): Extension<Decision>| async move {
         if decision.would_deny() { "would be denied" } else { "fine" }
     };
@@ -40,7 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..8 {
         bare(app.clone()).await?;
     }
-    println!("{:?}", counters.read());
+    println!("{:?}", counters.snapshot());
     switch.set(false); // and everything passes
     println!("switched off; the store is not asked any more");
     Ok(())

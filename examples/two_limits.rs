@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use axum::{Router, body::Body, http::Request, routing::get};
 use tower::ServiceExt;
 use tower_sluice::{
-    LocalStore, Missing, PeerIp, Quota, RateLimitLayer, Rule,
-    key::{Everyone, Header},
+    LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
+    key::{Everyone, HeaderKey},
+    rule::OnMissingKey,
 };
 
 #[tokio::main]
@@ -18,8 +19,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // is.
     let rules = (
         Rule::new("ip", PeerIp::new(), Quota::per_minute(6)),
-        Rule::new("user", Header::new("x-api-key"), [Quota::per_minute(4), Quota::per_day(1_000)])
-            .missing(Missing::Skip),
+        Rule::new(
+            "user",
+            HeaderKey::new("x-api-key"),
+            [Quota::per_minute(4), Quota::per_day(1_000)],
+        )
+        .on_missing_key(OnMissingKey::Skip),
         Rule::new("site", Everyone, Quota::per_second(1_000)),
     );
     let layer = RateLimitLayer::rules(rules, LocalStore::new());

@@ -1,13 +1,14 @@
--- Accounts, and how they are kept.
+-- Accounts and their storage format.
 --
--- An account is one string, little-endian: when it was last changed (microseconds, 7 bytes), then
--- its places, each a letter, a length (2 bytes) and what the algorithm of that letter keeps. A
--- place without an account is `-`. Before the places there may be a block, `b` with the instant
--- at which it ends, and a reset, `r` with its instant and the microsecond from which on no receipt
--- of before it holds anything.
+-- An account is one string, little-endian. It starts with the instant of the last change
+-- (microseconds, 7 bytes). A place follows for each quota: a letter, a length (2 bytes) and the
+-- state that the algorithm of that letter stores. The place of a quota without an account is `-`. A
+-- block and a reset may precede the places. A block is `b` with the instant of its end. A reset is
+-- `r` with its instant, and the microsecond from which on no receipt of an earlier charge holds any
+-- units.
 local algorithms = {}
 
--- Reads the places of a value into those of the plan; false where it is none of ours.
+-- Parses a value into the places of the plan. Returns false if the value is invalid.
 local function parse(account, value)
   if type(value) ~= 'string' or #value < 10 then
     return false
@@ -46,7 +47,7 @@ local function parse(account, value)
       local place = places[i]
       local algorithm = place and place.algorithm
       if not algorithm then
-        -- not asked for: stays as it is
+        -- Not part of the call: the state is kept as it is.
         places[i] = { raw = string.sub(value, at, from + length - 1) }
         account.others = true
       elseif algorithm.letter == letter then
@@ -55,7 +56,7 @@ local function parse(account, value)
           return false
         end
       elseif letter ~= '-' then
-        -- the quota has changed its algorithm: another account
+        -- The quota has a different algorithm now, which needs a new account.
         account.changed = true
       end
     end
@@ -64,7 +65,8 @@ local function parse(account, value)
   return true
 end
 
--- Brings an account to now: where the clock stepped back it moves with it, and what is over ends.
+-- Updates an account to the current time: moves it if the clock stepped back, and ends expired
+-- state.
 local function refresh(account)
   local back, places = account.last - now, account.places
   for i = 1, #places do
@@ -91,7 +93,7 @@ local function refresh(account)
   end
 end
 
--- Another's, or broken: as if it had never been.
+-- Replaces a foreign or broken account by an empty one.
 local function start_anew(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
   account.reset, account.void = nil, nil
@@ -104,8 +106,9 @@ local function start_anew(account)
   end
 end
 
--- Whether the account ends with its key. One that lasts longer than its quota ever makes it is of
--- another quota, or broken; and that of a broken one would lock its key for years.
+-- Returns true if the time to live of the key suits the account. An account that lasts longer than
+-- its quota permits belongs to another quota or is broken. A broken one could block its key for
+-- years.
 local function sound(account, wary)
   local odd = wary or account.block or account.void
   local ends = math.max(account.block or now, account.void or now)
@@ -122,9 +125,9 @@ local function sound(account, wary)
   return ends == now or left >= 0 and math.min((ends - now) / 1000, 315360000000) <= left + 1000
 end
 
--- Reads an account by its plan: whether it binds, and for each place a letter and what the
--- algorithm of that letter needs to know. A place that is not asked for has the letter `.`. A
--- `wary` reader asks of every account whether it is sound.
+-- Reads an account by its plan. A plan states whether the account is binding, and has a letter and
+-- parameters for each quota. The letter of a quota that is not part of the call is `.`. A `wary`
+-- caller tests each account, not only unusual ones, with `sound`.
 local function read(key, plan, wary)
   local binding, count, at = struct.unpack('<BB', plan)
   local places = {}
@@ -159,8 +162,8 @@ local function read(key, plan, wary)
   return account
 end
 
--- The account as a string, and the microsecond by which it may be forgotten. `how` is `write` for
--- what is kept and `show` for the answer, which may tell more.
+-- Returns the account as a string, and the microsecond from which on it may be dropped. `how` is
+-- `write` for the stored form and `show` for the reply, which may contain more.
 local function encode(account, how)
   local value, filled, ends = struct.pack('<I7', now), '', 0
   if account.block then
@@ -188,7 +191,7 @@ local function encode(account, how)
   return filled, ends
 end
 
--- Keeps the account until it may be forgotten.
+-- Stores the account with a time to live that ends when it may be dropped.
 local function write(account)
   local value, ends = encode(account, 'write')
   if value == '' then
@@ -211,8 +214,8 @@ local function write(account)
   account.value = value
 end
 
--- The answer: whether all was allowed, and of each account whether it was charged (1) and whether
--- something of another's was found in its place (2), then the account.
+-- Returns the reply: whether all was allowed, and for each account the flags and the value. The
+-- flags state whether it was charged (1) and whether its key held an invalid value (2).
 local function answer(allowed, accounts)
   local told = struct.pack('<BI7H', allowed and 1 or 0, now, nano)
   for i = 1, #accounts do

@@ -1,15 +1,15 @@
--- Many questions in one call, decided one after another at one instant: GCRA quotas that start full
+-- Many requests in one call, decided one after another at one instant: GCRA quotas that start full
 -- and are all charged.
 --
--- KEYS: the accounts of all questions, in their order. ARGV: each different plan once, then how many
--- questions in a row are alike, for how many equal ones each of them stands, how many accounts they
--- have and the plan of each account; and so on.
+-- KEYS: the accounts of all requests, in order. ARGV: each distinct plan, then the layout. The
+-- layout has entries for consecutive groups of equal requests: the number of groups, the number of
+-- requests in each group, the number of accounts, and the index of the plan of each account.
 --
--- Told is the instant, then for each question runs of equal ones: how many there are, how many of
--- them passed, which are the first, and the accounts as they are now, as in other answers.
+-- The reply is the instant, then for each group one or more runs: the number of requests, the
+-- number of allowed ones (they come first), and the accounts after the call, as in other replies.
 local told, shape, first, at = { struct.pack('<I7H', now, nano) }, ARGV[plans], 1, 1
 
--- The questions of one kind by the general way, one by one until one is refused.
+-- Decides the requests of one group by the general path, one at a time until one is denied.
 local function ask(key, args, count)
   local keys = {}
   for i = 1, #args do
@@ -32,11 +32,11 @@ while at <= #shape do
   end
   at = at + 6 + 2 * accounts
 
-  -- one account of one quota, the commonest case: without tables, and without asking again
+  -- One account of one quota, the most common case: no tables, and one read per group.
   local short = accounts == 1 and #args[1] == 41
   local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', args[1], 6)
   local most, most_nano = plus(now, nano, room, room_nano)
-  -- no further ahead does its quota make it
+  -- The furthest TAT that is possible under this quota.
   local furthest = now + 2 * (room + cost)
   for key = first, first + accounts * times - 1, accounts do
     local value, simple = nil, false
@@ -45,7 +45,7 @@ while at <= #shape do
       value = redis.pcall('GET', KEYS[key])
       simple = not value
       if value and #value == 19 then
-        -- `g` and its length are these three bytes
+        -- The number of the three bytes of `g` and its length.
         local last, head, us, ns = struct.unpack('<I7I3I7H', value)
         simple = head == 2407 and last <= now and ns < 1000 and us <= furthest
         if us > now or us == now and ns > nano then

@@ -1,6 +1,6 @@
--- Now, by Redis's own clock: microseconds since the epoch, and the nanoseconds beyond them. All
--- instants and times here are such pairs, because a double holds a Unix time in microseconds
--- exactly and one in nanoseconds not.
+-- The current time by the server's clock: microseconds since the epoch, and the remaining
+-- nanoseconds. All instants and durations in the scripts are such pairs, because a double
+-- represents a Unix time in microseconds exactly, but not one in nanoseconds.
 local clock = redis.call('TIME')
 local now, nano = clock[1] * 1000000 + clock[2], 0
 local plans, linger = #ARGV, 0

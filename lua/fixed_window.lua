@@ -1,6 +1,6 @@
--- Fixed window: its start, what was charged in it, and the bonus that the window before lent. A
--- window is one period, aligned to the epoch (`kind` 0), anchored at its first charge (1), or
--- aligned and paced (2).
+-- Fixed window. The state is the start, the units charged, and the bonus carried over from the
+-- window before. A window is one period: aligned to the epoch (`kind` 0), anchored at its first
+-- charge (1), or aligned and paced (2).
 local function begin(place, us, ns)
   if place.kind == 1 then
     return us, ns
@@ -8,11 +8,11 @@ local function begin(place, us, ns)
   return us - math.fmod(us, place.period), 0
 end
 
--- The window of now.
+-- Returns the current window.
 local function window(place)
   local state = place.state
   if state then
-    -- the quota's period may have changed
+    -- The period of the quota may have changed.
     local us, ns = begin(place, state.us, state.ns)
     local ends, carry = us + place.period, place.carry
     if before(now, nano, ends, ns) then
@@ -26,20 +26,20 @@ local function window(place)
   return { us = us, ns = ns, count = 0, bonus = 0 }
 end
 
--- When the account may be forgotten.
+-- Returns the instant from which on the account may be dropped.
 local function expiry(place)
   local state = place.state
   local us, ns = begin(place, state.us, state.ns)
   if state.count == 0 and math.min(state.bonus, place.carry) == 0 then
     return 0, 0
   elseif state.count > 0 and place.carry > 0 then
-    -- only a used window lends
+    -- Only a window with charges carries units over.
     us = us + place.period
   end
   return us + place.period, ns
 end
 
--- Units of the allowance whose instant has come.
+-- Returns the units of the allowance that pacing has released by now.
 local function come(place, state)
   local allowance = place.units + state.bonus
   if place.kind ~= 2 then
@@ -50,7 +50,7 @@ local function come(place, state)
   return math.min(allowance, whole(gone, place.period) + 1)
 end
 
--- How long after the window's start unit `k` of a paced allowance passes.
+-- Returns the time from the start of the window until a paced allowance releases unit `k`.
 local function offset(place, state, k)
   local allowance = place.units + state.bonus
   local product = (k - 1) * place.period
@@ -91,7 +91,7 @@ algorithms.f = {
     return struct.pack('<c1HI7HI5I5', 'f', 19, state.us, state.ns, state.count, state.bonus)
   end,
 
-  -- An aligned window moves to the window that holds now.
+  -- An aligned window moves to the window of the current time.
   follow = function(place, back, last)
     if place.kind ~= 1 then
       back = (whole(last, place.period) - whole(now, place.period)) * place.period
@@ -124,7 +124,7 @@ algorithms.f = {
     elseif place.possible == 0 or place.kind ~= 2 or last > place.units + state.bonus then
       return false
     end
-    -- a paced charge queues within its window
+    -- A paced charge queues within its window.
     local us, ns = offset(place, state, last)
     if us >= place.period then
       return false
@@ -148,8 +148,9 @@ algorithms.f = {
     count(place, -place.cost)
   end,
 
-  -- Of an undo `possible` is 0 where the charge queued, and `wait` is when the unit after it passes:
-  -- it is undone only while nobody has queued behind it.
+  -- For an undo, `possible` is 0 if the charge queued, and `wait` is the instant at which the unit
+  -- after it is released. A charge that queued is undone only if no other charge has queued behind
+  -- it.
   undo = function(place, charged, charged_nano)
     local state = window(place)
     if before(charged, charged_nano, state.us, state.ns) then

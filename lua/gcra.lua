@@ -1,5 +1,5 @@
--- GCRA: the account is one instant, from which on it may be forgotten. That is its TAT (when it is
--- full again), and for as much longer as a full account is kept (`initial`).
+-- GCRA. The state is one instant, from which on the account may be dropped: its TAT (when it is
+-- full again), plus the time for which a full account is kept (`initial`).
 local function tat(place)
   local state = place.state
   if not state then
@@ -20,9 +20,9 @@ end
 algorithms.g = {
   letter = 'g',
 
-  -- `cost` is what is moved, in time; `room` how far ahead the TAT may be for it to fit. Of a late
-  -- charge `room` is how far it may get, of an undo the TAT that the charge left (an instant), and
-  -- `possible` is 0 where the charge queued.
+  -- `cost` is the time to add or subtract. `room` is the largest distance of the TAT at which the
+  -- charge fits. For a late charge, `room` is the largest distance after it. For an undo, `room` is
+  -- the TAT after the charge (an instant), and `possible` is 0 if the charge queued.
   plan = function(plan, at)
     local charges, possible, cost, cost_nano, room, room_nano, kept, kept_nano, cold, cold_nano,
       after = struct.unpack('<BBI7Hi7HI7HI7H', plan, at)
@@ -56,12 +56,13 @@ algorithms.g = {
     return place.state.us + 1
   end,
 
-  -- For how long a receipt may hold anything. Of a reset `room` is how far a charge may get.
+  -- The longest time for which a receipt may hold units. For a reset, `room` is the largest
+  -- distance after a charge.
   longest = function(place)
     return place.room + place.kept + 1
   end,
 
-  -- Further ahead only a late charge of a quota with a large max_debt goes.
+  -- Only a late charge of a quota with a large max_debt leads further ahead.
   odd = function(place)
     return place.state.us - place.kept - now > 2 * (place.room + place.cost) + 2
   end,
@@ -92,6 +93,8 @@ algorithms.g = {
     end
     if before(us, ns, after, after_nano) then
       put(place, after, after_nano)
+    elseif not place.state then
+      algorithms.g.open(place)
     end
   end,
 
@@ -107,14 +110,14 @@ algorithms.g = {
     put(place, us, ns)
   end,
 
-  -- What has flowed back since is not given twice, and what others were charged stays. A charge that
-  -- queued is undone only while nobody has queued behind it.
+  -- Units that have come back since are not refunded twice, and charges of others stay. A charge
+  -- that queued is undone only if no other charge has queued behind it.
   undo = function(place, charged, charged_nano)
     local us, ns = tat(place)
     if place.possible == 0 and (us ~= place.room or ns ~= place.room_nano) then
       return
     end
-    -- a clock that stepped back since refills nothing
+    -- A clock that stepped back since the charge does not refill.
     local from, from_nano = now, nano
     if before(now, nano, charged, charged_nano) then
       from, from_nano = charged, charged_nano

@@ -1,6 +1,6 @@
--- The commonest case, answered before anything else is defined: one account of one GCRA quota that
--- starts full and is charged. What this does not know (an odd value, a block, a clock that stepped
--- back) falls through to the rest; until then nothing has been changed.
+-- The most common case: one account of one GCRA quota that starts full and is charged. It returns
+-- before the other functions are defined. All other cases (an invalid value, a block, a clock that
+-- stepped back) continue below; nothing has been changed until then.
 if plans == 1 and #ARGV[1] == 41 then
   local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', ARGV[1], 6)
   local value = redis.pcall('GET', KEYS[1])
@@ -8,7 +8,7 @@ if plans == 1 and #ARGV[1] == 41 then
   if value and #value == 19 then
     local last, letter, length, us, ns = struct.unpack('<I7c1HI7H', value)
     simple = letter == 'g' and length == 9 and last <= now and ns < 1000
-    -- further ahead than its quota makes it
+    -- A TAT further ahead is not possible under this quota.
     simple = simple and us - now <= 2 * (room + cost)
     if us > now or us == now and ns > nano then
       tat, tat_nano = us, ns

@@ -1,8 +1,9 @@
--- The same for any number of accounts and quotas: GCRA quotas that start full and are all charged,
--- without the tables that the general way needs. What this does not know falls through as well.
+-- Any number of accounts and GCRA quotas that start full and are all charged, without the tables of
+-- the general path. All other cases continue below, with nothing changed.
 
--- What an account holds; what it will hold when all of it is charged, where that fits; and when
--- that may be forgotten.
+-- Returns the value of an account, its value after the charge (false if the charge does not fit),
+-- and the microsecond from which on that value may be dropped. Returns nothing for a value that
+-- needs the general path.
 local function look(key, plan)
   local value = redis.pcall('GET', key)
   if value and (#value < 19 or struct.unpack('<I7', value) > now) then

@@ -1,19 +1,19 @@
--- Changes accounts without asking whether it fits.
+-- Changes accounts without testing whether a charge fits: settle, undo, reset, block and unblock.
 --
--- KEYS: the accounts, then the lists of their logs. ARGV: what to do, an instant (of a charge that
--- is undone) or a time (of a block), and a plan for each account.
+-- KEYS: the accounts, then the lists of their sliding logs. ARGV: the operation, an instant (of the
+-- charge to undo) or a duration (of a block), and a plan for each account.
 local what, accounts = ARGV[1], {}
 local us, ns = struct.unpack('<I7H', ARGV[2])
 
 for i = 1, plans - 2 do
   local account = read(KEYS[i], ARGV[i + 2], true)
   accounts[i] = account
-  -- what was charged before a reset is gone, and what others were charged since is not given back
+  -- A reset has removed earlier charges. Undoing one of them would release later charges of others.
   local void = what == 'undo' and account.reset
     and not before(account.reset, account.reset_nano, us, ns)
   for _, place in ipairs(account.places) do
     if not place.algorithm or void then
-      -- not asked for
+      -- This quota is not part of the call.
     elseif what == 'late' then
       place.algorithm.late(place)
     elseif what == 'reset' then

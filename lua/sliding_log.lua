@@ -1,7 +1,6 @@
--- Sliding log: every charge of the last period with its instant, in a list beside the account,
--- oldest first, 14 bytes each. The account holds the units of all of them and the newest instant.
--- Where the list is not what the account says (it was evicted, or is another's), it counts as
--- empty.
+-- Sliding log: each charge of the last period with its instant, in a list beside the account,
+-- oldest first, 14 bytes each. The account holds the sum of their units and the newest instant. A
+-- list that does not match the account (it was evicted, or is foreign) counts as empty.
 local function entry(item, back)
   if type(item) == 'string' and #item == 14 then
     local us, ns, units = struct.unpack('<I7HI5', item)
@@ -20,7 +19,7 @@ local function gone(place, us, ns)
   return not before(now, nano, us + place.period, ns)
 end
 
--- Drops what counts no longer.
+-- Drops expired entries.
 local function forget(place)
   local state = place.state
   while state and state.total > 0 do
@@ -58,7 +57,7 @@ local function add(place, units)
   redis.call('RPUSH', place.list, struct.pack('<I7HI5', now, nano, units))
 end
 
--- Counts all units anew: done once in a period, so that what was lost or broken matters no longer.
+-- Recomputes the sum once per period, so that lost or broken entries have no lasting effect.
 local function recount(place)
   local total = 0
   for _, item in ipairs(redis.pcall('LRANGE', place.list, 0, -1)) do
@@ -68,7 +67,8 @@ local function recount(place)
   place.state.total = total
 end
 
--- Takes up to `units` back, the newest first; with an instant, only from the entry of that one.
+-- Removes up to `units` units, newest first. With an instant, removes them only from the entry of
+-- that instant.
 local function take(place, units, only, only_nano)
   local state, index = place.state, -1
   while state and units > 0 do
@@ -122,8 +122,8 @@ algorithms.l = {
     return struct.pack('<c1HI5I7H', 'l', 14, state.total, state.us, state.ns)
   end,
 
-  -- The answer needs no whole log: up to where one unit more and up to where this cost would pass,
-  -- and the rest as one.
+  -- The reply does not need the whole log, only the entries until one more unit fits and until this
+  -- cost fits. One entry replaces the rest.
   show = function(place)
     local state = place.state
     local parts = { struct.pack('<I5I7H', state.total, state.us, state.ns) }

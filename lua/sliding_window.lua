@@ -1,8 +1,9 @@
--- Sliding window: the charges of the last period by buckets, oldest first, 14 bytes each: when its
--- bucket was last charged, and its units. The newest buckets count in full, the one that is
--- leaving by the share of it still inside.
+-- Sliding window. The state has the charges of the last period by buckets, oldest first, 14 bytes
+-- each: the instant of the last charge in the bucket, and its units. Newer buckets count in full.
+-- The oldest one, which is leaving, counts by the share of it that is still inside the period.
 
--- When the bucket of an instant has left: it does so during the width before.
+-- Returns the instant at which the bucket of an instant has left the period. It leaves during the
+-- width before that.
 local function left(place, us)
   return us - math.fmod(us, place.width) + (place.buckets + 1) * place.width
 end
@@ -15,8 +16,8 @@ local function entry(state, i)
   return struct.unpack('<I7HI5', state.list, i * 14 + 1)
 end
 
--- Units in the buckets that are wholly inside; what is inside of those that are leaving, in units
--- times microseconds, rounded up; and how many entries have left.
+-- Returns the units in the buckets that are completely inside; the units of leaving buckets times
+-- their microseconds inside, rounded up; and the number of entries that have left.
 local function used(place)
   local state = place.state
   if not state then
@@ -69,7 +70,7 @@ local function add(place, more)
   place.state = state
 end
 
--- Takes up to `units` back, the newest first, from the entries that `which` names.
+-- Removes up to `units` units, newest first, from the entries that `which` selects.
 local function take(place, units, which)
   local state, kept = place.state, {}
   if not state then

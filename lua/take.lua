@@ -1,6 +1,6 @@
--- Charges everything or nothing: looks at all accounts first, then charges them all.
+-- Charges all accounts or none: reads all of them first.
 --
--- KEYS: the accounts, then the lists of their logs. ARGV: a plan for each account.
+-- KEYS: the accounts, then the lists of their sliding logs. ARGV: a plan for each account.
 local accounts, allowed, possible, blocked = {}, true, true, false
 
 for i = 1, plans do
@@ -32,7 +32,7 @@ for i = 1, plans do
       if account.charged then
         place.algorithm.charge(place)
       elseif possible and not blocked and not place.state and place.possible == 1 then
-        -- a first contact opens an account that starts at `initial`
+        -- The first request opens an account that starts at `initial`.
         place.algorithm.open(place)
         account.changed = account.changed or place.state
       end

@@ -1,4 +1,4 @@
--- Instants and times are pairs; the second is below 1000.
+-- Instants and durations are pairs of microseconds and nanoseconds; the nanoseconds are below 1000.
 local function plus(us, ns, more, more_ns)
   ns = ns + more_ns
   if ns >= 1000 then
@@ -19,12 +19,12 @@ local function before(us, ns, other, other_ns)
   return us < other or us == other and ns < other_ns
 end
 
--- Whole times that `of` goes into `us`: exact below 2^53, which a division alone is not.
+-- Returns how often `of` fits into `us`. Exact below 2^53, unlike a plain division.
 local function whole(us, of)
   return (us - math.fmod(us, of)) / of
 end
 
--- The instant that is kept at a place of a value; nothing where none can be.
+-- Returns the instant at an offset of a value, or nothing if it is invalid.
 local function instant(value, at)
   if #value < at + 8 then
     return

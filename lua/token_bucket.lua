@@ -1,10 +1,11 @@
--- Token bucket: tokens (below 0 in debt), the anchor (the last refill that is among them) and when
--- the bucket was opened. `units` come back each whole `period`, up to `burst`.
+-- Token bucket. The state is the tokens (below 0 in debt), the anchor (the last refill that they
+-- include) and the instant at which the bucket was opened. `units` come back after each whole
+-- `period`, up to `burst`.
 local function refills(tokens, place)
   return math.ceil(math.max(0, place.burst - tokens) / place.units)
 end
 
--- The bucket with what has been refilled until now.
+-- Returns the bucket with all refills until now.
 local function bucket(place)
   local state = place.state
   if not state then
@@ -115,8 +116,8 @@ algorithms.t = {
     refund(place, place.cost)
   end,
 
-  -- What was refilled since the charge counts as refilled for it. Of an undo `need` is what was
-  -- charged, and `cost` what is to be given back of it.
+  -- Refills since the charge count as refills of that charge. For an undo, `need` is the number of
+  -- units charged, and `cost` the number to refund.
   undo = function(place, taken, taken_nano)
     local state = bucket(place)
     if before(taken, taken_nano, state.opened, state.opened_nano) then

@@ -2,14 +2,14 @@
 //!
 //! A key may be personal or secret, so it is never written. An operator who investigates a
 //! complaint still has to distinguish keys. A fingerprint is a keyed hash of the key: SipHash-2-4
-//! with 64 bits (Aumasson and Bernstein, 2012) under a [`Secret`]. A key has an equal fingerprint
-//! in every process and after every restart, as long as the secret is equal. A plain hash would not
-//! be safe: all four billion IPv4 addresses can be hashed in seconds.
+//! with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`]. A key has an equal
+//! fingerprint in every process and after every restart, as long as the secret is equal. A plain
+//! hash would not be safe: all four billion IPv4 addresses can be hashed in seconds.
 //!
 //! ```
-//! use tower_sluice::{Key, Secret};
+//! use tower_sluice::{Key, fingerprint::FingerprintKey};
 //!
-//! let secret = Secret::from(*b"sixteen bytes ..");
+//! let secret = FingerprintKey::from(*b"sixteen bytes ..");
 //! let fingerprint = Key::from("alice").fingerprint(&secret);
 //! assert_eq!(fingerprint.to_string(), "bc6ccc7043dc9acb");
 //! ```
@@ -17,12 +17,12 @@
 //! A layer adds it if enabled ([`RateLimitLayer::fingerprint`]):
 //!
 //! ```
-//! use tower_sluice::{Quota, RateLimitLayer, Secret};
+//! use tower_sluice::{Quota, RateLimitLayer, fingerprint::FingerprintKey};
 //!
 //! # let from_configuration = "correct horse battery staple";
-//! let secret = Secret::new(from_configuration)?;
+//! let secret = FingerprintKey::new(from_configuration)?;
 //! let layer = RateLimitLayer::per_ip(Quota::per_second(10)).fingerprint(secret);
-//! # Ok::<(), tower_sluice::SecretError>(())
+//! # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
 //! ```
 //!
 //! # Limitations
@@ -51,36 +51,36 @@ const LENGTH: usize = 16;
 /// Use sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a longer text with at least
 /// 128 bits of entropy. `Debug` never prints it.
 #[derive(Clone, Copy)]
-pub struct Secret([u8; LENGTH]);
+pub struct FingerprintKey([u8; LENGTH]);
 
 /// An error for a secret that is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SecretError(usize);
+pub struct FingerprintKeyError(usize);
 
 /// The fingerprint of a key: 64 bits, written as 16 hexadecimal digits, also by feature `serde`.
 /// Created by [`Key::fingerprint`](crate::Key::fingerprint).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
-impl Secret {
+impl FingerprintKey {
     /// Creates a secret from bytes. Sixteen bytes are used as they are; longer input is hashed to
     /// sixteen.
     ///
     /// ```
-    /// use tower_sluice::Secret;
+    /// use tower_sluice::fingerprint::FingerprintKey;
     ///
-    /// assert!(Secret::new("correct horse battery staple").is_ok());
-    /// assert!(Secret::new("too short").is_err());
+    /// assert!(FingerprintKey::new("correct horse battery staple").is_ok());
+    /// assert!(FingerprintKey::new("too short").is_err());
     /// ```
     ///
     /// # Errors
     ///
     /// Fails if there are fewer than 16 bytes. The error contains their number, never the bytes.
-    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, SecretError> {
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, FingerprintKeyError> {
         let bytes = bytes.as_ref();
         match <[u8; LENGTH]>::try_from(bytes) {
             Ok(whole) => Ok(Self(whole)),
-            Err(_) if bytes.len() < LENGTH => Err(SecretError(bytes.len())),
+            Err(_) if bytes.len() < LENGTH => Err(FingerprintKeyError(bytes.len())),
             Err(_) => Ok(Self(Self::PUBLIC.hash128(&[bytes]))),
         }
     }
@@ -89,9 +89,9 @@ impl Secret {
     /// while it is kept, and differ after a restart.
     ///
     /// ```
-    /// use tower_sluice::{Key, Secret};
+    /// use tower_sluice::{Key, fingerprint::FingerprintKey};
     ///
-    /// let (one, other) = (Secret::random(), Secret::random());
+    /// let (one, other) = (FingerprintKey::random(), FingerprintKey::random());
     /// assert_ne!(Key::from("alice").fingerprint(&one), Key::from("alice").fingerprint(&other));
     /// ```
     #[must_use]
@@ -120,19 +120,19 @@ impl Secret {
     }
 }
 
-impl From<[u8; LENGTH]> for Secret {
+impl From<[u8; LENGTH]> for FingerprintKey {
     fn from(bytes: [u8; LENGTH]) -> Self {
         Self(bytes)
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for FingerprintKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("FingerprintKey(..)")
     }
 }
 
-impl fmt::Display for SecretError {
+impl fmt::Display for FingerprintKeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.0;
         write!(
@@ -142,7 +142,7 @@ impl fmt::Display for SecretError {
     }
 }
 
-impl std::error::Error for SecretError {}
+impl std::error::Error for FingerprintKeyError {}
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -171,7 +171,7 @@ mod tests {
     /// an empty input and to 00 to 3e.
     #[test]
     fn the_hash_matches_the_reference_vectors() {
-        let secret = Secret(std::array::from_fn(|at| u8::try_from(at).expect("small")));
+        let secret = FingerprintKey(std::array::from_fn(|at| u8::try_from(at).expect("small")));
         let bytes: Vec<u8> = (0..63).collect();
         assert_eq!(secret.fingerprint(&[]).to_string(), "726fdb47dd0e0e31");
         assert_eq!(secret.fingerprint(&[&bytes]).to_string(), "958a324ceb064572");
@@ -181,15 +181,19 @@ mod tests {
     #[test]
     fn a_short_secret_is_an_error_with_a_fix_and_every_byte_of_a_long_one_counts() {
         for n in 0..LENGTH {
-            let error = Secret::new("hunter2".repeat(3).get(..n).expect("long enough"));
+            let error = FingerprintKey::new("hunter2".repeat(3).get(..n).expect("long enough"));
             let said = error.expect_err("too short").to_string();
             assert!(said.starts_with(&format!("secret: {n} bytes; give at least 16")), "{said}");
             assert!(!said.contains("hunter2"));
         }
-        let of = |text: &str| Secret::new(text).expect("long enough").fingerprint(&[b"key"]);
-        assert_eq!(of("sixteen bytes .."), Secret(*b"sixteen bytes ..").fingerprint(&[b"key"]));
+        let of =
+            |text: &str| FingerprintKey::new(text).expect("long enough").fingerprint(&[b"key"]);
+        assert_eq!(
+            of("sixteen bytes .."),
+            FingerprintKey(*b"sixteen bytes ..").fingerprint(&[b"key"])
+        );
         assert_ne!(of("sixteen bytes .."), of("sixteen bytes ..!"));
         assert_ne!(of("sixteen bytes ..!"), of("sixteen bytes ..?"));
-        assert_eq!(format!("{:?}", Secret(*b"sixteen bytes ..")), "Secret(..)");
+        assert_eq!(format!("{:?}", FingerprintKey(*b"sixteen bytes ..")), "FingerprintKey(..)");
     }
 }

@@ -1,42 +1,46 @@
-//! Identities that have to be waited for, found before the limiter asks.
+//! Looks up the identity of a request asynchronously, before the limiter runs.
 //!
-//! A [`KeyExtractor`](crate::KeyExtractor) does not wait. Where finding out who is asking takes an
-//! `await` (a session in a database, an axum extractor), this layer goes in front: it finds the
-//! identity and puts it into the request's extensions, where the rule reads it with
-//! [`Extension`](crate::key::Extension).
+//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. If the identity needs an `await`, such
+//! as a session in a database or an axum extractor, place this layer outside the limiter. It looks
+//! up the identity and inserts it into the extensions of the request. The rule reads it there with
+//! [`Extension`](crate::key::ExtensionKey).
 //!
 //! ```
 //! use tower::ServiceBuilder;
-//! use tower_sluice::{IdentifyLayer, LocalStore, Quota, RateLimitLayer, key::Extension};
+//! use tower_sluice::{LocalStore, Quota, RateLimitLayer, identify::IdentifyLayer, key::ExtensionKey};
 //!
 //! #[derive(Clone)]
 //! struct User { id: u64 }
 //!
 //! async fn session(token: Option<String>) -> Option<User> {
-//!     // ask the session store
+//!     // query the session store
 //!     token.map(|token| User { id: token.len() as u64 })
 //! }
 //!
 //! let layers = ServiceBuilder::new()
-//!     .layer(IdentifyLayer::from_fn(|parts| {
-//!         let cookie = parts.headers.get("cookie").and_then(|value| value.to_str().ok());
+//!     .layer(IdentifyLayer::from_fn(|head| {
+//!         let cookie = head.headers.get("cookie").and_then(|value| value.to_str().ok());
 //!         session(cookie.map(str::to_owned))
 //!     }))
 //!     .layer(RateLimitLayer::new(
-//!         Extension::by(|user: &User| user.id),
+//!         ExtensionKey::by(|user: &User| user.id),
 //!         Quota::per_minute(60),
 //!         LocalStore::new(),
 //!     ));
 //! ```
 //!
-//! This layer goes outside of the limiter. Inside of it no request has an identity when the limiter
-//! asks, which the log says once (`no_identity` in [`lint`](crate::lint)).
+//! If this layer is inside the limiter, the limiter finds no identity in any request. The log
+//! reports that once (`no_identity` in [`lint`](crate::lint)).
 //!
-//! Where no identity is found, nothing is put and nothing refused: what becomes of such a request
-//! is the rule's [`Missing`](crate::Missing) policy. An identity is looked up before any limit, so
-//! a costly look-up wants a limit per address in front of itself. While its identity is
-//! looked up, a request keeps what the inner service has reserved for it, such as a permit of a
-//! concurrency limit: bound the time of a look-up.
+//! A request without an identity is forwarded, and the rule's [`OnMissingKey`](crate::rule::OnMissingKey) policy
+//! decides about it.
+//!
+//! # Limitations
+//!
+//! - The lookup runs before the limit. Limit requests by address outside this layer if a lookup is
+//!   expensive.
+//! - During the lookup a request holds what the inner service has reserved for it, such as a permit
+//!   of a concurrency limit. Set a timeout for the lookup.
 
 use std::{
     fmt, mem,
@@ -49,38 +53,39 @@ use http::{Request, request::Parts};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
-use crate::key::Anonymous;
+use crate::key::{Anonymous, RequestHead};
 
-/// Finds an identity and hands the head of the request back with it.
+/// Looks up the identity of a request.
 pub trait Identify {
-    /// What is put into the request's extensions.
+    /// The value that is inserted into the extensions of the request.
     type Identity: Clone + Send + Sync + 'static;
-    /// The head as it came, and the identity if there is one.
+    /// Resolves to the head of the request, and to its identity if it has one.
     type Future: Future<Output = (Parts, Option<Self::Identity>)>;
 
-    /// Looks for the identity of the request with this head.
+    /// Looks up the identity of the request with this head. The future returns the head.
     fn identify(&self, parts: Parts) -> Self::Future;
 }
 
-/// Puts an [`Identity`](Identify::Identity) into the extensions of every request that has one.
+/// Inserts the [`Identity`](Identify::Identity) of a request into its extensions. See the
+/// [module](self) for an example.
 #[derive(Debug)]
 #[must_use]
 pub struct IdentifyLayer<F>(Arc<F>);
 
 impl<F, Fut, T> IdentifyLayer<IdentifyFn<F>>
 where
-    F: Fn(&Parts) -> Fut,
+    F: Fn(&RequestHead<'_>) -> Fut,
     Fut: Future<Output = Option<T>>,
     T: Clone + Send + Sync + 'static,
 {
-    /// The identity is what the future that `f` makes of the head resolves to.
+    /// Creates a layer that looks up identities with an asynchronous function of the head.
     pub fn from_fn(f: F) -> Self {
         Self::new(IdentifyFn(f))
     }
 }
 
 impl<F: Identify> IdentifyLayer<F> {
-    /// The identity is what `identify` finds.
+    /// Creates a layer that looks up identities with `identify`.
     pub fn new(identify: F) -> Self {
         Self(Arc::new(identify))
     }
@@ -175,7 +180,7 @@ where
                         None => drop(parts.extensions.insert(Anonymous::<T>::new())),
                     }
                     let Some((mut inner, body)) = waiting.take() else {
-                        panic!("an identity was polled after it had resolved");
+                        panic!("`IdentifyFuture` polled after completion");
                     };
                     inner.call(Request::from_parts(parts, body))
                 }
@@ -203,7 +208,7 @@ impl<F> fmt::Debug for IdentifyFn<F> {
 
 impl<F, Fut, T> Identify for IdentifyFn<F>
 where
-    F: Fn(&Parts) -> Fut,
+    F: Fn(&RequestHead<'_>) -> Fut,
     Fut: Future<Output = Option<T>>,
     T: Clone + Send + Sync + 'static,
 {
@@ -211,7 +216,7 @@ where
     type Future = IdentifyFnFuture<Fut>;
 
     fn identify(&self, parts: Parts) -> Self::Future {
-        IdentifyFnFuture { found: (self.0)(&parts), parts: Some(parts) }
+        IdentifyFnFuture { found: (self.0)(&RequestHead::from(&parts)), parts: Some(parts) }
     }
 }
 
@@ -235,7 +240,7 @@ where
         let identity = ready!(this.found.poll(cx));
         match this.parts.take() {
             Some(parts) => Poll::Ready((parts, identity)),
-            None => panic!("an identity was polled after it had resolved"),
+            None => panic!("`IdentifyFnFuture` polled after completion"),
         }
     }
 }
@@ -259,19 +264,20 @@ mod extract {
     use super::{Identify, IdentifyLayer};
     use crate::store::BoxFuture;
 
-    /// Runs the axum extractor `E`; made by [`IdentifyLayer::extractor`].
+    /// Looks up identities with the axum extractor `E`. Created by [`IdentifyLayer::extractor`].
     pub struct FromParts<E, S> {
         state: S,
         extractor: PhantomData<fn() -> E>,
     }
 
     impl IdentifyLayer<()> {
-        /// The identity is what the axum extractor `E` makes of the request, with `state`. Where
-        /// it rejects the request, there is no identity, and its rejection is left to the handler.
+        /// Creates a layer that looks up identities with the axum extractor `E` and `state`. If the
+        /// extractor rejects a request, the request has no identity, and the rejection is dropped:
+        /// a handler that uses the same extractor rejects the request itself.
         ///
         /// ```
         /// use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};
-        /// use tower_sluice::IdentifyLayer;
+        /// use tower_sluice::identify::IdentifyLayer;
         ///
         /// #[derive(Clone)]
         /// struct User(u64);

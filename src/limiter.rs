@@ -1,23 +1,22 @@
-//! The same decisions outside HTTP.
+//! Rate limits outside HTTP.
 
 use std::{error::Error, fmt, time::Duration};
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, Outcome},
     explain::Explanation,
     key::Key,
     name::RuleName,
     quota::Quota,
-    store::{Answer, BlockFuture, Charge, LocalStore, Store},
+    store::{Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
 };
 
-/// Asks a store directly: for jobs, sockets, logins, anything that is not an HTTP request.
+/// Charges a store directly, for anything that is not an HTTP request: jobs, sockets, logins.
 ///
-/// Its accounts are those of a layer's rule of the same name on the same store, so both can share
-/// a limit.
+/// A limiter uses the accounts of the rule of its name. A layer with a rule of that name on the
+/// same store shares the limit.
 ///
-/// An answer is awaited, or, with the embedded store, read at once with
-/// [`now`](Answer::now):
+/// Await an [`Answer`]. With the embedded store, [`now`](Answer::now) returns the decision at once:
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,7 +32,7 @@ use crate::{
 /// assert!(decision.retry_after() <= Some(Duration::from_secs(30)));
 /// ```
 ///
-/// Several quotas are charged all or none: `limiter.take(key, &[second, day], 1)`.
+/// Several quotas are charged together or not at all: `limiter.take(key, &[second, day], 1)`.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
@@ -41,7 +40,7 @@ pub struct Limiter<S> {
 }
 
 impl Limiter<LocalStore> {
-    /// A limiter with an embedded store of its own.
+    /// Creates a limiter with an embedded store of its own.
     #[must_use]
     pub fn local() -> Self {
         Self::new(LocalStore::new())
@@ -49,27 +48,30 @@ impl Limiter<LocalStore> {
 }
 
 impl<S: Store> Limiter<S> {
-    /// A limiter over the accounts of the rule `default` in `store`.
+    /// Creates a limiter for the accounts of the rule `default` in `store`.
     pub fn new(store: S) -> Self {
         Self::named(RuleName::default(), store)
     }
 
-    /// A limiter over the accounts of the rule `name` in `store`.
+    /// Creates a limiter for the accounts of the rule `name` in `store`.
     pub fn named(name: RuleName, store: S) -> Self {
         Self { store, name }
     }
 
-    /// Takes `cost` units of every quota, or none.
+    /// Takes `cost` units from every quota, or nothing.
     pub fn take(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.take(&[charge.cost(cost)]))
+        self.charge(&key.into(), quotas.as_ref(), |charge| {
+            self.store.take(&[charge.with_cost(cost)])
+        })
     }
 
-    /// Looks without taking. The decision is always allowed; its outcomes say what is left.
+    /// Reads the account without taking units. The decision is always allowed; its outcomes report
+    /// the units left.
     pub fn peek(
         &self,
         key: impl Into<Key>,
@@ -78,7 +80,7 @@ impl<S: Store> Limiter<S> {
         self.take(key, quotas, 0)
     }
 
-    /// Explains what [`take`](Limiter::take) would say, with nothing taken: see
+    /// Explains what [`take`](Limiter::take) would decide, without taking units. See
     /// [`Explanation::look`].
     ///
     /// ```
@@ -95,7 +97,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// When the store could not decide.
+    /// Returns an error if the store cannot decide.
     pub async fn explain(
         &self,
         key: impl Into<Key>,
@@ -103,13 +105,13 @@ impl<S: Store> Limiter<S> {
         cost: u32,
     ) -> Result<Explanation, S::Error> {
         let key = key.into();
-        let charge = Charge::new(self.name, &key, quotas.as_ref()).cost(cost);
+        let charge = Charge::new(self.name, &key, quotas.as_ref()).with_cost(cost);
         Explanation::look(&self.store, &[charge]).await
     }
 
-    /// Undoes what [`take`](Limiter::take) charged for `cost`, by the decision that allowed it: all
-    /// of it, or up to `units`. What has flowed back since is not given back again; see
-    /// [`Store::undo`].
+    /// Undoes the charge of a [`take`](Limiter::take) of `cost`: all of it, or up to `units`.
+    /// `taken` is the decision of that `take`. Units that have been replenished since are not
+    /// refunded again; see [`Store::undo`].
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -127,23 +129,23 @@ impl<S: Store> Limiter<S> {
         taken: &Decision,
         units: Option<u32>,
     ) {
-        let undo = |charge: Charge<'_>| self.store.undo(&[charge.cost(cost)], taken, units);
+        let undo = |charge: Charge<'_>| self.store.undo(&[charge.with_cost(cost)], taken, units);
         self.charge(&key.into(), quotas.as_ref(), undo);
     }
 
-    /// Gives `units` back to every quota, also where they have flowed back since, or, below 0,
-    /// charges them late (see [`Store::settle`]). What a `take` charged is given back by
-    /// [`undo`](Limiter::undo).
-    pub fn settle(
+    /// Charges `units` to every quota late, even beyond the limit (see [`StoreExt::adjust`]). A
+    /// negative number refunds units, even if they have been replenished since. To refund the
+    /// charge of a `take`, use [`undo`](Limiter::undo).
+    pub fn adjust(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         units: i64,
     ) -> Answer<S::Future> {
-        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.settle(&charge, units))
+        self.charge(&key.into(), quotas.as_ref(), |charge| self.store.adjust(&charge, units))
     }
 
-    /// Ends the key's account, as if it had never been seen.
+    /// Resets the account of the key, as if the key had never been seen.
     pub fn reset(
         &self,
         key: impl Into<Key>,
@@ -152,12 +154,12 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
-    /// Denies the key for `time`, whatever its account holds (see [`Store::block`]).
+    /// Denies the key for `time`, regardless of its account (see [`StoreExt::block`]).
     ///
-    /// The answer is a [`BlockError`](crate::store::BlockError) if the key is not blocked: the store
-    /// failed, or its table of blocks is full. While a [`Fallback`](crate::store::Fallback) decides,
-    /// the key is blocked in this process only, and the decision's source is
-    /// [`Source::Fallback`](crate::Source::Fallback).
+    /// The answer is a [`BlockError`](crate::store::BlockError) if the key is not blocked, because
+    /// the store failed or its table of blocks is full. While a
+    /// [`Fallback`](crate::store::Fallback) decides, the key is blocked in this process only, and
+    /// the source of the decision is [`Source::Fallback`](crate::decision::Source::Fallback).
     ///
     /// ```
     /// use std::time::Duration;
@@ -177,11 +179,11 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), &[], |charge| self.store.unblock(&charge))
     }
 
-    /// Takes `cost` units if they are there, without waiting: whether it did.
+    /// Takes `cost` units without waiting. Returns `true` if they were taken.
     ///
     /// # Errors
     ///
-    /// When the store could not decide.
+    /// Returns an error if the store cannot decide.
     pub async fn try_take(
         &self,
         key: impl Into<Key>,
@@ -191,7 +193,7 @@ impl<S: Store> Limiter<S> {
         Ok(self.take(key, quotas, cost).await?.is_allowed())
     }
 
-    /// Takes `most` units, or what there is: how many it took.
+    /// Takes `max` units, or as many as are left. Returns the number of units taken.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -205,30 +207,32 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// When the store could not decide.
+    /// Returns an error if the store cannot decide.
     pub async fn take_up_to(
         &self,
         key: impl Into<Key>,
         quotas: &(impl AsRef<[Quota]> + ?Sized),
-        most: u32,
+        max: u32,
     ) -> Result<u32, S::Error> {
         let key = key.into();
-        let mut wanted = most;
+        let mut wanted = max;
         while wanted > 0 {
             let decision = self.take(key.clone(), quotas, wanted).await?;
             if decision.is_allowed() {
                 break;
             }
-            // less than was wanted, unless somebody gave back in between
+            // A concurrent refund may leave as many units as wanted: always try fewer.
             wanted = decision.least().min(wanted - 1);
         }
         Ok(wanted)
     }
 
-    /// Waits until `cost` units have been taken, evenly spaced and first come first served where
-    /// the algorithm can queue. Dropped while it waits, it gives its
-    /// units back if nobody has queued behind it; otherwise they are lost to the account, and those
-    /// behind keep their places.
+    /// Waits until `cost` units have been taken. If the algorithm can queue, calls are evenly
+    /// spaced, in the order of their arrival.
+    ///
+    /// If the future is dropped while it waits, its units are refunded unless another call has
+    /// queued behind it. In that case the units stay charged, and the calls behind keep their
+    /// places.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -238,14 +242,14 @@ impl<S: Store> Limiter<S> {
     /// for _ in 0..3 {
     ///     limiter.until_ready("upstream", &quota, 1).await?; // 10 ms apart
     /// }
-    /// # Ok::<(), tower_sluice::NotReady<std::convert::Infallible>>(())
+    /// # Ok::<(), tower_sluice::limiter::NotReady<std::convert::Infallible>>(())
     /// # });
     /// ```
     ///
     /// # Errors
     ///
-    /// When waiting cannot help, because the cost is above a quota's limit, or the store could not
-    /// decide.
+    /// Returns an error if waiting does not help, because the cost is above the limit of a quota or
+    /// a quota is blocked, if the wait is unknown, and if the store cannot decide.
     pub async fn until_ready(
         &self,
         key: impl Into<Key>,
@@ -253,29 +257,32 @@ impl<S: Store> Limiter<S> {
         cost: u32,
     ) -> Result<Decision, NotReady<S::Error>> {
         let (key, quotas) = (key.into(), quotas.as_ref());
-        let charge = Charge::new(self.name, &key, quotas).cost(cost);
-        let queueing = charge.max_wait(Duration::MAX);
-        let charge = if self.store.check(&[queueing]).is_ok() { queueing } else { charge };
+        let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
+        let queueing = charge.with_max_wait(Duration::MAX);
+        let charge = if self.store.supports(&[queueing]).is_ok() { queueing } else { charge };
         loop {
             let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
             if decision.is_allowed() {
-                let mut place = Place { store: &self.store, charge, taken: Some(decision) };
-                let wait = place.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
+                let mut queued = PendingTurn { store: &self.store, charge, taken: Some(decision) };
+                let wait = queued.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
                 if !wait.is_zero() {
                     tokio::time::sleep(wait).await;
                 }
-                return place.taken.take().ok_or(NotReady::Never);
+                return queued.taken.take().ok_or(NotReady::Never);
             }
-            let Some(wait) = decision.retry_after() else { return Err(NotReady::Never) };
+            let Some(wait) = decision.retry_after() else {
+                let unknown = decision.binding().is_some_and(Outcome::is_wait_unknown);
+                return Err(if unknown { NotReady::UnknownWait } else { NotReady::Never });
+            };
             tokio::time::sleep(wait).await;
         }
     }
 
-    /// Runs `work` once a unit has been [taken](Limiter::until_ready) for it.
+    /// [Waits](Limiter::until_ready) for one unit, then runs `work`.
     ///
     /// # Errors
     ///
-    /// As [`until_ready`](Limiter::until_ready); `work` has not been polled then.
+    /// Returns the errors of [`until_ready`](Limiter::until_ready), without polling `work`.
     pub async fn throttle<F: Future>(
         &self,
         key: impl Into<Key>,
@@ -291,20 +298,28 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// Why [`Limiter::until_ready`] did not wait.
+/// The error of [`Limiter::until_ready`] and [`Limiter::throttle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotReady<E> {
     /// The cost is above a quota's limit, or the quota is blocked.
     Never,
-    /// The store could not decide.
+    /// The store does not know when the cost would be allowed.
+    UnknownWait,
+    /// The store cannot decide.
     Store(E),
 }
 
 impl<E: fmt::Display> fmt::Display for NotReady<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Never => f.write_str("the cost is above what the quota ever has"),
+            Self::Never => f.write_str(
+                "the cost is above the limit of a quota, or a quota is blocked; lower the cost or \
+                 raise the limit",
+            ),
+            Self::UnknownWait => f.write_str(
+                "the store does not know how long to wait; call `try_take` until it succeeds",
+            ),
             Self::Store(error) => error.fmt(f),
         }
     }
@@ -312,14 +327,15 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
 
 impl<E: Error> Error for NotReady<E> {}
 
-/// A place in the queue. Dropped, its charge is undone where nobody has queued behind it.
-struct Place<'a, S: Store> {
+/// A charge that waits in the queue. Dropping it undoes the charge, unless another one has queued
+/// behind it.
+struct PendingTurn<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,
     taken: Option<Decision>,
 }
 
-impl<S: Store> Drop for Place<'_, S> {
+impl<S: Store> Drop for PendingTurn<'_, S> {
     fn drop(&mut self) {
         if let Some(taken) = &self.taken {
             self.store.undo(&[self.charge], taken, None);

@@ -1,4 +1,4 @@
-//! Values that are flipped or read while the server runs: a switch, a load signal, counters.
+//! Values that are changed or read at run time: a flag, a capacity signal and counters.
 
 use std::{
     fmt,
@@ -11,155 +11,175 @@ use std::{
     },
 };
 
-/// What is flipped while the server runs: a handle to keep, and what it is given to goes by it. A
-/// clone is the same switch.
+/// A flag that can be changed at run time. Clones share the flag.
 ///
-/// Given to [`switch`](crate::RateLimitLayer::switch), it turns a whole layer off and on: off,
-/// requests pass and no store is asked. Given to [`Rule::report_only_while`](crate::Rule) or
-/// [`RateLimitLayer::report_only_while`](crate::RateLimitLayer), the rule or the layer counts and
-/// refuses nobody while it is on.
+/// [`switch`](crate::RateLimitLayer::enabled) turns a whole layer on and off. While the layer is
+/// off, requests pass and the store is not called. [`Rule::report_only`](crate::Rule) and
+/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) make a rule or a layer count
+/// requests without denying any while the flag is on.
 ///
 /// ```
-/// use tower_sluice::{Quota, RateLimitLayer, Switch};
+/// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
 ///
-/// let (limits, trial) = (Switch::on(), Switch::off());
+/// let (limits, trial) = (Toggle::on(), Toggle::off());
 /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
-///     .switch(&limits)
-///     .report_only_while(&trial);
+///     .enabled(&limits)
+///     .report_only(&trial);
 ///
-/// trial.set(true); // from the next request on nobody is refused
-/// limits.set(false); // and nobody counted
+/// trial.set(true); // from the next request on, no request is denied
+/// limits.set(false); // and none is counted
 /// ```
 #[derive(Clone, Debug)]
-pub struct Switch(Arc<AtomicBool>);
+pub struct Toggle {
+    flag: Arc<AtomicBool>,
+    /// The toggle was created from a `bool`, so that no handle of it is kept.
+    fixed: bool,
+}
 
-impl Switch {
-    /// A switch that is on.
+impl Toggle {
+    /// Creates a flag that is on.
     #[must_use]
     pub fn on() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
+        Self { fixed: false, ..Self::from(true) }
     }
 
-    /// A switch that is off.
+    /// Creates a flag that is off.
     #[must_use]
     pub fn off() -> Self {
-        Self(Arc::default())
+        Self { fixed: false, ..Self::from(false) }
     }
 
-    /// Turns it on or off, from the next request on.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
+    /// Turns the flag on or off, from the next request on.
     pub fn set(&self, on: bool) {
-        self.0.store(on, Release);
+        self.flag.store(on, Release);
     }
 
-    /// Whether it is on.
+    /// Returns `true` if the flag is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.0.load(Acquire)
+        self.flag.load(Acquire)
     }
 }
 
-/// Lets a request pass that a quota refuses, while a signal says the system has room: uncharged,
-/// and marked as [overage](crate::Decision::is_overage). A cost that can never fit stays refused.
+impl From<bool> for Toggle {
+    fn from(on: bool) -> Self {
+        Self { flag: Arc::new(AtomicBool::new(on)), fixed: true }
+    }
+}
+
+impl From<&Self> for Toggle {
+    fn from(toggle: &Self) -> Self {
+        toggle.clone()
+    }
+}
+
+/// Allows requests beyond their quota while the system has capacity. Such a request is not charged,
+/// and is marked as [overage](crate::Decision::is_overage). A cost that can never fit, a blocked
+/// key and a failed store stay denied.
 ///
 /// ```
-/// use tower_sluice::{Elastic, Quota, RateLimitLayer};
+/// use tower_sluice::{Quota, RateLimitLayer, middleware::Overcommit};
 ///
-/// // limits bind only while 100 requests or more are in flight
-/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).elastic(Elastic::in_flight(100));
+/// // limits apply only while 100 or more requests are in flight
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).overcommit(Overcommit::in_flight(100));
 /// ```
 #[derive(Clone)]
-pub struct Elastic(Signal);
+pub struct Overcommit(Signal);
 
 #[derive(Clone)]
 enum Signal {
     When(Arc<dyn Fn() -> bool + Send + Sync>),
-    InFlight { most: usize, now: Arc<AtomicUsize> },
+    InFlight { max: usize, now: Arc<AtomicUsize> },
 }
 
-impl Elastic {
-    /// There is room while `room` says so.
+impl Overcommit {
+    /// Capacity is available while `room` returns `true`.
     pub fn when(room: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Signal::When(Arc::new(room)))
     }
 
-    /// There is room while fewer than `most` requests are in flight behind the layers that share
-    /// this value, counted until their response's head is there.
+    /// Capacity is available while fewer than `max` requests are in flight behind the layers that
+    /// share this value. A request is in flight until the head of its response is available.
     #[must_use]
-    pub fn in_flight(most: usize) -> Self {
-        Self(Signal::InFlight { most, now: Arc::default() })
+    pub fn in_flight(max: usize) -> Self {
+        Self(Signal::InFlight { max, now: Arc::default() })
     }
 
-    /// Lets one more in if there is room, and takes its place there: those who ask at one moment
-    /// see one another.
+    /// Counts a request if capacity is available. The test and the count are one atomic step, so
+    /// concurrent requests do not exceed the capacity together.
     pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
             Signal::When(room) => room().then_some(InFlight(None)),
-            Signal::InFlight { most, now } => Counted::try_new(now, *most).map(InFlight::from),
+            Signal::InFlight { max, now } => CountGuard::try_new(now, *max).map(InFlight::from),
         }
     }
 
-    /// One more, whether or not there is room.
+    /// Counts a request, even beyond the capacity.
     pub(crate) fn enter(&self) -> InFlight {
         match &self.0 {
             Signal::When(_) => InFlight(None),
-            Signal::InFlight { now, .. } => Counted::new(now).into(),
+            Signal::InFlight { now, .. } => CountGuard::new(now).into(),
         }
     }
 }
 
-impl fmt::Debug for Elastic {
+impl fmt::Debug for Overcommit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Signal::When(_) => f.write_str("Elastic(fn)"),
-            Signal::InFlight { most, now } => {
-                write!(f, "Elastic({} of {most} in flight)", now.load(Acquire))
+            Signal::When(_) => f.write_str("Overcommit(fn)"),
+            Signal::InFlight { max, now } => {
+                write!(f, "Overcommit({} of {max} in flight)", now.load(Acquire))
             }
         }
     }
 }
 
-/// A request behind a layer that is elastic, counted where its room is a number of them.
+/// A request in flight. Holds a count if the capacity is a number of requests.
 #[derive(Debug)]
 pub(crate) struct InFlight(
-    #[expect(dead_code, reason = "counts until it is dropped")] Option<Counted>,
+    #[expect(dead_code, reason = "counts until it is dropped")] Option<CountGuard>,
 );
 
-impl From<Counted> for InFlight {
-    fn from(counted: Counted) -> Self {
-        Self(Some(counted))
+impl From<CountGuard> for InFlight {
+    fn from(guard: CountGuard) -> Self {
+        Self(Some(guard))
     }
 }
 
-/// One of a number of things that are going on.
+/// Counts one until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted(Arc<AtomicUsize>);
+pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
-impl Counted {
+impl CountGuard {
     fn new(now: &Arc<AtomicUsize>) -> Self {
         now.fetch_add(1, AcqRel);
         Self(now.clone())
     }
 
-    /// One more, unless there are `most` already.
-    pub(crate) fn try_new(now: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let one_more = |n| (n < most).then_some(n + 1);
+    /// Counts one more, unless the count has reached `max`.
+    pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let one_more = |n| (n < max).then_some(n + 1);
         now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, AcqRel);
     }
 }
 
-/// What a layer has decided so far: a handle to read, and a clone for
-/// [`count`](crate::RateLimitLayer::count).
+/// Statistics of the decisions of a layer. Clones share the counts. Pass a reference to
+/// [`count`](crate::RateLimitLayer::count), and keep the value to read it.
 #[derive(Clone, Debug, Default)]
-pub struct Counters(Arc<Numbers>);
+pub struct Counters(Arc<AtomicCounts>);
 
 #[derive(Debug, Default)]
-struct Numbers {
+struct AtomicCounts {
     allowed: AtomicU64,
     denied: AtomicU64,
     would_deny: AtomicU64,
@@ -168,26 +188,26 @@ struct Numbers {
     unkeyed: AtomicU64,
 }
 
-/// The [`Counters`] at one moment.
+/// A snapshot of [`Counters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Requests that passed.
+    /// Requests that were allowed, including overage.
     pub allowed: u64,
-    /// Requests that were refused by a store.
+    /// Requests that were denied by a decision of the store.
     pub denied: u64,
-    /// Requests that passed because a rule or the layer only reports.
+    /// Requests that passed only because a rule or the layer is report-only.
     pub would_deny: u64,
-    /// Requests that passed as overage.
+    /// Requests that were allowed as overage.
     pub overage: u64,
-    /// Requests that waited for their place.
+    /// Requests that were allowed after a wait in the queue.
     pub delayed: u64,
-    /// Requests that were refused without asking a store: for want of an identity, with one that
-    /// cannot be used, or by a deny list.
+    /// Requests that were rejected without a call to the store: without an identity, with an
+    /// identity that cannot be used, or by a deny list.
     pub unkeyed: u64,
 }
 
-/// What is counted of one request.
+/// An event of one request that is counted.
 #[derive(Clone, Copy)]
 pub(crate) enum Event {
     Allowed,
@@ -199,16 +219,16 @@ pub(crate) enum Event {
 }
 
 impl Counters {
-    /// Counters at zero.
+    /// Creates counters at zero.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The numbers now; each is exact, and together they are not one moment's.
+    /// Returns the current counts. Each count is exact, but they are not read at the same instant.
     #[must_use]
-    pub fn read(&self) -> Counts {
-        let Numbers { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;
+    pub fn snapshot(&self) -> Counts {
+        let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;
         Counts {
             allowed: allowed.load(Relaxed),
             denied: denied.load(Relaxed),
@@ -220,14 +240,14 @@ impl Counters {
     }
 
     pub(crate) fn add(&self, event: Event) {
-        let numbers = &self.0;
+        let counts = &self.0;
         let counter = match event {
-            Event::Allowed => &numbers.allowed,
-            Event::Denied => &numbers.denied,
-            Event::WouldDeny => &numbers.would_deny,
-            Event::Overage => &numbers.overage,
-            Event::Delayed => &numbers.delayed,
-            Event::Unkeyed => &numbers.unkeyed,
+            Event::Allowed => &counts.allowed,
+            Event::Denied => &counts.denied,
+            Event::WouldDeny => &counts.would_deny,
+            Event::Overage => &counts.overage,
+            Event::Delayed => &counts.delayed,
+            Event::Unkeyed => &counts.unkeyed,
         };
         counter.fetch_add(1, Relaxed);
     }

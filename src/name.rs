@@ -15,13 +15,13 @@ use std::{
 /// configuration, never from a request.
 ///
 /// ```
-/// use tower_sluice::RuleName;
+/// use tower_sluice::rule::RuleName;
 ///
 /// let name: RuleName = "login".parse()?;
 /// assert_eq!(name.as_str(), "login");
 /// assert_eq!(RuleName::default().as_str(), "default");
 /// assert!("caf\u{e9}".parse::<RuleName>().is_err());
-/// # Ok::<(), tower_sluice::NameError>(())
+/// # Ok::<(), tower_sluice::rule::NameError>(())
 /// ```
 #[derive(Clone, Copy)]
 pub struct RuleName(&'static Interned);
@@ -45,8 +45,8 @@ impl RuleName {
         if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
     }
 
-    /// Derives a name from any text: percent-encodes everything outside printable ASCII, and replaces
-    /// the end of a name above 64 characters by a hash of the whole text.
+    /// Derives a name from any text: percent-encodes everything outside printable ASCII, and
+    /// replaces the end of a name above 64 characters by a hash of the whole text.
     #[cfg(feature = "axum")]
     pub(crate) fn derived(text: &str) -> Self {
         use fmt::Write;

@@ -1,7 +1,7 @@
-//! Requests that wait for their place, counted in all and by key.
+//! Numbers of queued requests, in total and per key.
 //!
-//! One number for all keys would let few keys take every place: with the default, 18 users with 60
-//! requests each. So each key has a bound of its own, too.
+//! With a total bound alone, a few keys could fill the queue: with the default, 18 users with 60
+//! requests each. Therefore each key has a bound, too.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -19,10 +19,10 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// A key may take one place in so many by default.
-const PART: usize = 64;
+/// By default a key may take up to a 64th of all places.
+const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// Bounds of the requests that wait at a time.
+/// Bounds for the number of requests that are queued at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Bounds {
     pub(crate) per_key: Option<usize>,
 }
 
-/// Requests that wait now. Holds an entry for each of their keys, and none for others.
+/// The requests that are queued now, with one entry for each of their keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -38,7 +38,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// One request that waits. Dropped, it leaves its place.
+/// A place in the queue. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
@@ -48,39 +48,40 @@ pub(crate) struct Waiter {
 type Keys = SmallVec<[u64; 2]>;
 
 impl Bounds {
-    /// The bound of a charge's key: by default what its tightest quota has per period or at once, but
-    /// at most a part of all places. All requests share the key of `Everyone`, which needs none.
+    /// Returns the bound of the charge's key. Defaults to the burst or the units per period of the
+    /// smallest quota, whichever is larger, but at most to a 64th of all places, and at least to 1.
+    /// All requests share the key of `Everyone`, which has no bound by default.
     fn of(self, charge: &Charge<'_>) -> usize {
-        if let Some(most) = self.per_key {
-            return most;
+        if let Some(max) = self.per_key {
+            return max;
         }
         if *charge.key() == Key::everyone() {
             return self.all;
         }
-        let has = |quota: &Quota| quota.limit().max(quota.units());
-        let limit = charge.quotas().iter().map(has).min().unwrap_or(0);
-        usize::try_from(limit).unwrap_or(usize::MAX).min(self.all / PART).max(1)
+        let size = |quota: &Quota| quota.limit().max(quota.units());
+        let limit = charge.quotas().iter().map(size).min().unwrap_or(0);
+        usize::try_from(limit).unwrap_or(usize::MAX).min(self.all / PLACES_PER_KEY_PLACE).max(1)
     }
 }
 
 impl Waiters {
-    /// Returns whether a request with these charges has no place to wait in.
+    /// Returns `true` if there is no place for a request with these charges.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
         let all = self.all.load(Acquire);
-        // while nobody waits there is nothing to look up
+        // An empty queue needs no lookup.
         all >= bounds.all
             || bounds.per_key == Some(0)
-            || all > 0 && self.find_full(charges, bounds, &self.lock())
+            || all > 0 && self.has_full_key(charges, bounds, &self.lock())
     }
 
-    /// Counts a request with these charges, if there is a place.
+    /// Takes a place for a request with these charges. Returns `None` if there is no place.
     pub(crate) fn enter(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         bounds: Bounds,
     ) -> Option<Waiter> {
         let mut counts = self.lock();
-        if self.all.load(Acquire) >= bounds.all || self.find_full(charges, bounds, &counts) {
+        if self.all.load(Acquire) >= bounds.all || self.has_full_key(charges, bounds, &counts) {
             return None;
         }
         self.all.fetch_add(1, AcqRel);
@@ -92,17 +93,17 @@ impl Waiters {
         Some(Waiter { waiters: self.clone(), keys })
     }
 
-    fn find_full(
+    fn has_full_key(
         &self,
         charges: &[Charge<'_>],
         bounds: Bounds,
         counts: &HashMap<u64, usize>,
     ) -> bool {
-        let of = |key| counts.get(&key).copied().unwrap_or(0);
-        self.keys_of(charges).any(|(key, charge)| of(key) >= bounds.of(charge))
+        let queued = |key| counts.get(&key).copied().unwrap_or(0);
+        self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge))
     }
 
-    /// The charges that may wait, and what their keys are counted by.
+    /// Returns the charges that may queue, each with the hash of its rule and key.
     fn keys_of<'a>(
         &self,
         charges: &'a [Charge<'a>],
@@ -141,24 +142,24 @@ mod tests {
     const ALL: Bounds = Bounds { all: 1_024, per_key: None };
 
     fn bound(key: &Key, quotas: &[Quota], bounds: Bounds) -> usize {
-        let charge = Charge::new(RuleName::default(), key, quotas).max_wait(Duration::MAX);
+        let charge = Charge::new(RuleName::default(), key, quotas).with_max_wait(Duration::MAX);
         let waiters = Arc::new(Waiters::default());
-        let mut waiting = Vec::new();
+        let mut queued = Vec::new();
         while !waiters.are_full(&[charge], bounds) {
-            waiting.push(waiters.enter(&[charge], bounds).expect("there is a place"));
+            queued.push(waiters.enter(&[charge], bounds).expect("a place"));
         }
         assert!(waiters.enter(&[charge], bounds).is_none());
-        let most = waiting.len();
-        drop(waiting);
+        let max = queued.len();
+        drop(queued);
         assert!(waiters.lock().is_empty(), "an entry was left behind");
         assert_eq!(waiters.all.load(Acquire), 0);
-        most
+        max
     }
 
     #[test]
-    fn a_key_has_its_limit_but_at_most_a_64th_of_all_places() {
+    fn the_bound_of_a_key_is_its_limit_but_at_most_a_64th_of_all_places() {
         let key = Key::from("alice");
-        for (quotas, most) in [
+        for (quotas, max) in [
             (vec![Quota::per_second(5)], 5),
             (vec![Quota::per_second(5).burst(1)], 5),
             (vec![Quota::per_second(5).burst(9)], 9),
@@ -166,31 +167,31 @@ mod tests {
             (vec![Quota::per_second(500), Quota::per_hour(3)], 3),
             (vec![], 1),
         ] {
-            assert_eq!(bound(&key, &quotas, ALL), most, "{quotas:?}");
+            assert_eq!(bound(&key, &quotas, ALL), max, "{quotas:?}");
         }
         let five = [Quota::per_second(5)];
         assert_eq!(bound(&key, &five, Bounds { all: 63, ..ALL }), 1);
         assert_eq!(bound(&key, &five, Bounds { all: 0, ..ALL }), 0);
         assert_eq!(bound(&Key::everyone(), &five, ALL), 1_024);
-        for most in [0, 1, 7, 2_000] {
-            let bounds = Bounds { per_key: Some(most), ..ALL };
-            assert_eq!(bound(&key, &five, bounds), most.min(1_024));
-            assert_eq!(bound(&Key::everyone(), &five, bounds), most.min(1_024));
+        for max in [0, 1, 7, 2_000] {
+            let bounds = Bounds { per_key: Some(max), ..ALL };
+            assert_eq!(bound(&key, &five, bounds), max.min(1_024));
+            assert_eq!(bound(&Key::everyone(), &five, bounds), max.min(1_024));
         }
     }
 
     #[test]
-    fn a_request_counts_under_each_key_that_may_wait() {
+    fn a_request_counts_for_each_key_that_may_queue() {
         let (alice, bob, quotas) = (Key::from("alice"), Key::from("bob"), [Quota::per_second(2)]);
         let rule = |name| RuleName::new(name).expect("a name");
-        let waits = |name, key| Charge::new(rule(name), key, &quotas).max_wait(Duration::MAX);
+        let waits = |name, key| Charge::new(rule(name), key, &quotas).with_max_wait(Duration::MAX);
         let now = |name, key| Charge::new(rule(name), key, &quotas);
         let waiters = Arc::new(Waiters::default());
         let _both = [(); 2]
-            .map(|()| waiters.enter(&[waits("ip", &bob), now("user", &alice)], ALL).expect("room"));
+            .map(|()| waiters.enter(&[waits("ip", &bob), now("user", &alice)], ALL).expect("free"));
         assert!(waiters.are_full(&[waits("ip", &bob)], ALL));
         assert!(waiters.are_full(&[waits("user", &alice), waits("ip", &bob)], ALL));
-        assert!(!waiters.are_full(&[waits("user", &alice)], ALL), "of that rule nothing waits");
+        assert!(!waiters.are_full(&[waits("user", &alice)], ALL), "rule user never queued");
         assert!(!waiters.are_full(&[waits("ip", &alice)], ALL));
     }
 }

@@ -1,5 +1,5 @@
-//! What a decision allocates: nothing. What the layer adds to the bare service: a few words, and
-//! nothing but the header fields.
+//! A decision allocates nothing. The layer adds a few words to the bare service, and allocates only
+//! for the header fields.
 
 use std::{
     convert::Infallible,
@@ -15,13 +15,16 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service};
 use tower_sluice::{
-    Answer, Charge, Headers, Key, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule,
-    RuleName, Source, Store, TooManyRequests,
+    Headers, Key, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, StoreExt,
+    TooManyRequests,
+    decision::Source,
+    rule::RuleName,
+    store::{Answer, Charge},
 };
 
 type Inner<B> = Ready<Result<Response<B>, Infallible>>;
 
-/// Allocations of `work`, and what it gave.
+/// Returns the allocations of `work` and its result.
 fn allocated<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let mut given = None;
     let info = allocation_counter::measure(|| given = Some(work()));
@@ -32,7 +35,7 @@ fn name(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
 }
 
-/// An inner service that answers at once, with a text.
+/// An inner service that immediately answers with a text.
 #[derive(Clone)]
 struct Hello;
 
@@ -50,7 +53,7 @@ impl<B: From<&'static str>> Service<Request<B>> for Hello {
     }
 }
 
-/// The request of one address, served; and how often that allocated.
+/// Serves a request of this address. Returns the allocations and the response.
 fn serve<S, B>(service: &mut S, address: u32) -> (u64, Response<B>)
 where
     S: Service<Request<B>, Response = Response<B>, Error = Infallible>,
@@ -69,16 +72,16 @@ where
     })
 }
 
-/// `most` allocations for the fields, and `body` for that of a refusal.
+/// Permits `most` allocations for the fields, and `body` for the body of a rejection.
 fn layer_adds_only_header_fields<B>(quota: Quota, most: u64, body: u64)
 where
     B: Default + From<&'static str> + 'static,
 {
     let layer = RateLimitLayer::new(PeerIp::new(), quota, LocalStore::new());
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
-    let mut told = layer.layer(Hello);
-    // what is made once, such as the text of a short refusal
-    (0..5).for_each(|_| drop(serve::<_, B>(&mut told, 0)));
+    let mut served = layer.layer(Hello);
+    // Warms up values that are created once, such as the text of a short rejection.
+    (0..5).for_each(|_| drop(serve::<_, B>(&mut served, 0)));
 
     let (bare, _) = serve::<_, B>(&mut Hello, 1);
     let (first_contact, _) = serve::<_, B>(&mut quiet, 1);
@@ -86,20 +89,20 @@ where
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!((first_contact, again), (bare, bare));
 
-    let (with_headers, response) = serve::<_, B>(&mut told, 1);
+    let (with_headers, response) = serve::<_, B>(&mut served, 1);
     assert!(response.headers().contains_key("ratelimit"));
     assert!(with_headers <= bare + most, "{with_headers} with headers, {bare} bare");
 
-    let (refused, response) = serve::<_, B>(&mut told, 1);
+    let (denied, response) = serve::<_, B>(&mut served, 1);
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(response.headers().contains_key("ratelimit"));
-    assert!(refused <= bare + most + body, "{refused} refused, {bare} bare");
+    assert!(denied <= bare + most + body, "{denied} denied, {bare} bare");
 }
 
 #[test]
 fn layer_adds_only_header_fields_to_a_plain_body() {
     layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_minute(3), 2, 0);
-    // a wait of more than a minute is put into a value of its own
+    // A wait of more than a minute needs a value of its own.
     layer_adds_only_header_fields::<Full<Bytes>>(Quota::per_hour(3), 3, 0);
 }
 
@@ -110,22 +113,22 @@ fn layer_adds_only_header_fields_to_an_axum_body() {
     layer_adds_only_header_fields::<axum::body::Body>(Quota::per_hour(3), 3, 1);
 }
 
-/// Fingerprints are worked out where a span or a line asks for them, and nobody listens here.
+/// Fingerprints are computed if a span or a line records them. Nothing listens here.
 #[test]
-fn what_is_told_by_fingerprints_costs_nothing_where_nobody_listens() {
+fn fingerprints_allocate_nothing_without_a_listener() {
     let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_hour(3), LocalStore::new());
     let layer = layer.headers(Headers::None).fingerprint(*b"sixteen bytes ..");
     let mut service = layer.layer(Hello);
     (0..5).for_each(|_| drop(serve::<_, Full<Bytes>>(&mut service, 0)));
     let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
     for _ in 0..3 {
-        let (told, response) = serve::<_, Full<Bytes>>(&mut service, 1);
-        assert_eq!((told, response.status()), (bare, StatusCode::OK));
+        let (served, response) = serve::<_, Full<Bytes>>(&mut service, 1);
+        assert_eq!((served, response.status()), (bare, StatusCode::OK));
     }
 }
 
 #[test]
-fn several_rules_allocate_nothing_either() {
+fn several_rules_allocate_nothing() {
     let rules = (
         Rule::new("ip", PeerIp::new(), [Quota::per_second(5), Quota::per_hour(5)]),
         Rule::new("net", PeerIp::new().ipv4_prefix(24), Quota::per_hour(5)),
@@ -136,12 +139,12 @@ fn several_rules_allocate_nothing_either() {
     let mut five = |address| -> Vec<_> {
         (0..5).map(|_| serve::<_, Full<Bytes>>(&mut service, address).0).collect()
     };
-    // with the feature `metrics`, counters are registered when they are first counted
+    // With the feature `metrics`, counters register on their first increment.
     five(1 << 16);
     assert_eq!(five(1), [bare; 5]);
 }
 
-/// A request is charged by one of thirty routes, or by the rule for all others.
+/// A request is charged by one of thirty route rules, or by the rule for all other routes.
 #[cfg(feature = "axum")]
 #[test]
 fn routes_allocate_no_more_than_one_rule() {
@@ -149,12 +152,12 @@ fn routes_allocate_no_more_than_one_rule() {
     let rules = tower_sluice::by_route(routes, TEN_A_MINUTE).each(PeerIp::new());
     let layer = RateLimitLayer::rules(rules, LocalStore::new());
     let mut quiet = layer.clone().headers(Headers::None).layer(Hello);
-    let mut told = layer.layer(Hello);
+    let mut served = layer.layer(Hello);
     let (bare, _) = serve::<_, Full<Bytes>>(&mut Hello, 1);
-    // made once: the template, and with the feature `metrics` the counters
-    drop((serve::<_, Full<Bytes>>(&mut told, 0), serve::<_, Full<Bytes>>(&mut quiet, 0)));
+    // Warms up the template and, with the feature `metrics`, the counters.
+    drop((serve::<_, Full<Bytes>>(&mut served, 0), serve::<_, Full<Bytes>>(&mut quiet, 0)));
     let (without, _) = serve::<_, Full<Bytes>>(&mut quiet, 1);
-    let (with_headers, response) = serve::<_, Full<Bytes>>(&mut told, 1);
+    let (with_headers, response) = serve::<_, Full<Bytes>>(&mut served, 1);
     assert_eq!(response.headers()["ratelimit-policy"], "\"other\";q=10;w=60");
     assert_eq!(without, bare);
     assert!(with_headers <= bare + 3, "{with_headers} with headers, {bare} bare");
@@ -171,13 +174,13 @@ fn a_store_decides_without_allocating() {
     let three =
         [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &quotas[..1])];
     for charges in [&one[..], &three[..]] {
-        // first contact, a second charge, a refusal, a look
+        // A first charge, a second one, a denial, a denial of a higher cost, a look.
         for (cost, allowed) in [(1, true), (1, true), (1, false), (9, false), (0, true)] {
-            let charges: Vec<_> = charges.iter().map(|charge| charge.cost(cost)).collect();
+            let charges: Vec<_> = charges.iter().map(|charge| charge.with_cost(cost)).collect();
             let (count, decision) = allocated(|| store.take(&charges).now());
             assert_eq!((count, decision.is_allowed()), (0, allowed), "cost {cost}");
         }
-        let (count, _) = allocated(|| store.settle(&charges[0], 1).now());
+        let (count, _) = allocated(|| store.adjust(&charges[0], -1).now());
         assert_eq!(count, 0);
         let (count, _) = allocated(|| store.reset(&charges[0]).now());
         assert_eq!(count, 0);
@@ -185,7 +188,7 @@ fn a_store_decides_without_allocating() {
 }
 
 #[test]
-fn what_a_deny_cache_knows_is_told_without_allocating() {
+fn a_deny_cache_answers_without_allocating() {
     let store = LocalStore::new().deny_cache();
     let (quotas, day) = ([Quota::per_hour(2), Quota::per_day(2)], [Quota::per_day(9)]);
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
@@ -193,23 +196,23 @@ fn what_a_deny_cache_knows_is_told_without_allocating() {
     let three = [Charge::new(name("two"), &alice, &quotas), Charge::new(name("one"), &bob, &day)];
     let take = |charges: &[Charge<'_>]| {
         let (count, answer) = allocated(|| store.take(charges));
-        let Answer::Now(Ok(decision)) = answer else { panic!("it answers at once") };
+        let Answer::Now(Ok(decision)) = answer else { panic!("expected an immediate answer") };
         (count, decision.is_allowed(), decision.source())
     };
     for charges in [&[one][..], &three] {
         assert_eq!(take(charges), (0, true, Source::Local));
         assert_eq!(take(charges), (0, true, Source::Local));
-        // what is learned takes room
+        // Recording the denial may allocate.
         assert_eq!((take(charges).1, take(charges).2), (false, Source::DenyCache));
         assert_eq!(take(charges), (0, false, Source::DenyCache));
-        let dear: Vec<_> = charges.iter().map(|charge| charge.cost(2)).collect();
-        assert_eq!(take(&dear), (0, false, Source::DenyCache));
+        let costly: Vec<_> = charges.iter().map(|charge| charge.with_cost(2)).collect();
+        assert_eq!(take(&costly), (0, false, Source::DenyCache));
     }
 }
 
 #[test]
-fn what_is_in_hand_is_admitted_without_allocating() {
-    let store = LocalStore::new().leased(5);
+fn leased_units_are_taken_without_allocating() {
+    let store = LocalStore::new().leases(5);
     let quotas = [Quota::per_hour(1_000), Quota::per_day(2_000)];
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
     let one = Charge::new(name("one"), &alice, &quotas[..1]);
@@ -217,7 +220,7 @@ fn what_is_in_hand_is_admitted_without_allocating() {
     for charges in [&[one][..], &two] {
         let take = || {
             let (count, answer) = allocated(|| store.take(charges));
-            let Answer::Now(Ok(decision)) = answer else { panic!("it answers at once") };
+            let Answer::Now(Ok(decision)) = answer else { panic!("expected an immediate answer") };
             assert!(decision.is_allowed());
             (count, decision.source())
         };
@@ -229,10 +232,10 @@ fn what_is_in_hand_is_admitted_without_allocating() {
 }
 
 #[test]
-fn a_stranger_is_refused_without_allocating() {
-    let (store, key, quota) = (LocalStore::new(), Key::from("stranger"), Quota::per_hour(2));
-    let dear = Charge::new(name("dear"), &key, quota.as_ref()).cost(3);
-    let (count, decision) = allocated(|| store.take(&[dear]).now());
+fn a_new_key_is_denied_without_allocating() {
+    let (store, key, quota) = (LocalStore::new(), Key::from("new"), Quota::per_hour(2));
+    let costly = Charge::new(name("costly"), &key, quota.as_ref()).with_cost(3);
+    let (count, decision) = allocated(|| store.take(&[costly]).now());
     assert_eq!((count, decision.is_allowed()), (0, false));
 }
 
@@ -252,7 +255,7 @@ fn addresses_and_short_texts_are_keys_without_allocating() {
     }
 }
 
-/// The words are what a response is stamped with: the header numbers and an exposed decision.
+/// The additional words hold the response context: the header numbers and an exposed decision.
 #[test]
 fn the_future_is_a_few_words_larger_than_the_inner_one() {
     type Limited<B> = <RateLimit<Hello, Rule<PeerIp>, LocalStore, TooManyRequests> as Service<

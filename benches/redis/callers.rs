@@ -12,7 +12,7 @@ use redis::{
     io::tcp::TcpSettings,
 };
 use tokio::runtime::{Builder, Runtime};
-use tower_sluice::{Quota, RedisStore, Store};
+use tower_sluice::{Quota, RedisStore, StoreExt};
 
 use crate::{
     case::{Case, take},

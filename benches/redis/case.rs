@@ -7,7 +7,11 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 use smallvec::SmallVec;
-use tower_sluice::{Charge, Decision, Key, Quota, RedisStore, RuleName, Store, store::RedisError};
+use tower_sluice::{
+    Decision, Key, Quota, RedisStore, StoreExt,
+    rule::RuleName,
+    store::{Charge, RedisError},
+};
 
 use crate::{
     record::{Call, Recorder},
@@ -76,14 +80,14 @@ pub(crate) fn late(
     store: &RedisStore<Recorder>,
     charges: &[Charge<'_>],
 ) -> BoxFuture<'static, Asked> {
-    store.settle(&charges[0], -1).into_future().boxed()
+    store.adjust(&charges[0], 1).into_future().boxed()
 }
 
 pub(crate) fn back(
     store: &RedisStore<Recorder>,
     charges: &[Charge<'_>],
 ) -> BoxFuture<'static, Asked> {
-    store.settle(&charges[0], 1).into_future().boxed()
+    store.adjust(&charges[0], -1).into_future().boxed()
 }
 
 pub(crate) fn block(

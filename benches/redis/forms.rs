@@ -248,7 +248,7 @@ fn log(server: &mut Server) -> Form {
 /// Prepares accounts deep in debt, so that any refund fits.
 fn settled(server: &mut Server, name: &'static str, quota: Quota, ask: Ask) -> Form {
     let case = Case::one(name, quota);
-    let debt: Ask = |store, charges| take(store, &[charges[0].cost(AMPLE / 2)]);
+    let debt: Ask = |store, charges| take(store, &[charges[0].with_cost(AMPLE / 2)]);
     let debts = case.commands(server, KEYS, debt);
     server.play(debts.iter());
     let commands = case.commands(server, KEYS, ask);

@@ -4,7 +4,7 @@ use std::{cell::RefCell, time::Instant};
 
 use futures::future::{LocalBoxFuture, join_all};
 use redis::aio::MultiplexedConnection;
-use tower_sluice::{RedisStore, Store};
+use tower_sluice::{RedisStore, Store, StoreExt};
 
 use crate::{
     case::Case,

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use tower_sluice::{LocalStore, RedisStore, Store};
+use tower_sluice::{LocalStore, RedisStore, Store, StoreExt};
 
 use crate::{
     case::{Case, take},

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sluice::{Algorithm, Charge, Key, LocalStore, Quota, RuleName, Store};
+use tower_sluice::{Algorithm, Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 
 use crate::rounds::{Case, each, many, random, table};
 
@@ -70,7 +70,7 @@ pub(crate) fn address(key: u32) -> IpAddr {
 /// Decides for an address.
 pub(crate) fn take(store: &LocalStore, address: IpAddr, quota: Quota, cost: u32) -> bool {
     let key = Key::from(address);
-    let charge = Charge::new(RuleName::default(), &key, quota.as_ref()).cost(cost);
+    let charge = Charge::new(RuleName::default(), &key, quota.as_ref()).with_cost(cost);
     store.take(&[charge]).now().is_allowed()
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use http::{Request, Response};
 use tower::{Layer, Service};
-use tower_sluice::{Headers, LocalStore, PeerIp, RateLimitLayer, Rule, Rules};
+use tower_sluice::{Headers, LocalStore, PeerIp, RateLimitLayer, Rule, rule::Rules};
 
 use crate::{
     accounts::{BATCH, DEEP, address, names, put_in_debt},
@@ -26,7 +26,7 @@ pub(crate) fn tables(time: Duration) {
         let (rule, before) = (Rule::new("default", PeerIp::new(), DEEP), store.stats());
         let mut run = serve_many(limited(rule, store.clone(), Headers::None), keys);
         run();
-        assert_eq!(store.stats().in_debt, before.in_debt, "the layer's accounts are those");
+        assert_eq!(store.stats().active, before.active, "the layer's accounts are those");
         Case::new(format!("{keys} keys"), run)
     };
     table("layer, keys, no fields", time, [1_000, 10_000, 100_000, 1_000_000].map(known).into());

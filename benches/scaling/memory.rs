@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
+use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 
 const TWO: Quota = Quota::per_hour(2);
 
@@ -28,7 +28,7 @@ pub(crate) fn count(keys: u32) {
     // Both units of each key.
     let refused = (0..keys).filter(|key| !(admits(*key) && admits(*key))).count();
     let (bytes, per) = ((resident() - before) as f64, f64::from(keys));
-    let without = keys as usize - store.stats().in_debt;
+    let without = keys as usize - store.stats().active;
     let freed = (0..keys).filter(|key| admits(*key)).count();
     let newcomers = (keys..keys + keys / 100).filter(|key| !admits(*key)).count();
     println!(

@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, time::Duration};
 
-use tower_sluice::{Charge, Key, LocalStore, RuleName, Store};
+use tower_sluice::{Key, LocalStore, StoreExt, rule::RuleName, store::Charge};
 
 use crate::{
     accounts::{BATCH, DEEP, address, decide, put_in_debt, take},

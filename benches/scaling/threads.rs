@@ -8,7 +8,8 @@ use std::{
 };
 
 use tower_sluice::{
-    Algorithm, Charge, Headers, Key, LocalStore, PeerIp, Quota, Rule, RuleName, Store,
+    Algorithm, Headers, Key, LocalStore, PeerIp, Quota, Rule, StoreExt, rule::RuleName,
+    store::Charge,
 };
 
 use crate::{

@@ -4,7 +4,7 @@
 use std::{hint::black_box, time::Duration};
 
 use tower_sluice::{
-    Algorithm, Charge, Key, LocalStore, Quota, RuleName, Store, testing::FakeClock,
+    Algorithm, Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
 };
 
 use crate::{

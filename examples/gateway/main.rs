@@ -13,7 +13,11 @@ use axum::{Extension, Json, Router, routing::any};
 use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind};
 use serde::Serialize;
 use tokio::{net::TcpListener, signal::ctrl_c};
-use tower_sluice::{ClientIp, Decision, Headers, Outcome, RateLimitLayer, Source, store::DynStore};
+use tower_sluice::{
+    ClientIp, Decision, Headers, RateLimitLayer,
+    decision::{Outcome, Source},
+    store::DynStore,
+};
 
 use crate::{rule::RuleFlag, store::StoreFlags};
 

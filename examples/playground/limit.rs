@@ -5,8 +5,8 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::{Extension, Router, http::HeaderValue, response::IntoResponse, routing::get};
 use serde::{Deserialize, Serialize};
 use tower_sluice::{
-    Decision, Limiter, LivePlan, LocalStore, Outcome, Quota, RateLimitLayer, Rule, key::Everyone,
-    key_fn, store::DynStore,
+    Decision, Limiter, LivePlan, LocalStore, Quota, RateLimitLayer, Rule, decision::Outcome,
+    key::Everyone, key_fn, store::DynStore,
 };
 
 use crate::algorithm::counted_by;

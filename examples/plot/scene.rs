@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use tower_sluice::{Algorithm, Charge, Key, Quota, RuleName, Store, testing::FakeClock};
+use tower_sluice::{
+    Algorithm, Key, Quota, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
+};
 
 /// The duration of the scene, in milliseconds.
 pub(crate) const END: u64 = 7_000;
@@ -47,14 +49,14 @@ impl Scene {
     pub(crate) fn play(quota: Quota, patience: Duration) -> Self {
         let clock = FakeClock::new();
         let (store, key, quotas) = (clock.store(1), Key::from("alice"), [quota]);
-        let charge = Charge::new(RuleName::default(), &key, &quotas).max_wait(patience);
+        let charge = Charge::new(RuleName::default(), &key, &quotas).with_max_wait(patience);
 
         let (mut calls, mut left) = (Vec::new(), Vec::new());
         let mut arrivals = arrivals().peekable();
         for at in (0..=END).step_by(STEP as usize) {
             clock.advance(Duration::from_millis(at).saturating_sub(clock.now()));
             let mut look = || {
-                let units = store.take(&[charge.cost(0)]).now().outcomes()[0].remaining();
+                let units = store.take(&[charge.with_cost(0)]).now().outcomes()[0].remaining();
                 if left.last().is_none_or(|(_, before)| *before != units) {
                     left.push((at, units));
                 }

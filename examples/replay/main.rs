@@ -26,8 +26,9 @@ use std::{
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use tower_sluice::{
-    ClientIp, Quota, Secret,
-    simulate::{Least, Simulator},
+    ClientIp, Quota,
+    fingerprint::FingerprintKey,
+    simulate::{Simulator, SmallestBurst},
 };
 
 use crate::{
@@ -157,7 +158,7 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
         })
         .map_err(Wrong::File)?;
 
-    let secret = flags.anonymous.then(Secret::random);
+    let secret = flags.anonymous.then(FingerprintKey::random);
     let found = simulator.least();
     let mut report = Report::new(tally, flags.top.into(), secret.as_ref());
     report.overflowed = simulator.stats().overflowed;
@@ -194,8 +195,8 @@ fn simulator(
 
 /// Returns the rules with the smallest limits, if every quota has one. `found` is in the order of
 /// the rules and of their quotas.
-fn with(rules: &[RuleFlag], found: &[Least]) -> Option<Vec<RuleFlag>> {
-    let mut quotas = found.iter().map(Least::quota).collect::<Option<VecDeque<Quota>>>()?;
+fn with(rules: &[RuleFlag], found: &[SmallestBurst]) -> Option<Vec<RuleFlag>> {
+    let mut quotas = found.iter().map(SmallestBurst::quota).collect::<Option<VecDeque<Quota>>>()?;
     let changed = |flag: &RuleFlag| {
         let mut flag = flag.clone();
         flag.quotas = quotas.drain(..flag.quotas.len().min(quotas.len())).collect();

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
-use tower_sluice::{Key, Quota, Secret, simulate::Least};
+use tower_sluice::{Key, Quota, fingerprint::FingerprintKey, simulate::SmallestBurst};
 
 use crate::{
     course::Slice,
@@ -112,7 +112,7 @@ pub(crate) struct LeastQuota {
 }
 
 impl LeastQuota {
-    fn of(least: &Least) -> Self {
+    fn of(least: &SmallestBurst) -> Self {
         Self {
             rule: least.rule().to_string(),
             given: least.given().to_string(),
@@ -125,7 +125,7 @@ impl LeastQuota {
 impl Report {
     /// Creates the report. With a secret, keys appear as fingerprints, and malformed lines are not
     /// shown.
-    pub(crate) fn new(tally: Tally, most: usize, secret: Option<&Secret>) -> Self {
+    pub(crate) fn new(tally: Tally, most: usize, secret: Option<&FingerprintKey>) -> Self {
         let Tally { lines, requests, rules } = tally;
         let named = lines.named.into_iter().map(|named| Malformed {
             file: named.file,
@@ -167,14 +167,14 @@ impl Report {
         }
     }
 
-    pub(crate) fn least(&mut self, found: &[Least]) {
+    pub(crate) fn least(&mut self, found: &[SmallestBurst]) {
         self.least = found.iter().map(LeastQuota::of).collect();
     }
 }
 
-fn by_rule(rule: &ByRule, most: usize, secret: Option<&Secret>) -> Rule {
+fn by_rule(rule: &ByRule, most: usize, secret: Option<&FingerprintKey>) -> Rule {
     let who = |(key, it): (Option<Key>, Times)| Who {
-        key: key.map_or_else(|| "(none)".to_owned(), |key| told(&key, &rule.flag.key, secret)),
+        key: key.map_or_else(|| "(none)".to_owned(), |key| shown_key(&key, &rule.flag.key, secret)),
         count: it.count,
         first: instant(it.first),
         last: instant(it.last),
@@ -198,7 +198,7 @@ fn by_rule(rule: &ByRule, most: usize, secret: Option<&Secret>) -> Rule {
 
 /// Returns a key as the log has it. Its bytes are a kind and the extracted value: an address, for
 /// IPv6 the first 64 bits, or text.
-fn told(key: &Key, flag: &KeyFlag, secret: Option<&Secret>) -> String {
+fn shown_key(key: &Key, flag: &KeyFlag, secret: Option<&FingerprintKey>) -> String {
     if let Some(secret) = secret {
         return key.fingerprint(secret).to_string();
     }

@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use axum::http::request::Parts;
 use tower_sluice::{
     ClientIp, Key, KeyExtractor,
-    simulate::{Call, Verdict},
+    simulate::{Call, SimulatedDecision},
 };
 
 use crate::{
@@ -110,8 +109,8 @@ impl ByRule {
     }
 
     /// Returns the key of the request, or `None` for a request without a key of its own.
-    fn key(&self, parts: &Parts) -> Option<Key> {
-        self.extractor.extract(parts).ok().flatten().filter(|key| !key.is_blank())
+    fn key(&self, call: &Call) -> Option<Key> {
+        self.extractor.extract(&call.head()).ok().flatten().filter(|key| !key.is_blank())
     }
 }
 
@@ -127,7 +126,7 @@ impl Tally {
         Ok(Self { lines: Lines::default(), requests: Requests::default(), rules })
     }
 
-    pub(crate) fn note(&mut self, call: &Call, verdict: &Verdict) {
+    pub(crate) fn note(&mut self, call: &Call, verdict: &SimulatedDecision) {
         let at = verdict.at();
         let refused = self.by_rule(call, verdict);
         let all = &mut self.requests;
@@ -155,7 +154,7 @@ impl Tally {
     }
 
     /// Counts the request for each rule. Returns `true` if a rule denied it, or would have.
-    fn by_rule(&mut self, call: &Call, verdict: &Verdict) -> bool {
+    fn by_rule(&mut self, call: &Call, verdict: &SimulatedDecision) -> bool {
         let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
         let mut refused = false;
         for rule in &mut self.rules {
@@ -163,10 +162,10 @@ impl Tally {
             rule.asked += u64::from(its.clone().next().is_some());
             if let Some(denied) = its.find(|outcome| outcome.is_denied()) {
                 rule.only_reported += u64::from(denied.is_report_only());
-                rule.refused.add(rule.key(call.parts()), verdict.at());
+                rule.refused.add(rule.key(call), verdict.at());
                 refused = true;
             } else if verdict.waits_for(rule.flag.name) {
-                rule.delayed.add(rule.key(call.parts()), verdict.at());
+                rule.delayed.add(rule.key(call), verdict.at());
             }
         }
         refused

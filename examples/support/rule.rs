@@ -7,8 +7,9 @@ use std::{str::FromStr, time::Duration};
 
 use axum::http::HeaderName;
 use tower_sluice::{
-    ClientIp, KeyExtractor, Missing, PeerIp, Quota, Rule, RuleName,
-    key::{Everyone, Header, Route},
+    ClientIp, KeyExtractor, PeerIp, Quota, Rule,
+    key::{Everyone, HeaderKey, RouteKey},
+    rule::{OnMissingKey, RuleName},
 };
 
 use self::algorithm::counted_by;
@@ -31,7 +32,7 @@ pub(crate) struct RuleFlag {
     cost: u32,
     headroom: u32,
     max_wait: Duration,
-    missing: Missing,
+    missing: OnMissingKey,
     report_only: bool,
 }
 
@@ -51,8 +52,8 @@ impl RuleFlag {
             .cost(self.cost)
             .headroom(self.headroom)
             .max_wait(self.max_wait)
-            .missing(self.missing);
-        Ok(if self.report_only { rule.report_only() } else { rule })
+            .on_missing_key(self.missing);
+        Ok(if self.report_only { rule.report_only(true) } else { rule })
     }
 }
 
@@ -61,9 +62,9 @@ impl KeyFlag {
         Ok(match self {
             Self::Peer => Box::new(PeerIp::new()),
             Self::Client => Box::new(client.ok_or(NO_PROXY)?.clone()),
-            Self::Header(name) => Box::new(Header::from(name.clone())),
+            Self::Header(name) => Box::new(HeaderKey::from(name.clone())),
             Self::Everyone => Box::new(Everyone),
-            Self::Route => Box::new(Route),
+            Self::Route => Box::new(RouteKey),
         })
     }
 }
@@ -153,11 +154,11 @@ fn time(value: &str) -> Result<Duration, String> {
     millis.parse().map(Duration::from_millis).map_err(|_| wrong())
 }
 
-fn policy(value: &str) -> Result<Missing, String> {
+fn policy(value: &str) -> Result<OnMissingKey, String> {
     match value {
-        "reject" => Ok(Missing::default()),
-        "skip" => Ok(Missing::Skip),
-        "share" => Ok(Missing::Share),
+        "reject" => Ok(OnMissingKey::default()),
+        "skip" => Ok(OnMissingKey::Skip),
+        "share" => Ok(OnMissingKey::Share),
         _ => Err(format!("missing is {value:?}; give reject, skip or share")),
     }
 }

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc};
 
 use clap::{Args, ValueEnum};
-use tower_sluice::{LocalStore, Store, store::DynStore};
+use tower_sluice::{LocalStore, StoreExt, store::DynStore};
 
 #[derive(Args)]
 pub(crate) struct StoreFlags {
@@ -67,7 +67,7 @@ impl StoreFlags {
             }
             Err(error) => return Err(error.to_string()),
         };
-        let redis = redis.deadline(Duration::from_millis(self.budget)).breaker();
+        let redis = redis.timeout(Duration::from_millis(self.budget)).breaker();
         Ok(match self.outage {
             Outage::Open => redis.fail_open().boxed(),
             Outage::Closed => redis.fail_closed().boxed(),

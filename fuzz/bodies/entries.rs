@@ -1,8 +1,8 @@
-//! The entries of a forwarding header, by the parsers of the standard library.
+//! The entries of a forwarding header, read by the parsers of the standard library.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Which header is read.
+/// The header to read.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Source {
     List,
@@ -10,7 +10,8 @@ pub(crate) enum Source {
     Single,
 }
 
-/// The addresses that these lines tell, from the right; `None` for what is no address.
+/// Returns the addresses in these lines, from the right. `None` for an entry that is not an
+/// address.
 pub(crate) fn addresses(source: Source, lines: &[&[u8]]) -> Vec<Option<IpAddr>> {
     if source == Source::Single {
         return match lines {
@@ -39,7 +40,8 @@ pub(crate) fn addresses(source: Source, lines: &[&[u8]]) -> Vec<Option<IpAddr>> 
     found
 }
 
-/// The same of `Forwarded`, by its grammar: all of a line is read before any element of it.
+/// Returns the addresses of `Forwarded`, by its grammar: a whole line is read before any element of
+/// it.
 fn forwarded(lines: &[&[u8]]) -> Vec<Option<IpAddr>> {
     let (mut found, mut room) = (Vec::new(), 4_096_usize);
     for line in lines.iter().rev() {
@@ -60,14 +62,14 @@ fn forwarded(lines: &[&[u8]]) -> Vec<Option<IpAddr>> {
     found
 }
 
-/// A quoted string, unescaped, or a byte outside of such.
+/// An unescaped quoted string, or a byte outside of quotes.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Token {
     Quoted(Vec<u8>),
     Byte(u8),
 }
 
-/// `None` where a quoted string does not end.
+/// Splits a line into parts. `None` if a quoted string does not end.
 pub(crate) fn tokens(line: &[u8]) -> Option<Vec<Token>> {
     let (mut tokens, mut bytes) = (Vec::new(), line.iter().copied());
     while let Some(byte) = bytes.next() {
@@ -88,7 +90,7 @@ pub(crate) fn tokens(line: &[u8]) -> Option<Vec<Token>> {
     Some(tokens)
 }
 
-/// The value of the only `for`, where every pair is `token = bare` or `token = quoted`.
+/// Returns the value of the only `for`, if every pair is `token = bare` or `token = quoted`.
 fn element_for(element: &[Token]) -> Option<Vec<u8>> {
     let mut values = Vec::new();
     for pair in element.split(|token| *token == Token::Byte(b';')) {
@@ -128,7 +130,7 @@ fn trimmed(mut tokens: &[Token]) -> &[Token] {
     tokens
 }
 
-/// The bytes, where nothing is quoted.
+/// Returns the bytes, if nothing is quoted.
 fn bytes(tokens: &[Token]) -> Option<Vec<u8>> {
     let byte = |token: &Token| match token {
         Token::Byte(byte) => Some(*byte),
@@ -137,7 +139,7 @@ fn bytes(tokens: &[Token]) -> Option<Vec<u8>> {
     tokens.iter().map(byte).collect()
 }
 
-/// An address, one with a port, in brackets, and any of IPv6 with a zone.
+/// Reads an address, also with a port or in brackets, and for IPv6 with a zone.
 fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(entry).ok().filter(|text| text.len() <= 128)?;
     let text = without_zone(text);
@@ -150,7 +152,7 @@ fn address(entry: &[u8]) -> Option<IpAddr> {
     bare().or_else(with_port).or_else(bracketed).map(|address: IpAddr| address.to_canonical())
 }
 
-/// Cuts `%eth0` off an IPv6 address, in brackets or not.
+/// Removes `%eth0` from an IPv6 address, in brackets or not.
 fn without_zone(text: &str) -> String {
     let Some((address, zone)) = text.split_once('%') else { return text.to_owned() };
     let is_v6 = |text: &str| text.parse::<Ipv6Addr>().is_ok();

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
-use tower_sluice::{Decision, Headers, Outcome};
+use tower_sluice::{Decision, Headers, decision::Outcome};
 
-/// A response, and what the handler had put there, if it was asked.
-pub(crate) struct Told<'a> {
+/// A response, and the field that the handler set, if it was called.
+pub(crate) struct Fields<'a> {
     pub(crate) headers: &'a HeaderMap,
     pub(crate) decision: &'a Decision,
     pub(crate) there: Option<(&'a HeaderName, &'a HeaderValue)>,
 }
 
-impl Told<'_> {
-    /// That the fields of `family` say what was decided.
+impl Fields<'_> {
+    /// Checks that the fields of `family` report the decision.
     pub(crate) fn check(&self, family: Headers) {
         self.retry_after();
         let overage = self.decision.is_overage() && family != Headers::None;
@@ -30,7 +30,7 @@ impl Told<'_> {
         }
     }
 
-    /// At least a second and rounded up; none where waiting does not help.
+    /// Checks `Retry-After`: at least a second, rounded up, and absent if waiting does not help.
     fn retry_after(&self) {
         if self.decision.is_allowed() {
             return assert!(self.headers.get(RETRY_AFTER) == self.own("retry-after"));
@@ -41,13 +41,13 @@ impl Told<'_> {
         }
     }
 
-    /// A line each, the last of its name, with an item for each quota.
+    /// Checks the lists: a line each, the last of its name, with an item per quota.
     fn lists(&self) {
         let outcomes = self.decision.outcomes();
         let (limits, policies) = (self.last_list("ratelimit"), self.last_list("ratelimit-policy"));
         assert_eq!((limits.len(), policies.len()), (outcomes.len(), outcomes.len()));
         for ((limit, policy), outcome) in limits.iter().zip(&policies).zip(outcomes) {
-            assert_eq!(limit.0, policy.0, "they are called the same");
+            assert_eq!(limit.0, policy.0, "both have one name");
             let next = seconds(outcome.next_after());
             let next = (next > 0).then_some(next);
             assert_eq!(limit.1, [Some(outcome.remaining().into()), next, None, None]);
@@ -55,10 +55,10 @@ impl Told<'_> {
             assert!(most == u64::from(outcome.limit()) && window > 0);
         }
         let names: std::collections::HashSet<_> = limits.iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), limits.len(), "each has a name of its own");
+        assert_eq!(names.len(), limits.len(), "names are distinct");
     }
 
-    /// The stricter one of two stays whole.
+    /// The stricter of two dictionaries stays whole.
     fn dictionary(&self, binding: &Outcome) {
         let field = self.headers.get("ratelimit").expect("a field");
         if Some(field) == self.own("ratelimit") {
@@ -86,18 +86,18 @@ impl Told<'_> {
         assert!(if from_now { reset == next } else { reset > next }, "{reset}");
     }
 
-    /// What the handler had put under this name.
+    /// Returns the value that the handler set under this name.
     fn own(&self, name: &str) -> Option<&HeaderValue> {
         self.there.filter(|(there, _)| *there == name).map(|(_, value)| value)
     }
 
-    /// The value of a field that stands there once.
+    /// Returns the value of a field that occurs once.
     fn value(&self, name: &str) -> &str {
         assert_eq!(self.headers.get_all(name).iter().count(), 1, "{name}");
         self.headers[name].to_str().expect("text")
     }
 
-    /// The items of the last line: their names, and their numbers `r`, `t`, `q` and `w`.
+    /// Returns the items of the last line: their names, and their numbers `r`, `t`, `q` and `w`.
     fn last_list(&self, name: &str) -> Vec<(String, [Option<u64>; 4])> {
         let last = self.headers.get_all(name).iter().next_back().expect(name);
         let list: List = Parser::new(last.as_bytes()).parse().expect("valid");

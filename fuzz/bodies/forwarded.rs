@@ -1,9 +1,9 @@
-//! Header lines to the client's address: as a definition that takes no shortcuts finds it.
+//! The client's address from header lines, compared with a definition without shortcuts.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderName, HeaderValue, Request, header::FORWARDED};
-use tower_sluice::{AccessList, ClientIp, Key, KeyExtractor};
+use tower_sluice::{AccessList, ClientIp, Key, KeyExtractor, RequestHead};
 
 use super::{
     entries::{Source, addresses},
@@ -13,7 +13,7 @@ use super::{
 
 const LIST: HeaderName = HeaderName::from_static("x-forwarded-for");
 const SINGLE: HeaderName = HeaderName::from_static("x-real-ip");
-/// More lines than a parser of HTTP takes.
+/// More lines than an HTTP parser accepts.
 const MOST_LINES: usize = 200;
 
 enum Trusted {
@@ -29,9 +29,9 @@ enum Unknown {
     Unreadable,
 }
 
-/// Lines of `bytes`: who is trusted (`a` anybody, `h2` two hops, else networks) and, last, which
-/// header is read (`f` Forwarded, `s` a single address, else X-Forwarded-For); networks with
-/// spaces between; the peer; then those of the header.
+/// Reads lines of `bytes`: the trusted peers (`a` any, `h2` two hops, else networks) and, as the
+/// last byte, the header (`f` Forwarded, `s` a single address, else X-Forwarded-For); networks
+/// separated by spaces; the peer; then the lines of the header.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let (how, networks, peer) = (input.text(), input.text(), input.text().parse::<IpAddr>().ok());
@@ -64,10 +64,10 @@ pub(crate) fn check(bytes: &[u8]) {
         }
     });
     assert_eq!(found, expected);
-    assert_eq!(client.extract(&parts).ok().flatten(), expected.ok().map(key));
+    assert_eq!(client.extract(&RequestHead::from(&parts)).ok().flatten(), expected.ok().map(key));
 }
 
-/// IPv4 addresses whole, IPv6 addresses by /64.
+/// Returns the key of an address: the whole address for IPv4, the /64 for IPv6.
 fn key(address: IpAddr) -> Key {
     match masked(address, if address.is_ipv4() { 32 } else { 64 }) {
         IpAddr::V4(address) => address.into(),
@@ -75,7 +75,8 @@ fn key(address: IpAddr) -> Key {
     }
 }
 
-/// The extractor, where the setting is one; its faults are where the definition has them.
+/// Returns the extractor for valid settings. Checks that the crate and the definition agree on
+/// invalid ones.
 fn client(how: &str, networks: &[&str]) -> Option<(ClientIp, Trusted)> {
     match how.as_bytes().first() {
         Some(b'a') => Some((ClientIp::behind_any_peer_dangerous(), Trusted::Anybody)),
@@ -103,12 +104,12 @@ fn expected(
     peer: Option<IpAddr>,
     lines: &[&[u8]],
 ) -> Result<IpAddr, Unknown> {
-    let told = addresses(source, lines);
+    let entries = addresses(source, lines);
     let peer = peer.map(|peer| peer.to_canonical()).ok_or(Unknown::Peer);
     match trusted {
         Trusted::Networks(networks) => {
             let mut client = peer?;
-            for address in told {
+            for address in entries {
                 if !networks.iter().any(|network| network.holds(client)) {
                     break;
                 }
@@ -118,16 +119,16 @@ fn expected(
         }
         Trusted::Hops(hops) => {
             let hops = if source == Source::Single { 1 } else { *hops };
-            let nearer = told.iter().take(hops).position(Option::is_none);
-            match (nearer, told.get(hops - 1)) {
+            let nearer = entries.iter().take(hops).position(Option::is_none);
+            match (nearer, entries.get(hops - 1)) {
                 (Some(_), _) => Err(Unknown::Unreadable),
                 (None, Some(Some(client))) => Ok(*client),
                 (None, _) => Err(Unknown::Missing),
             }
         }
-        Trusted::Anybody => match told.iter().position(Option::is_none) {
+        Trusted::Anybody => match entries.iter().position(Option::is_none) {
             Some(_) => Err(Unknown::Unreadable),
-            None => told.last().copied().flatten().map_or(peer, Ok),
+            None => entries.last().copied().flatten().map_or(peer, Ok),
         },
     }
 }

@@ -1,4 +1,4 @@
-//! Decisions as header fields: valid ones, which read back as the decision's numbers.
+//! Decisions as header fields: the fields are valid, and read back as the decision's numbers.
 
 use std::{convert::Infallible, future::ready};
 
@@ -6,11 +6,11 @@ use futures::executor::block_on;
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Decision, EXPOSED_HEADERS, Headers, Key, Limiter, Quota, RateLimitLayer, Rule, RuleName, Units,
-    key::Everyone, testing::FakeClock,
+    Cost, Decision, Headers, Key, Limiter, Quota, RateLimitLayer, Rule, headers::exposed_headers,
+    key::Everyone, rule::RuleName, testing::FakeClock,
 };
 
-use super::{fields::Told, input::Input};
+use super::{fields::Fields, input::Input};
 
 const FAMILIES: [Headers; 6] = [
     Headers::Draft11,
@@ -20,24 +20,24 @@ const FAMILIES: [Headers; 6] = [
     Headers::XRateLimitDelta,
     Headers::None,
 ];
-/// What names are made of here: they are kept for good, so there must be few of them.
+/// The letters of names. Interned names are never freed, so there must be few of them.
 const LETTERS: &[u8] = b"ab\\\" ;=,~\x7f";
 const QUOTA_NAMES: [Option<&str>; 5] = [None, None, Some("a"), Some("\\\"; r=0"), Some("~")];
 
-/// The family, a field of the handler's own, and up to three rules.
+/// Reads the family, a field of the handler, and up to three rules.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let family = input.one_of(&FAMILIES);
-    let field = &EXPOSED_HEADERS[usize::from(input.byte()) % EXPOSED_HEADERS.len()];
+    let field = &exposed_headers()[usize::from(input.byte()) % exposed_headers().len()];
     let Ok(value) = HeaderValue::from_bytes(input.line()) else { return };
     let store = FakeClock::new().store(64);
     let mut rules = Vec::new();
     for _ in 0..=input.byte() % 3 {
         let Some((name, quotas)) = rule(&mut input) else { return };
         let owed = i64::try_from(input.number()).unwrap_or(i64::MAX);
-        Limiter::named(name, store.clone()).settle(Key::everyone(), &quotas, -owed).now();
+        Limiter::named(name, store.clone()).adjust(Key::everyone(), &quotas, owed).now();
         let cost = u32::try_from(input.number()).unwrap_or(1);
-        rules.push(Rule::named(name, Everyone, quotas).cost(Units::from_fn(move |_| cost)));
+        rules.push(Rule::named(name, Everyone, quotas).cost(Cost::from_fn(move |_| cost)));
     }
     let Ok(layer) = RateLimitLayer::try_rules(rules, store) else { return };
     let layer = layer.headers(family).expose_decision();
@@ -50,10 +50,10 @@ pub(crate) fn check(bytes: &[u8]) {
     let (parts, _) = answered.expect("infallible").into_parts();
     let decision = parts.extensions.get::<Decision>().expect("exposed");
     let there = decision.is_allowed().then_some((field, &value));
-    Told { headers: &parts.headers, decision, there }.check(family);
+    Fields { headers: &parts.headers, decision, there }.check(family);
 }
 
-/// A name, and one or two quotas: a line of text each, what is soft of it and what it is called.
+/// Reads a name, and one or two quotas: a line of text each, its soft units and its name.
 fn rule(input: &mut Input<'_>) -> Option<(RuleName, Vec<Quota>)> {
     let name: Vec<_> = (0..input.byte() % 6).map(|_| input.one_of(LETTERS)).collect();
     let name = RuleName::new(str::from_utf8(&name).ok()?).ok()?;

@@ -1,6 +1,6 @@
-//! Bytes, read as the values that a target wants.
+//! Bytes, read as the values that a target needs.
 
-/// What is left to be read; past its end there are zeros and empty lines.
+/// The remaining bytes. Past the end, reads return zeros and empty lines.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -14,18 +14,18 @@ impl<'a> Input<'a> {
         *first
     }
 
-    /// One of these.
+    /// Returns one of these values.
     pub(crate) fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.byte()) % choices.len()]
     }
 
-    /// A number of any magnitude: its first byte says how many follow.
+    /// Reads a number of any magnitude. Its first byte is the number of bytes that follow.
     pub(crate) fn number(&mut self) -> u64 {
         let bytes = self.byte() % 9;
         (0..bytes).fold(0, |number, _| number << 8 | u64::from(self.byte()))
     }
 
-    /// The bytes before the next line feed, or the last.
+    /// Returns the bytes before the next line feed, or the last.
     pub(crate) fn line(&mut self) -> &'a [u8] {
         let end = self.0.iter().position(|byte| *byte == b'\n').unwrap_or(self.0.len());
         let (line, rest) = self.0.split_at(end);
@@ -33,7 +33,7 @@ impl<'a> Input<'a> {
         line
     }
 
-    /// A line of text, up to where it is none.
+    /// Returns a line, up to its first byte that is not text.
     pub(crate) fn text(&mut self) -> &'a str {
         let line = self.line();
         let text = |error: std::str::Utf8Error| str::from_utf8(&line[..error.valid_up_to()]);

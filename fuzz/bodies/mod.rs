@@ -1,4 +1,5 @@
-//! What the fuzz targets check of any bytes. A test runs the same over the seeds, without a fuzzer.
+//! The checks of the fuzz targets, for any bytes. A test runs them over the seeds, without a
+//! fuzzer.
 #![allow(dead_code, reason = "a target checks one of them")]
 
 pub(crate) mod entries;

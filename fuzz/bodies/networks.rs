@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// An address and how many of its bits count.
+/// An address and the number of its significant bits.
 pub(crate) struct Network(IpAddr, u32);
 
 impl Network {
@@ -26,7 +26,7 @@ impl Network {
             None => Self(address, bits),
         };
         let spare = self::width(network.0).checked_sub(network.1)?;
-        // of zero, all 128 bits are trailing
+        // For zero, all 128 bits are trailing.
         (number(network.0).trailing_zeros() >= spare).then_some(network)
     }
 
@@ -36,13 +36,13 @@ impl Network {
         width(self.0) == width(address) && differ.checked_shr(spare).unwrap_or(0) == 0
     }
 
-    /// Whether it holds every address of its family.
+    /// Returns `true` if the network holds every address of its family.
     pub(crate) fn holds_all(&self) -> bool {
         self.1 == 0
     }
 }
 
-/// The leading bits of an address alone.
+/// Returns an address with all but its leading bits cleared.
 pub(crate) fn masked(address: IpAddr, bits: u32) -> IpAddr {
     let spare = width(address) - bits;
     let kept = (number(address) >> spare) << spare;

@@ -1,5 +1,5 @@
-//! Text to quotas and back, JSON to quotas and back, and quotas made of numbers as those of the text
-//! that says the same.
+//! Quotas to and from text, quotas to and from JSON, and quotas from numbers compared with those of
+//! an equivalent text.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::input::Input;
 
 const TEN_YEARS: u128 = 10 * 365 * 86_400 * 1_000_000_000;
 
-/// Any text; the same bytes are numbers too.
+/// Reads any text. The same bytes also serve as numbers.
 pub(crate) fn check(bytes: &[u8]) {
     reads_back(&String::from_utf8_lossy(bytes));
     reads_back_from_json(bytes);
@@ -31,7 +31,7 @@ fn reads_back_from_json(bytes: &[u8]) {
         Ok(quota) => {
             is_sound(&quota);
             let written = serde_json::to_vec(&quota).expect("JSON");
-            let read = serde_json::from_slice::<Quota>(&written).expect("what was written");
+            let read = serde_json::from_slice::<Quota>(&written).expect("the written text");
             assert_eq!(read, quota, "{}", written.escape_ascii());
         }
         Err(error) => assert!(!error.to_string().is_empty()),
@@ -62,7 +62,7 @@ fn same_as_its_text(input: &mut Input<'_>) {
         && (1..=TEN_YEARS).contains(&period.as_nanos())
         && u128::from(units) <= period.as_nanos()
         && period.as_nanos().div_ceil(units.into()) * u128::from(burst) <= TEN_YEARS
-        // as the quota is before its burst is set
+        // As the quota is before its burst is set.
         && period.as_nanos().div_ceil(units.into()) * u128::from(units) <= TEN_YEARS;
     assert_eq!(built.is_ok(), allowed, "{built:?}");
     built.iter().for_each(is_sound);

@@ -1,4 +1,5 @@
-//! Whatever a server answers is an error or what it says: nobody passes by accident.
+//! Any answer of a server is an error or a decision as the server reports it: no request passes by
+//! accident.
 
 use std::{
     future::ready,
@@ -8,7 +9,9 @@ use std::{
 
 use redis::{Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike, parse_redis_value};
 use tokio::runtime::{Builder, Runtime};
-use tower_sluice::{Algorithm, Charge, Decision, Key, Quota, RedisStore, RuleName, Store};
+use tower_sluice::{
+    Algorithm, Decision, Key, Quota, RedisStore, StoreExt, rule::RuleName, store::Charge,
+};
 
 use super::input::Input;
 
@@ -23,17 +26,17 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::SlidingLog,
 ];
 
-/// Says the same to every command.
+/// A connection that gives one answer to every command.
 #[derive(Clone, Default)]
 struct Says(Arc<Mutex<Value>>);
 
 impl Says {
-    fn said(&self) -> Value {
+    fn value(&self) -> Value {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Stores that keep their scripts, which are long in the making.
+/// Stores that keep their scripts, which are slow to create.
 struct Stage {
     runtime: Runtime,
     says: Says,
@@ -50,7 +53,7 @@ static STAGE: LazyLock<Stage> = LazyLock::new(|| {
 
 impl ConnectionLike for Says {
     fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(ready(Ok(self.said())))
+        Box::pin(ready(Ok(self.value())))
     }
 
     fn req_packed_commands<'a>(
@@ -59,7 +62,7 @@ impl ConnectionLike for Says {
         _: usize,
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(ready(Ok(vec![self.said(); count])))
+        Box::pin(ready(Ok(vec![self.value(); count])))
     }
 
     fn get_db(&self) -> i64 {
@@ -67,8 +70,8 @@ impl ConnectionLike for Says {
     }
 }
 
-/// The algorithm, the cost, how many accounts and whether the rest is an answer as it goes over
-/// the wire, or the bytes of a string.
+/// Reads the algorithm, the cost, the number of accounts, and the kind of the rest: an answer in
+/// wire format, or the bytes of a string.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let algorithm = input.one_of(&ALGORITHMS);
@@ -82,7 +85,7 @@ pub(crate) fn check(bytes: &[u8]) {
     };
     let quota = Quota::new(10, Duration::from_secs(10)).expect("a quota").algorithm(algorithm);
     let (quotas, keys) = ([quota], ["one", "two"].map(Key::from));
-    let charge = |key| Charge::new(RuleName::default(), key, &quotas).cost(cost.into());
+    let charge = |key| Charge::new(RuleName::default(), key, &quotas).with_cost(cost.into());
     let charges: Vec<_> = keys[..accounts].iter().map(charge).collect();
 
     let Stage { runtime, says, store, sharded } = &*STAGE;
@@ -90,30 +93,31 @@ pub(crate) fn check(bytes: &[u8]) {
     runtime.block_on(async {
         if let Ok(decision) = store.take(&charges).await {
             is_sound(&decision, accounts);
-            assert_eq!(said(&value, accounts, cost), Some(decision.is_allowed()));
+            assert_eq!(verdict(&value, accounts, cost), Some(decision.is_allowed()));
         }
         for units in [-1, 1] {
-            store.settle(&charges[0], units).await.iter().for_each(|now| is_sound(now, 1));
+            store.adjust(&charges[0], units).await.iter().for_each(|now| is_sound(now, 1));
         }
-        // each account is asked for by itself
+        // Each account has its own call.
         if let Ok(decision) = sharded.take(&charges).await {
             is_sound(&decision, accounts);
-            assert_eq!(said(&value, 1, cost), Some(decision.is_allowed()));
+            assert_eq!(verdict(&value, 1, cost), Some(decision.is_allowed()));
         }
     });
 }
 
 fn is_sound(decision: &Decision, accounts: usize) {
-    let all_told = decision.outcomes().len() == accounts;
-    assert!(all_told || !decision.is_allowed(), "{decision:?}");
+    let complete = decision.outcomes().len() == accounts;
+    assert!(complete || !decision.is_allowed(), "{decision:?}");
     for outcome in decision.outcomes() {
         let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
         assert!(outcome.remaining() <= outcome.limit() + 3, "{outcome:?} {times:?}");
     }
 }
 
-/// Whether the server let it pass, where it says so of every account in the right form.
-fn said(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
+/// Returns `true` if the server allows the request, `false` if it denies it, and `None` if the
+/// answer does not have the right form for every account.
+fn verdict(value: &Value, accounts: usize, cost: u8) -> Option<bool> {
     let Value::BulkString(bytes) = value else { return None };
     let (head, mut rest) = bytes.split_at_checked(10)?;
     let allowed = match head[0] {

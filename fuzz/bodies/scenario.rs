@@ -1,9 +1,9 @@
-//! Scenario files: whatever stands in one, it is played or refused, and the same twice.
+//! Scenario files: any text is run or is an error, with equal results twice.
 
 use futures::executor::block_on;
 use tower_sluice::testing::{Case, Local, play};
 
-/// Any text.
+/// Reads any text.
 pub(crate) fn check(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let cases = match Case::read(&text) {

@@ -9,7 +9,7 @@ use http::{HeaderName, Request, Response};
 use ipnet::IpNet;
 use tower::{Layer, Service, service_fn, util::BoxCloneSyncService};
 use tower_governor::key_extractor::{PeerIpKeyExtractor, SmartIpKeyExtractor};
-use tower_sluice::{ClientIp, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer};
+use tower_sluice::{AccessList, ClientIp, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer};
 
 pub type App = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
@@ -124,6 +124,24 @@ pub fn axum_governor<K: theirs::KeyExtractor>(extractor: K, limit: Limit) -> App
         .with_extractor(extractor)
         .expect_connect_info()
         .quota_default(their_quota(limit))
+        .finish();
+    around(&axum_governor::GovernorLayer::new(config.expect("a configuration")))
+}
+
+/// Limits clients behind the proxies, and allows the proxies' own requests, as health checks.
+pub fn ours_allowing_proxies() -> App {
+    let list = AccessList::client_networks(behind(), [TRUSTED]).expect("a network");
+    around(&RateLimitLayer::new(behind(), quota(THREE), LocalStore::new()).allow(list))
+}
+
+/// Does the same with axum-governor, whose list compares the address of the peer.
+pub fn axum_governor_allowing_proxies() -> App {
+    let trusted: IpNet = TRUSTED.parse().expect("a network");
+    let config = axum_governor::GovernorConfigBuilder::default()
+        .with_extractor(theirs::SmartIp::new().with_trusted_proxies([trusted]))
+        .expect_connect_info()
+        .quota_default(their_quota(THREE))
+        .whitelist_ips([trusted])
         .finish();
     around(&axum_governor::GovernorLayer::new(config.expect("a configuration")))
 }

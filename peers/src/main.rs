@@ -25,6 +25,7 @@ async fn main() -> ExitCode {
     let mut table = table::Table::default();
     rows::behind_proxy::fill(&mut table).await;
     rows::direct::fill(&mut table).await;
+    rows::methods::fill(&mut table).await;
     rows::memory::fill(&mut table);
     rows::answers::fill(&mut table).await;
     println!("{}\n\n{table}", versions::line());

@@ -11,7 +11,7 @@ pub type Cells = [Cell; Peer::ALL.len()];
 pub struct Table(Vec<(u32, &'static str, Cells)>);
 
 impl Table {
-    /// Adds a row with the number of its attack in `tests/attacks`.
+    /// Adds a row with the number of its attack in `tests/it/attacks`.
     pub fn row(&mut self, number: u32, attack: &'static str, cells: Cells) {
         self.0.push((number, attack, cells));
     }

@@ -1,4 +1,4 @@
-//! What operators send: JSON, read field by field, so that an error names the field.
+//! Request bodies: JSON that is parsed field by field, so that an error names the field.
 
 use std::{error::Error, time::Duration};
 
@@ -15,16 +15,16 @@ use crate::{
     rule::Quotas,
 };
 
-/// Far more than a key and its quotas need.
-const MOST: usize = 16 * 1024;
+/// The largest body. A key and its quotas need far less.
+const MAX_BYTES: usize = 16 * 1024;
 const TIME: &str = "give text, as \"10min\"";
 
-/// The fields of all routes; each says which of them it reads.
+/// The fields of all routes. Each route accepts some of them.
 #[derive(Default)]
 pub(super) struct Body {
     layer: Option<String>,
     pub(super) rule: Option<String>,
-    /// Read once the rule is known, since its extractor says what a key is.
+    /// Parsed once the rule is known, because its extractor defines the form of a key.
     key: Option<Value>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
@@ -33,17 +33,17 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// Reads the body of a request that may have these fields.
+    /// Reads the body of a request. `known` lists the fields of the route.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
-            let why = "Content-Type is not application/json; send JSON and say so";
+            let why = "Content-Type is not application/json; send JSON with this Content-Type";
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
-        let bytes = to_bytes(request.into_body(), MOST).await.map_err(|error| {
+        let bytes = to_bytes(request.into_body(), MAX_BYTES).await.map_err(|error| {
             let long = error.source().is_some_and(|source| source.is::<LengthLimitError>());
             match long {
                 true => {
-                    let why = format!("the body is longer than {MOST} bytes; shorten it");
+                    let why = format!("the body is longer than {MAX_BYTES} bytes; shorten it");
                     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
                 }
                 false => Problem::body("the body ended early; send it again"),
@@ -53,13 +53,14 @@ impl Body {
             Problem::body(if wrong.is_data() {
                 wrong.to_string()
             } else {
-                format!("the body is no JSON: {wrong}; send one object")
+                format!("the body is not valid JSON: {wrong}; send one object")
             })
         })?;
         match read.0.given.iter().find(|given| !known.contains(&given.as_str())) {
             None => Ok(read.0),
             Some(other) => {
-                let why = format!("{other:?} is no field of this request; give {}", list(known));
+                let fields = list(known);
+                let why = format!("field {other:?} is not used by this route; give {fields}");
                 Err(Problem::body(why))
             }
         }
@@ -80,7 +81,7 @@ impl Body {
     pub(super) fn time(&self) -> Result<Duration, Problem> {
         match self.time {
             Some(Duration::ZERO) => {
-                Err(Problem::body("for is no time at all; give one above 0s, or unblock the key"))
+                Err(Problem::body("for is 0s; give a time above 0s, or unblock the key"))
             }
             Some(time) => Ok(time),
             None => Err(Problem::missing("for", "\"for\": \"10min\"")),
@@ -118,7 +119,7 @@ impl Table for Body {
             "for" => self.time = Some(read_time(name, value, TIME)?),
             "on" => self.on = Some(fields::flag(name, value)?),
             _ => {
-                let fix = "give layer, rule, key, quotas, for or on, as the route reads them";
+                let fix = "give layer, rule, key, quotas, for or on";
                 return Err(fields::unknown(name, value, fix));
             }
         }
@@ -135,24 +136,25 @@ fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Er
     fields::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
-/// The name of a quota is kept for ever, so none is taken from a request; it counts nothing.
+/// Reads quotas. Names are rejected, because the name of a quota is never freed, and accounts do
+/// not use it.
 fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();
     if named(&value) || value.as_array().is_some_and(|list| list.iter().any(named)) {
-        return Err(D::Error::custom("quotas have a name, which no account knows; drop it"));
+        return Err(D::Error::custom("quotas have a name, which accounts do not use; remove it"));
     }
     Quotas::deserialize(value).map_err(D::Error::custom)
 }
 
-/// Whether it says that it is JSON: parameters such as a charset may follow.
+/// Returns `true` if the content type is JSON. Parameters such as a charset may follow.
 fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     kind.eq_ignore_ascii_case("application/json")
 }
 
-/// `a, b or c`.
+/// Formats a list as `a, b or c`.
 fn list(names: &[&str]) -> String {
     match names {
         [] => "none".into(),

@@ -1,4 +1,4 @@
-//! Who may operate.
+//! Authentication of operators.
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
@@ -9,16 +9,17 @@ use axum::{
     response::IntoResponse,
     routing::Route,
 };
-use http::request::Parts;
 use tower::{Layer, Service};
 
-/// Decides who may use the routes of an [`Admin`](super::Admin). There is no guard that lets
-/// everybody in.
+use crate::key::RequestHead;
+
+/// Authenticates requests to the routes of an [`Admin`](super::Admin). There is no guard that
+/// allows every request.
 pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);
 
 impl Guard {
-    /// Asks `admits` with the head of each request; what it gives as an error is the answer, for one
-    /// 401 or 403.
+    /// Creates a guard that calls `admits` with the head of each request. If `admits` returns an
+    /// error, the error is the response, such as 401 or 403.
     ///
     /// Compare secrets in constant time, as `examples/admin.rs` does.
     ///
@@ -27,38 +28,39 @@ impl Guard {
     /// use tower_sluice::admin::Guard;
     ///
     /// # let knows = |_: &axum::http::HeaderValue| false;
-    /// let guard = Guard::from_fn(move |parts| match parts.headers.get(header::AUTHORIZATION) {
+    /// let guard = Guard::from_fn(move |head| match head.headers.get(header::AUTHORIZATION) {
     ///     Some(credentials) if knows(credentials) => Ok(()),
     ///     _ => Err((StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic")])),
     /// });
     /// ```
     pub fn from_fn<F, E>(admits: F) -> Self
     where
-        F: Fn(&Parts) -> Result<(), E> + Send + Sync + 'static,
+        F: Fn(&RequestHead<'_>) -> Result<(), E> + Send + Sync + 'static,
         E: IntoResponse + 'static,
     {
         let admits = Arc::new(admits);
         Self::layer(middleware::from_fn(move |request: Request, next: Next| {
-            let (parts, body) = request.into_parts();
-            let refused = admits(&parts).err().map(IntoResponse::into_response);
+            let rejection =
+                admits(&RequestHead::from(&request)).err().map(IntoResponse::into_response);
             async move {
-                match refused {
-                    Some(answer) => answer,
-                    None => next.run(Request::from_parts(parts, body)).await,
+                match rejection {
+                    Some(response) => response,
+                    None => next.run(request).await,
                 }
             }
         }))
     }
 
-    /// Lays a layer of tower around all routes: one that authenticates, or several in a
-    /// `ServiceBuilder`. It must answer by itself to whom it does not let in.
+    /// Creates a guard from a Tower layer that authenticates requests, or from several layers in a
+    /// `ServiceBuilder`. The layer wraps all routes. It must respond itself to requests that it
+    /// rejects.
     ///
     /// ```
     /// use axum::{extract::Request, http::StatusCode, middleware::{self, Next}};
     /// use tower_sluice::admin::Guard;
     ///
     /// Guard::layer(middleware::from_fn(async |request: Request, next: Next| {
-    ///     // stands in for a look into a table of sessions
+    ///     // replace this with a lookup in a table of sessions
     ///     match request.headers().contains_key("cookie") {
     ///         true => Ok(next.run(request).await),
     ///         false => Err(StatusCode::UNAUTHORIZED),
@@ -76,7 +78,7 @@ impl Guard {
         Self(Box::new(move |router| router.layer(layer)))
     }
 
-    pub(super) fn around(self, router: Router) -> Router {
+    pub(super) fn wrap(self, router: Router) -> Router {
         (self.0)(router)
     }
 }

@@ -1,4 +1,4 @@
-//! Keys as operators write them: each names an account that the extractor of a rule charges.
+//! Parses the keys that operators write into the keys that the extractor of a rule produces.
 
 use std::net::IpAddr;
 
@@ -11,44 +11,44 @@ use crate::{
     name::RuleName,
 };
 
-/// A key, and how many leading bits of its address count where that is fewer than all.
+/// A key, and the length of its address prefix if that is shorter than the address.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Named {
+pub(super) struct ParsedKey {
     pub(super) key: Key,
     pub(super) prefix: Option<u8>,
 }
 
-impl From<Key> for Named {
+impl From<Key> for ParsedKey {
     fn from(key: Key) -> Self {
         Self { key, prefix: None }
     }
 }
 
-/// Why a value is no key of a kind.
-enum Wrong {
-    /// The value is of another kind.
-    Kind,
-    /// The value cannot be used.
-    Value(String),
+/// The reason why a value is not a key of a kind.
+enum ParseError {
+    /// The value has another kind.
+    OtherKind,
+    /// The value is invalid.
+    Invalid(String),
 }
 
-/// Reads a key of the rule, whose keys are of this kind.
+/// Parses a key of a rule whose keys have this kind.
 ///
 /// # Errors
 ///
-/// When no request of the rule has such a key, or it may be one of several.
-pub(super) fn read(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<Named, String> {
-    let mut found: Vec<(Named, KeyKind)> = Vec::new();
-    let mut wrong = None;
+/// Returns an error if no request of the rule has such a key, or if the value fits several keys.
+pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
+    let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
+    let mut invalid = None;
     for kind in kind::alternatives(kind).iter() {
-        match of_kind(value, kind, rule) {
-            Ok(named) if found.iter().any(|(other, _)| *other == named) => {}
-            Ok(named) => found.push((named, kind.clone())),
-            Err(Wrong::Value(why)) => wrong = wrong.or(Some(why)),
-            Err(Wrong::Kind) => {}
+        match parse_kind(value, kind, rule) {
+            Ok(parsed) if found.iter().any(|(other, _)| *other == parsed) => {}
+            Ok(parsed) => found.push((parsed, kind.clone())),
+            Err(ParseError::Invalid(why)) => invalid = invalid.or(Some(why)),
+            Err(ParseError::OtherKind) => {}
         }
     }
-    match (found.len(), wrong) {
+    match (found.len(), invalid) {
         (1, _) => Ok(found.remove(0).0),
         (0, Some(why)) => Err(why),
         (0, None) => Err(format!(
@@ -57,7 +57,7 @@ pub(super) fn read(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<Name
             kind::forms(kind)
         )),
         _ => {
-            let written = |(_, kind): &(Named, KeyKind)| kind::written(value, kind).to_string();
+            let written = |(_, kind): &(ParsedKey, KeyKind)| kind::written(value, kind).to_string();
             let written: Vec<_> = found.iter().map(written).collect();
             Err(format!(
                 "key is {value}, which rule {rule:?} may count in {} ways: send {}",
@@ -68,67 +68,67 @@ pub(super) fn read(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<Name
     }
 }
 
-fn of_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<Named, Wrong> {
-    let wrong = |name: &str, value: &Value, fix: &str| {
-        Wrong::Value(format!("{name} of key is {value}; {fix}"))
+fn parse_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, ParseError> {
+    let invalid = |name: &str, value: &Value, fix: &str| {
+        ParseError::Invalid(format!("{name} of key is {value}; {fix}"))
     };
     let text = |name: &str, value: &'_ Value| match value.as_str() {
         Some(text) => Ok(text.to_owned()),
-        None => Err(wrong(name, value, "give text")),
+        None => Err(invalid(name, value, "give text")),
     };
     match (kind, field(value)) {
         (KeyKind::Text, None) => match value {
             Value::String(text) => trimmed_key(text),
-            _ => Err(Wrong::Kind),
+            _ => Err(ParseError::OtherKind),
         },
         (KeyKind::Text, Some(("text", value))) => trimmed_key(&text("text", value)?),
         (KeyKind::Text, Some(("bytes", value))) => match STANDARD.decode(text("bytes", value)?) {
             Ok(bytes) => text_key(&bytes),
-            Err(_) => Err(wrong("bytes", value, "give base64 with its padding, as \"/w==\"")),
+            Err(_) => Err(invalid("bytes", value, "give base64 with its padding, as \"/w==\"")),
         },
-        (KeyKind::Number, None) => number(value).ok_or(Wrong::Kind),
+        (KeyKind::Number, None) => number(value).ok_or(ParseError::OtherKind),
         (KeyKind::Number, Some(("number", value))) => number(value).ok_or_else(|| {
             let fix = "give a whole number of at most 128 bits, as 7, or above 64 bits as text";
-            wrong("number", value, fix)
+            invalid("number", value, fix)
         }),
         (KeyKind::Address { .. }, None) => match value {
-            // text that is no address may be of another kind
+            // Text that is not an address may have another kind.
             Value::String(text) => match address(text, kind) {
-                Err(fix) if text.contains('/') => Err(wrong("address", value, &fix)),
-                read => read.map_err(|_| Wrong::Kind),
+                Err(fix) if text.contains('/') => Err(invalid("address", value, &fix)),
+                parsed => parsed.map_err(|_| ParseError::OtherKind),
             },
-            _ => Err(Wrong::Kind),
+            _ => Err(ParseError::OtherKind),
         },
         (KeyKind::Address { .. } | KeyKind::Any, Some((name @ ("address" | "ip"), value))) => {
-            address(&text(name, value)?, kind).map_err(|fix| wrong(name, value, &fix))
+            address(&text(name, value)?, kind).map_err(|fix| invalid(name, value, &fix))
         }
         (KeyKind::Everyone, Some((name @ "everyone", value))) => match value {
             Value::Bool(true) => Ok(Key::everyone().into()),
-            _ => Err(wrong(name, value, "give true")),
+            _ => Err(invalid(name, value, "give true")),
         },
         (KeyKind::Unidentified, Some((name @ "unidentified", value))) => match value {
             Value::Bool(true) => Ok(Key::unidentified().into()),
-            _ => Err(wrong(name, value, "give true")),
+            _ => Err(invalid(name, value, "give true")),
         },
         (KeyKind::Tuple(kinds), None) => match value {
             Value::Array(values) if values.len() == kinds.len() => {
                 join(values.iter().zip(kinds), rule)
             }
-            _ => Err(Wrong::Kind),
+            _ => Err(ParseError::OtherKind),
         },
         (KeyKind::Any, None) => match value {
-            Value::String(text) => address(text, kind).map_err(|_| Wrong::Kind),
-            // its parts are of any kind, too
+            Value::String(text) => address(text, kind).map_err(|_| ParseError::OtherKind),
+            // The parts may have any kind, too.
             Value::Array(values) if !values.is_empty() => {
                 join(values.iter().map(|value| (value, &KeyKind::Any)), rule)
             }
-            _ => Err(Wrong::Kind),
+            _ => Err(ParseError::OtherKind),
         },
-        _ => Err(Wrong::Kind),
+        _ => Err(ParseError::OtherKind),
     }
 }
 
-/// The one field of an object.
+/// Returns the field of an object with exactly one field.
 fn field(value: &Value) -> Option<(&str, &Value)> {
     let fields = value.as_object().filter(|fields| fields.len() == 1)?;
     fields.iter().next().map(|(name, value)| (name.as_str(), value))
@@ -137,41 +137,42 @@ fn field(value: &Value) -> Option<(&str, &Value)> {
 fn join<'a>(
     parts: impl Iterator<Item = (&'a Value, &'a KeyKind)>,
     rule: RuleName,
-) -> Result<Named, Wrong> {
-    let parts = parts.map(|(value, kind)| read(value, kind, rule));
-    let parts = parts.collect::<Result<Vec<_>, _>>().map_err(Wrong::Value)?;
+) -> Result<ParsedKey, ParseError> {
+    let parts = parts.map(|(value, kind)| parse(value, kind, rule));
+    let parts = parts.collect::<Result<Vec<_>, _>>().map_err(ParseError::Invalid)?;
     let prefix = parts.iter().filter_map(|part| part.prefix).min();
     let keys: Vec<_> = parts.into_iter().map(|part| part.key).collect();
-    Ok(Named { key: Key::join(&keys), prefix })
+    Ok(ParsedKey { key: Key::join(&keys), prefix })
 }
 
-/// No header has white space around it; what else may is given as bytes.
-fn trimmed_key(text: &str) -> Result<Named, Wrong> {
+/// Rejects surrounding white space, because no header value has it. Other keys that have it are
+/// written as bytes.
+fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     if text.trim() != text && !text.trim().is_empty() {
-        return Err(Wrong::Value(format!(
-            "key is {text:?}, with white space around it; drop that, or give {{ \"bytes\": .. }}"
+        return Err(ParseError::Invalid(format!(
+            "key is {text:?}, with white space around it; remove that, or give {{ \"bytes\": .. }}"
         )));
     }
     text_key(text.as_bytes())
 }
 
-/// No request is charged under a blank text: it counts as missing.
-fn text_key(bytes: &[u8]) -> Result<Named, Wrong> {
+/// Rejects blank text. Such a key counts as missing, so no request is charged under it.
+fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {
-        return Err(Wrong::Value(
-            "key is a blank text, which counts as no identity; what requests without one share is \
-             { \"unidentified\": true }"
+        return Err(ParseError::Invalid(
+            "key is a blank text, which counts as no identity; for the key that requests without \
+             an identity share, give { \"unidentified\": true }"
                 .into(),
         ));
     }
     Ok(key.into())
 }
 
-fn number(value: &Value) -> Option<Named> {
+fn number(value: &Value) -> Option<ParsedKey> {
     let number = match value {
         Value::Number(number) => number.as_u64().map(u128::from),
-        // of what is above 64 bits JSON makes a fraction; a parser of integers would take a sign
+        // JSON numbers above 64 bits become fractions. `parse` alone would accept a sign.
         Value::String(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             digits.parse().ok()
         }
@@ -180,9 +181,10 @@ fn number(value: &Value) -> Option<Named> {
     number.map(|number| Key::from(number).into())
 }
 
-/// An address as the extractor masks it. A prefix behind `/` must be the extractor's, where that is
-/// known; where it is not, it is that of `PeerIp` and `ClientIp`, or the one given.
-fn address(text: &str, kind: &KeyKind) -> Result<Named, String> {
+/// Parses an address and masks it like the extractor. A prefix after `/` must be that of the
+/// extractor if it is known. If it is unknown, the given prefix is used, or else the default of
+/// `PeerIp` and `ClientIp`.
+fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),
         None => (text, None),
@@ -190,18 +192,18 @@ fn address(text: &str, kind: &KeyKind) -> Result<Named, String> {
     let address: IpAddr = address
         .parse()
         .map_err(|_| "give an address, as \"203.0.113.9\" or \"2001:db8::1\"".to_owned())?;
-    // as they are unfolded before they are masked
+    // Extractors unmap an address before they mask it.
     let address = address.to_canonical();
-    let most = if address.is_ipv4() { 32 } else { 128 };
+    let width = if address.is_ipv4() { 32 } else { 128 };
     let given = match bits.map(str::parse::<u8>) {
         None => None,
-        // a parser of integers would take a sign
-        Some(Ok(given)) if (1..=most).contains(&given) && !text.contains('+') => Some(given),
-        Some(_) => return Err(format!("give 1 to {most} bits behind the /")),
+        // `parse` alone would accept a sign.
+        Some(Ok(given)) if (1..=width).contains(&given) && !text.contains('+') => Some(given),
+        Some(_) => return Err(format!("give 1 to {width} bits after the /")),
     };
     let counted = match (kind, address) {
-        (KeyKind::Address { ipv4_prefix, .. }, IpAddr::V4(_)) => Some((*ipv4_prefix).min(most)),
-        (KeyKind::Address { ipv6_prefix, .. }, IpAddr::V6(_)) => Some((*ipv6_prefix).min(most)),
+        (KeyKind::Address { ipv4_prefix, .. }, IpAddr::V4(_)) => Some((*ipv4_prefix).min(width)),
+        (KeyKind::Address { ipv6_prefix, .. }, IpAddr::V6(_)) => Some((*ipv6_prefix).min(width)),
         _ => None,
     };
     let bits = match (counted, given) {
@@ -213,7 +215,7 @@ fn address(text: &str, kind: &KeyKind) -> Result<Named, String> {
         (None, None) => 64,
     };
     let key = Prefix::of(bits, bits).key(address);
-    Ok(Named { key, prefix: (bits < most).then_some(bits) })
+    Ok(ParsedKey { key, prefix: (bits < width).then_some(bits) })
 }
 
 #[cfg(test)]
@@ -227,8 +229,8 @@ mod tests {
     const ADDRESS: KeyKind = KeyKind::Address { ipv4_prefix: 32, ipv6_prefix: 64 };
     const SITE: KeyKind = KeyKind::Address { ipv4_prefix: 24, ipv6_prefix: 48 };
 
-    fn named(value: &Value, kind: &KeyKind) -> Result<Named, String> {
-        read(value, kind, RuleName::new("user").expect("a name"))
+    fn parsed(value: &Value, kind: &KeyKind) -> Result<ParsedKey, String> {
+        parse(value, kind, RuleName::new("user").expect("a name"))
     }
 
     fn v6(segments: [u16; 4]) -> Key {
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_one_that_an_extractor_of_its_kind_makes() {
+    fn a_parsed_key_equals_the_key_of_its_extractor() {
         let pair = || KeyKind::Tuple(vec![KeyKind::Text, KeyKind::Number]);
         let joined = Key::join(&["a".into(), 7_u32.into()]);
         for (written, kind, made) in [
@@ -275,13 +277,13 @@ mod tests {
                 Key::join(&[Key::join(&["a".into(), "b".into()]), "c".into()]),
             ),
         ] {
-            assert_eq!(named(&written, &kind).map(|named| named.key), Ok(made), "{written}");
+            assert_eq!(parsed(&written, &kind).map(|parsed| parsed.key), Ok(made), "{written}");
         }
     }
 
     #[test]
-    fn the_bits_that_count_are_those_of_the_extractor() {
-        let prefix = |written: Value, kind: &KeyKind| named(&written, kind).expect("a key").prefix;
+    fn an_address_has_the_prefix_of_its_extractor() {
+        let prefix = |written: Value, kind: &KeyKind| parsed(&written, kind).expect("a key").prefix;
         assert_eq!(prefix(json!("203.0.113.9"), &ADDRESS), None);
         assert_eq!(prefix(json!("203.0.113.9"), &SITE), Some(24));
         assert_eq!(prefix(json!("2001:db8::1"), &ADDRESS), Some(64));
@@ -289,14 +291,14 @@ mod tests {
         assert_eq!(prefix(json!({ "ip": "2001:db8::1/128" }), &KeyKind::Any), None);
         let pair = KeyKind::Tuple(vec![KeyKind::Text, SITE]);
         assert_eq!(prefix(json!(["GET", "2001:db8::1"]), &pair), Some(48));
-        // an extractor may describe what there is not
+        // An extractor may report prefixes that are out of range.
         let odd = KeyKind::Address { ipv4_prefix: 0, ipv6_prefix: 255 };
-        assert_eq!(named(&json!("10.0.0.1"), &odd).map(|named| named.prefix), Ok(Some(0)));
-        assert_eq!(named(&json!("::1"), &odd).map(|named| named.prefix), Ok(None));
+        assert_eq!(parsed(&json!("10.0.0.1"), &odd).map(|parsed| parsed.prefix), Ok(Some(0)));
+        assert_eq!(parsed(&json!("::1"), &odd).map(|parsed| parsed.prefix), Ok(None));
     }
 
     #[test]
-    fn a_key_that_no_request_has_is_an_error_with_the_fix() {
+    fn a_key_that_no_request_can_have_is_an_error_with_a_fix() {
         let pair = || KeyKind::Tuple(vec![KeyKind::Text, ADDRESS]);
         for (written, kind, said) in [
             (
@@ -331,7 +333,7 @@ mod tests {
             (json!({ "user": "alice" }), KeyKind::Any, "send text, {\"address\": ..}"),
             (json!({ "ip": 7 }), ADDRESS, "ip of key is 7; give text"),
             (json!({ "ip": "010.0.0.1" }), ADDRESS, "ip of key is \"010.0.0.1\"; give an address"),
-            (json!({ "address": "10.0.0.1/33" }), KeyKind::Any, "give 1 to 32 bits behind the /"),
+            (json!({ "address": "10.0.0.1/33" }), KeyKind::Any, "give 1 to 32 bits after the /"),
             (json!({ "ip": "10.0.0.1/0" }), KeyKind::Any, "give 1 to 32 bits"),
             (json!({ "ip": "10.0.0.1/+8" }), KeyKind::Any, "give 1 to 32 bits"),
             (json!("::1/129"), ADDRESS, "address of key is \"::1/129\"; give 1 to 128 bits"),
@@ -349,12 +351,12 @@ mod tests {
             (json!({ "bytes": "/w" }), KeyKind::Text, "bytes of key is \"/w\"; give base64 with"),
             (json!({ "everyone": false }), KeyKind::Any, "everyone of key is false; give true"),
             (json!(" \t"), KeyKind::Text, "key is a blank text"),
-            (json!("alice "), KeyKind::Text, "key is \"alice \", with white space around it; drop"),
-            (json!({ "text": "\talice" }), KeyKind::Any, "with white space around it; drop that"),
+            (json!("alice "), KeyKind::Text, "is \"alice \", with white space around it; remove"),
+            (json!({ "text": "\talice" }), KeyKind::Any, "with white space around it; remove that"),
             (json!(["a", ""]), KeyKind::Any, "key is a blank text"),
             (json!({ "bytes": "" }), KeyKind::Text, "key is a blank text"),
         ] {
-            let error = named(&written, &kind).expect_err("no key");
+            let error = parsed(&written, &kind).expect_err("no key");
             assert!(error.contains(said), "{written}: {error}");
         }
     }

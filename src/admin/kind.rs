@@ -1,4 +1,4 @@
-//! Kinds of keys in words and in JSON.
+//! Text and JSON for the kinds of keys.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::key::KeyKind;
 
-/// The kinds that a key may be of, each by itself; `Any` stands for addresses and lists of any kind.
+/// Returns the kinds that a key may have. In the result, `Any` means addresses and lists of any
+/// kind.
 pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     const ALL: &[KeyKind] =
         &[KeyKind::Text, KeyKind::Number, KeyKind::Any, KeyKind::Everyone, KeyKind::Unidentified];
@@ -19,7 +20,7 @@ pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     }
 }
 
-/// The kind in words, as in "counts addresses".
+/// Returns the kind as text, as in "counts addresses".
 pub(super) fn text(kind: &KeyKind) -> String {
     let all =
         |kinds: &[KeyKind], between: &str| kinds.iter().map(text).collect::<Vec<_>>().join(between);
@@ -35,11 +36,11 @@ pub(super) fn text(kind: &KeyKind) -> String {
     }
 }
 
-/// Keys of the kind, to copy.
+/// Returns example keys of the kind.
 pub(super) fn forms(kind: &KeyKind) -> String {
     if *kind == KeyKind::Any {
         return "text, {\"address\": ..}, {\"number\": ..}, {\"bytes\": ..}, {\"everyone\": true}, \
-                {\"unidentified\": true} or a list of such"
+                {\"unidentified\": true} or a list of these"
             .into();
     }
     let forms = alternatives(kind);
@@ -59,7 +60,7 @@ fn example(kind: &KeyKind) -> Value {
     }
 }
 
-/// A value that may be of several kinds, as one of this kind alone.
+/// Writes a value that fits several kinds in the form that fits only this kind.
 pub(super) fn written(value: &Value, kind: &KeyKind) -> Value {
     match (value, kind) {
         (Value::String(_), KeyKind::Text) => json!({ "text": value }),
@@ -69,7 +70,7 @@ pub(super) fn written(value: &Value, kind: &KeyKind) -> Value {
     }
 }
 
-/// The kind as the page reads it; `null` where it is not known.
+/// Returns the kind as JSON, or `null` if it is unknown.
 pub(super) fn json(kind: &KeyKind) -> Value {
     match kind {
         KeyKind::Any => Value::Null,

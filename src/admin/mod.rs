@@ -1,9 +1,9 @@
-//! A router for operators: rules and limits, accounts, refusals, switches, the health of stores.
+//! A router for operators: rules and limits, accounts, denials, switches and the health of stores.
 //!
-//! What a limiter does is asked at bad moments: who is refused, why, and how to let one in now. The
-//! routes here answer that, and change what must not wait for a deployment. You name the layers that
-//! are watched, and mount the router under a path of your own; it needs a [`Guard`], since whoever
-//! reaches it turns limits off.
+//! During an incident an operator needs to know which clients are denied, why, and how to allow one
+//! of them now. The routes of this module report that, and change limits without a deployment. Add
+//! each layer under a name, and mount the router under a path. The router needs a [`Guard`],
+//! because its users can turn limits off.
 //!
 //! ```
 //! use axum::{Router, http::{HeaderMap, StatusCode}, routing::get};
@@ -12,25 +12,27 @@
 //! let mut admin = Admin::new();
 //! let layer = admin.watch("api", RateLimitLayer::per_ip(Quota::per_second(10)));
 //!
-//! // stands in for your own authentication
+//! // replace this with your own authentication
 //! let guard = Guard::from_fn(|parts| match parts.headers.get("x-operator") {
 //!     Some(_) => Ok(()),
 //!     None => Err(StatusCode::FORBIDDEN),
 //! });
 //! let app: Router = Router::new()
 //!     .route("/", get(|| async { "hello" }))
-//!     .layer(layer) // the watched one
+//!     .layer(layer) // the layer that `watch` returned
 //!     .nest("/admin", admin.router(guard));
 //! ```
 //!
-//! A configured case: two layers, fingerprints that are the same in every process, and a guard that
-//! is a layer of tower.
+//! A configured example: two layers, fingerprints that are equal in every process, and a guard that
+//! is a Tower layer.
 //!
 //! ```
 //! use axum::{Router, extract::Request, http::StatusCode, middleware, response::Response};
 //! use tower_sluice::{
-//!     LocalStore, Quota, RateLimitLayer, Rule, Secret,
-//!     admin::{Admin, Guard}, key::{Header, PeerIp},
+//!     LocalStore, Quota, RateLimitLayer, Rule,
+//!     admin::{Admin, Guard},
+//!     fingerprint::FingerprintKey,
+//!     key::{HeaderKey, PeerIp},
 //! };
 //!
 //! async fn operators_only(request: Request, next: middleware::Next) -> Result<Response, StatusCode> {
@@ -38,28 +40,29 @@
 //!     if knows(&request) { Ok(next.run(request).await) } else { Err(StatusCode::UNAUTHORIZED) }
 //! }
 //!
-//! let secret = Secret::new("correct horse battery staple")?; // from configuration
+//! let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
 //! let mut admin = Admin::new().fingerprint(secret);
 //! let store = LocalStore::new();
 //! let login = Rule::new("login", PeerIp::new(), Quota::per_minute(5));
 //! let login = admin.watch("login", RateLimitLayer::rules(login, store.clone()));
-//! let user = Rule::new("user", Header::new("x-api-key"), Quota::per_second(50));
+//! let user = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_second(50));
 //! let user = admin.watch("user", RateLimitLayer::rules(user, store));
 //! let router = admin.router(Guard::layer(middleware::from_fn(operators_only)));
 //! # let _: (Router, _, _) = (router, login, user);
-//! # Ok::<(), tower_sluice::SecretError>(())
+//! # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
 //! ```
 //!
-//! # Guesses at a password
+//! # Password guessing
 //!
-//! A guard that asks for a password can be guessed at as fast as it answers. Limit the guard by a
-//! layer of this crate: by client address, and wrong guesses only.
+//! Clients can guess the password of a guard as fast as it responds. Limit the guard with a layer
+//! of this crate, by client address and for wrong guesses only.
 //!
 //! ```
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
-//!     LocalStore, Mode, PeerIp, Quota, RateLimitLayer, Reservation, Rule, admin::Guard,
+//!     LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard, middleware::ChargeHandle,
+//!     rule::Applies,
 //! };
 //!
 //! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
@@ -67,58 +70,61 @@
 //!     if !is_right(request.headers()) {
 //!         return Err(StatusCode::UNAUTHORIZED); // the charge stays
 //!     }
-//!     if let Some(guess) = request.extensions().get::<Reservation>() {
-//!         guess.refund(); // before the routes run, which may take their time
+//!     if let Some(guess) = request.extensions().get::<ChargeHandle>() {
+//!         guess.refund(); // before the routes run, because they may be slow
 //!     }
 //!     Ok(next.run(request).await)
 //! }
 //!
 //! // behind a proxy: ClientIp::behind
-//! let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).mode(|parts| {
-//!     // browsers ask without a password first, and that is no guess
-//!     if parts.headers.contains_key(header::AUTHORIZATION) { Mode::Charge } else { Mode::Skip }
+//! let guesses = Rule::new("password", PeerIp::new(), Quota::per_minute(5)).applies(|parts| {
+//!     // the first request of a browser has no password, so it is not a guess
+//!     if parts.headers.contains_key(header::AUTHORIZATION) { Applies::Charge } else { Applies::Skip }
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
 //!     .headers_only_when_denied()
-//!     .reserve();
+//!     .expose_charge();
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
 //!
-//! Guesses are charged before they are checked, so that parallel ones are counted, too. Once an
-//! address has spent its guesses, a right password from there is denied as well: otherwise a denial
-//! would not end the guessing. Addresses do not share, so nobody can lock an operator out from another
-//! one. An operator behind the same NAT as a guesser waits until the guesser stops, or comes from
-//! another address, such as loopback through SSH.
-//! No rule bounds all addresses together, since such a rule would let anybody lock operators out: an
-//! attacker with a thousand addresses has 5000 guesses a minute, so use a random password of 64 bits or
-//! more.
+//! A guess is charged before it is checked, so that parallel guesses are counted as well. An
+//! address without guesses left is denied even with the right password; otherwise a denial would
+//! not end the guessing. Addresses have separate accounts, so a client cannot lock an operator out
+//! from another address. An operator behind the same NAT as an attacker has to wait until the
+//! attacker stops, or use another address, such as loopback through SSH.
+//!
+//! No rule limits all addresses together, because such a rule would let anyone lock operators out.
+//! An attacker with a thousand addresses has 5000 guesses per minute, so use a random password of
+//! at least 64 bits.
 //!
 //! # Routes
 //!
-//! All are below the path where the router is mounted. `examples/admin.rs` serves them behind a
-//! password. By `Router::nest("/admin", …)` axum serves `/admin` and what is below, but `/admin/` not;
-//! by `nest_service` that too.
+//! Paths are relative to the path where the router is mounted. `examples/admin.rs` serves the
+//! routes behind a password. With `Router::nest("/admin", …)` axum serves `/admin` and the paths
+//! below it, but not `/admin/`. With `nest_service` it serves `/admin/`, too.
 //!
-//! | route | request | answer |
+//! | route | request | response |
 //! |---|---|---|
 //! | `GET /` | | redirects to the page |
-//! | `GET /page` | | a page that shows and does what is below |
+//! | `GET /page` | | a page that uses the routes below |
 //! | `GET /api/layers` | | `{"layers": [{"layer": "api", "on": true, "report_only": false, "rules": [..]}]}` |
 //! | `GET /api/refusals` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..]}]}]}` |
-//! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "state": "well", ..}}]}` |
-//! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | what its account has, as below |
-//! | `POST /api/reset` | the same | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
-//! | `POST /api/block` | the same, and `"for": "10min"` | the same, `"done": "block"` |
-//! | `POST /api/unblock` | as peek | the same, `"done": "unblock"` |
+//! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "status": "healthy", ..}}]}` |
+//! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | the account, as below |
+//! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
+//! | `POST /api/block` | as `peek`, with `"for": "10min"` | as `reset`, with `"done": "block"` |
+//! | `POST /api/unblock` | as `peek` | as `reset`, with `"done": "unblock"` |
 //! | `POST /api/switch` | `{"layer": "api", "on": false}` | `{"layer": "api", "on": false}` |
-//! | `POST /api/report-only` | `{"layer": "api", "rule": "ip", "on": true}` | the same |
+//! | `POST /api/report-only` | `{"layer": "api", "rule": "ip", "on": true}` | `{"layer": "api", "rule": "ip", "on": true}` |
 //!
-//! `switch` is the kill switch: with `"on": false` every request passes and no store is asked.
-//! `report-only` without a rule is that of the whole layer. Both hold in this process until it ends.
+//! `switch` is the kill switch: with `"on": false` every request passes, and the store is not
+//! called. `report-only` without a rule applies to the whole layer. Both apply to this process
+//! until it ends.
 //!
-//! A rule among `layers`: `refused` and `reported` count in this process, since it is watched, what
-//! was refused and what would have been; `quotas` are `null` where they are chosen per request, `cost` and
-//! `headroom` where they are read from it, and `quotas_are` says `fixed`, `live` or `per request`.
+//! In `layers`, a rule has the form below. `refused` counts the denied requests, and `reported` the
+//! requests that would have been denied, in this process since the layer was added. `quotas` is
+//! `null` if quotas are chosen per request. `cost` and `headroom` are `null` if they are read from
+//! the request. `quotas_are` is `fixed`, `live` or `per request`.
 //!
 //! ```json
 //! {
@@ -129,16 +135,17 @@
 //! }
 //! ```
 //!
-//! One of the `recent` refusals of a rule, newest first and at most 50 of each rule; `at_ms` is Unix
-//! time, `key` the [fingerprint](crate::Fingerprint) of the key, and `retry_after_ms` is `null` where
-//! waiting did not help.
+//! In `refusals`, `recent` lists the latest denials of a rule, at most 50, newest first. `at_ms` is
+//! Unix time, `key` is the [fingerprint](crate::fingerprint::Fingerprint) of the key, and `retry_after_ms` is
+//! `null` if waiting does not help.
 //!
 //! ```json
 //! {"at_ms": 1764547200123, "key": "55bbf4838f29aabc", "result": "limited", "retry_after_ms": 100}
 //! ```
 //!
-//! What an account has: `blocked_ms` is how long the key is blocked yet, or `null`; `would` says in
-//! [words](crate::explain) what a request of the usual cost would be answered. Nothing is charged.
+//! `peek` returns an account without charging it. `blocked_ms` is the time for which the key
+//! remains blocked, or `null`. `would` [explains](crate::explain) the decision that a request of
+//! the usual cost would get.
 //!
 //! ```json
 //! {
@@ -152,113 +159,118 @@
 //!
 //! # Keys
 //!
-//! A key is written as its extractor makes it, so that it names the account that requests charge. The
-//! [kind](crate::key::KeyKind) of a rule's keys is `key_kind` among `layers`: `"text"`, `"number"`,
-//! `"everyone"`, `"unidentified"`, `{"address": {..}}`, `{"one_of": [..]}`, a list for a tuple, and
-//! `null` for an extractor that does not say, as one made by [`key_fn`](crate::key_fn). A key of another
-//! kind is an error, since no request has it.
+//! Write a key in the form that the extractor of the rule produces. The [kind](crate::key::KeyKind)
+//! of a rule's keys is `key_kind` in `layers`: `"text"`, `"number"`, `"everyone"`,
+//! `"unidentified"`, `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. It is `null` if
+//! the extractor does not report a kind, like that of [`key_fn`](crate::key_fn). A key of another
+//! kind is an error, because no request has it.
 //!
-//! | key | is what |
+//! | key | extractor |
 //! |---|---|
-//! | `"alice"` or `{"text": "alice"}` | [`Header`](crate::key::Header), `Method`, `Route` and extractors of text find |
-//! | `{"address": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) find; `ip` is the same |
-//! | `{"number": 7}` | an extractor of numbers finds; above 2⁶⁴ as text |
-//! | `{"bytes": "/w=="}` | an extractor of bytes that are no text finds, in base64 |
-//! | `{"everyone": true}` | [`Everyone`](crate::key::Everyone) finds |
-//! | `{"unidentified": true}` | requests without an identity share ([`Missing::Share`](crate::Missing)) |
-//! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors finds |
+//! | `"alice"` or `{"text": "alice"}` | [`Header`](crate::key::HeaderKey), `Method`, `Route` and other extractors of text |
+//! | `{"address": "203.0.113.9"}` or `{"ip": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) |
+//! | `{"number": 7}` | an extractor of numbers; from 2⁶⁴ on, write the number as text |
+//! | `{"bytes": "/w=="}` | an extractor of bytes that are not text, in base64 |
+//! | `{"everyone": true}` | [`Everyone`](crate::key::Everyone) |
+//! | `{"unidentified": true}` | none: the key that requests without an identity share ([`OnMissingKey::Share`](crate::rule::OnMissingKey)) |
+//! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
-//! Text alone is read as an address or a number where the rule counts those. Where it may be either, as
-//! `"127.0.0.1"` by a header or else by address, it is an error that shows both forms.
+//! Plain text is parsed as an address or a number if the rule counts addresses or numbers. Text
+//! that fits several kinds of the rule is an error that shows the possible forms. An example is
+//! `"127.0.0.1"` for a rule that counts by a header or else by address.
 //!
-//! An address is cut to its prefix as the extractor cuts it: to block one IPv6 address by a rule that
-//! counts by /64 blocks the whole /64, and the answer says so (`"prefix": 64`). Where the kind is not
-//! known, IPv6 is cut to 64 bits, or to as many as follow: `{"address": "2001:db8::7/48"}`.
+//! An address is masked to its prefix as in the extractor. A block of one IPv6 address in a rule
+//! that counts by /64 blocks the whole /64, and the response reports that (`"prefix": 64`). If the
+//! kind is unknown, an IPv6 address is masked to 64 bits or to the given prefix:
+//! `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
 //!
-//! The account of a rule with fixed or [live](crate::LivePlan) quotas is found by itself. Where they
-//! are [chosen per request](crate::Plan::from_fn), `peek` and `reset` need those that the key has, as a
-//! file would give them: `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm":
-//! "sliding_window"}]`. In the same order and by the same algorithms: no algorithm reads the account
-//! of another.
+//! Omit `quotas` for a rule with fixed or [live](crate::LivePlan) quotas. If the rule [chooses
+//! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key, as in
+//! a configuration file:
+//! `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm": "sliding_window"}]`.
+//! Give them in the order and with the algorithms of the rule, because an algorithm cannot read the
+//! account of another.
 //!
 //! # Errors
 //!
-//! Answers are problem+json ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)), whose `detail` names
-//! the field, its value and the fix. A field that there is not is an error.
+//! Errors are problem+json ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). Their `detail`
+//! names the field, its value and the fix. An unknown field is an error.
 //!
-//! | status | why |
+//! | status | reason |
 //! |---|---|
-//! | 400 | the body is not what the route reads |
-//! | 404, 405 | no such layer, rule or route; the route takes another method |
-//! | 409 | the rule has no account, no switch, or a store that cannot only report |
+//! | 400 | invalid body |
+//! | 404, 405 | unknown layer, rule or route; wrong method |
+//! | 409 | the rule has no account or no switch, or its store does not support report-only |
 //! | 413, 415 | a body above 16 KiB, or one that is not `application/json` |
-//! | 501 | the store says that it does not do this: a governor limiter neither looks nor resets |
-//! | 503 | the store failed; what stands in for it did the change in this process only |
+//! | 501 | the store does not support the operation: a governor limiter can neither peek nor reset |
+//! | 503 | the store failed, or its fallback made the change in this process only |
 //! | 507 | the store has no room for another block |
 //!
-//! # What it does not protect against
+//! # Limitations
 //!
-//! - The guard is yours. What it lets in may read every limit and turn all of them off; the keys
-//!   that are typed reach the server in clear, so serve it over TLS.
-//! - A page of another site, in the browser of an operator who is logged in, can send forms and plain
-//!   text, but no JSON unless your CORS policy allows it: so every change is a `POST` of
-//!   `application/json`, and nothing else is read. Lay no permissive CORS layer around this router.
-//! - A guard that admits by address alone, as loopback, admits pages of other sites in a browser on
-//!   that address: such a page can point a name of its own at it (DNS rebinding). Ask for a secret.
-//! - It speaks of one process. Accounts and blocks in Redis are of all; switches, counts and refusals
-//!   are of this one.
-//! - Refusals of requests without a usable key are no rule's, and are not listed; nor is what a deny
-//!   list refuses.
-//! - It does not limit guesses at a password by itself: the guard does, as above. It does not lie behind
-//!   the layers that it watches, so that they cannot shut its operators out.
+//! - Security depends on the guard. Every client that it allows can read all limits and turn them
+//!   off. Keys reach the server in clear text, so serve the router over TLS.
+//! - A page of another site, in the browser of a logged-in operator, can send forms and plain text,
+//!   but not JSON unless your CORS policy allows it. Therefore every change is a `POST` of
+//!   `application/json`, and other content types are rejected. Do not place a permissive CORS layer
+//!   around this router.
+//! - A guard that checks only the address, such as loopback, also allows pages of other sites in a
+//!   browser at that address. Such a page can point its own host name at the address (DNS
+//!   rebinding). Require a secret.
+//! - The router shows one process. Accounts and blocks in Redis are shared by all processes;
+//!   switches, counts and denials belong to this process.
+//! - Rejections without a usable key belong to no rule and are not listed. Rejections by a deny
+//!   list are not listed either.
+//! - The router does not limit password guesses; the guard has to, as above. The router is not
+//!   behind the layers that it manages, so they cannot lock operators out.
 
 mod account;
 mod body;
 mod guard;
 mod key;
 mod kind;
+mod managed;
 mod problem;
 mod routes;
 mod show;
-mod watched;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
 use axum::Router;
 
-use self::watched::Watched;
-pub use self::{guard::Guard, watched::WatchError};
-use crate::{fingerprint::Secret, layer::RateLimitLayer, rule::Rules, store::Store};
+use self::managed::ManagedLayer;
+pub use self::{guard::Guard, managed::WatchError};
+use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules, store::Store};
 
-/// The layers that operators watch, and the router they do it by. See the [module](self) for
-/// examples.
+/// A builder of the router, with the layers that it manages. See the [module](self) for examples.
 #[must_use]
 pub struct Admin {
-    secret: Secret,
-    layers: Vec<Watched>,
+    secret: FingerprintKey,
+    layers: Vec<ManagedLayer>,
 }
 
 impl Admin {
-    /// Nothing is watched yet, and fingerprints are by a random secret of this process.
+    /// Creates a builder without layers. Fingerprints use a random secret of this process.
     pub fn new() -> Self {
-        Self { secret: Secret::random(), layers: Vec::new() }
+        Self { secret: FingerprintKey::random(), layers: Vec::new() }
     }
 
-    /// Tells keys by fingerprints of this secret, so that they are the same in every process. It is
-    /// that of the layers watched from now on; a layer that has a
-    /// [secret of its own](RateLimitLayer::fingerprint) keeps it.
-    pub fn fingerprint(self, secret: impl Into<Secret>) -> Self {
+    /// Sets the secret of the fingerprints that stand for keys, so that they are equal in every
+    /// process. It applies to layers that are added later. A layer with a
+    /// [secret of its own](RateLimitLayer::fingerprint) keeps its secret.
+    pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: secret.into(), ..self }
     }
 
-    /// Watches a layer under a name, and gives it back: lay this one, or its clones, around your
-    /// services. Refusals by what was cloned earlier are not seen. A watched layer has a
-    /// [secret](RateLimitLayer::fingerprint), so that its spans and debug lines tell fingerprints too.
+    /// Adds a layer under a name, and returns it. Use the returned layer or its clones around your
+    /// services: denials by earlier clones are not recorded. The layer gets a
+    /// [secret](RateLimitLayer::fingerprint), so its spans and debug lines contain fingerprints,
+    /// too.
     ///
-    /// A layer may be watched twice, by two routers or two names; refusals are then the same in
-    /// both. Layers may share a store.
+    /// A layer may be added twice, to two routers or under two names. Both then show the same
+    /// denials. Layers may share a store.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, admin::Admin};
@@ -269,7 +281,7 @@ impl Admin {
     ///
     /// # Panics
     ///
-    /// Where [`try_watch`](Admin::try_watch) gives an error.
+    /// Panics if [`try_watch`](Admin::try_watch) returns an error.
     #[track_caller]
     pub fn watch<K, S, R>(
         &mut self,
@@ -286,11 +298,12 @@ impl Admin {
         }
     }
 
-    /// [`watch`](Admin::watch) under a name from outside.
+    /// Like [`watch`](Admin::watch), for a name that is not a constant.
     ///
     /// # Errors
     ///
-    /// When another layer has the name, or it is not 1 to 64 of the characters `A-Z a-z 0-9 - . _ ~`.
+    /// Returns an error if another layer has the name, or if the name does not consist of 1 to 64
+    /// of the characters `A-Z a-z 0-9 - . _ ~`.
     pub fn try_watch<K, S, R>(
         &mut self,
         name: &str,
@@ -300,16 +313,16 @@ impl Admin {
         K: Rules + Send + Sync + 'static,
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
-        let taken = self.layers.iter().any(|watched| *watched.name == *name);
-        watched::check(name, taken)?;
-        self.layers.push(Watched::new(name, &mut layer, self.secret));
+        let taken = self.layers.iter().any(|layer| *layer.name == *name);
+        managed::check_name(name, taken)?;
+        self.layers.push(ManagedLayer::new(name, &mut layer, self.secret));
         Ok(layer)
     }
 
-    /// The router, for a path of your own: `Router::nest("/admin", …)`. The guard is asked for
-    /// everything that reaches it, files of the page and unknown paths included.
+    /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`. The guard checks
+    /// every request, including those for the files of the page and for unknown paths.
     ///
-    /// Layers that are watched later are not in it.
+    /// Layers that are added later are not part of the router.
     pub fn router(&self, guard: Guard) -> Router {
         routes::router(Arc::from(self.layers.clone()), guard)
     }
@@ -323,7 +336,7 @@ impl Default for Admin {
 
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.layers.iter().map(|watched| &watched.name);
+        let names = self.layers.iter().map(|layer| &layer.name);
         f.debug_struct("Admin").field("layers", &names.collect::<Vec<_>>()).finish_non_exhaustive()
     }
 }

@@ -1,11 +1,11 @@
 "use strict";
 
-// What is shown comes from the server as JSON, and goes into the page as text alone.
+// Data from the server is inserted as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
-const LOOK_EVERY = 2000;
-const EXAMINE_EVERY = 5000;
-const PATIENCE = 10000;
+const REFRESH_EVERY_MS = 2000;
+const HEALTH_EVERY_MS = 5000;
+const TIMEOUT_MS = 10000;
 const ALGORITHMS = {
   gcra: "GCRA",
   token_bucket: "token bucket",
@@ -22,8 +22,8 @@ const KINDS = {
   number: "number",
   bytes: "bytes, in base64",
   everyone: "everyone",
-  unidentified: "without an identity",
-  json: "several, as JSON",
+  unidentified: "no identity",
+  json: "list, as JSON",
 };
 const EXAMPLES = {
   text: "alice",
@@ -48,44 +48,44 @@ function time(ms) {
   return `${Math.ceil((ms / length) * 10) / 10} ${name}`;
 }
 
-// Relative, so that the page works below any path.
-async function ask(route, body) {
-  const request = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) };
+// The URL is relative, so that the page works under any path.
+async function call(route, body) {
+  const request = { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) };
   if (body !== undefined) {
     request.method = "POST";
     request.headers = { "content-type": "application/json" };
     request.body = JSON.stringify(body);
   }
   const url = new URL(`api/${route}`, document.baseURI);
-  // a page that was opened with a password in its address may not ask with it
+  // fetch rejects a URL with credentials, which the address of the page may contain
   url.username = url.password = "";
   const response = await fetch(url, request);
   const text = await response.text();
-  let answer = {};
+  let result = {};
   try {
-    answer = JSON.parse(text);
+    result = JSON.parse(text);
   } catch {
-    // a guard may answer what it likes
+    // the response of a guard may have any format
   }
-  if (!response.ok) throw new Error(answer.detail || `${response.status} ${response.statusText}`);
-  return answer;
+  if (!response.ok) throw new Error(result.detail || `${response.status} ${response.statusText}`);
+  return result;
 }
 
-function say(text, kind = "muted") {
+function showState(text, kind = "muted") {
   if ($("state").textContent === text) return;
   $("state").textContent = text;
   $("state").className = kind;
 }
 
-// What failed is said until a change succeeds.
+// An error stays visible until a change succeeds.
 async function change(route, body) {
-  const words = (error) => `${route} of ${body.rule || body.layer} failed: ${error.message}`;
-  const failed = await ask(route, body).then(() => "", words);
+  const describe = (error) => `${route} of ${body.rule || body.layer} failed: ${error.message}`;
+  const failed = await call(route, body).then(() => "", describe);
   $("failed").textContent = failed;
-  if (!failed) await look();
+  if (!failed) await refresh();
 }
 
-// A switch: its name stays, what stands behind it tells the state, and a press turns it.
+// A switch: a button with a fixed name and the current state, "on" or "off".
 function toggle(name, about, kinds, press) {
   const state = element("span", { ariaHidden: "true" });
   const button = element("button", { type: "button" }, `${name}: `, state);
@@ -110,10 +110,10 @@ function ruleView(layer, name) {
   const quotas = element("p");
   const more = element("p", { className: "muted" });
   const recent = element("ul", { className: "recent" });
-  const title = element("summary", { textContent: "Last refusals" });
+  const title = element("summary", { textContent: "Recent denials" });
   const details = element("details", {}, title, recent);
   const report = toggle(
-    "Only reports",
+    "Report only",
     `rule ${name} of ${layer}`,
     ["muted", "wait"],
     (on) => change("report-only", { layer, rule: name, on }),
@@ -124,7 +124,7 @@ function ruleView(layer, name) {
   return {
     root,
     rule(rule) {
-      counts.textContent = `${rule.refused} refused, ${rule.reported} reported`;
+      counts.textContent = `${rule.refused} denied, ${rule.reported} reported`;
       counts.className = rule.refused > 0 ? "number no" : "number muted";
       const one = (quota) => {
         const { algorithm } = quota;
@@ -133,23 +133,23 @@ function ruleView(layer, name) {
       };
       quotas.textContent = rule.quotas ? rule.quotas.map(one).join(", ") || "no limit" : "quotas chosen per request";
       const cost = rule.cost === null ? "cost read from the request" : `cost ${rule.cost}`;
-      const leaves = rule.headroom === null ? ", leaves what the request says" : rule.headroom ? `, leaves ${rule.headroom}` : "";
-      const live = rule.quotas_are === "live" ? ", replaced while the server runs" : "";
-      more.textContent = cost + leaves + (rule.queues ? ", may wait" : "") + live;
+      const headroom = rule.headroom === null ? ", headroom read from the request" : rule.headroom ? `, headroom ${rule.headroom}` : "";
+      const live = rule.quotas_are === "live" ? ", live plan" : "";
+      more.textContent = cost + headroom + (rule.queues ? ", may queue" : "") + live;
       report.set(rule.report_only);
     },
-    recent(refusals) {
-      details.hidden = refusals.length === 0;
-      title.textContent = `Last refusals (${refusals.length})`;
-      recent.replaceChildren(...refusals.map((refusal) => {
-        const at = new Date(refusal.at_ms);
-        const wait = refusal.retry_after_ms === null ? "waiting does not help" : `again in ${time(refusal.retry_after_ms)}`;
+    recent(denials) {
+      details.hidden = denials.length === 0;
+      title.textContent = `Recent denials (${denials.length})`;
+      recent.replaceChildren(...denials.map((denial) => {
+        const at = new Date(denial.at_ms);
+        const wait = denial.retry_after_ms === null ? "waiting does not help" : `retry after ${time(denial.retry_after_ms)}`;
         return element(
           "li",
           {},
           element("time", { className: "number", dateTime: at.toISOString(), textContent: at.toLocaleTimeString() }),
-          element("code", { textContent: refusal.key || "no key" }),
-          element("span", { className: refusal.result.startsWith("shadow") ? "wait" : "no", textContent: refusal.result.replaceAll("_", " ") }),
+          element("code", { textContent: denial.key || "no key" }),
+          element("span", { className: denial.result.startsWith("shadow") ? "wait" : "no", textContent: denial.result.replaceAll("_", " ") }),
           element("span", { className: "muted", textContent: wait }),
         );
       }));
@@ -162,10 +162,10 @@ function layerView(name) {
   const rules = element("div");
   const views = new Map();
   const on = toggle("Limits", name, ["no", "ok"], (wanted) => {
-    if (wanted || confirm(`Let every request pass ${name}?`)) change("switch", { layer: name, on: wanted });
+    if (wanted || confirm(`Turn off all limits of ${name}?`)) change("switch", { layer: name, on: wanted });
   });
   const report = toggle(
-    "Only reports",
+    "Report only",
     name,
     ["muted", "wait"],
     (wanted) => change("report-only", { layer: name, on: wanted }),
@@ -195,17 +195,17 @@ function layerView(name) {
     recent(layer) {
       layer.rules.forEach((rule) => view(rule.rule).recent(rule.recent));
     },
-    health(condition) {
-      health.replaceChildren(healthLine(condition));
+    health(report) {
+      health.replaceChildren(healthLine(report));
     },
   };
 }
 
-function healthLine(condition) {
-  const kind = { well: "ok", failing: "no" }[condition.state] || "muted";
-  const line = element("li", {}, `${condition.store} `, element("span", { className: kind, textContent: condition.state }));
-  if (condition.detail) line.append(`: ${condition.detail}`);
-  const inner = condition.inner || [];
+function healthLine(report) {
+  const kind = { healthy: "ok", failing: "no" }[report.status] || "muted";
+  const line = element("li", {}, `${report.store} `, element("span", { className: kind, textContent: report.status }));
+  if (report.detail) line.append(`: ${report.detail}`);
+  const inner = report.inner || [];
   if (inner.length) line.append(element("ul", {}, ...inner.map(healthLine)));
   return line;
 }
@@ -229,7 +229,7 @@ function options(select, names, labels = {}) {
   if (names.includes(chosen)) select.value = chosen;
 }
 
-// As a key is written that the extractor of a rule makes; of one that does not say, in any way.
+// The forms in which a key of this kind can be written. A key of an unknown kind may have any form.
 function kindsOf(kind) {
   if (Array.isArray(kind)) return ["json"];
   if (kind === null) return Object.keys(KINDS);
@@ -238,7 +238,7 @@ function kindsOf(kind) {
   return kind === "text" ? ["text", "bytes"] : [kind];
 }
 
-function offer() {
+function updateForm() {
   options($("layer"), known.map((layer) => layer.layer));
   const layer = known.find((layer) => layer.layer === $("layer").value);
   options($("rule"), layer ? layer.rules.map((rule) => rule.rule) : []);
@@ -250,40 +250,40 @@ function offer() {
   $("key").placeholder = example || "";
 }
 
-let looking = false;
-let again = false;
+let refreshing = false;
+let refreshAgain = false;
 
-// A look that is asked for during another follows it, so that a change is seen at once.
-async function look() {
-  if (looking) {
-    again = true;
+// A refresh that is requested during another one runs after it, so that a change is shown at once.
+async function refresh() {
+  if (refreshing) {
+    refreshAgain = true;
     return;
   }
-  looking = true;
+  refreshing = true;
   try {
-    const [now, refusals] = await Promise.all([ask("layers"), ask("refusals")]);
+    const [now, denials] = await Promise.all([call("layers"), call("refusals")]);
     known = now.layers;
     now.layers.forEach((layer) => layerOf(layer.layer).layer(layer));
-    refusals.layers.forEach((layer) => layerOf(layer.layer).recent(layer));
-    offer();
-    say(known.length ? "live" : "no layer is watched");
+    denials.layers.forEach((layer) => layerOf(layer.layer).recent(layer));
+    updateForm();
+    showState(known.length ? "live" : "no layers");
   } catch (error) {
-    say(`no answer: ${error.message}`, "no");
+    showState(`no response: ${error.message}`, "no");
   } finally {
-    looking = false;
+    refreshing = false;
   }
-  if (again) {
-    again = false;
-    await look();
+  if (refreshAgain) {
+    refreshAgain = false;
+    await refresh();
   }
 }
 
-// Apart, since a store may take its time to tell, and tells of all it holds.
-async function examine() {
-  const known = document.hidden ? null : await ask("health").catch(() => null);
+// Health is refreshed separately, because the health check of a store may be slow.
+async function refreshHealth() {
+  const known = document.hidden ? null : await call("health").catch(() => null);
   if (known) known.layers.forEach((layer) => layerOf(layer.layer).health(layer.health));
-  else layers.forEach((view) => view.health({ store: "store", state: "unknown", detail: "no answer" }));
-  setTimeout(examine, EXAMINE_EVERY);
+  else layers.forEach((view) => view.health({ store: "store", state: "unknown", detail: "no response" }));
+  setTimeout(refreshHealth, HEALTH_EVERY_MS);
 }
 
 function key() {
@@ -292,7 +292,7 @@ function key() {
     try {
       return JSON.parse(value);
     } catch (wrong) {
-      throw new Error(`key is no JSON: ${wrong.message}; give a list, as in the field`);
+      throw new Error(`key is not valid JSON: ${wrong.message}; give a list, as in ${EXAMPLES.json}`);
     }
   }
   if (kind === "everyone" || kind === "unidentified") return { [kind]: true };
@@ -322,21 +322,21 @@ async function submit(event) {
     if (route === "block") body.for = $("for").value.trim();
     const quotas = $("quotas").value.split(";").map((quota) => quota.trim()).filter(Boolean);
     if (!$("quotas-label").hidden && quotas.length && (route === "peek" || route === "reset")) body.quotas = quotas;
-    const told = await ask(route, body);
-    const whose = element("p", {}, "key ", element("code", { textContent: told.key }), told.done ? `: ${told.done}, done by ${told.by}` : `, as ${told.by} has it`);
-    if (told.prefix) whose.append(`; counts for all addresses of its /${told.prefix}`);
-    answer.replaceChildren(whose);
-    if (told.blocked_ms) answer.append(element("p", { className: "no", textContent: `blocked for ${time(told.blocked_ms)} more` }));
-    if (told.quotas) answer.append(...told.quotas.map(quotaView), element("pre", { textContent: told.would }));
-    look();
+    const result = await call(route, body);
+    const summary = element("p", {}, "key ", element("code", { textContent: result.key }), result.done ? `: ${result.done}, done by ${result.by}` : `, read from ${result.by}`);
+    if (result.prefix) summary.append(`; applies to all addresses of its /${result.prefix}`);
+    answer.replaceChildren(summary);
+    if (result.blocked_ms) answer.append(element("p", { className: "no", textContent: `blocked for ${time(result.blocked_ms)} more` }));
+    if (result.quotas) answer.append(...result.quotas.map(quotaView), element("pre", { textContent: result.would }));
+    refresh();
   } catch (error) {
     answer.replaceChildren(element("p", { className: "no", textContent: error.message }));
   }
 }
 
 $("form").addEventListener("submit", submit);
-["layer", "rule", "kind"].forEach((id) => $(id).addEventListener("change", offer));
-document.addEventListener("visibilitychange", () => document.hidden || look());
-setInterval(() => document.hidden || look(), LOOK_EVERY);
-look();
-examine();
+["layer", "rule", "kind"].forEach((id) => $(id).addEventListener("change", updateForm));
+document.addEventListener("visibilitychange", () => document.hidden || refresh());
+setInterval(() => document.hidden || refresh(), REFRESH_EVERY_MS);
+refresh();
+refreshHealth();

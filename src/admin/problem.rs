@@ -1,10 +1,10 @@
-//! What went wrong, as problem+json (RFC 9457).
+//! Errors as problem+json (RFC 9457).
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
 use serde_json::json;
 
-/// Answers with a status and a sentence that names the field, its value and the fix.
+/// An error response: a status, and a sentence that names the field, its value and the fix.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -16,17 +16,17 @@ impl Problem {
         Self { status, detail: detail.into() }
     }
 
-    /// The body is not what the route reads.
+    /// Creates an error for an invalid body.
     pub(super) fn body(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// A field that must be there and is not.
+    /// Creates an error for a missing field.
     pub(super) fn missing(field: &str, fix: &str) -> Self {
         Self::body(format!("{field} is missing; add it, as {fix}"))
     }
 
-    /// `field` names none of those there are.
+    /// Creates an error for an unknown value of `field`.
     pub(super) fn unknown<'a>(
         field: &str,
         value: &str,
@@ -34,7 +34,7 @@ impl Problem {
     ) -> Self {
         let known: Vec<_> = known.map(|name| format!("{name:?}")).collect();
         let fix = match known.is_empty() {
-            true => "there is none".to_owned(),
+            true => format!("no {field} exists"),
             false => format!("give one of {}", known.join(", ")),
         };
         Self::new(StatusCode::NOT_FOUND, format!("{field} is {value:?}; {fix}"))

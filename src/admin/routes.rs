@@ -1,4 +1,4 @@
-//! The routes, and what lies around them.
+//! The routes, and the header fields of their responses.
 
 use std::sync::Arc;
 
@@ -22,15 +22,16 @@ use super::{
     account::Account,
     body::Body,
     guard::Guard,
+    managed::{self, ManagedLayer},
     problem::Problem,
     show,
-    watched::{self, Watched},
 };
 
-type Layers = State<Arc<[Watched]>>;
-type Answer = Result<Json<Value>, Problem>;
+type Layers = State<Arc<[ManagedLayer]>>;
+type Reply = Result<Json<Value>, Problem>;
 
-/// What lies around every answer of ours: nothing is kept, guessed, framed or loaded from elsewhere.
+/// Header fields of every response: browsers must not store, sniff or frame it, and must not load
+/// resources of other origins.
 const HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-store"),
     (
@@ -44,9 +45,9 @@ const HEADERS: [(HeaderName, &str); 4] = [
 
 const ACCOUNT: &[&str] = &["layer", "rule", "key", "quotas"];
 
-pub(super) fn router(layers: Arc<[Watched]>, guard: Guard) -> Router {
+pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
     let router = Router::new()
-        .route("/", get(to_page))
+        .route("/", get(redirect_to_page))
         .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
@@ -59,12 +60,12 @@ pub(super) fn router(layers: Arc<[Watched]>, guard: Guard) -> Router {
         .route("/api/unblock", post(unblock))
         .route("/api/switch", post(switch))
         .route("/api/report-only", post(report_only))
-        // no fallback: a router that is nested twice would leave that to the outermost
-        .route("/{*unknown}", any(nothing))
-        .method_not_allowed_fallback(other_method)
+        // Not a fallback: in a router that is nested twice, the outermost fallback would be used.
+        .route("/{*unknown}", any(not_found))
+        .method_not_allowed_fallback(method_not_allowed)
         .with_state(layers)
-        .layer(middleware::map_response(guarded));
-    guard.around(router).layer(middleware::map_response(unkept))
+        .layer(middleware::map_response(with_headers));
+    guard.wrap(router).layer(middleware::map_response(with_no_store))
 }
 
 fn file<S>(kind: &'static str, text: &'static str) -> MethodRouter<S>
@@ -74,7 +75,7 @@ where
     get(async move || ([(CONTENT_TYPE, HeaderValue::from_static(kind))], text))
 }
 
-async fn guarded(mut response: Response) -> Response {
+async fn with_headers(mut response: Response) -> Response {
     let headers: &mut HeaderMap = response.headers_mut();
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
@@ -82,63 +83,65 @@ async fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// The answers of a guard are its own, and a login form may need what a page of ours may not do.
-async fn unkept(mut response: Response) -> Response {
+/// Forbids caches to store the responses of a guard. They get no other header field, because a
+/// login form may need what [`HEADERS`] forbids.
+async fn with_no_store(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);
     response
 }
 
-/// To the page, by a path that holds below any prefix, be it one that a proxy has taken off: under
-/// `/admin` that is `admin/page`, and under `/admin/` it is `page`.
-async fn to_page(OriginalUri(uri): OriginalUri) -> Response {
+/// Redirects to the page by a relative path, which is valid under any prefix, even one that a proxy
+/// has removed: `admin/page` under `/admin`, and `page` under `/admin/`.
+async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Response {
     let last = uri.path().rsplit('/').next().unwrap_or_default();
     let path = if last.is_empty() { "./page".to_owned() } else { format!("./{last}/page") };
     match HeaderValue::try_from(path) {
         Ok(path) => (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, path)]).into_response(),
-        Err(_) => nothing().await.into_response(),
+        Err(_) => not_found().await.into_response(),
     }
 }
 
-async fn nothing() -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "there is no such route; give one of the module's table")
+async fn not_found() -> Problem {
+    let why = "unknown route; the documentation of tower_sluice::admin lists the routes";
+    Problem::new(StatusCode::NOT_FOUND, why)
 }
 
-async fn other_method() -> Problem {
-    let why = "the route takes another method; GET looks, and POST changes or peeks";
+async fn method_not_allowed() -> Problem {
+    let why = "wrong method; use POST to peek or to change, and GET for all other routes";
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
-async fn peek(State(layers): Layers, request: Request) -> Answer {
+async fn peek(State(layers): Layers, request: Request) -> Reply {
     let body = Body::read(request, ACCOUNT).await?;
     Account::with_quotas(&layers, &body)?.peek().await.map(Json)
 }
 
-async fn reset(State(layers): Layers, request: Request) -> Answer {
+async fn reset(State(layers): Layers, request: Request) -> Reply {
     let body = Body::read(request, ACCOUNT).await?;
     Account::with_quotas(&layers, &body)?.reset().await.map(Json)
 }
 
-async fn block(State(layers): Layers, request: Request) -> Answer {
+async fn block(State(layers): Layers, request: Request) -> Reply {
     let body = Body::read(request, &["layer", "rule", "key", "for"]).await?;
     Account::of_key(&layers, &body)?.block(body.time()?).await.map(Json)
 }
 
-async fn unblock(State(layers): Layers, request: Request) -> Answer {
+async fn unblock(State(layers): Layers, request: Request) -> Reply {
     let body = Body::read(request, &["layer", "rule", "key"]).await?;
     Account::of_key(&layers, &body)?.unblock().await.map(Json)
 }
 
-async fn switch(State(layers): Layers, request: Request) -> Answer {
+async fn switch(State(layers): Layers, request: Request) -> Reply {
     let body = Body::read(request, &["layer", "on"]).await?;
     let (name, on) = (body.layer()?, body.on()?);
-    watched::find(&layers, name)?.switch.set(on);
+    managed::find(&layers, name)?.switch.set(on);
     Ok(Json(json!({ "layer": name, "on": on })))
 }
 
-async fn report_only(State(layers): Layers, request: Request) -> Answer {
+async fn report_only(State(layers): Layers, request: Request) -> Reply {
     let body = Body::read(request, &["layer", "rule", "on"]).await?;
     let (name, on) = (body.layer()?, body.on()?);
-    watched::find(&layers, name)?.report_only(body.rule.as_deref(), on)?;
+    managed::find(&layers, name)?.report_only(body.rule.as_deref(), on)?;
     Ok(Json(json!({ "layer": name, "rule": body.rule, "on": on })))
 }

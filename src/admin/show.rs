@@ -1,4 +1,4 @@
-//! What is shown: layers and rules, refusals, health.
+//! JSON of layers and rules, denials and health.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,41 +6,41 @@ use serde_json::{Value, json};
 
 use super::{
     kind,
-    watched::{self, Watched},
+    managed::{self, ManagedLayer},
 };
-use crate::{observe::Refusal, quota::Quota, rule::Shape, store::Condition};
+use crate::{observe::Refusal, quota::Quota, rule::RuleInfo, store::Health};
 
-/// Layers, their switches and their rules.
-pub(super) fn layers(layers: &[Watched]) -> Value {
+/// Returns the layers with their switches and rules.
+pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
-        let rule = |shape: &Shape<'_>| rule(layer, shape);
+        let rule = |info: &RuleInfo<'_>| rule(layer, info);
         json!({
             "layer": &*layer.name,
             "on": layer.switch.is_on(),
             "report_only": layer.report_only.is_on(),
-            "rules": layer.shapes(|shapes| shapes.iter().map(rule).collect::<Vec<_>>()),
+            "rules": layer.infos(|infos| infos.iter().map(rule).collect::<Vec<_>>()),
         })
     }))
 }
 
-fn rule(layer: &Watched, shape: &Shape<'_>) -> Value {
-    let quotas = watched::own_quotas(shape);
+fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
+    let quotas = managed::own_quotas(info);
     let quotas = quotas.map(|quotas| quotas.charged().iter().map(quota).collect::<Vec<_>>());
-    let from = match (shape.quotas, shape.live) {
+    let from = match (info.quotas, info.live) {
         (Some(_), _) => "fixed",
         (None, Some(_)) => "live",
         (None, None) => "per request",
     };
-    let counted = layer.noted.counted(shape.name);
+    let counted = layer.noted.counted(info.name);
     json!({
-        "rule": shape.name,
-        "key_kind": kind::json(&shape.key_kind),
+        "rule": info.name,
+        "key_kind": kind::json(&info.key_kind),
         "quotas": quotas,
         "quotas_are": from,
-        "cost": shape.cost,
-        "headroom": shape.headroom,
-        "queues": shape.queues,
-        "report_only": shape.report_only,
+        "cost": info.cost,
+        "headroom": info.headroom,
+        "queues": info.queues,
+        "report_only": info.report_only,
         "refused": counted.refused,
         "reported": counted.reported,
     })
@@ -57,15 +57,15 @@ fn quota(quota: &Quota) -> Value {
     })
 }
 
-/// The last refusals of each rule, newest first.
-pub(super) fn refusals(layers: &[Watched]) -> Value {
+/// Returns the latest denials of each rule, newest first.
+pub(super) fn refusals(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
-        let rule = |shape: &Shape<'_>| {
-            let recent = layer.noted.last(shape.name);
+        let rule = |info: &RuleInfo<'_>| {
+            let recent = layer.noted.last(info.name);
             let recent: Vec<_> = recent.iter().map(refusal).collect();
-            json!({ "rule": shape.name, "recent": recent })
+            json!({ "rule": info.name, "recent": recent })
         };
-        let rules: Vec<_> = layer.shapes(|shapes| shapes.iter().map(rule).collect());
+        let rules: Vec<_> = layer.infos(|infos| infos.iter().map(rule).collect());
         json!({ "layer": &*layer.name, "rules": rules })
     }))
 }
@@ -80,23 +80,24 @@ fn refusal(refusal: &Refusal) -> Value {
     })
 }
 
-/// What each store says of itself.
-pub(super) async fn health(layers: &[Watched]) -> Value {
-    // all at once, since each may take its time
-    let asked: Vec<_> = layers.iter().map(|layer| tokio::spawn(layer.health())).collect();
-    let mut shown = Vec::with_capacity(layers.len());
-    for (layer, told) in layers.iter().zip(asked) {
-        let told = told.await.unwrap_or_else(|_| Condition::failing("store", "it panicked"));
-        shown.push(json!({ "layer": &*layer.name, "health": told }));
+/// Returns the health of each store.
+pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
+    // Checks run concurrently, because a store may be slow.
+    let checks: Vec<_> = layers.iter().map(|layer| tokio::spawn(layer.health())).collect();
+    let mut reports = Vec::with_capacity(layers.len());
+    for (layer, check) in layers.iter().zip(checks) {
+        let panicked = |_| Health::failing("store", "its health check panicked");
+        let health = check.await.unwrap_or_else(panicked);
+        reports.push(json!({ "layer": &*layer.name, "health": health }));
     }
-    all(shown.into_iter())
+    all(reports.into_iter())
 }
 
 fn all(layers: impl Iterator<Item = Value>) -> Value {
     json!({ "layers": layers.collect::<Vec<_>>() })
 }
 
-/// Whole milliseconds, rounded up: nobody is told too little.
+/// Converts to whole milliseconds, rounded up so that no wait is too short.
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

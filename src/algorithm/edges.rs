@@ -1,4 +1,4 @@
-//! What the tables do not show: blocked and changed quotas, late threads, several accounts.
+//! Cases beyond the tables: blocked and changed quotas, late threads, several accounts.
 
 use super::{
     tests::{Account, Row, remaining},
@@ -7,7 +7,7 @@ use super::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// One quota of each kind: ten a second.
+/// One quota of ten per second for each algorithm.
 fn kinds() -> [Quota; 8] {
     let ten = Quota::per_second(10);
     [
@@ -23,75 +23,76 @@ fn kinds() -> [Quota; 8] {
 }
 
 #[test]
-fn a_blocked_quota_refuses_for_good_whatever_counts() {
+fn a_blocked_quota_denies_permanently_with_every_algorithm() {
     let paced = Quota::per_second(1).algorithm(Algorithm::fixed_window().paced());
     for kind in kinds().into_iter().chain([paced]) {
         let quota = Quota::blocked().algorithm(kind.counted_by());
-        let mut account = Account::cold(&quota);
-        account.settle(&quota, 5, -3);
-        let (step, _) = account.take(&quota, 5, Ask { max_wait: SECOND, ..Ask::units(1) });
-        assert!(!step.allowed);
+        let mut account = Account::new(&quota);
+        account.adjust(&quota, 5, 3);
+        let (evaluation, _) =
+            account.take(&quota, 5, Demand { max_wait: SECOND, ..Demand::units(1) });
+        assert!(!evaluation.allowed);
         let expected = Row { remaining: 0, full: 0, next: 0, retry: NEVER };
-        assert_eq!(Row::from(step.numbers), expected, "{kind:?}");
-        assert!(account.look(&quota, 5, Ask::units(0)).allowed);
-        assert!(account.forget_at(&quota) <= 5, "{kind:?}");
+        assert_eq!(Row::from(evaluation.snapshot), expected, "{kind:?}");
+        assert!(account.look(&quota, 5, Demand::units(0)).allowed);
+        assert!(account.expires_at(&quota) <= 5, "{kind:?}");
     }
 }
 
 #[test]
-fn another_quota_of_the_same_algorithm_finds_what_was_charged() {
+fn a_changed_quota_of_the_same_algorithm_keeps_earlier_charges() {
     for quota in kinds() {
         let counted_by = quota.counted_by();
         let wider = Quota::per_second(20).algorithm(counted_by);
-        let mut account = Account::cold(&quota);
-        account.take(&quota, 100, Ask::units(8));
-        // GCRA keeps the time until full, a bucket its tokens, a window its count
+        let mut account = Account::new(&quota);
+        account.take(&quota, 100, Demand::units(8));
+        // GCRA keeps the time until full, a bucket keeps its tokens, a window keeps its count.
         let expected = match counted_by {
             Algorithm::Gcra => 4,
             Algorithm::TokenBucket => 2,
             _ => 12,
         };
         assert_eq!(remaining(&account, &wider, 100), expected, "{counted_by:?}");
-        account.take(&wider, 100, Ask::units(1));
+        account.take(&wider, 100, Demand::units(1));
         assert!(remaining(&account, &quota, 100) <= 2, "{counted_by:?}");
     }
 }
 
 #[test]
-fn other_buckets_find_what_was_charged() {
+fn a_changed_number_of_buckets_keeps_earlier_charges() {
     let of = |buckets| Quota::per_second(20).algorithm(Algorithm::SlidingWindow { buckets });
     for (before, after) in [(1, 10), (10, 1), (4, 5), (10, 1_000), (1_000, 8)] {
         let (before, after) = (of(before), of(after));
-        let mut account = Account::cold(&before);
+        let mut account = Account::new(&before);
         let late = SECOND * 9 / 10;
         for step in [0, 1, 5, 6, 9] {
-            account.take(&before, step * SECOND / 10, Ask::units(3));
+            account.take(&before, step * SECOND / 10, Demand::units(3));
         }
         assert!(remaining(&account, &after, late) <= 5);
-        account.take(&after, late, Ask::units(1));
+        account.take(&after, late, Demand::units(1));
         assert!(remaining(&account, &before, late) <= 4);
-        // charged in the last period, so it still counts in full
+        // The charge was made in the last period, so it still counts in full.
         assert!(remaining(&account, &after, SECOND) <= 4);
 
         for cost in 6..20 {
             let passes = |t| remaining(&account, &after, t) >= cost;
-            let wait = Row::from(account.look(&after, late, Ask::units(cost)).numbers).retry;
+            let wait = Row::from(account.look(&after, late, Demand::units(cost)).snapshot).retry;
             assert!(passes(late + wait) && !passes(late + wait - 1), "{wait} for {cost}");
         }
     }
 }
 
 #[test]
-fn finer_buckets_find_a_charge_where_it_may_have_been_made_last() {
+fn finer_buckets_count_a_charge_at_the_latest_possible_instant() {
     let of = |buckets| Quota::per_second(20).algorithm(Algorithm::SlidingWindow { buckets });
-    let mut account = Account::cold(&of(1));
-    account.take(&of(1), 0, Ask::units(1));
-    account.take(&of(1), SECOND * 9 / 10, Ask::units(8));
+    let mut account = Account::new(&of(1));
+    account.take(&of(1), 0, Demand::units(1));
+    account.take(&of(1), SECOND * 9 / 10, Demand::units(8));
     assert!(remaining(&account, &of(10), SECOND * 18 / 10) <= 12);
 }
 
 #[test]
-fn another_algorithm_finds_a_fresh_account() {
+fn a_changed_algorithm_starts_with_a_new_account() {
     let windows = &kinds()[1..];
     for (before, after) in windows.iter().zip(windows.iter().skip(1)) {
         let (one, other) = (before.counted_by(), after.counted_by());
@@ -99,45 +100,45 @@ fn another_algorithm_finds_a_fresh_account() {
             continue;
         }
         let aligned = |quota: Algorithm| matches!(quota, Algorithm::FixedWindow { .. });
-        let mut account = Account::cold(before);
-        account.take(before, 100, Ask::units(8));
-        // aligned or anchored, a fixed window is one algorithm
+        let mut account = Account::new(before);
+        account.take(before, 100, Demand::units(8));
+        // Aligned and anchored windows share one kind of state.
         let expected = if aligned(one) && other == Algorithm::AnchoredWindow { 2 } else { 10 };
         assert_eq!(remaining(&account, after, 100), expected, "{one:?}, {other:?}");
-        account.take(after, 100, Ask::units(1));
+        account.take(after, 100, Demand::units(1));
         assert_eq!(remaining(&account, after, 100), expected - 1);
     }
 }
 
-/// A thread may read the clock, and charge only after another that read it later.
+/// A thread may read the clock, and charge only after another thread that read it later.
 #[test]
-fn a_thread_that_comes_late_is_neither_refused_nor_given_more() {
+fn a_late_thread_is_neither_denied_nor_allowed_more() {
     for quota in kinds() {
-        let mut account = Account::cold(&quota);
+        let mut account = Account::new(&quota);
         let edge = 5 * SECOND;
-        account.take(&quota, edge, Ask::units(4));
-        let (step, _) = account.take(&quota, edge - 3, Ask::units(5));
-        assert!(step.allowed, "{:?}", quota.counted_by());
+        account.take(&quota, edge, Demand::units(4));
+        let (evaluation, _) = account.take(&quota, edge - 3, Demand::units(5));
+        assert!(evaluation.allowed, "{:?}", quota.counted_by());
         assert_eq!(remaining(&account, &quota, edge), 1, "{:?}", quota.counted_by());
-        account.take(&quota, edge, Ask::units(1));
-        assert!(!account.take(&quota, edge - 1, Ask::units(1)).0.allowed);
-        let later = Row::from(account.look(&quota, edge, Ask::units(1)).numbers);
+        account.take(&quota, edge, Demand::units(1));
+        assert!(!account.take(&quota, edge - 1, Demand::units(1)).0.allowed);
+        let later = Row::from(account.look(&quota, edge, Demand::units(1)).snapshot);
         assert!(later.retry > 3, "{:?} {later:?}", quota.counted_by());
     }
 }
 
 #[test]
-fn a_refusal_by_another_quota_opens_an_account_that_starts_at_initial() {
+fn a_denial_by_another_quota_creates_an_account_with_initial_units() {
     for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
         let quota = Quota::per_second(10).initial(3).algorithm(algorithm);
-        let opened = |ask| {
-            let mut account = Account::cold(&quota);
-            account.open(&quota, SECOND, ask);
+        let opened = |demand| {
+            let mut account = Account::new(&quota);
+            account.open(&quota, SECOND, demand);
             remaining(&account, &quota, 2 * SECOND) == 10
         };
-        assert!(opened(Ask::units(1)));
-        assert!(!opened(Ask::units(0)), "a look");
-        assert!(!opened(Ask::units(11)), "an impossible cost");
-        assert!(!opened(Ask { headroom: 10, ..Ask::units(1) }), "an impossible cost");
+        assert!(opened(Demand::units(1)));
+        assert!(!opened(Demand::units(0)), "a look");
+        assert!(!opened(Demand::units(11)), "an impossible cost");
+        assert!(!opened(Demand { headroom: 10, ..Demand::units(1) }), "an impossible cost");
     }
 }

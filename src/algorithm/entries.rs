@@ -1,4 +1,4 @@
-//! Charges with their instants, oldest first: what the sliding algorithms keep.
+//! Lists of charges with their instants, oldest first, for the sliding algorithms.
 
 use std::collections::VecDeque;
 
@@ -16,9 +16,9 @@ pub(super) struct Entry {
 }
 
 impl Entries {
-    /// Instants and units, oldest first.
+    /// Creates a list from instants and units, oldest first.
     #[cfg(feature = "redis")]
-    pub(super) fn kept(entries: Vec<(u64, u64)>) -> Self {
+    pub(super) fn from_pairs(entries: Vec<(u64, u64)>) -> Self {
         let total = entries.iter().map(|(_, units)| units).sum();
         Self { list: entries.into_iter().map(|(at, units)| Entry { at, units }).collect(), total }
     }
@@ -40,7 +40,8 @@ impl Entries {
         self.list.back().map(|entry| entry.at)
     }
 
-    /// Adds to the newest entry where it `joins`, which takes over the later instant.
+    /// Adds units to the newest entry if `joins` is true for its instant; that entry then has the
+    /// later of both instants. Otherwise adds a new entry.
     pub(super) fn add(&mut self, at: u64, units: u64, joins: impl Fn(u64) -> bool) {
         self.total += units;
         match self.list.back_mut() {
@@ -52,13 +53,13 @@ impl Entries {
         }
     }
 
-    /// Takes up to `units` from the entries that `which` names, the newest first.
-    pub(super) fn take(&mut self, mut units: u64, which: impl Fn(u64) -> bool) {
-        for entry in self.list.iter_mut().rev().filter(|entry| which(entry.at)) {
-            let taken = entry.units.min(units);
-            entry.units -= taken;
-            units -= taken;
-            self.total -= taken;
+    /// Removes up to `units` from the entries for whose instants `matches` is true, newest first.
+    pub(super) fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
+        for entry in self.list.iter_mut().rev().filter(|entry| matches(entry.at)) {
+            let removed = entry.units.min(units);
+            entry.units -= removed;
+            units -= removed;
+            self.total -= removed;
             if units == 0 {
                 break;
             }
@@ -66,9 +67,9 @@ impl Entries {
         self.list.retain(|entry| entry.units > 0);
     }
 
-    /// Drops the oldest entries while they are `gone`.
-    pub(super) fn forget(&mut self, gone: impl Fn(u64) -> bool) {
-        while self.list.front().is_some_and(|oldest| gone(oldest.at)) {
+    /// Drops the oldest entries while `expired` is true for their instants.
+    pub(super) fn drop_oldest(&mut self, expired: impl Fn(u64) -> bool) {
+        while self.list.front().is_some_and(|oldest| expired(oldest.at)) {
             self.total -= self.list.pop_front().map_or(0, |oldest| oldest.units);
         }
     }

@@ -1,13 +1,17 @@
-//! The fixed window: a count that starts anew with each window.
+//! The fixed window: a count that restarts at 0 with each window.
 //!
-//! A window is one period, aligned to the Unix epoch, or anchored: it starts with the first
-//! charge. Well known and easy to read on a clock, and it admits up to twice the units within one
-//! period around the edge of two windows.
+//! A window lasts one period. It is either aligned to the Unix epoch or anchored, which means that
+//! it starts with the first charge. Fixed windows are well known and easy to read on a clock.
+//! Around the edge of two windows, they allow up to twice the units within one period.
 //!
-//! Aligned windows may lend and pace. With `carry_over`, what a used window left of its units is
-//! lent to the next one as a bonus, which makes its allowance; such an account is kept one window
-//! longer. Paced, the units of an allowance pass evenly spaced from the window's start on, which
-//! takes most of the burst from the edge; what was not used stays usable until the window ends.
+//! Two options exist for aligned windows:
+//!
+//! - `carry_over`: the unused units of a used window, at most `carry_over`, are a bonus of the next
+//!   window. The units plus the bonus are the allowance of a window. The account is kept for one
+//!   more window.
+//! - `paced`: the units of the allowance become available at even intervals from the start of the
+//!   window, which removes most of the burst at the edge. Unused units stay available until the
+//!   window ends.
 
 use super::{Counter, NEVER, Receipt};
 use crate::quota::{Algorithm, Quota};
@@ -16,24 +20,24 @@ use crate::quota::{Algorithm, Quota};
 pub(crate) struct FixedWindow {
     start: u64,
     count: u64,
-    /// Lent by the window before.
+    /// Units carried over from the previous window.
     bonus: u64,
 }
 
 impl FixedWindow {
-    pub(super) fn fresh(quota: &Quota, now: u64) -> Self {
+    pub(super) fn new(quota: &Quota, now: u64) -> Self {
         Self { start: start(quota, now), count: 0, bonus: 0 }
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn kept(start: u64, count: u64, bonus: u64) -> Self {
+    pub(super) fn from_parts(start: u64, count: u64, bonus: u64) -> Self {
         Self { start, count, bonus }
     }
 
-    /// The window of `now`.
+    /// Returns the window that contains `now`.
     fn at(self, quota: &Quota, now: u64) -> Self {
         let carry_over = carry_over(quota);
-        // the quota's period may have changed
+        // The quota's period may have changed.
         let start = start(quota, self.start);
         let end = start + quota.period_nanos();
         if now < end {
@@ -42,7 +46,7 @@ impl FixedWindow {
             let left = u64::from(quota.units()).saturating_sub(self.count);
             Self { start: end, count: 0, bonus: left.min(carry_over) }
         } else {
-            Self::fresh(quota, now)
+            Self::new(quota, now)
         }
     }
 
@@ -54,8 +58,9 @@ impl FixedWindow {
         u64::from(quota.units()) + self.bonus
     }
 
-    /// How long after the window's start unit `k`, counted from 1, of a paced allowance passes:
-    /// the period or more if it does not pass in this window.
+    /// Returns the time from the start of the window until unit `k` of a paced allowance is
+    /// available, counted from 1. The result is the period or more if unit `k` is not available in
+    /// this window.
     fn offset(self, quota: &Quota, k: u64) -> u64 {
         let allowance = self.allowance(quota);
         if k > allowance {
@@ -65,30 +70,31 @@ impl FixedWindow {
         u64::try_from(product.div_ceil(allowance.into())).unwrap_or(NEVER)
     }
 
-    /// When the unit after those charged passes: of a paced window, the place of the next in line.
-    fn following(self, quota: &Quota) -> u64 {
+    /// Returns the instant at which the next unit of a paced window is available, which is the next
+    /// position in the queue.
+    fn next_at(self, quota: &Quota) -> u64 {
         self.start + self.offset(quota, self.count + 1).min(quota.period_nanos())
     }
 
-    /// Units of the allowance whose instant has come.
-    fn come(self, quota: &Quota, now: u64) -> u64 {
+    /// Returns the units of the allowance that are available by now, charged or not.
+    fn released(self, quota: &Quota, now: u64) -> u64 {
         let allowance = self.allowance(quota);
         if !is_paced(quota) {
             return allowance;
         }
         let product = u128::from(now.saturating_sub(self.start)) * u128::from(allowance);
-        let come = product / u128::from(quota.period_nanos()) + 1;
-        u64::try_from(come).map_or(allowance, |come| come.min(allowance))
+        let released = product / u128::from(quota.period_nanos()) + 1;
+        u64::try_from(released).map_or(allowance, |released| released.min(allowance))
     }
 }
 
 impl Counter for FixedWindow {
     fn remaining(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
-        window.come(quota, now).saturating_sub(window.count)
+        window.released(quota, now).saturating_sub(window.count)
     }
 
-    fn full(&self, quota: &Quota, now: u64) -> u64 {
+    fn reset_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
         if window.count == 0 { 0 } else { window.end(quota) - now }
     }
@@ -96,7 +102,7 @@ impl Counter for FixedWindow {
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64 {
         let window = self.at(quota, now);
         let last = window.count + need;
-        if last <= window.come(quota, now) + soft {
+        if last <= window.released(quota, now) + soft {
             return 0;
         }
         if need > u64::from(quota.units()) + soft {
@@ -113,27 +119,27 @@ impl Counter for FixedWindow {
         end + window.at(quota, end).offset(quota, need) - now
     }
 
-    /// Looks no further than the first instant of the next window.
-    fn next(&self, quota: &Quota, now: u64) -> u64 {
+    /// Ignores all units that come later than the first instant of the next window.
+    fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
-        let left = window.come(quota, now).saturating_sub(window.count);
+        let left = window.released(quota, now).saturating_sub(window.count);
         let end = window.end(quota);
         let offset = window.offset(quota, window.count + left + 1);
         if is_paced(quota) && offset < quota.period_nanos() {
             window.start + offset - now
-        } else if window.at(quota, end).come(quota, end) > left {
+        } else if window.at(quota, end).released(quota, end) > left {
             end - now
         } else {
             0
         }
     }
 
-    /// Until the window ends, before which something comes only where it is paced.
-    fn queue(&self, quota: &Quota, now: u64) -> u64 {
+    /// Returns the time until the window ends. Without `paced`, no units come earlier.
+    fn queue_limit(&self, quota: &Quota, now: u64) -> u64 {
         self.at(quota, now).end(quota) - now
     }
 
-    fn owable(&self, quota: &Quota, now: u64) -> u64 {
+    fn late_room(&self, quota: &Quota, now: u64) -> u64 {
         quota.late_limit().saturating_sub(self.at(quota, now).count)
     }
 
@@ -149,18 +155,18 @@ impl Counter for FixedWindow {
 
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         let window = self.at(quota, now);
-        let newest = !receipt.queued || !is_paced(quota) || window.following(quota) == receipt.end;
+        let newest = !receipt.queued || !is_paced(quota) || window.next_at(quota) == receipt.end;
         if newest && receipt.charged >= window.start {
             self.refund(quota, now, receipt.units.into());
         }
     }
 
-    fn forget_at(&self, quota: &Quota) -> u64 {
+    fn expires_at(&self, quota: &Quota) -> u64 {
         let carry_over = carry_over(quota);
         let end = start(quota, self.start) + quota.period_nanos();
         match (self.count, self.bonus.min(carry_over)) {
             (0, 0) => 0,
-            // only a used window lends
+            // An unused window carries nothing over.
             (0, _) => end,
             _ if carry_over > 0 => end + quota.period_nanos(),
             _ => end,
@@ -168,7 +174,7 @@ impl Counter for FixedWindow {
     }
 }
 
-/// The start of the window that holds `instant`, or that a charge then would open.
+/// Returns the start of the window that contains `instant`. An anchored window starts at `instant`.
 fn start(quota: &Quota, instant: u64) -> u64 {
     match quota.counted_by() {
         Algorithm::AnchoredWindow => instant,
@@ -197,21 +203,20 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const PACED: Algorithm = Algorithm::fixed_window().carry_over(9).paced();
 
-    fn queueing(cost: u32, max_wait: u64) -> Ask {
-        Ask { max_wait, ..Ask::units(cost) }
+    fn queueing(cost: u32, max_wait: u64) -> Demand {
+        Demand { max_wait, ..Demand::units(cost) }
     }
 
-    /// By a store that decided elsewhere.
     #[cfg(feature = "redis")]
     #[test]
-    fn what_is_told_of_a_paced_charge_is_what_was_decided() {
+    fn a_reconstructed_paced_charge_equals_the_decision() {
         let (quota, mut account) = (Quota::per_second(5).algorithm(PACED), None);
         for _ in 0..6 {
-            let ask = queueing(1, SECOND);
-            let step = take(&mut account, &quota, 0, ask);
-            let now = told(account.as_ref(), &quota, 0, ask, step.allowed);
-            let said = |step: Step| (step.allowed, step.overage, step.wait);
-            assert_eq!(said(now), said(step));
+            let demand = queueing(1, SECOND);
+            let decided = take(&mut account, &quota, 0, demand);
+            let rebuilt = reconstruct(account.as_ref(), &quota, 0, demand, decided.allowed);
+            let parts = |it: Evaluation| (it.allowed, it.overage, it.wait);
+            assert_eq!(parts(rebuilt), parts(decided));
         }
     }
 
@@ -221,63 +226,66 @@ mod tests {
         let mut account = None;
         let waits: Vec<u64> = (0..5)
             .map(|_| take(&mut account, &quota, 0, queueing(1, SECOND)))
-            .map(|step| if step.allowed { step.wait } else { NEVER })
+            .map(|taken| if taken.allowed { taken.wait } else { NEVER })
             .collect();
         assert_eq!(waits, [0, SECOND / 5, 2 * SECOND / 5, 3 * SECOND / 5, 4 * SECOND / 5]);
         let beyond = take(&mut account, &quota, 0, queueing(1, 10 * SECOND));
-        assert!(!beyond.allowed, "the next unit is of the next window");
-        assert!(matches!(beyond.numbers, Numbers::Known { retry: SECOND, remaining: 0, .. }));
+        assert!(!beyond.allowed, "the next unit belongs to the next window");
+        assert!(matches!(beyond.snapshot, Snapshot::Known { retry_ns: SECOND, remaining: 0, .. }));
     }
 
     #[test]
     fn a_cost_that_needs_the_bonus_does_not_queue() {
         let quota = Quota::per_second(5).algorithm(PACED);
         let mut account = None;
-        take(&mut account, &quota, 0, Ask::units(1));
-        // four are lent, so that all nine have come late in the window
+        take(&mut account, &quota, 0, Demand::units(1));
+        // Four units are carried over, so all nine are available late in the window.
         let late = SECOND + SECOND * 8 / 9 + 1;
-        assert!(look(account.as_ref(), &quota, late, Ask::units(9)).allowed);
+        assert!(look(account.as_ref(), &quota, late, Demand::units(9)).allowed);
         let early = look(account.as_ref(), &quota, SECOND, queueing(6, SECOND));
         assert!(!early.allowed);
-        assert!(matches!(early.numbers, Numbers::Known { retry: NEVER, .. }));
+        assert!(matches!(early.snapshot, Snapshot::Known { retry_ns: NEVER, .. }));
     }
 
     #[test]
-    fn a_unit_whose_instant_is_the_end_is_lost_with_the_window() {
+    fn a_unit_due_at_the_end_of_the_window_is_lost() {
         let quota = "10/10ns".parse::<Quota>().expect("a quota").algorithm(PACED);
         let mut account = None;
-        take(&mut account, &quota, 0, Ask::units(1));
-        // nineteen in ten nanoseconds: the last would pass at the tenth
-        let paid = take(&mut account, &quota, 19, Ask::units(10));
-        assert!(matches!(paid.numbers, Numbers::Known { remaining: 8, next: 0, .. }));
-        let paid = take(&mut account, &quota, 19, Ask::units(7));
-        assert!(matches!(paid.numbers, Numbers::Known { remaining: 1, next: 0, .. }));
+        take(&mut account, &quota, 0, Demand::units(1));
+        // Nineteen units in ten nanoseconds: the last is due at the tenth.
+        let paid = take(&mut account, &quota, 19, Demand::units(10));
+        assert!(matches!(paid.snapshot, Snapshot::Known { remaining: 8, next_ns: 0, .. }));
+        let paid = take(&mut account, &quota, 19, Demand::units(7));
+        assert!(matches!(paid.snapshot, Snapshot::Known { remaining: 1, next_ns: 0, .. }));
         let two = take(&mut account, &quota, 19, queueing(2, 100));
         assert!(!two.allowed);
-        assert!(matches!(two.numbers, Numbers::Known { remaining: 1, retry: 2, .. }));
-        take(&mut account, &quota, 19, Ask::units(1));
+        assert!(matches!(two.snapshot, Snapshot::Known { remaining: 1, retry_ns: 2, .. }));
+        take(&mut account, &quota, 19, Demand::units(1));
         let one = take(&mut account, &quota, 19, queueing(1, 100));
         assert!(!one.allowed);
-        assert!(matches!(one.numbers, Numbers::Known { remaining: 0, retry: 1, next: 1, .. }));
+        assert!(matches!(
+            one.snapshot,
+            Snapshot::Known { remaining: 0, retry_ns: 1, next_ns: 1, .. }
+        ));
     }
 
     #[test]
-    fn a_refund_to_zero_keeps_what_was_lent_and_lends_nothing() {
+    fn a_refund_to_zero_keeps_the_bonus_and_carries_nothing_over() {
         let quota = Quota::per_second(10).algorithm(Algorithm::fixed_window().carry_over(4));
-        let mut account = Account::cold(&quota);
-        account.take(&quota, 0, Ask::units(7));
-        account.take(&quota, SECOND, Ask::units(2));
-        account.settle(&quota, SECOND, 2);
+        let mut account = Account::new(&quota);
+        account.take(&quota, 0, Demand::units(7));
+        account.take(&quota, SECOND, Demand::units(2));
+        account.adjust(&quota, SECOND, -2);
         assert_eq!(remaining(&account, &quota, SECOND), 13);
         assert_eq!(remaining(&account, &quota, 2 * SECOND), 10);
     }
 
     #[test]
-    fn what_was_lent_is_not_changed_afterwards() {
+    fn a_later_refund_does_not_change_the_bonus() {
         let quota = Quota::per_second(10).algorithm(Algorithm::fixed_window().carry_over(4));
-        let mut account = Account::cold(&quota);
-        let (_, mine) = account.take(&quota, 0, Ask::units(8));
-        account.settle(&quota, SECOND, 8);
+        let mut account = Account::new(&quota);
+        let (_, mine) = account.take(&quota, 0, Demand::units(8));
+        account.adjust(&quota, SECOND, -8);
         account.undo(&quota, SECOND, mine);
         assert_eq!(remaining(&account, &quota, SECOND), 12);
     }

@@ -1,50 +1,43 @@
 //! GCRA, the generic cell rate algorithm (ITU-T I.371, annex A), as virtual scheduling.
 //!
-//! The whole account is one instant, the *theoretical arrival time* (TAT): when it is full again.
-//! A unit costs the interval `T`; `burst` units may be owed.
+//! An account is one instant, the *theoretical arrival time* (TAT), at which it is full again.
+//! Each unit moves the TAT forward by the interval `T`. A charge fits if the TAT is then at most
+//! `burst·T` ahead of the present.
 //!
-//! What is stored is the instant from which the account may be forgotten, 0 where there is none.
-//! A full account equals no account, so that is the TAT itself. Only an account that starts at
-//! `initial` units differs from one that was used and is full: it is remembered, full, for
-//! `burst·T` longer, and the stored instant is the TAT plus that.
+//! The stored value is the instant at which the account expires, or 0 if there is no account. A
+//! full account equals a new one, so it expires at its TAT. The exception is a quota with `initial`
+//! units: a new account then has fewer units than a full one. Such an account is kept for another
+//! `burst·T` after it is full, and the stored value is the TAT plus that time.
 //!
-//! It spaces what comes after the burst and knows no windows: over any span it admits at most the
-//! burst and what flows back in the span, which over one period can be nearly twice the quota.
+//! GCRA has no windows: after the burst, it spaces requests evenly. Over any span of time it allows
+//! at most the burst plus the units that come back in that span. Over one period, that can be
+//! nearly twice the quota.
 
-use super::{Ask, Receipt, Step};
+use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{
-    decision::{NEVER, Numbers},
+    decision::{NEVER, Snapshot},
     quota::{Algorithm, Quota},
 };
 
-/// A quota as this algorithm sees it. `(limit + soft) × interval`, `max_debt × interval` and a wait
-/// are at most ten years each, so that sums of a few of them and an instant stay far below 2^64 ns.
+/// The parameters of a quota for this algorithm.
+///
+/// `(limit + soft) × interval`, `max_debt × interval` and a wait are at most ten years each, so a
+/// sum of a few of them and an instant stays far below 2^64 ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
     limit: u32,
     soft: u32,
-    /// Units charged at which a late charge stops.
+    /// Units at which a late charge stops.
     late_limit: u64,
     interval: u64,
-    /// For how long a full account is remembered: `burst·T` with `initial`, otherwise 0.
-    kept: u64,
-    /// How far ahead the TAT of a cold account is: `(burst − initial)·T`.
-    cold: u64,
-}
-
-/// What became of an [`Ask`], in nanoseconds: a [`Step`] without what is the quota's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Weighed {
-    pub(crate) allowed: bool,
-    pub(crate) overage: bool,
-    pub(crate) wait: u64,
-    /// Until the account is full.
-    ahead: u64,
-    retry: u64,
+    /// The time for which a full account is kept: `burst·T` with `initial`, otherwise 0.
+    retention: u64,
+    /// The time until a new account is full: `(burst − initial)·T`.
+    initial_reset: u64,
 }
 
 impl Gcra {
-    /// The quota, if this algorithm counts it.
+    /// Returns the parameters of a quota, or `None` if the quota uses another algorithm.
     #[inline]
     pub(crate) fn counting(quota: &Quota) -> Option<Self> {
         (quota.counted_by() == Algorithm::Gcra).then(|| Self::new(quota))
@@ -53,177 +46,190 @@ impl Gcra {
     #[inline]
     pub(crate) fn new(quota: &Quota) -> Self {
         let (limit, interval) = (quota.limit(), quota.interval_nanos());
-        let worth = |units: u32| u64::from(units) * interval;
-        let (kept, cold) = match quota.initial_units() {
+        let span = |units: u32| u64::from(units) * interval;
+        let (retention, initial_reset) = match quota.initial_units() {
             None => (0, 0),
-            Some(initial) => (worth(limit), worth(limit.saturating_sub(initial))),
+            Some(initial) => (span(limit), span(limit.saturating_sub(initial))),
         };
         let late_limit = quota.late_limit();
-        Self { limit, soft: quota.soft_units(), late_limit, interval, kept, cold }
+        let soft = quota.soft_units();
+        Self { limit, soft, late_limit, interval, retention, initial_reset }
     }
 
-    /// Charges what is asked of the account, if it fits: the instant to store, if any, and what to
-    /// say.
+    /// Charges the account if the demand fits. Returns the value to store, if it changes, and the
+    /// result.
     #[inline]
-    pub(crate) fn take(self, stored: u64, now: u64, ask: Ask) -> (Option<u64>, Step) {
-        let (new, weighed) = self.charge(stored, now, ask);
-        (new, self.step(weighed))
+    pub(crate) fn take(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, Evaluation) {
+        let (new, charged) = self.charge(stored, now, demand);
+        (new, self.evaluation(charged))
     }
 
-    /// What [`take`](Gcra::take) would say, with nothing charged.
+    /// Returns the result that [`take`](Gcra::take) would return, without a charge.
     #[inline]
-    pub(crate) fn look(self, stored: u64, now: u64, ask: Ask) -> Step {
-        self.step(self.weigh(stored, now, ask))
+    pub(crate) fn look(self, stored: u64, now: u64, demand: Demand) -> Evaluation {
+        let reset_ns = self.tat(stored, now) - now;
+        self.evaluation((self.fit(reset_ns, demand), reset_ns))
     }
 
-    /// [`take`](Gcra::take) in bare numbers, which stay in registers.
+    /// Like [`take`](Gcra::take), but returns plain numbers, which stay in registers: the fit, and
+    /// the nanoseconds until the account is full. [`evaluation`](Gcra::evaluation) converts them.
     #[inline]
-    pub(crate) fn charge(self, stored: u64, now: u64, ask: Ask) -> (Option<u64>, Weighed) {
-        let weighed = self.weigh(stored, now, ask);
-        if !weighed.allowed {
-            return (self.open(stored, now, ask), weighed);
+    pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
+        let reset_ns = self.tat(stored, now) - now;
+        let fit = self.fit(reset_ns, demand);
+        if !fit.allowed {
+            return (self.open(stored, now, demand), (fit, reset_ns));
         }
-        let worth = self.worth(ask.cost.into());
-        let charged = Weighed { ahead: weighed.ahead + worth, ..weighed };
-        ((ask.cost > 0).then(|| self.stored(now + charged.ahead)), charged)
+        let reset_ns = reset_ns + self.span(demand.cost.into());
+        ((demand.cost > 0).then(|| self.stored(now + reset_ns)), (fit, reset_ns))
     }
 
     #[inline]
-    fn weigh(self, stored: u64, now: u64, ask: Ask) -> Weighed {
-        let ahead = self.tat(stored, now) - now;
-        let say = |allowed, overage, wait, retry| Weighed { allowed, overage, wait, ahead, retry };
-        let need = ask.need();
+    fn fit(self, reset_ns: u64, demand: Demand) -> Fit {
+        let need = demand.need();
         if need == 0 {
-            return say(true, false, 0, 0);
+            return Fit::at_once(false);
         }
-        if !self.possible(need) {
-            return say(false, false, 0, NEVER);
+        if !self.is_possible(need) {
+            return Fit::denied(NEVER);
         }
-        let over = (ahead + self.worth(need)).saturating_sub(self.worth(self.limit.into()));
-        // What does not fit passes as overage or queues, never both.
-        let soft = self.worth(self.soft.into());
-        let slack = if self.soft > 0 { soft } else { ask.max_wait };
+        let over = (reset_ns + self.span(need)).saturating_sub(self.span(self.limit.into()));
+        // A demand above the limit is either an overage or queued, never both.
+        let soft = self.span(self.soft.into());
+        let slack = if self.soft > 0 { soft } else { demand.max_wait };
         if over > slack {
-            say(false, false, 0, over - soft)
+            Fit::denied(over - soft)
         } else if self.soft > 0 {
-            say(true, over > 0, 0, 0)
+            Fit::at_once(over > 0)
         } else {
-            say(true, false, over, 0)
+            Fit::queued(over)
         }
     }
 
     #[inline]
-    pub(crate) fn step(self, weighed: Weighed) -> Step {
-        let Weighed { allowed, overage, wait, ahead, retry } = weighed;
-        Step { allowed, overage, wait, numbers: self.told_as(ahead, retry) }
+    pub(crate) fn evaluation(self, (fit, reset_ns): (Fit, u64)) -> Evaluation {
+        fit.with(self.snapshot(reset_ns, fit.retry_ns))
     }
 
-    /// What to store after a refusal of `ask`: the first contact opens an account with `initial`.
+    /// Returns the value to store after a denial: with `initial`, the first charge creates the
+    /// account even if it is denied.
     ///
-    /// [`take`](Gcra::take) does so itself; this is for an account that a decision over several
-    /// refused because of another.
+    /// [`take`](Gcra::take) does so itself. A decision over several accounts denies without calling
+    /// it, and then calls this function.
     #[inline]
-    pub(crate) fn open(self, stored: u64, now: u64, ask: Ask) -> Option<u64> {
-        let opens = self.kept > 0 && stored <= now && ask.cost > 0 && self.possible(ask.need());
-        opens.then(|| self.stored(now + self.cold))
+    pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
+        let opens = self.retention > 0
+            && stored <= now
+            && demand.cost > 0
+            && self.is_possible(demand.need());
+        opens.then(|| self.stored(now + self.initial_reset))
     }
 
-    /// What to store after `units` are given back (above 0) or charged late (below 0), and the
-    /// account then.
+    /// Charges `units` late (above 0) or refunds them (below 0). Returns the value to store, if it
+    /// changes, and the account after it.
     ///
-    /// A refund stops at full, and changes nothing where there is no account. A late charge never
-    /// fails but stops where the limit and `max_debt` are owed; an account already beyond that stays.
-    pub(crate) fn settle(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Numbers) {
+    /// A refund stops at a full account, and does nothing if there is no account. A late charge
+    /// never fails: it stops at the limit plus `max_debt`, and does not change an account that is
+    /// already beyond that.
+    pub(crate) fn adjust(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Snapshot) {
         let before = self.tat(stored, now);
-        let worth = self.interval.saturating_mul(units.unsigned_abs());
-        let after = if units < 0 {
-            let most = now + self.worth(self.late_limit);
-            before.saturating_add(worth).min(most).max(before)
+        let span = self.interval.saturating_mul(units.unsigned_abs());
+        let after = if units > 0 {
+            let most = now + self.span(self.late_limit);
+            before.saturating_add(span).min(most).max(before)
         } else if stored <= now {
             before
         } else {
-            before.saturating_sub(worth).max(now)
+            before.saturating_sub(span).max(now)
         };
-        ((after != before).then(|| self.stored(after)), self.numbers(after, now, 0))
+        // A late charge opens a new account that starts at `initial`, even if all of it is dropped.
+        let opens = units > 0 && stored <= now && self.retention > 0;
+        ((after != before || opens).then(|| self.stored(after)), self.snapshot(after - now, 0))
     }
 
-    /// Returns whether a late charge of `units` is cut.
-    pub(crate) fn cuts(self, stored: u64, now: u64, units: u64) -> bool {
-        let room = self.worth(self.late_limit).saturating_sub(self.tat(stored, now) - now);
+    /// Returns `true` if a late charge of `units` would be charged only in part.
+    pub(crate) fn caps_late_charge(self, stored: u64, now: u64, units: u64) -> bool {
+        let room = self.span(self.late_limit).saturating_sub(self.tat(stored, now) - now);
         self.interval.saturating_mul(units) > room
     }
 
-    /// Returns the instant to store after a charge is undone, if it changes. What others were
-    /// charged since stays charged, and what has flowed back since is not given twice.
+    /// Reverses a charge by its receipt. Returns the value to store, if it changes. It does not
+    /// reverse the charges of other callers, and does not return units that have already come back.
     pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
         let tat = self.tat(stored, now);
         if receipt.queued && tat != receipt.end {
             return None;
         }
-        // a clock that stepped back since refills nothing
+        // If the clock went back after the charge, no units came back.
         let held = receipt.end.saturating_sub(now.max(receipt.at));
-        // the quota may have changed since the charge
-        let worth = self.interval.saturating_mul(receipt.units.into());
-        let after = tat.saturating_sub(held.min(worth)).max(now);
+        // The quota may have changed since the charge.
+        let span = self.interval.saturating_mul(receipt.units.into());
+        let after = tat.saturating_sub(held.min(span)).max(now);
         (stored > now && after != tat).then(|| self.stored(after))
     }
 
-    /// What a store that decided elsewhere is to say of `ask`, the account being `stored` since.
+    /// Reconstructs the result of a demand that another store decided, from the value stored after
+    /// it.
     #[cfg(feature = "redis")]
-    pub(crate) fn told(self, stored: u64, now: u64, ask: Ask, charged: bool) -> Step {
+    pub(crate) fn reconstruct(
+        self,
+        stored: u64,
+        now: u64,
+        demand: Demand,
+        charged: bool,
+    ) -> Evaluation {
         if !charged {
-            return self.look(stored, now, ask);
+            return self.look(stored, now, demand);
         }
         let tat = self.tat(stored, now);
-        let over = tat + self.worth(ask.headroom.into());
-        let over = over.saturating_sub(now + self.worth(self.limit.into()));
-        let (overage, wait) = if self.soft > 0 { (over > 0, 0) } else { (false, over) };
-        Step { allowed: true, overage, wait, numbers: self.numbers(tat, now, 0) }
+        let over = tat + self.span(demand.headroom.into());
+        let over = over.saturating_sub(now + self.span(self.limit.into()));
+        let fit = if self.soft > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
+        fit.with(self.snapshot(tat - now, 0))
     }
 
-    /// For how long a full account is remembered.
+    /// Returns the time for which a full account is kept.
     #[cfg(feature = "redis")]
-    pub(crate) fn kept(self) -> u64 {
-        self.kept
+    pub(crate) fn retention(self) -> u64 {
+        self.retention
     }
 
-    /// How far ahead the TAT of a cold account is.
+    /// Returns the time until a new account is full.
     #[cfg(feature = "redis")]
-    pub(crate) fn cold(self) -> u64 {
-        self.cold
+    pub(crate) fn initial_reset(self) -> u64 {
+        self.initial_reset
     }
 
-    /// How an account of this TAT is stored.
+    /// Returns the stored value of an account with this TAT.
     #[inline]
     pub(crate) fn stored(self, tat: u64) -> u64 {
-        tat + self.kept
+        tat + self.retention
     }
 
-    /// The TAT of an account, at least `now`.
+    /// Returns the TAT of an account, at least `now`.
     #[inline]
     fn tat(self, stored: u64, now: u64) -> u64 {
-        if stored <= now { now + self.cold } else { stored.saturating_sub(self.kept).max(now) }
+        if stored <= now {
+            now + self.initial_reset
+        } else {
+            stored.saturating_sub(self.retention).max(now)
+        }
     }
 
     #[inline]
-    fn numbers(self, tat: u64, now: u64, retry: u64) -> Numbers {
-        self.told_as(tat - now, retry)
+    fn snapshot(self, reset_ns: u64, retry_ns: u64) -> Snapshot {
+        Snapshot::Refilling { reset_ns, interval: self.interval, limit: self.limit, retry_ns }
     }
 
-    /// The account, full in `ahead`, as it is told.
+    /// Returns `true` if a full account and the soft units together have `need` units.
     #[inline]
-    fn told_as(self, ahead: u64, retry: u64) -> Numbers {
-        Numbers::Refilling { ahead, interval: self.interval, limit: self.limit, retry }
-    }
-
-    /// Whether a full account could ever pay.
-    #[inline]
-    fn possible(self, need: u64) -> bool {
+    fn is_possible(self, need: u64) -> bool {
         need <= u64::from(self.limit) + u64::from(self.soft)
     }
 
+    /// Returns the time in which `units` come back.
     #[inline]
-    fn worth(self, units: u64) -> u64 {
+    fn span(self, units: u64) -> u64 {
         units * self.interval
     }
 }
@@ -238,36 +244,36 @@ mod tests {
         Gcra::new(&Quota::per_second(5))
     }
 
-    /// A charge of so many units that left this TAT, made at 1 000.
+    /// A receipt of a charge of `cost` units, made at 1 000, after which the TAT was `end`.
     fn receipt(end: u64, cost: u32) -> Receipt {
         Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
     }
 
     #[test]
-    fn an_undo_leaves_what_others_were_charged() {
+    fn an_undo_keeps_the_charges_of_other_callers() {
         let (mine, now) = (1_000 + 2 * T, 1_000);
         let others = mine + T;
         assert_eq!(five().undo(others, now, receipt(mine, 2)), Some(others - 2 * T));
         let half = five().undo(others, mine - T, receipt(mine, 2));
-        assert_eq!(half, Some(others - T), "half has flowed back");
-        assert_eq!(five().undo(others, mine, receipt(mine, 2)), None, "all has flowed back");
+        assert_eq!(half, Some(others - T), "half has come back");
+        assert_eq!(five().undo(others, mine, receipt(mine, 2)), None, "all has come back");
     }
 
     #[test]
-    fn a_part_that_is_undone_is_no_more_than_what_is_left() {
+    fn a_partial_undo_returns_at_most_what_has_not_come_back() {
         let (mine, others) = (1_000 + 4 * T, 1_000 + 5 * T);
         let part = |units, now| five().undo(others, now, Receipt { units, ..receipt(mine, 4) });
         assert_eq!(part(0, 1_000), None);
         assert_eq!(part(3, 1_000), Some(others - 3 * T));
-        assert_eq!(part(3, mine - 3 * T), Some(others - 3 * T), "one has flowed back");
-        assert_eq!(part(3, mine - T), Some(others - T), "three have flowed back");
+        assert_eq!(part(3, mine - 3 * T), Some(others - 3 * T), "one has come back");
+        assert_eq!(part(3, mine - T), Some(others - T), "three have come back");
     }
 
     #[test]
-    fn an_undo_in_a_forgotten_account_changes_nothing() {
+    fn an_undo_in_an_expired_account_changes_nothing() {
         assert_eq!(five().undo(0, 1_000, receipt(1_000 + T, 1)), None);
         assert_eq!(five().undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
-        // nor in one that would be opened at its initial level
+        // With `initial`, it does not create an account either.
         let quota = Gcra::new(&Quota::per_second(5).initial(0));
         assert_eq!(quota.undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
     }
@@ -283,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stepped_back_does_not_make_a_receipt_hold_more() {
+    fn a_clock_that_goes_back_does_not_increase_an_undo() {
         let (mine, others) = (1_000 + T, 1_000 + 2 * T);
         let late = Receipt { at: 1_000 + T / 2, ..receipt(mine, 1) };
         assert_eq!(five().undo(others, 1_000, late), Some(others - T / 2));
@@ -294,27 +300,29 @@ mod tests {
         const TEN_YEARS: u64 = 315_360_000_000_000_000;
         let slow = Gcra::new(&Quota::per_day(1).burst(3650));
         let now = 1 << 62;
-        let ask = Ask { cost: 3650, headroom: u32::MAX, max_wait: TEN_YEARS };
-        assert_eq!(slow.take(now, now, ask).0, None);
-        let (full, _) = slow.take(now, now, Ask { headroom: 0, ..ask });
+        let demand = Demand { cost: 3650, headroom: u32::MAX, max_wait: TEN_YEARS };
+        assert_eq!(slow.take(now, now, demand).0, None);
+        let (full, _) = slow.take(now, now, Demand { headroom: 0, ..demand });
         let full = full.expect("fits");
-        let (queued, step) = slow.take(full, now, Ask { headroom: 0, ..ask });
-        assert_eq!((queued, step.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
-        assert_eq!(slow.settle(full, now, i64::MIN).0, Some(now + 2 * TEN_YEARS));
-        assert_eq!(slow.settle(full, now, i64::MAX).0, Some(now));
+        let (queued, evaluation) = slow.take(full, now, Demand { headroom: 0, ..demand });
+        assert_eq!((queued, evaluation.wait), (Some(now + 2 * TEN_YEARS), TEN_YEARS));
+        assert_eq!(slow.adjust(full, now, i64::MAX).0, Some(now + 2 * TEN_YEARS));
+        assert_eq!(slow.adjust(full, now, i64::MIN).0, Some(now));
         let deep = Gcra::new(&Quota::per_day(1).burst(3650).max_debt(3650).initial(0));
-        let (owed, _) = deep.settle(now, now, i64::MIN);
-        assert_eq!(owed, Some(now + 3 * TEN_YEARS));
-        let owed = owed.expect("a debt");
-        assert!(!deep.look(owed, now, Ask { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed);
+        let (active, _) = deep.adjust(now, now, i64::MAX);
+        assert_eq!(active, Some(now + 3 * TEN_YEARS));
+        let active = active.expect("a debt");
+        assert!(
+            !deep.look(active, now, Demand { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed
+        );
     }
 
     #[test]
-    fn a_refund_reaches_the_whole_queue() {
+    fn a_refund_reduces_debt_beyond_the_limit() {
         let one = Gcra::new(&Quota::per_second(5).burst(1));
         let (now, queued) = (1_000, 1_000 + 20 * T);
-        assert_eq!(one.settle(queued, now, 15).0, Some(now + 5 * T));
-        assert_eq!(one.settle(queued, now, -1).0, None, "already beyond twice the limit");
+        assert_eq!(one.adjust(queued, now, -15).0, Some(now + 5 * T));
+        assert_eq!(one.adjust(queued, now, 1).0, None, "already beyond twice the limit");
     }
 
     #[test]
@@ -322,7 +330,7 @@ mod tests {
         let quota = Gcra::new(&Quota::per_second(5).initial(0));
         let full_since = 1_000;
         let stored = quota.stored(full_since);
-        assert_eq!(quota.settle(stored, full_since + T, 3).0, None);
+        assert_eq!(quota.adjust(stored, full_since + T, -3).0, None);
         let held = receipt(full_since + 4 * T, 3);
         assert_eq!(quota.undo(stored, full_since + T, held), None);
     }

@@ -1,12 +1,14 @@
-//! Pure steps: what an account holds, the instant and the price give what it holds next.
+//! The arithmetic of the algorithms, as pure functions.
 //!
-//! No clock, no I/O and no atomics here: `now` is an argument, in nanoseconds of Unix time as the
-//! store's own clock counts it (it never steps back), and the store decides how a step is applied.
+//! A function takes the state of an account, an instant and a [`Demand`], and returns the new
+//! state. It reads no clock, does no I/O and uses no atomics. `now` is an argument: nanoseconds of
+//! Unix time by the clock of the store, which never goes back. The store decides how to apply the
+//! result.
 //!
-//! The state of GCRA is one instant, so that a store can keep it in one word ([`gcra`]). The
-//! others are a [`State`], and an account is an `Option<State>`: `None` is a cold one. They differ
-//! in how they count, which is a [`Counter`]; what a decision is made of is the same for all and
-//! stands here.
+//! An account of GCRA is one instant, which fits into one word ([`gcra`]). An account of another
+//! algorithm is an `Option<AccountState>`, where `None` is a new account. Those algorithms differ
+//! in how they count, which is the trait [`Counter`]. This module makes the decision, in the same
+//! way for all of them.
 
 #[cfg(test)]
 mod edges;
@@ -28,275 +30,320 @@ use self::{
     token_bucket::TokenBucket,
 };
 use crate::{
-    decision::{NEVER, Numbers},
+    decision::{NEVER, Snapshot},
     quota::{Algorithm, Quota},
 };
 
-/// What one charge asks of an account.
+/// The units that one charge needs from an account, and the time that it may queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
-    /// Units charged when it fits; 0 looks.
+pub(crate) struct Demand {
+    /// Units to charge. A cost of 0 changes nothing and is always allowed.
     pub(crate) cost: u32,
-    /// Units that must be left over, never charged.
+    /// Units that must remain after the charge. They are not charged.
     pub(crate) headroom: u32,
-    /// How long the caller is ready to queue, in nanoseconds; at most ten years.
+    /// The longest time that the caller queues, in nanoseconds; at most ten years.
     pub(crate) max_wait: u64,
 }
 
-impl Ask {
+impl Demand {
     #[inline]
     pub(crate) fn units(cost: u32) -> Self {
         Self { cost, headroom: 0, max_wait: 0 }
     }
 
-    /// Units that must fit.
+    /// Returns the units that must be available.
     #[inline]
     pub(crate) fn need(self) -> u64 {
         if self.cost == 0 { 0 } else { u64::from(self.cost) + u64::from(self.headroom) }
     }
 }
 
-/// What became of an [`Ask`].
+/// The result of a [`Demand`], with the account after it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    /// Whether it was charged (a look: always).
+pub(crate) struct Evaluation {
     pub(crate) allowed: bool,
-    /// Whether it passed only because the quota is soft.
+    /// The demand was allowed only because the quota is soft.
     pub(crate) overage: bool,
-    /// How long an allowed caller has to wait, in nanoseconds.
+    /// The time that an allowed caller must wait, in nanoseconds.
     pub(crate) wait: u64,
-    /// The account after the step.
-    pub(crate) numbers: Numbers,
+    pub(crate) snapshot: Snapshot,
 }
 
-impl Step {
-    /// What refused nothing, and left these numbers.
-    pub(crate) fn passed(numbers: Numbers) -> Self {
-        Self { allowed: true, overage: false, wait: 0, numbers }
+impl Evaluation {
+    /// Creates the result of an allowed demand that neither queued nor exceeded the quota.
+    pub(crate) fn allowed(snapshot: Snapshot) -> Self {
+        Self { allowed: true, overage: false, wait: 0, snapshot }
     }
 
-    /// Whether it was refused for good.
+    /// Returns `true` if the demand was denied and waiting does not help.
     pub(crate) fn is_never(&self) -> bool {
-        match self.numbers {
-            Numbers::Refilling { retry, .. }
-            | Numbers::Known { retry, .. }
-            | Numbers::Unknown { retry } => retry == NEVER,
+        match self.snapshot {
+            Snapshot::Refilling { retry_ns, .. }
+            | Snapshot::Known { retry_ns, .. }
+            | Snapshot::Unknown { retry_ns } => retry_ns == NEVER,
         }
     }
 }
 
-/// What is to become of an [`Ask`].
-struct Verdict {
-    allowed: bool,
+/// The result of a [`Demand`] without the account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit {
+    pub(crate) allowed: bool,
     overage: bool,
     wait: u64,
-    retry: u64,
+    retry_ns: u64,
 }
 
-impl Verdict {
-    fn step(self, state: &State, quota: &Quota, now: u64) -> Step {
-        let Self { allowed, overage, wait, retry } = self;
-        Step { allowed, overage, wait, numbers: state.numbers(quota, now, retry) }
+impl Fit {
+    #[inline]
+    fn at_once(overage: bool) -> Self {
+        Self { allowed: true, overage, wait: 0, retry_ns: 0 }
+    }
+
+    #[inline]
+    fn queued(wait: u64) -> Self {
+        Self { allowed: true, overage: false, wait, retry_ns: 0 }
+    }
+
+    #[inline]
+    fn denied(retry_ns: u64) -> Self {
+        Self { allowed: false, overage: false, wait: 0, retry_ns }
+    }
+
+    #[inline]
+    fn with(self, snapshot: Snapshot) -> Evaluation {
+        let Self { allowed, overage, wait, .. } = self;
+        Evaluation { allowed, overage, wait, snapshot }
     }
 }
 
-/// What an account of an algorithm other than GCRA holds.
+/// The state of an account of an algorithm other than GCRA.
 #[derive(Clone, Debug)]
-pub(crate) enum State {
+pub(crate) enum AccountState {
     TokenBucket(TokenBucket),
     FixedWindow(FixedWindow),
     SlidingWindow(SlidingWindow),
     SlidingLog(SlidingLog),
 }
 
-/// How an algorithm counts. All is said as of `now`, whenever the account was last changed.
+/// The counting of an algorithm. Results are as of `now`, even if the account was last changed
+/// earlier. Times are in nanoseconds.
 trait Counter {
-    /// Whole units that would pass now.
+    /// Returns the whole units that would be allowed now.
     fn remaining(&self, quota: &Quota, now: u64) -> u64;
 
-    /// The time until the account is untouched again.
-    fn full(&self, quota: &Quota, now: u64) -> u64;
+    /// Returns the time until the account is full again.
+    fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
 
-    /// How long until `need` units pass when the capacity is raised by `soft`; [`NEVER`] where
-    /// waiting does not help.
+    /// Returns the time until `need` units are available, with a capacity that is larger by `soft`.
+    /// [`NEVER`] if waiting does not help.
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
 
-    /// The time until more is [remaining](Counter::remaining); 0 when nothing is to come.
-    fn next(&self, quota: &Quota, now: u64) -> u64 {
+    /// Returns the time until more units are [remaining](Counter::remaining), or 0 if no more units
+    /// are to come.
+    fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.remaining(quota, now);
         if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
-    /// A charge may queue for less than this.
-    fn queue(&self, _quota: &Quota, _now: u64) -> u64 {
+    /// Returns the exclusive upper bound of the time that a charge may queue.
+    fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
         0
     }
 
-    /// Units a late charge may still take, until the limit and `max_debt` are charged.
-    fn owable(&self, quota: &Quota, now: u64) -> u64;
+    /// Returns the units that a late charge may still take, up to the limit plus `max_debt`.
+    fn late_room(&self, quota: &Quota, now: u64) -> u64;
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Takes charges back, the newest first; at most all.
+    /// Reverses the newest charges first, at most all of them.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Takes back what still counts of a charge.
+    /// Reverses the part of a charge that still counts.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
 
-    /// From when on the account is as if it had never been.
-    fn forget_at(&self, quota: &Quota) -> u64;
+    /// Returns the instant from which the account equals a new one.
+    fn expires_at(&self, quota: &Quota) -> u64;
 }
 
-/// Looks at an account: what [`take`] would say, with nothing charged and nothing opened.
-pub(crate) fn look(account: Option<&State>, quota: &Quota, now: u64, ask: Ask) -> Step {
-    let look = |state: &State| state.judge(quota, now, ask).step(state, quota, now);
-    match account.filter(|state| state.lives(quota, now)) {
-        Some(state) => look(state),
-        None => look(&State::fresh(quota, now)),
-    }
-}
-
-/// What a store that decided elsewhere is to say of `ask`, the account being as it is since.
-#[cfg(feature = "redis")]
-pub(crate) fn told(
-    account: Option<&State>,
+/// Returns the result that [`take`] would return, without changing the account.
+pub(crate) fn look(
+    account: Option<&AccountState>,
     quota: &Quota,
     now: u64,
-    ask: Ask,
-    charged: bool,
-) -> Step {
-    let Some(state) = account.filter(|state| charged && state.lives(quota, now)) else {
-        return look(account, quota, now, ask);
+    demand: Demand,
+) -> Evaluation {
+    let look = |state: &AccountState| {
+        let fit = state.fit(quota, now, demand);
+        fit.with(state.snapshot(quota, now, fit.retry_ns))
     };
-    let over = state.counter().wait(quota, now, ask.headroom.into(), 0);
-    let (overage, wait) = if quota.soft_units() > 0 { (over > 0, 0) } else { (false, over) };
-    Verdict { allowed: true, overage, wait, retry: 0 }.step(state, quota, now)
+    match account.filter(|state| state.is_live(quota, now)) {
+        Some(state) => look(state),
+        None => look(&AccountState::new(quota, now)),
+    }
 }
 
-/// Charges an account, opening it if need be and ending it (`None`) where it is full.
-pub(crate) fn take(account: &mut Option<State>, quota: &Quota, now: u64, ask: Ask) -> Step {
-    if ask.cost == 0 {
-        return look(account.as_ref(), quota, now, ask);
+/// Reconstructs the result of a demand that another store decided, from the account after it.
+#[cfg(feature = "redis")]
+pub(crate) fn reconstruct(
+    account: Option<&AccountState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+    charged: bool,
+) -> Evaluation {
+    let Some(state) = account.filter(|state| charged && state.is_live(quota, now)) else {
+        return look(account, quota, now, demand);
+    };
+    let over = state.counter().wait(quota, now, demand.headroom.into(), 0);
+    let fit = if quota.soft_units() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
+    fit.with(state.snapshot(quota, now, 0))
+}
+
+/// Charges an account if the demand fits. Creates a missing account, and removes an account
+/// (`None`) that equals a new one.
+pub(crate) fn take(
+    account: &mut Option<AccountState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+) -> Evaluation {
+    if demand.cost == 0 {
+        return look(account.as_ref(), quota, now, demand);
     }
-    end(account, quota, now);
-    let cold = account.is_none();
-    let state = enter(account, quota, now);
-    let verdict = state.judge(quota, now, ask);
-    if verdict.allowed {
-        state.counter_mut().charge(quota, now, ask.cost.into());
+    drop_expired(account, quota, now);
+    let is_new = account.is_none();
+    let state = get_or_open(account, quota, now);
+    let fit = state.fit(quota, now, demand);
+    if fit.allowed {
+        state.counter_mut().charge(quota, now, demand.cost.into());
     }
-    let never = verdict.retry == NEVER;
-    let step = verdict.step(state, quota, now);
-    if cold && never {
+    let evaluation = fit.with(state.snapshot(quota, now, fit.retry_ns));
+    if is_new && fit.retry_ns == NEVER {
         *account = None;
     }
-    end(account, quota, now);
-    step
+    drop_expired(account, quota, now);
+    evaluation
 }
 
-/// Opens a cold account that was refused, where it starts at `initial` units.
+/// Creates the account of a denied demand if the quota sets `initial` units.
 ///
-/// [`take`] does so itself; this is for an account that a decision over several refused because of
-/// another.
-pub(crate) fn open(account: &mut Option<State>, quota: &Quota, now: u64, ask: Ask) {
-    let possible = ask.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
-    end(account, quota, now);
-    if quota.initial_units().is_some() && ask.cost > 0 && possible {
-        enter(account, quota, now);
+/// [`take`] does so itself. A decision over several accounts denies without calling [`take`], and
+/// then calls this function.
+pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
+    let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
+    drop_expired(account, quota, now);
+    if quota.initial_units().is_some() && demand.cost > 0 && possible {
+        get_or_open(account, quota, now);
     }
 }
 
-/// Gives `units` back (above 0) or charges them late (below 0).
+/// Charges `units` late (above 0) or refunds them (below 0).
 ///
-/// A refund changes nothing where there is no account. A late charge never fails but stops where
-/// the limit and `max_debt` are charged.
-pub(crate) fn settle(account: &mut Option<State>, quota: &Quota, now: u64, units: i64) -> Numbers {
-    end(account, quota, now);
-    if units < 0 {
-        let counter = enter(account, quota, now).counter_mut();
-        let late = units.unsigned_abs().min(counter.owable(quota, now));
+/// A refund does nothing if there is no account. A late charge never fails: it stops at the limit
+/// plus `max_debt`.
+pub(crate) fn adjust(
+    account: &mut Option<AccountState>,
+    quota: &Quota,
+    now: u64,
+    units: i64,
+) -> Snapshot {
+    drop_expired(account, quota, now);
+    if units > 0 {
+        let counter = get_or_open(account, quota, now).counter_mut();
+        let late = units.unsigned_abs().min(counter.late_room(quota, now));
         counter.charge(quota, now, late);
     } else if let Some(state) = account {
         state.counter_mut().refund(quota, now, units.unsigned_abs());
     }
-    end(account, quota, now);
-    look(account.as_ref(), quota, now, Ask::units(0)).numbers
+    drop_expired(account, quota, now);
+    look(account.as_ref(), quota, now, Demand::units(0)).snapshot
 }
 
-/// Returns whether a late charge of `units` is cut.
-pub(crate) fn cuts(account: Option<&State>, quota: &Quota, now: u64, units: u64) -> bool {
-    let owable = |state: &State| state.counter().owable(quota, now);
-    let owable = match account.filter(|state| state.lives(quota, now)) {
-        Some(state) => owable(state),
-        None => owable(&State::fresh(quota, now)),
+/// Returns `true` if a late charge of `units` would be charged only in part.
+pub(crate) fn caps_late_charge(
+    account: Option<&AccountState>,
+    quota: &Quota,
+    now: u64,
+    units: u64,
+) -> bool {
+    let room = |state: &AccountState| state.counter().late_room(quota, now);
+    let room = match account.filter(|state| state.is_live(quota, now)) {
+        Some(state) => room(state),
+        None => room(&AccountState::new(quota, now)),
     };
-    units > owable
+    units > room
 }
 
-/// Undoes a charge by its receipt. Others' charges stay, and so does what has flowed back since.
-pub(crate) fn undo(account: &mut Option<State>, quota: &Quota, now: u64, receipt: Receipt) {
-    end(account, quota, now);
+/// Reverses a charge by its receipt. It does not reverse the charges of other callers, and does not
+/// return units that have already come back.
+pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
+    drop_expired(account, quota, now);
     if let Some(state) = account {
         state.counter_mut().undo(quota, now, receipt);
     }
-    end(account, quota, now);
+    drop_expired(account, quota, now);
 }
 
-/// The account, opened if there is none.
-fn enter<'a>(account: &'a mut Option<State>, quota: &Quota, now: u64) -> &'a mut State {
-    account.get_or_insert_with(|| State::fresh(quota, now))
+fn get_or_open<'a>(
+    account: &'a mut Option<AccountState>,
+    quota: &Quota,
+    now: u64,
+) -> &'a mut AccountState {
+    account.get_or_insert_with(|| AccountState::new(quota, now))
 }
 
-/// Drops what is as if it had never been.
-fn end(account: &mut Option<State>, quota: &Quota, now: u64) {
-    account.take_if(|state| !state.lives(quota, now));
+fn drop_expired(account: &mut Option<AccountState>, quota: &Quota, now: u64) {
+    account.take_if(|state| !state.is_live(quota, now));
 }
 
-/// States that a store kept elsewhere.
+/// Constructors for the states that another store keeps.
 #[cfg(feature = "redis")]
-impl State {
+impl AccountState {
     pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
-        Self::TokenBucket(TokenBucket::kept(tokens, anchor, opened))
+        Self::TokenBucket(TokenBucket::from_parts(tokens, anchor, opened))
     }
 
     pub(crate) fn fixed_window(start: u64, count: u64, bonus: u64) -> Self {
-        Self::FixedWindow(FixedWindow::kept(start, count, bonus))
+        Self::FixedWindow(FixedWindow::from_parts(start, count, bonus))
     }
 
     pub(crate) fn sliding_window(entries: Vec<(u64, u64)>) -> Self {
-        Self::SlidingWindow(SlidingWindow::kept(entries))
+        Self::SlidingWindow(SlidingWindow::from_entries(entries))
     }
 
     pub(crate) fn sliding_log(entries: Vec<(u64, u64)>) -> Self {
-        Self::SlidingLog(SlidingLog::kept(entries))
+        Self::SlidingLog(SlidingLog::from_entries(entries))
     }
 }
 
-impl State {
-    /// From when on the account may be forgotten: it is then as if it had never been.
-    pub(crate) fn forget_at(&self, quota: &Quota) -> u64 {
-        if self.suits(quota) { self.counter().forget_at(quota) } else { 0 }
-    }
-
-    /// An account at its first contact.
-    fn fresh(quota: &Quota, now: u64) -> Self {
+impl AccountState {
+    /// Creates an account at its first charge.
+    fn new(quota: &Quota, now: u64) -> Self {
         match quota.counted_by() {
             Algorithm::Gcra => unreachable!("an account of GCRA is one word: see `gcra`"),
-            Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::fresh(quota, now)),
+            Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::new(quota, now)),
             Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
-                Self::FixedWindow(FixedWindow::fresh(quota, now))
+                Self::FixedWindow(FixedWindow::new(quota, now))
             }
             Algorithm::SlidingWindow { .. } => Self::SlidingWindow(SlidingWindow::default()),
             Algorithm::SlidingLog => Self::SlidingLog(SlidingLog::default()),
         }
     }
 
-    fn lives(&self, quota: &Quota, now: u64) -> bool {
-        self.forget_at(quota) > now
+    /// Returns the instant from which the account equals a new one, so that it can be dropped. 0 if
+    /// the state belongs to another algorithm.
+    pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
+        if self.matches(quota) { self.counter().expires_at(quota) } else { 0 }
     }
 
-    /// Whether the quota's algorithm keeps such a state: it may have been changed since.
-    fn suits(&self, quota: &Quota) -> bool {
+    fn is_live(&self, quota: &Quota, now: u64) -> bool {
+        self.expires_at(quota) > now
+    }
+
+    /// Returns `true` if the quota's algorithm uses this kind of state. The algorithm may have
+    /// changed since the last charge.
+    fn matches(&self, quota: &Quota) -> bool {
         match self {
             Self::TokenBucket(_) => quota.counted_by() == Algorithm::TokenBucket,
             Self::FixedWindow(_) => matches!(
@@ -328,31 +375,30 @@ impl State {
         }
     }
 
-    fn judge(&self, quota: &Quota, now: u64, ask: Ask) -> Verdict {
-        let say = |allowed, overage, wait, retry| Verdict { allowed, overage, wait, retry };
-        let (counter, need) = (self.counter(), ask.need());
+    fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Fit {
+        let (counter, need) = (self.counter(), demand.need());
         let plain = if need > 0 { counter.wait(quota, now, need, 0) } else { 0 };
         let raised = match u64::from(quota.soft_units()) {
             soft if soft > 0 && plain > 0 => counter.wait(quota, now, need, soft),
             _ => plain,
         };
         match raised {
-            0 => say(true, plain > 0, 0, 0),
-            wait if wait <= ask.max_wait && wait < counter.queue(quota, now) => {
-                say(true, false, wait, 0)
+            0 => Fit::at_once(plain > 0),
+            wait if wait <= demand.max_wait && wait < counter.queue_limit(quota, now) => {
+                Fit::queued(wait)
             }
-            retry => say(false, false, 0, retry),
+            retry_ns => Fit::denied(retry_ns),
         }
     }
 
-    fn numbers(&self, quota: &Quota, now: u64, retry: u64) -> Numbers {
+    fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
         let counter = self.counter();
-        Numbers::Known {
+        Snapshot::Known {
             limit: quota.limit(),
             remaining: u32::try_from(counter.remaining(quota, now)).unwrap_or(u32::MAX),
-            full: counter.full(quota, now),
-            next: counter.next(quota, now),
-            retry,
+            reset_ns: counter.reset_ns(quota, now),
+            next_ns: counter.next_ns(quota, now),
+            retry_ns,
         }
     }
 }

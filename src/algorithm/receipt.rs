@@ -1,62 +1,64 @@
-//! Receipts: what is known of a charge that is undone.
+//! Receipts of charges, to undo them.
 
-use super::Ask;
-use crate::decision::{Decision, NEVER, Numbers, Outcome};
+use super::Demand;
+use crate::decision::{Decision, NEVER, Outcome, Snapshot};
 
-/// A charge of one account that is undone, in whole or in part.
+/// A charge of one account that is to be undone, in whole or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
-    /// When the account was charged. What was charged before a reset is gone.
+    /// The instant of the charge. A charge made before a reset of the account cannot be undone.
     pub(crate) charged: u64,
-    /// The instant of the store's clock as of which `end` was reported.
+    /// The instant of the decision by the store's clock, to which `end` refers.
     pub(crate) at: u64,
-    /// GCRA: the TAT that the charge left. Others: when the next unit after it passes.
+    /// GCRA: the TAT after the charge. Other algorithms: the instant at which the next unit is
+    /// available after the charge.
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
-    /// Units to give back, at most `cost`.
+    /// Units to return, at most `cost`.
     pub(crate) units: u32,
-    /// True if the charge queued. It is then undone only while nobody has queued behind it. Those
-    /// behind it keep their places, so its units would go to a caller that comes later, which would
-    /// then run at the same instant as the last one of the queue.
+    /// `true` if the charge queued. Such a charge is undone only while it is the last in the queue.
+    /// Callers behind it keep their positions, so its units would go to a later caller, which would
+    /// then run at the same instant as the last caller of the queue.
     pub(crate) queued: bool,
 }
 
 impl Receipt {
-    /// The receipt of a charge that was just made: nothing of it has flowed back.
+    /// Creates the receipt of a charge made at `now`, of which no units have come back.
     #[cfg(feature = "redis")]
-    pub(crate) fn newest(now: u64, ask: Ask) -> Self {
-        let (charged, at, cost) = (now, now, ask.cost);
+    pub(crate) fn newest(now: u64, demand: Demand) -> Self {
+        let (charged, at, cost) = (now, now, demand.cost);
         Self { charged, at, end: u64::MAX, cost, units: cost, queued: false }
     }
 
-    /// The receipt of `ask` by its outcome in `taken`: all of it, or up to `units`. `None` where
-    /// the store did not report any numbers.
+    /// Creates the receipt of `demand` from its outcome in `taken`, to undo at most `units`.
+    /// Defaults to the whole charge. Returns `None` if the store did not report the units left.
     pub(crate) fn new(
         taken: &Decision,
         outcome: &Outcome,
-        ask: Ask,
+        demand: Demand,
         units: Option<u32>,
     ) -> Option<Self> {
         let by_own_clock = |instant: u64| instant.saturating_add_signed(outcome.skew());
         let (at, waits) = (by_own_clock(taken.instant()), taken.waits());
-        let (ahead, queued) = match *outcome.numbers() {
-            Numbers::Refilling { ahead, interval, limit, .. } => {
-                let need = ahead.saturating_add(u64::from(ask.headroom).saturating_mul(interval));
-                (ahead, waits && need > u64::from(limit).saturating_mul(interval))
+        let (reset_ns, queued) = match *outcome.snapshot() {
+            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+                let need =
+                    reset_ns.saturating_add(u64::from(demand.headroom).saturating_mul(interval));
+                (reset_ns, waits && need > u64::from(limit).saturating_mul(interval))
             }
-            // its place is not known where units are left over as headroom
-            Numbers::Known { remaining: 1.., .. } if ask.headroom > 0 => (NEVER, waits),
-            Numbers::Known { remaining: 1.., .. } => (0, false),
-            Numbers::Known { .. } => (outcome.remaining_and_next().1, waits),
-            Numbers::Unknown { .. } => return None,
+            // With headroom, units may remain although the charge queued: its position is unknown.
+            Snapshot::Known { remaining: 1.., .. } if demand.headroom > 0 => (NEVER, waits),
+            Snapshot::Known { remaining: 1.., .. } => (0, false),
+            Snapshot::Known { .. } => (outcome.remaining_and_next().1, waits),
+            Snapshot::Unknown { .. } => return None,
         };
         Some(Self {
             charged: by_own_clock(taken.charged_at()),
             at,
-            end: at.saturating_add(ahead),
-            cost: ask.cost,
-            units: units.map_or(ask.cost, |units| units.min(ask.cost)),
+            end: at.saturating_add(reset_ns),
+            cost: demand.cost,
+            units: units.map_or(demand.cost, |units| units.min(demand.cost)),
             queued,
         })
     }

@@ -1,4 +1,4 @@
-//! The published scenario tables, to the nanosecond.
+//! Tests against the published scenario tables, to the nanosecond.
 
 use std::{path::Path, time::Duration};
 
@@ -10,61 +10,66 @@ use crate::{
     name::RuleName,
 };
 
-/// An account of any algorithm, as a store would hold it.
+/// An account of any algorithm, as a store keeps it.
 #[derive(Clone, Debug)]
 pub(super) enum Account {
     Word(u64),
-    State(Option<State>),
+    State(Option<AccountState>),
 }
 
 impl Account {
-    pub(super) fn cold(quota: &Quota) -> Self {
+    pub(super) fn new(quota: &Quota) -> Self {
         match quota.counted_by() {
             Algorithm::Gcra => Self::Word(0),
             _ => Self::State(None),
         }
     }
 
-    pub(super) fn look(&self, quota: &Quota, now: u64, ask: Ask) -> Step {
+    pub(super) fn look(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
         match self {
-            Self::Word(stored) => Gcra::new(quota).look(*stored, now, ask),
-            Self::State(state) => look(state.as_ref(), quota, now, ask),
+            Self::Word(stored) => Gcra::new(quota).look(*stored, now, demand),
+            Self::State(state) => look(state.as_ref(), quota, now, demand),
         }
     }
 
-    /// The step, and its receipt.
-    pub(super) fn take(&mut self, quota: &Quota, now: u64, ask: Ask) -> (Step, Receipt) {
-        let step = match self {
+    /// Returns the result and its receipt.
+    pub(super) fn take(
+        &mut self,
+        quota: &Quota,
+        now: u64,
+        demand: Demand,
+    ) -> (Evaluation, Receipt) {
+        let evaluation = match self {
             Self::Word(stored) => {
-                let (after, step) = Gcra::new(quota).take(*stored, now, ask);
+                let (after, evaluation) = Gcra::new(quota).take(*stored, now, demand);
                 *stored = after.unwrap_or(*stored);
-                step
+                evaluation
             }
-            Self::State(state) => take(state, quota, now, ask),
+            Self::State(state) => take(state, quota, now, demand),
         };
-        let mut decision = Decision::new(step.allowed, now);
-        decision.passes(step.overage, step.wait);
-        let outcome = Outcome::with(RuleName::default(), 0, step.numbers);
-        (step, Receipt::new(&decision, &outcome, ask, None).expect("numbers"))
+        let mut decision = Decision::new(evaluation.allowed, now);
+        decision.set_allowed(evaluation.overage, evaluation.wait);
+        let outcome = Outcome::with(RuleName::default(), 0, evaluation.snapshot);
+        (evaluation, Receipt::new(&decision, &outcome, demand, None).expect("a snapshot"))
     }
 
-    pub(super) fn open(&mut self, quota: &Quota, now: u64, ask: Ask) {
+    pub(super) fn open(&mut self, quota: &Quota, now: u64, demand: Demand) {
         match self {
             Self::Word(stored) => {
-                *stored = Gcra::new(quota).open(*stored, now, ask).unwrap_or(*stored);
+                *stored = Gcra::new(quota).open(*stored, now, demand).unwrap_or(*stored);
             }
-            Self::State(state) => open(state, quota, now, ask),
+            Self::State(state) => open(state, quota, now, demand),
         }
     }
 
-    pub(super) fn settle(&mut self, quota: &Quota, now: u64, units: i64) -> Numbers {
+    pub(super) fn adjust(&mut self, quota: &Quota, now: u64, units: i64) -> Snapshot {
         match self {
             Self::Word(stored) => {
-                let (after, numbers) = Gcra::new(quota).settle(*stored, now, units);
+                let (after, snapshot) = Gcra::new(quota).adjust(*stored, now, units);
                 *stored = after.unwrap_or(*stored);
-                numbers
+                snapshot
             }
-            Self::State(state) => settle(state, quota, now, units),
+            Self::State(state) => adjust(state, quota, now, units),
         }
     }
 
@@ -77,16 +82,16 @@ impl Account {
         }
     }
 
-    /// 0 where there is none.
-    pub(super) fn forget_at(&self, quota: &Quota) -> u64 {
+    /// Returns 0 if there is no account.
+    pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
         match self {
             Self::Word(stored) => *stored,
-            Self::State(state) => state.as_ref().map_or(0, |state| state.forget_at(quota)),
+            Self::State(state) => state.as_ref().map_or(0, |state| state.expires_at(quota)),
         }
     }
 }
 
-/// What a store's caller reads.
+/// The values of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) remaining: u32,
@@ -95,9 +100,9 @@ pub(super) struct Row {
     pub(super) retry: u64,
 }
 
-impl From<Numbers> for Row {
-    fn from(numbers: Numbers) -> Self {
-        let outcome = Outcome::with(RuleName::default(), 0, numbers);
+impl From<Snapshot> for Row {
+    fn from(snapshot: Snapshot) -> Self {
+        let outcome = Outcome::with(RuleName::default(), 0, snapshot);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).expect("fits");
         Self {
             remaining: outcome.remaining(),
@@ -109,7 +114,7 @@ impl From<Numbers> for Row {
 }
 
 pub(super) fn remaining(account: &Account, quota: &Quota, now: u64) -> u32 {
-    Row::from(account.look(quota, now, Ask::units(0)).numbers).remaining
+    Row::from(account.look(quota, now, Demand::units(0)).snapshot).remaining
 }
 
 #[derive(Deserialize)]
@@ -204,33 +209,38 @@ impl OutcomeRow {
     }
 }
 
-/// The cases of a published table.
+/// Reads the cases of a published table.
 fn cases(file: &str) -> Vec<Case> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios").join(file);
     let text = std::fs::read_to_string(&path).expect("a table");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Plays every case of `file` but those of a clock that steps back, and says how many.
+/// Plays all cases of `file` except those in which the clock goes back, and returns their number.
 fn play(file: &str) -> usize {
     let cases = cases(file);
     let played = cases.iter().filter(|case| !case.wall_clock);
     played.map(play_case).count()
 }
 
-/// All or nothing, as a store does it: looks at all, then charges all.
-fn take_all(accounts: &mut [Account], quotas: &[Quota], now: u64, ask: Ask) -> Vec<Step> {
-    let charge = |(account, quota): (&mut Account, _)| account.take(quota, now, ask).0;
+/// Charges all accounts or none, as a store does: looks at all, then charges all.
+fn take_all(
+    accounts: &mut [Account],
+    quotas: &[Quota],
+    now: u64,
+    demand: Demand,
+) -> Vec<Evaluation> {
+    let charge = |(account, quota): (&mut Account, _)| account.take(quota, now, demand).0;
     if accounts.len() > 1 {
         let looks =
-            accounts.iter().zip(quotas).map(|(account, quota)| account.look(quota, now, ask));
-        let steps: Vec<Step> = looks.collect();
-        if !steps.iter().all(|step| step.allowed) {
+            accounts.iter().zip(quotas).map(|(account, quota)| account.look(quota, now, demand));
+        let evaluations: Vec<Evaluation> = looks.collect();
+        if !evaluations.iter().all(|it| it.allowed) {
             accounts
                 .iter_mut()
                 .zip(quotas)
-                .for_each(|(account, quota)| account.open(quota, now, ask));
-            return steps;
+                .for_each(|(account, quota)| account.open(quota, now, demand));
+            return evaluations;
         }
     }
     accounts.iter_mut().zip(quotas).map(charge).collect()
@@ -238,56 +248,96 @@ fn take_all(accounts: &mut [Account], quotas: &[Quota], now: u64, ask: Ask) -> V
 
 fn play_case(case: &Case) {
     let quotas: Vec<Quota> = case.quotas.iter().map(QuotaRow::quota).collect();
-    let mut accounts: Vec<Account> = quotas.iter().map(Account::cold).collect();
-    for (place, step) in case.steps.iter().enumerate() {
-        let place = format!("{} step {place}", case.name);
-        let numbers: Vec<Numbers> = if step.op == "settle" {
+    let mut accounts: Vec<Account> = quotas.iter().map(Account::new).collect();
+    for (index, step) in case.steps.iter().enumerate() {
+        let step_name = format!("{} step {index}", case.name);
+        let snapshots: Vec<Snapshot> = if step.op == "settle" {
             let all = accounts.iter_mut().zip(&quotas);
-            all.map(|(account, quota)| account.settle(quota, step.at, step.units)).collect()
+            all.map(|(account, quota)| account.adjust(quota, step.at, -step.units)).collect()
         } else {
             let cost = u32::try_from(step.units).expect("a cost");
-            let ask = Ask { cost, headroom: step.headroom, max_wait: case.max_wait };
-            let steps = take_all(&mut accounts, &quotas, step.at, ask);
-            let allowed = steps.iter().all(|step| step.allowed);
-            assert_eq!(Some(allowed), step.allowed, "{place}: allowed");
-            let wait = steps.iter().map(|step| step.wait).max();
-            assert_eq!(wait, Some(step.wait), "{place}: wait");
-            let overage = steps.iter().any(|step| step.overage);
-            assert_eq!(overage, step.overage, "{place}: overage");
-            steps.iter().map(|step| step.numbers).collect()
+            let demand = Demand { cost, headroom: step.headroom, max_wait: case.max_wait };
+            let evaluations = take_all(&mut accounts, &quotas, step.at, demand);
+            let allowed = evaluations.iter().all(|it| it.allowed);
+            assert_eq!(Some(allowed), step.allowed, "{step_name}: allowed");
+            let wait = evaluations.iter().map(|it| it.wait).max();
+            assert_eq!(wait, Some(step.wait), "{step_name}: wait");
+            let overage = evaluations.iter().any(|it| it.overage);
+            assert_eq!(overage, step.overage, "{step_name}: overage");
+            evaluations.iter().map(|it| it.snapshot).collect()
         };
-        let rows: Vec<Row> = numbers.into_iter().map(Row::from).collect();
+        let rows: Vec<Row> = snapshots.into_iter().map(Row::from).collect();
         let expected: Vec<Row> = step.outcomes.iter().map(OutcomeRow::row).collect();
-        assert_eq!(rows, expected, "{place}");
+        assert_eq!(rows, expected, "{step_name}");
     }
 }
 
 #[test]
-fn gcra_equals_its_table() {
+fn gcra_matches_its_table() {
     assert_eq!(play("gcra.json"), 18);
 }
 
 #[test]
-fn token_bucket_equals_its_table() {
+fn token_bucket_matches_its_table() {
     assert_eq!(play("token_bucket.json"), 16);
 }
 
 #[test]
-fn fixed_window_equals_its_table() {
+fn fixed_window_matches_its_table() {
     assert_eq!(play("fixed_window.json"), 23);
 }
 
 #[test]
-fn sliding_window_equals_its_table() {
+fn sliding_window_matches_its_table() {
     assert_eq!(play("sliding_window.json"), 10);
 }
 
 #[test]
-fn sliding_log_equals_its_table() {
+fn sliding_log_matches_its_table() {
     assert_eq!(play("sliding_log.json"), 12);
 }
 
 #[test]
-fn combinations_equal_their_table() {
+fn combinations_match_their_table() {
     assert_eq!(play("combined.json"), 6);
+}
+
+/// Every algorithm reports a late charge as cut from the first unit above the limit and `max_debt`.
+#[test]
+fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
+    let algorithms = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::fixed_window(),
+        Algorithm::AnchoredWindow,
+        Algorithm::SlidingWindow { buckets: 4 },
+        Algorithm::SlidingLog,
+    ];
+    for algorithm in algorithms {
+        let quota = Quota::per_minute(5).max_debt(2).algorithm(algorithm);
+        let now = 60_000_000_000;
+        let mut account = Account::new(&quota);
+        let is_cut = |account: &Account, units| match account {
+            Account::Word(stored) => Gcra::new(&quota).caps_late_charge(*stored, now, units),
+            Account::State(state) => caps_late_charge(state.as_ref(), &quota, now, units),
+        };
+        assert_eq!([7, 8].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
+        account.adjust(&quota, now, 4);
+        assert_eq!([3, 4].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
+    }
+}
+
+/// The receipt of a Redis node whose clock differs is by the clock of that node.
+#[cfg(feature = "redis")]
+#[test]
+fn a_receipt_is_by_the_clock_of_its_account() {
+    let numbers = Snapshot::Known { remaining: 1, limit: 5, reset_ns: 9, next_ns: 9, retry_ns: 0 };
+    for (ahead, by_own_clock) in [(2_000_000, 12_000_000), (-3_000_000, 7_000_000), (0, 10_000_000)]
+    {
+        let decision = Decision::new(true, 10_000_000).charged_by(9_000_000);
+        let outcome = Outcome::with(RuleName::default(), 0, numbers).by_clock(ahead);
+        let receipt = Receipt::new(&decision, &outcome, Demand::units(1), None).expect("numbers");
+        let charged = by_own_clock - 1_000_000;
+        assert_eq!((receipt.at, receipt.charged), (by_own_clock, charged), "{ahead}");
+    }
 }

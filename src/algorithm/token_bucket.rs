@@ -1,47 +1,49 @@
-//! The token bucket with interval refill: `units` come back together, each whole period.
+//! The token bucket with interval refill: all `units` come back together, once per period.
 //!
-//! The refills lie on a grid that starts at the account's first contact. A bucket that becomes
-//! full ends with its grid: a full account equals no account. One that starts at `initial` tokens
-//! is remembered, full, for as long as it takes to refill from empty, and is cold again then.
+//! The refills are one period apart, counted from the account's first charge. An account expires
+//! when its bucket is full, because a full account equals a new one. The exception is a quota with
+//! `initial` tokens: its full account is kept for the time of a refill from empty. After that, it
+//! starts with `initial` tokens again.
 //!
-//! The continuous form of the token bucket (RFC 2697 and most others), in which a token comes back
-//! every `period / units`, is [`gcra`](super::gcra). This one lets the whole burst pass right
-//! before a refill and the refilled units right after it.
+//! The continuous form of the token bucket (RFC 2697 and most others), in which one token comes
+//! back every `period / units`, is [`gcra`](super::gcra). The form in this module allows the whole
+//! burst directly before a refill, and the refilled units directly after it.
 
 use super::{Counter, NEVER, Receipt};
 use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
-    /// Below 0 in debt.
+    /// Negative if the account is in debt.
     tokens: i64,
-    /// The last refill that is among the tokens; of a full bucket the one that filled it.
+    /// The instant of the last refill that `tokens` includes. For a full bucket, the refill that
+    /// filled it.
     anchor: u64,
-    /// The first contact: what was charged earlier was another bucket's.
+    /// The instant of the first charge. An earlier charge belongs to a previous bucket of the key.
     opened: u64,
 }
 
 impl TokenBucket {
-    pub(super) fn fresh(quota: &Quota, now: u64) -> Self {
+    pub(super) fn new(quota: &Quota, now: u64) -> Self {
         let tokens = quota.initial_units().unwrap_or(quota.limit());
         Self { tokens: tokens.into(), anchor: now, opened: now }
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn kept(tokens: i64, anchor: u64, opened: u64) -> Self {
+    pub(super) fn from_parts(tokens: i64, anchor: u64, opened: u64) -> Self {
         Self { tokens, anchor, opened }
     }
 
-    /// The instant from which on there are `tokens`, which are at most the burst.
-    fn reaches(&self, quota: &Quota, tokens: i64) -> u64 {
+    /// Returns the instant from which `tokens` are available. `tokens` is at most the burst.
+    fn reached_at(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();
         let refills = missing.div_ceil(refill(quota));
         self.anchor.saturating_add(refills.saturating_mul(quota.period_nanos()))
     }
 
-    /// The bucket with what has been refilled until now.
+    /// Returns the bucket with the refills up to now.
     fn at(self, quota: &Quota, now: u64) -> Self {
-        let full = self.reaches(quota, burst(quota));
+        let full = self.reached_at(quota, burst(quota));
         if full <= now || self.tokens >= burst(quota) {
             return Self { tokens: burst(quota), anchor: full, ..self };
         }
@@ -59,8 +61,8 @@ impl Counter for TokenBucket {
         self.at(quota, now).tokens.max(0).unsigned_abs()
     }
 
-    fn full(&self, quota: &Quota, now: u64) -> u64 {
-        self.reaches(quota, burst(quota)).saturating_sub(now)
+    fn reset_ns(&self, quota: &Quota, now: u64) -> u64 {
+        self.reached_at(quota, burst(quota)).saturating_sub(now)
     }
 
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64 {
@@ -68,10 +70,10 @@ impl Counter for TokenBucket {
             return NEVER;
         }
         let tokens = need.cast_signed() - soft.cast_signed();
-        if tokens <= self.tokens { 0 } else { self.reaches(quota, tokens).saturating_sub(now) }
+        if tokens <= self.tokens { 0 } else { self.reached_at(quota, tokens).saturating_sub(now) }
     }
 
-    fn owable(&self, quota: &Quota, now: u64) -> u64 {
+    fn late_room(&self, quota: &Quota, now: u64) -> u64 {
         (self.at(quota, now).tokens + i64::from(quota.max_debt_units())).max(0).unsigned_abs()
     }
 
@@ -92,7 +94,7 @@ impl Counter for TokenBucket {
         }
     }
 
-    /// What was refilled since the charge counts as refilled for it.
+    /// Counts all tokens refilled since the charge as refills of this charge.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);
@@ -102,10 +104,10 @@ impl Counter for TokenBucket {
         }
     }
 
-    fn forget_at(&self, quota: &Quota) -> u64 {
+    fn expires_at(&self, quota: &Quota) -> u64 {
         let refills = u64::from(quota.limit()).div_ceil(refill(quota));
-        let kept = quota.initial_units().map_or(0, |_| refills * quota.period_nanos());
-        self.reaches(quota, burst(quota)).saturating_add(kept)
+        let retention = quota.initial_units().map_or(0, |_| refills * quota.period_nanos());
+        self.reached_at(quota, burst(quota)).saturating_add(retention)
     }
 }
 
@@ -113,7 +115,7 @@ fn burst(quota: &Quota) -> i64 {
     quota.limit().into()
 }
 
-/// Tokens per refill; a blocked quota has none, and needs none.
+/// Returns the tokens per refill. A blocked quota has none, so any value above 0 will do.
 fn refill(quota: &Quota) -> u64 {
     quota.units().max(1).into()
 }
@@ -121,30 +123,30 @@ fn refill(quota: &Quota) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Algorithm, Ask, Quota, Receipt,
+        Algorithm, Demand, Quota, Receipt,
         tests::{Account, remaining},
     };
 
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn what_was_refilled_since_is_not_given_back() {
+    fn refilled_tokens_are_not_returned_a_second_time() {
         let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
-        let mut account = Account::cold(&quota);
-        let (_, mine) = account.take(&quota, 0, Ask::units(5));
-        account.take(&quota, SECOND, Ask::units(8));
+        let mut account = Account::new(&quota);
+        let (_, mine) = account.take(&quota, 0, Demand::units(5));
+        account.take(&quota, SECOND, Demand::units(8));
         account.undo(&quota, SECOND, mine);
-        // three of the five had come back, and were spent
+        // Three of the five tokens had been refilled and spent.
         assert_eq!(remaining(&account, &quota, SECOND), 2);
     }
 
     #[test]
-    fn a_part_that_is_undone_is_no_more_than_what_was_not_refilled() {
+    fn a_partial_undo_returns_at_most_the_tokens_that_were_not_refilled() {
         let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
         let after = |units| {
-            let mut account = Account::cold(&quota);
-            let (_, mine) = account.take(&quota, 0, Ask::units(5));
-            account.take(&quota, SECOND, Ask::units(8));
+            let mut account = Account::new(&quota);
+            let (_, mine) = account.take(&quota, 0, Demand::units(5));
+            account.take(&quota, SECOND, Demand::units(8));
             account.undo(&quota, SECOND, Receipt { units, ..mine });
             remaining(&account, &quota, SECOND)
         };
@@ -152,11 +154,11 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_that_became_full_in_between_is_another_one() {
+    fn a_receipt_from_before_the_bucket_was_full_is_void() {
         let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
-        let mut account = Account::cold(&quota);
-        let (_, mine) = account.take(&quota, 0, Ask::units(3));
-        account.take(&quota, SECOND, Ask::units(5));
+        let mut account = Account::new(&quota);
+        let (_, mine) = account.take(&quota, 0, Demand::units(3));
+        account.take(&quota, SECOND, Demand::units(5));
         account.undo(&quota, SECOND, mine);
         assert_eq!(remaining(&account, &quota, SECOND), 5);
     }

@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 use smallvec::SmallVec;
 
 pub use self::outcome::Outcome;
-pub(crate) use self::outcome::{NEVER, Numbers};
+pub(crate) use self::outcome::{NEVER, Snapshot};
 use crate::name::RuleName;
 
 /// The result of one `take`: either every quota was charged, or none was.
@@ -30,7 +30,7 @@ pub struct Decision {
     /// Set if the decision is a denial because a key is blocked.
     blocked: bool,
     source: Source,
-    /// The store's clock at the decision. Together with [`Outcome::ahead`] it is the receipt.
+    /// The store's clock at the decision. Together with [`Outcome::reset_ns`] it is the receipt.
     at: u64,
     /// The store's own clock when it charged: earlier than `at` for a call that was admitted by
     /// units borrowed before.
@@ -61,6 +61,13 @@ impl Decision {
         Self { allowed: false, ..Self::allow() }
     }
 
+    /// Creates the answer of a store to an [operation](crate::store::Op) that it does not know. It
+    /// is a denial with the source [`Source::Unsupported`].
+    #[must_use]
+    pub fn unsupported() -> Self {
+        Self::deny().from_source(Source::Unsupported)
+    }
+
     /// Adds the outcome of one quota.
     #[must_use]
     pub fn outcome(mut self, outcome: Outcome) -> Self {
@@ -75,6 +82,85 @@ impl Decision {
         self
     }
 
+    /// Sets the time that the allowed request must wait before it may run: it was charged, and
+    /// [queues](crate::store::Charge::with_max_wait).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Decision, decision::{Outcome, Source}, rule::RuleName};
+    ///
+    /// let wait = Duration::from_millis(200);
+    /// let exhausted = Outcome::full(RuleName::default(), 0, 5).with_remaining(0);
+    /// let queued = Decision::allow()
+    ///     .with_wait(wait)
+    ///     .outcome(exhausted.with_reset_after(wait).with_next_after(wait))
+    ///     .from_source(Source::Other("mine"));
+    /// assert_eq!(queued.wait(), wait);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the decision is a denial. Set the wait of a denial by
+    /// [`Outcome::with_retry_after`].
+    #[track_caller]
+    #[must_use]
+    pub fn with_wait(mut self, wait: Duration) -> Self {
+        assert!(
+            self.allowed,
+            "a denied decision cannot queue for {wait:?}; set `retry_after` of an outcome"
+        );
+        self.wait = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// Marks the request as allowed beyond a quota, because the quota is
+    /// [soft](crate::Quota::soft).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the decision is a denial.
+    #[track_caller]
+    #[must_use]
+    pub fn with_overage(mut self) -> Self {
+        assert!(self.allowed, "a denied decision cannot be an overage; start at `Decision::allow`");
+        self.overage = true;
+        self
+    }
+
+    /// Marks the denial as one of a [blocked](crate::StoreExt::block) key. Its outcome describes
+    /// the block, not a quota: no units are left, and the block ends after `retry_after`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{Decision, decision::Outcome, rule::RuleName};
+    ///
+    /// let left = Duration::from_secs(60);
+    /// let block = Outcome::full(RuleName::default(), 0, 5)
+    ///     .with_remaining(0)
+    ///     .with_reset_after(left)
+    ///     .with_next_after(left)
+    ///     .with_retry_after(Some(left));
+    /// assert!(Decision::deny().outcome(block).with_blocked().is_blocked());
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the decision is allowed.
+    #[track_caller]
+    #[must_use]
+    pub fn with_blocked(mut self) -> Self {
+        assert!(!self.allowed, "an allowed decision cannot be blocked; start at `Decision::deny`");
+        self.blocked = true;
+        self
+    }
+
+    /// Returns `true` if the request was denied because the key is
+    /// [blocked](crate::StoreExt::block). The outcome then describes the block, not a quota.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
     /// Returns `true` if every quota was charged. A charge of cost 0 is always allowed.
     #[must_use]
     #[inline]
@@ -83,7 +169,7 @@ impl Decision {
     }
 
     /// Returns `true` if the request was allowed beyond a quota, because the quota is soft or the
-    /// system had capacity ([`Elastic`](crate::Elastic)).
+    /// system had capacity ([`Overcommit`](crate::middleware::Overcommit)).
     #[must_use]
     pub fn is_overage(&self) -> bool {
         self.overage
@@ -127,7 +213,7 @@ impl Decision {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
             // Picks the first of equal outcomes, as `min_by_key` does above.
-            deciding.rev().max_by_key(|outcome| outcome.retry())
+            deciding.rev().max_by_key(|outcome| outcome.retry_ns())
         }
     }
 
@@ -143,7 +229,8 @@ impl Decision {
     }
 
     /// Returns the shortest wait after which an identical request would be allowed if nothing else
-    /// is charged. Zero for an allowed request; `None` if waiting does not help.
+    /// is charged. Zero for an allowed request; `None` if waiting does not help, or if the wait is
+    /// [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
@@ -179,7 +266,7 @@ impl Decision {
 
     /// Sets the overage mark and the wait of an allowed request.
     #[inline]
-    pub(crate) fn passes(&mut self, overage: bool, wait: u64) {
+    pub(crate) fn set_allowed(&mut self, overage: bool, wait: u64) {
         (self.overage, self.wait) = (overage, wait);
     }
 
@@ -189,34 +276,24 @@ impl Decision {
         self.wait > 0
     }
 
-    pub(crate) fn blocked(mut self) -> Self {
-        self.blocked = true;
-        self
-    }
-
-    /// Returns `true` if the key is blocked. The outcome then describes the block, not a quota.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked
-    }
-
     /// Returns `true` if the decision is a denial by a quota that regains units.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
 
     /// Converts a denial into an uncharged overage.
-    pub(crate) fn passed(mut self) -> Self {
+    pub(crate) fn into_overage(mut self) -> Self {
         (self.allowed, self.overage) = (true, true);
         self
     }
 
     /// Converts a queued decision into a denial; the queue time becomes `retry_after`.
-    pub(crate) fn turned_away(mut self) -> Self {
+    pub(crate) fn into_denied(mut self) -> Self {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
         let deciding = self.outcomes.iter_mut().filter(|outcome| !outcome.is_report_only());
         if let Some(outcome) = deciding.min_by_key(|outcome| outcome.remaining()) {
-            outcome.set_retry(wait);
+            outcome.set_retry_ns(wait);
         }
         self
     }
@@ -275,15 +352,17 @@ pub enum Source {
     /// A [`Leased`](crate::store::Leased) store allowed the request with units that it had leased
     /// before.
     Leased,
-    /// The embedded store had no room to [block](crate::Store::block) a key.
+    /// The embedded store had no room to [block](crate::StoreExt::block) a key.
     Overflow,
+    /// The store does not know the operation; see [`Decision::unsupported`].
+    Unsupported,
     /// A store of another crate, with its name.
     Other(&'static str),
 }
 
 impl Source {
     /// Returns one word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`,
-    /// `deny_cache`, `leased`, `overflow`, or the name of another store.
+    /// `deny_cache`, `leased`, `overflow`, `unsupported`, or the name of another store.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -296,6 +375,7 @@ impl Source {
             Self::DenyCache => "deny_cache",
             Self::Leased => "leased",
             Self::Overflow => "overflow",
+            Self::Unsupported => "unsupported",
             Self::Other(name) => name,
         }
     }

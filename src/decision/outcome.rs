@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use crate::name::RuleName;
 
-/// The `retry` value for "waiting does not help", in nanoseconds.
+/// The `retry_ns` value for "waiting does not help", in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;
+/// The `retry_ns` value for "the wait is unknown".
+pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
 
 /// The outcome of one quota in a [`Decision`](crate::Decision).
 #[derive(Clone, Copy, Debug)]
@@ -17,69 +19,121 @@ pub struct Outcome {
     /// of a cluster have separate clocks.
     #[cfg(feature = "redis")]
     skew: i32,
-    numbers: Numbers,
+    snapshot: Snapshot,
 }
 
 /// The state of one quota after a decision, with times in nanoseconds; read through [`Outcome`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Numbers {
-    /// One unit comes back every `interval`; the account is full after `ahead`.
+pub(crate) enum Snapshot {
+    /// One unit comes back every `interval`; the account is full after `reset_ns`.
     Refilling {
-        ahead: u64,
+        reset_ns: u64,
         interval: u64,
         limit: u32,
-        retry: u64,
+        retry_ns: u64,
     },
     Known {
         limit: u32,
         remaining: u32,
-        full: u64,
-        next: u64,
-        retry: u64,
+        reset_ns: u64,
+        next_ns: u64,
+        retry_ns: u64,
     },
     /// The store does not report the units left.
     Unknown {
-        retry: u64,
+        retry_ns: u64,
     },
 }
 
 impl Outcome {
-    /// Creates the outcome of a rule's quota at index `place`.
+    /// Creates the outcome of a rule's quota at index `quota_index`: allowed, with all units of
+    /// `limit` left. The `with_*` methods set the other parts.
     ///
-    /// `reset_after` is the time until the account is full. `next_after` is the time until more
-    /// units are left than now. `retry_after` is the time until an identical cost would be allowed:
-    /// zero for an allowed cost, `None` if waiting does not help.
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{decision::Outcome, rule::RuleName};
+    ///
+    /// let (ten, minute) = (Duration::from_secs(10), Duration::from_secs(60));
+    /// let denied = Outcome::full(RuleName::default(), 0, 6)
+    ///     .with_remaining(0)
+    ///     .with_reset_after(minute)
+    ///     .with_next_after(ten)
+    ///     .with_retry_after(Some(ten));
+    /// assert!(denied.is_denied());
+    /// assert_eq!((denied.limit(), denied.remaining()), (6, 0));
+    /// ```
     #[must_use]
-    pub fn new(
-        rule: RuleName,
-        place: usize,
-        limit: u32,
-        remaining: u32,
-        reset_after: Duration,
-        next_after: Duration,
-        retry_after: Option<Duration>,
-    ) -> Self {
-        let (full, next) = (nanos(reset_after), nanos(next_after));
-        let retry = retry_after.map_or(NEVER, nanos);
-        Self::with(rule, place, Numbers::Known { limit, remaining, full, next, retry })
+    pub fn full(rule: RuleName, quota_index: usize, limit: u32) -> Self {
+        let snapshot =
+            Snapshot::Known { limit, remaining: limit, reset_ns: 0, next_ns: 0, retry_ns: 0 };
+        Self::with(rule, quota_index, snapshot)
+    }
+
+    /// Sets the whole units that would be allowed now, clamped to the limit.
+    #[must_use]
+    pub fn with_remaining(mut self, units: u32) -> Self {
+        if let Snapshot::Known { limit, remaining, .. } = &mut self.snapshot {
+            *remaining = units.min(*limit);
+        }
+        self
+    }
+
+    /// Sets the time until the account is full.
+    #[must_use]
+    pub fn with_reset_after(mut self, time: Duration) -> Self {
+        if let Snapshot::Known { reset_ns, .. } = &mut self.snapshot {
+            *reset_ns = nanos(time);
+        }
+        self
+    }
+
+    /// Sets the time until more units are left than now; zero if none are to come.
+    #[must_use]
+    pub fn with_next_after(mut self, time: Duration) -> Self {
+        if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
+            *next_ns = nanos(time);
+        }
+        self
+    }
+
+    /// Sets the shortest wait until an identical cost would be allowed. Zero means that the quota
+    /// allowed the cost; `None` means that it denied the cost, and that waiting does not help.
+    #[must_use]
+    pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
+        self.set_retry_ns(wait.map_or(NEVER, nanos));
+        self
+    }
+
+    /// Marks the quota as one that denied the cost for an unknown time, such as a limit of
+    /// concurrent requests. The response has no `Retry-After`.
+    #[must_use]
+    pub fn with_unknown_wait(mut self) -> Self {
+        self.set_retry_ns(UNKNOWN_WAIT);
+        self
     }
 
     /// Creates an outcome for a store that cannot report the units left. Header fields leave the
     /// quota out.
     #[must_use]
     pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
-        Self::with(rule, place, Numbers::Unknown { retry: retry_after.map_or(NEVER, nanos) })
+        Self::with(rule, place, Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) })
+    }
+
+    /// Creates the outcome of a key that is blocked for another `left`.
+    pub(crate) fn block(rule: RuleName, limit: u32, left: Duration) -> Self {
+        let exhausted = Self::full(rule, 0, limit).with_remaining(0);
+        exhausted.with_reset_after(left).with_next_after(left).with_retry_after(Some(left))
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
-    pub(crate) fn with(rule: RuleName, place: usize, numbers: Numbers) -> Self {
+    pub(crate) fn with(rule: RuleName, place: usize, snapshot: Snapshot) -> Self {
         Self {
             rule,
             place: place as u8,
             report_only: false,
             #[cfg(feature = "redis")]
             skew: 0,
-            numbers,
+            snapshot,
         }
     }
 
@@ -111,40 +165,40 @@ impl Outcome {
     /// Returns `true` if the quota denied the request, or would have denied it but is report-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
-        self.retry() > 0
+        self.retry_ns() > 0
     }
 
     /// Returns the maximum number of units.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        match self.numbers {
-            Numbers::Refilling { limit, .. } | Numbers::Known { limit, .. } => limit,
-            Numbers::Unknown { .. } => 0,
+        match self.snapshot {
+            Snapshot::Refilling { limit, .. } | Snapshot::Known { limit, .. } => limit,
+            Snapshot::Unknown { .. } => 0,
         }
     }
 
     /// Returns the whole units that would be allowed now.
     #[must_use]
     pub fn remaining(&self) -> u32 {
-        match self.numbers {
-            Numbers::Refilling { ahead, interval, limit, .. } => {
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
                 // At most `limit`: used units round up to whole units.
-                let owed = ahead.div_ceil(interval).min(limit.into());
+                let owed = reset_ns.div_ceil(interval).min(limit.into());
                 limit - u32::try_from(owed).unwrap_or(limit)
             }
-            Numbers::Known { remaining, .. } => remaining,
-            Numbers::Unknown { .. } => 0,
+            Snapshot::Known { remaining, .. } => remaining,
+            Snapshot::Unknown { .. } => 0,
         }
     }
 
     /// Returns the units left; negative if the account is in debt beyond the limit.
     pub(crate) fn left(&self) -> i64 {
-        match self.numbers {
-            Numbers::Refilling { ahead, interval, limit, .. } => {
-                i64::from(limit) - ahead.div_ceil(interval).cast_signed()
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
+                i64::from(limit) - reset_ns.div_ceil(interval).cast_signed()
             }
-            Numbers::Known { remaining, .. } => remaining.into(),
-            Numbers::Unknown { .. } => 0,
+            Snapshot::Known { remaining, .. } => remaining.into(),
+            Snapshot::Unknown { .. } => 0,
         }
     }
 
@@ -156,11 +210,7 @@ impl Outcome {
     /// Returns the time until the account is full.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
-        Duration::from_nanos(match self.numbers {
-            Numbers::Refilling { ahead, .. } => ahead,
-            Numbers::Known { full, .. } => full,
-            Numbers::Unknown { .. } => 0,
-        })
+        Duration::from_nanos(self.reset_ns())
     }
 
     /// Returns the shortest wait until more units are [remaining](Outcome::remaining) than now;
@@ -172,40 +222,47 @@ impl Outcome {
 
     /// Returns both values with a single division, its slowest step; the wait is in nanoseconds.
     pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
-        match self.numbers {
-            Numbers::Refilling { ahead, interval, limit, .. } => {
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, interval, limit, .. } => {
                 let remaining = self.remaining();
                 let more = u64::from(limit - remaining).saturating_sub(1);
-                (remaining, ahead.saturating_sub(more * interval))
+                (remaining, reset_ns.saturating_sub(more * interval))
             }
-            Numbers::Known { remaining, next, .. } => (remaining, next),
-            Numbers::Unknown { .. } => (0, 0),
+            Snapshot::Known { remaining, next_ns, .. } => (remaining, next_ns),
+            Snapshot::Unknown { .. } => (0, 0),
         }
     }
 
     /// Returns the shortest wait after which an identical cost would be allowed: zero for an
-    /// allowed cost, `None` if waiting does not help.
+    /// allowed cost, `None` if waiting does not help or the wait is
+    /// [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        let retry = self.retry();
-        (retry != NEVER).then(|| Duration::from_nanos(retry))
+        let retry_ns = self.retry_ns();
+        (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
+    }
+
+    /// Returns `true` if the quota denied the cost for an [unknown](Outcome::with_unknown_wait)
+    /// time.
+    #[must_use]
+    pub fn is_wait_unknown(&self) -> bool {
+        self.retry_ns() == UNKNOWN_WAIT
     }
 
     /// Returns the time until the account is full, in nanoseconds. Together with the decision's
     /// instant it is the receipt of a charge.
-    pub(crate) fn ahead(&self) -> u64 {
-        match self.numbers {
-            Numbers::Refilling { ahead, .. } => ahead,
-            Numbers::Known { full, .. } => full,
-            Numbers::Unknown { .. } => 0,
+    pub(crate) fn reset_ns(&self) -> u64 {
+        match self.snapshot {
+            Snapshot::Refilling { reset_ns, .. } | Snapshot::Known { reset_ns, .. } => reset_ns,
+            Snapshot::Unknown { .. } => 0,
         }
     }
 
     /// Returns the time in which one unit comes back, if units come back one by one.
     pub(crate) fn interval(&self) -> Option<Duration> {
-        match self.numbers {
-            Numbers::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
-            Numbers::Known { .. } | Numbers::Unknown { .. } => None,
+        match self.snapshot {
+            Snapshot::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
+            Snapshot::Known { .. } | Snapshot::Unknown { .. } => None,
         }
     }
 
@@ -224,65 +281,67 @@ impl Outcome {
         0
     }
 
-    pub(crate) fn numbers(&self) -> &Numbers {
-        &self.numbers
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
     }
 
     pub(crate) fn is_known(&self) -> bool {
-        !matches!(self.numbers, Numbers::Unknown { .. })
+        !matches!(self.snapshot, Snapshot::Unknown { .. })
     }
 
     /// Returns the outcome `age` nanoseconds later, assuming that nothing was charged since.
     /// Without an interval, the units left stay as they were.
     pub(crate) fn aged(mut self, age: u64) -> Self {
-        let left = |nanos: u64| if nanos == NEVER { NEVER } else { nanos.saturating_sub(age) };
+        let left =
+            |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
         // Units that were to come are still to come.
         let coming = |nanos: u64| left(nanos).max(nanos.min(1));
-        match &mut self.numbers {
-            Numbers::Refilling { ahead, retry, .. } => {
-                (*ahead, *retry) = (ahead.saturating_sub(age), left(*retry));
+        match &mut self.snapshot {
+            Snapshot::Refilling { reset_ns, retry_ns, .. } => {
+                (*reset_ns, *retry_ns) = (reset_ns.saturating_sub(age), left(*retry_ns));
             }
-            Numbers::Known { full, next, retry, .. } => {
-                (*full, *next, *retry) = (coming(*full), coming(*next), left(*retry));
+            Snapshot::Known { reset_ns, next_ns, retry_ns, .. } => {
+                (*reset_ns, *next_ns, *retry_ns) =
+                    (coming(*reset_ns), coming(*next_ns), left(*retry_ns));
             }
-            Numbers::Unknown { retry } => *retry = left(*retry),
+            Snapshot::Unknown { retry_ns } => *retry_ns = left(*retry_ns),
         }
         self
     }
 
     /// Returns the outcome with `units` more units left, which were charged but not used.
     pub(crate) fn with_more(mut self, units: u32) -> Self {
-        match &mut self.numbers {
-            Numbers::Refilling { ahead, interval, .. } => {
-                *ahead = ahead.saturating_sub(interval.saturating_mul(units.into()));
+        match &mut self.snapshot {
+            Snapshot::Refilling { reset_ns, interval, .. } => {
+                *reset_ns = reset_ns.saturating_sub(interval.saturating_mul(units.into()));
             }
-            Numbers::Known { limit, remaining, .. } => {
+            Snapshot::Known { limit, remaining, .. } => {
                 *remaining = remaining.saturating_add(units).min(*limit);
             }
-            Numbers::Unknown { .. } => {}
+            Snapshot::Unknown { .. } => {}
         }
         self
     }
 
-    pub(crate) fn set_retry(&mut self, nanos: u64) {
-        match &mut self.numbers {
-            Numbers::Refilling { retry, .. }
-            | Numbers::Known { retry, .. }
-            | Numbers::Unknown { retry } => *retry = nanos,
+    pub(crate) fn set_retry_ns(&mut self, nanos: u64) {
+        match &mut self.snapshot {
+            Snapshot::Refilling { retry_ns, .. }
+            | Snapshot::Known { retry_ns, .. }
+            | Snapshot::Unknown { retry_ns } => *retry_ns = nanos,
         }
     }
 
     /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, [`NEVER`] if waiting does not
     /// help.
-    pub(crate) fn retry(&self) -> u64 {
-        match self.numbers {
-            Numbers::Refilling { retry, .. }
-            | Numbers::Known { retry, .. }
-            | Numbers::Unknown { retry } => retry,
+    pub(crate) fn retry_ns(&self) -> u64 {
+        match self.snapshot {
+            Snapshot::Refilling { retry_ns, .. }
+            | Snapshot::Known { retry_ns, .. }
+            | Snapshot::Unknown { retry_ns } => retry_ns,
         }
     }
 }
 
 fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(NEVER - 1)
+    u64::try_from(time.as_nanos()).unwrap_or(UNKNOWN_WAIT).min(UNKNOWN_WAIT - 1)
 }

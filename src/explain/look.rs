@@ -11,13 +11,13 @@ use smallvec::SmallVec;
 use crate::{
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
-    store::{Charge, OwnedCharges, Store, Unsupported},
+    store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
 /// The most quotas of one rule that a dry run covers.
 const MOST: usize = 254;
 
-/// Returns the decision that [`Store::take`] would make.
+/// Returns the decision that [`StoreExt::take`] would make.
 pub(super) async fn look<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -35,8 +35,8 @@ pub(super) async fn look<S: Store>(
 
 /// Checks that the store supports dry runs of these charges.
 pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
-    refusing(charges, false, |charges| store.check(charges))?;
-    refusing(charges, true, |charges| store.check(charges))
+    refusing(charges, false, |charges| store.supports(charges))?;
+    refusing(charges, true, |charges| store.supports(charges))
 }
 
 /// Calls the store with the enforced charges, or with the report-only ones.
@@ -61,11 +61,14 @@ fn refusing<T>(
         let mut refused = SmallVec::<[Charge<'_>; 4]>::new();
         for (charge, quotas) in asked.iter().zip(&blocked) {
             let never = Charge::new(charge.rule(), charge.key(), quotas)
-                .cost(charge.units())
-                .headroom(charge.reserve());
-            match charge.place() {
+                .with_cost(charge.cost())
+                .with_headroom(charge.headroom());
+            match charge.quota_index() {
                 None => refused.push(never),
-                Some(place) => refused.extend([never.only(place), never.only(quotas.len() - 1)]),
+                Some(place) => refused.extend([
+                    never.with_quota_index(place),
+                    never.with_quota_index(quotas.len() - 1),
+                ]),
             }
         }
         read(&refused)
@@ -83,7 +86,7 @@ fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision
     let mut outcomes = SmallVec::<[Outcome; 4]>::new();
     for charge in charges {
         let told = if charge.is_report_only() { shadow } else { Some(refused) };
-        for (place, quota) in charge.placed().take(MOST) {
+        for (place, quota) in charge.charged_quotas().take(MOST) {
             let of_it = |it: &&Outcome| it.rule() == charge.rule() && it.place() == place;
             let Some(outcome) = told.and_then(|told| told.outcomes().iter().find(of_it)) else {
                 continue;
@@ -100,11 +103,11 @@ fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision
     }
     let mut decision = Decision::new(allowed, refused.instant()).from_source(refused.source());
     if allowed {
-        decision.passes(overage, wait);
+        decision.set_allowed(overage, wait);
     }
     for mut outcome in outcomes {
         if allowed && !outcome.is_report_only() {
-            outcome.set_retry(0);
+            outcome.set_retry_ns(0);
         }
         decision.push(outcome);
     }
@@ -112,16 +115,16 @@ fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision
 }
 
 fn need(charge: &Charge<'_>) -> u64 {
-    match u64::from(charge.units()) {
+    match u64::from(charge.cost()) {
         0 => 0,
-        cost => cost + u64::from(charge.reserve()),
+        cost => cost + u64::from(charge.headroom()),
     }
 }
 
 /// Returns the queue time of the charge, if it may queue. A paced window queues charges only until
 /// it ends, or in a window that has not started.
 fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
-    let wait = outcome.retry_after().filter(|wait| *wait <= charge.patience())?;
+    let wait = outcome.retry_after().filter(|wait| *wait <= charge.max_wait())?;
     let ends = outcome.reset_after();
     let queues = match quota.counted_by() {
         Algorithm::Gcra => true,

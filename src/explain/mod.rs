@@ -42,12 +42,12 @@
 //! ```
 //!
 //! [`RateLimitLayer::explain`](crate::RateLimitLayer::explain) explains the head of a request.
-//! [`Rejection::explain`](crate::Rejection::explain) explains a rejection.
+//! [`Rejection::explain`](crate::reject::Rejection::explain) explains a rejection.
 //!
 //! # Limitations
 //!
 //! Explanations are for operators. Shown to clients, they disclose rules and the accounts of other
-//! clients. A key is never printed; at most its [fingerprint](crate::Fingerprint) is.
+//! clients. A key is never printed; at most its [fingerprint](crate::fingerprint::Fingerprint) is.
 //!
 //! A dry run holds for the moment in which it ran. Concurrent requests keep charging.
 
@@ -57,14 +57,12 @@ mod sum;
 mod text;
 mod time;
 
-use http::request::Parts;
-
 pub use self::reckoning::Reckoning;
 use crate::{
     decision::Decision,
-    fingerprint::Secret,
-    key::KeyError,
-    rule::{Aside, Rules},
+    fingerprint::FingerprintKey,
+    key::{KeyError, RequestHead},
+    rule::{Bypass, Rules},
     store::{Charge, OwnedCharges, Store, Unsupported},
 };
 
@@ -80,7 +78,7 @@ pub struct Explanation {
     looked: bool,
     /// The reason why the layer allows the request regardless of the decision.
     beside: Option<&'static str>,
-    secret: Option<Secret>,
+    secret: Option<FingerprintKey>,
 }
 
 #[derive(Clone, Debug)]
@@ -102,7 +100,8 @@ impl Decision {
 }
 
 impl Explanation {
-    /// Explains what [`take`](Store::take) of these charges would decide, without charging.
+    /// Explains what [`take`](crate::StoreExt::take) of these charges would decide, without
+    /// charging.
     ///
     /// The store is called with one additional [blocked](crate::Quota::blocked) quota per charge.
     /// It denies the call, and a denied call charges nothing. A dry run covers the first 254 quotas
@@ -110,10 +109,12 @@ impl Explanation {
     ///
     /// ```
     /// # tokio_test::block_on(async {
-    /// use tower_sluice::{Charge, Explanation, Key, LocalStore, Quota, RuleName};
+    /// use tower_sluice::{
+    ///     Key, LocalStore, Quota, explain::Explanation, rule::RuleName, store::Charge,
+    /// };
     ///
     /// let (store, key, quotas) = (LocalStore::new(), Key::from("alice"), [Quota::per_second(5)]);
-    /// let charge = Charge::new(RuleName::default(), &key, &quotas).cost(3);
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
     /// let would = Explanation::look(&store, &[charge]).await?;
     /// assert!(would.is_allowed());
     /// assert_eq!(would.reckonings()[0].outcome().remaining(), 5);
@@ -148,15 +149,19 @@ impl Explanation {
 
     /// Adds quotas, costs and keys from the rules and the head of the request. The rules are
     /// evaluated again, so a plan that was replaced since the decision shows its current quotas.
-    pub fn rules(self, rules: &(impl Rules + ?Sized), parts: &Parts) -> Self {
-        match charged(rules, parts) {
+    pub fn rules<'a>(
+        self,
+        rules: &(impl Rules + ?Sized),
+        head: impl Into<RequestHead<'a>>,
+    ) -> Self {
+        match charged(rules, &head.into()) {
             Ok(Some(charges)) => charges.with(|charges| self.charges(charges)),
             Ok(None) | Err(_) => self,
         }
     }
 
-    /// Prints keys as [fingerprints](crate::Fingerprint).
-    pub fn fingerprint(self, secret: impl Into<Secret>) -> Self {
+    /// Prints keys as [fingerprints](crate::fingerprint::Fingerprint).
+    pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: Some(secret.into()), ..self }
     }
 
@@ -222,7 +227,7 @@ impl Explanation {
         Self { beside: Some(because), ..self }
     }
 
-    pub(crate) fn told_by(self, secret: Option<&Secret>) -> Self {
+    pub(crate) fn told_by(self, secret: Option<&FingerprintKey>) -> Self {
         Self { secret: secret.copied(), ..self }
     }
 
@@ -232,17 +237,17 @@ impl Explanation {
 }
 
 /// Returns the charges of a request, or `None` if the rules exempt it or do not apply.
-pub(crate) fn charged(
+fn charged(
     rules: &(impl Rules + ?Sized),
-    parts: &Parts,
+    head: &RequestHead<'_>,
 ) -> Result<Option<OwnedCharges>, KeyError> {
     let mut found = None;
     let keep = &mut |charges: &[Charge<'_>]| {
         found = (!charges.is_empty()).then(|| OwnedCharges::from(charges));
     };
-    match rules.charge(parts, &[], keep) {
+    match rules.charge(head, &[], keep) {
         Ok(()) => Ok(found),
-        Err(Aside::Exempt) => Ok(None),
-        Err(Aside::Refused(error)) => Err(error),
+        Err(Bypass::Exempt(_)) => Ok(None),
+        Err(Bypass::Rejected(error)) => Err(error),
     }
 }

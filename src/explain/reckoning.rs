@@ -61,7 +61,7 @@ impl Reckoning {
 pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning> {
     let placed = |charge| {
         let of = move |(place, quota): (usize, &Quota)| (charge, place, *quota);
-        Charge::placed(charge).map(of)
+        Charge::charged_quotas(charge).map(of)
     };
     let all: Vec<_> = charges.iter().flat_map(placed).collect();
     let reckon = |(at, outcome): (usize, &Outcome)| {
@@ -80,14 +80,14 @@ fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> Asked {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()
             && other.key() == charge.key()
-            && other.place() == charge.place()
+            && other.quota_index() == charge.quota_index()
     };
     let all = || charges.iter().filter(same);
     Asked {
         key: charge.key().clone(),
         quota,
         quotas: charge.quotas().len(),
-        cost: all().map(|charge| u64::from(charge.units())).sum(),
-        headroom: all().map(Charge::reserve).max().unwrap_or(0),
+        cost: all().map(|charge| u64::from(charge.cost())).sum(),
+        headroom: all().map(Charge::headroom).max().unwrap_or(0),
     }
 }

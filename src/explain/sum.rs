@@ -102,6 +102,9 @@ impl Sum<'_> {
         if outcome.is_known() && outcome.limit() == 0 {
             return format!("{would}the quota is blocked: waiting does not help");
         }
+        if outcome.is_wait_unknown() {
+            return format!("{would}the wait is unknown");
+        }
         let Some(need) = self.asked.map(|asked| asked.cost + u64::from(asked.headroom)) else {
             return match retry {
                 Some(wait) => format!("{would}enough in {}", Exact(wait)),

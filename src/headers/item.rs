@@ -9,7 +9,7 @@ use crate::{
     decision::Outcome,
     name::RuleName,
     quota::Quota,
-    rule::{RuleError, Shape},
+    rule::{RuleError, RuleInfo},
     store::Charge,
 };
 
@@ -28,25 +28,25 @@ pub(crate) struct Items {
 impl Items {
     /// Collects the quotas of the rules, in order. Names must be unique, including those of
     /// report-only rules, which may be enforced later.
-    pub(crate) fn new(shapes: &[Shape<'_>]) -> Result<Self, RuleError> {
-        let list = Item::named(shapes);
+    pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
+        let list = Item::named(infos);
         for (at, item) in list.iter().enumerate() {
             if list[..at].iter().any(|earlier| earlier.name == item.name) {
                 return Err(RuleError::SameQuotaName(item.name.to_string()));
             }
         }
-        let reporting = shapes.iter().filter(|shape| shape.report_only);
-        let reporting = reporting.map(|shape| shape.name).collect();
-        let limits = |shape: &&Shape<'_>| shape.quotas.is_none_or(|quotas| !quotas.is_empty());
-        let rules = shapes.iter().filter(limits).count();
-        let dynamic = shapes.iter().any(|shape| shape.quotas.is_none());
+        let reporting = infos.iter().filter(|info| info.report_only);
+        let reporting = reporting.map(|info| info.name).collect();
+        let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
+        let rules = infos.iter().filter(limits).count();
+        let dynamic = infos.iter().any(|info| info.quotas.is_none());
         Ok(Self { list, reporting, dynamic, rules })
     }
 
     /// Collects the quotas that charge one request.
     pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
-        let shapes: Vec<_> = charges.iter().map(Shape::of).collect();
-        Self::of(Item::named(&shapes), charges)
+        let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
+        Self::of(Item::named(&infos), charges)
     }
 
     /// Returns the items of the rules that charge a request, in the mode of these charges.
@@ -107,10 +107,10 @@ impl Item {
         &self.name
     }
 
-    pub(crate) fn named(shapes: &[Shape<'_>]) -> Vec<Self> {
-        let of = |shape: &Shape<'_>| {
-            let quotas = shape.quotas.unwrap_or_default();
-            let (rule, alone) = (shape.name, quotas.len() == 1);
+    pub(crate) fn named(infos: &[RuleInfo<'_>]) -> Vec<Self> {
+        let of = |info: &RuleInfo<'_>| {
+            let quotas = info.quotas.unwrap_or_default();
+            let (rule, alone) = (info.name, quotas.len() == 1);
             let item = move |(place, quota): (usize, &Quota)| Self {
                 rule,
                 place,
@@ -125,7 +125,7 @@ impl Item {
             };
             quotas.iter().enumerate().map(item).collect::<Vec<_>>()
         };
-        shapes.iter().flat_map(of).collect()
+        infos.iter().flat_map(of).collect()
     }
 }
 

@@ -33,29 +33,23 @@ const X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// All header fields that a layer may set, for `Access-Control-Expose-Headers` of a CORS layer.
+/// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers` of a CORS layer.
 /// Without that header, scripts in a browser cannot read them.
 ///
 /// Place the CORS layer outside the limiter; otherwise rejections lack its headers.
 ///
 /// ```
 /// use tower_http::cors::CorsLayer;
-/// use tower_sluice::EXPOSED_HEADERS;
+/// use tower_sluice::headers::exposed_headers;
 ///
-/// let cors = CorsLayer::new().expose_headers(EXPOSED_HEADERS);
+/// let cors = CorsLayer::new().expose_headers(exposed_headers());
 /// ```
-pub const EXPOSED_HEADERS: [HeaderName; 10] = [
-    RETRY_AFTER,
-    RATELIMIT,
-    POLICY,
-    OVERAGE,
-    HeaderName::from_static("ratelimit-limit"),
-    HeaderName::from_static("ratelimit-remaining"),
-    HeaderName::from_static("ratelimit-reset"),
-    HeaderName::from_static("x-ratelimit-limit"),
-    HeaderName::from_static("x-ratelimit-remaining"),
-    HeaderName::from_static("x-ratelimit-reset"),
-];
+#[must_use]
+pub fn exposed_headers() -> Vec<HeaderName> {
+    let mut names = vec![RETRY_AFTER, RATELIMIT, POLICY, OVERAGE];
+    names.extend(TRIPLET.into_iter().chain(X_TRIPLET));
+    names
+}
 
 /// The family of header fields that reports the quota to clients. `Retry-After` is sent with every
 /// choice, because all clients obey it.
@@ -95,11 +89,6 @@ pub enum Headers {
 /// Sets `Retry-After` if absent. The value is at least 1, because clients retry immediately on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
-}
-
-/// Returns `true` if the response has a `RateLimit` field.
-pub(crate) fn has_list(headers: &HeaderMap) -> bool {
-    headers.contains_key(RATELIMIT)
 }
 
 /// Returns the wait before a retry in whole seconds, at least 1.

@@ -16,6 +16,7 @@ use super::{
     lines::{self, Lines, Reading},
     retry_seconds,
     variants::Variants,
+    write_retry_after,
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -92,6 +93,21 @@ impl Template {
         self.prepared.get_or_init(prepare).clone()
     }
 
+    /// Adds the fields of a rejection. A `Retry-After` that a [`Reject`](crate::Reject) has set stays.
+    pub(crate) fn complete(
+        self: &Arc<Self>,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        retry_after: Option<Duration>,
+    ) {
+        if let Some(wait) = retry_after {
+            write_retry_after(headers, wait);
+        }
+        if let Some(lines) = self.read(decision) {
+            lines.write(headers);
+        }
+    }
+
     /// Returns all fields of a plain-text rejection, if the name of every quota is known.
     pub(crate) fn refusal(
         self: &Arc<Self>,
@@ -118,9 +134,21 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
-    /// Returns the numbers to send, in a form small enough to hold until the response is available.
+    /// Returns the quota fields of a decision on these charges. Returns `None` without any.
     #[inline]
-    pub(crate) fn read(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
+    pub(crate) fn lines(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        decision: &Decision,
+    ) -> Option<Lines> {
+        if self.family == Headers::None {
+            return None;
+        }
+        let chosen = self.for_charges(charges);
+        chosen.as_ref().unwrap_or(self).readings(decision)
+    }
+
+    fn read(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
         if self.family == Headers::None { None } else { self.readings(decision) }
     }
 

@@ -69,3 +69,34 @@ fn hash(charges: &[Charge<'_>]) -> usize {
     let mixed = charges.iter().fold(0, step) >> 32;
     usize::try_from(mixed).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{
+        headers::{Headers, item::Items},
+        key::Key,
+        quota::Quota,
+    };
+
+    #[test]
+    fn each_rule_alone_has_a_template_that_is_made_once() {
+        let (key, quota, made) = (Key::everyone(), Quota::per_hour(1), Cell::new(0));
+        let variants = Variants::new(64);
+        for made_first in [true, false] {
+            for rule in 0..64 {
+                let name = RuleName::new(&format!("rule-{rule}")).expect("a name");
+                let charges = [Charge::new(name, &key, quota.as_ref())];
+                let before = made.get();
+                let template = variants.get(&charges, || {
+                    made.set(made.get() + 1);
+                    Template::new(Headers::Draft11, Arc::new(Items::charged(&charges)))
+                });
+                assert_eq!(template.items.list[0].rule, name);
+                assert_eq!(made.get() > before, made_first, "{name}");
+            }
+        }
+    }
+}

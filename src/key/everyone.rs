@@ -1,10 +1,8 @@
-//! One key for all.
+//! A key that all requests share.
 
-use http::request::Parts;
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-use super::{Key, KeyError, KeyExtractor, KeyKind};
-
-/// Every request has the same key: a limit for the whole site.
+/// An extractor that gives all requests one key, for a limit on the whole site.
 ///
 /// ```
 /// use tower_sluice::{Quota, Rule, key::Everyone};
@@ -15,7 +13,7 @@ use super::{Key, KeyError, KeyExtractor, KeyKind};
 pub struct Everyone;
 
 impl KeyExtractor for Everyone {
-    fn extract(&self, _: &Parts) -> Result<Option<Key>, KeyError> {
+    fn extract(&self, _: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::everyone()))
     }
 

@@ -1,4 +1,4 @@
-//! An identity that something in front has put into the request's extensions.
+//! Keys from the extensions of a request.
 
 use std::{
     fmt,
@@ -9,34 +9,33 @@ use std::{
     },
 };
 
-use http::request::Parts;
+use super::{Key, KeyError, KeyExtractor, RequestHead};
 
-use super::{Key, KeyError, KeyExtractor};
-
-/// The identity of type `T` that the user's own middleware has verified and put into the request's
-/// extensions; absent, it is a missing identity.
+/// The identity of type `T` that a middleware has inserted into the request's extensions. A request
+/// without that extension has no identity.
 ///
-/// That middleware runs before the limiter: in axum it is added after it, since the last layer is
-/// the outermost. The other way round no request ever has an identity: the log says so once, after
-/// the first 32 requests (`no_identity` in [`lint`](crate::lint)).
+/// The middleware must verify the identity and run before the limiter. In axum, add it after the
+/// limiter, because the last layer is the outermost. If it runs after the limiter, no request has
+/// an identity. The log reports this once, after the first 32 requests (`no_identity` in
+/// [`lint`](crate::lint)).
 ///
 /// ```
-/// use tower_sluice::{Key, key::Extension};
+/// use tower_sluice::{Key, key::ExtensionKey};
 ///
 /// #[derive(Clone)]
 /// struct User { id: u64 }
 ///
-/// Extension::by(|user: &User| user.id);   // any part of the extension
-/// Extension::<Key>::new();                // the extension is itself a key
+/// ExtensionKey::by(|user: &User| user.id);   // a field of the extension
+/// ExtensionKey::<Key>::new();                // the extension is the key
 /// ```
-pub struct Extension<T, F = fn(&T) -> Key> {
+pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     key: F,
     of: PhantomData<fn(&T)>,
-    absent: Absent,
+    absence: AbsenceCheck,
 }
 
-/// A mark left by an [`IdentifyLayer`](crate::IdentifyLayer) that found no `T`: the layer runs
-/// before the limiter.
+/// Marks a request in which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no `T`. The mark shows
+/// that the layer runs before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {
@@ -51,25 +50,26 @@ impl<T> Clone for Anonymous<T> {
     }
 }
 
-/// The number of requests looked at.
-const FIRST: u32 = 32;
+/// The number of requests that are checked.
+const SAMPLE: u32 = 32;
 
-/// Counts the first requests without an identity, until one has it. Clones count together.
+/// Counts the first requests without an identity, until one has an identity. Clones share the
+/// count.
 #[derive(Clone, Default)]
-struct Absent(Arc<AtomicU32>);
+struct AbsenceCheck(Arc<AtomicU32>);
 
-impl Absent {
-    /// Stops counting: something runs before the limiter.
+impl AbsenceCheck {
+    /// Stops the count, because an identity was inserted before the limiter ran.
     #[inline]
-    fn end(&self) {
-        if self.0.load(Relaxed) < FIRST {
-            self.0.store(FIRST, Relaxed);
+    fn stop(&self) {
+        if self.0.load(Relaxed) < SAMPLE {
+            self.0.store(SAMPLE, Relaxed);
         }
     }
 
     #[cold]
     fn count(&self, name: &str) {
-        if self.0.load(Relaxed) < FIRST && self.0.fetch_add(1, Relaxed) == FIRST - 1 {
+        if self.0.load(Relaxed) < SAMPLE && self.0.fetch_add(1, Relaxed) == SAMPLE - 1 {
             warn(name);
         }
     }
@@ -80,67 +80,71 @@ fn warn(name: &str) {
     tracing::warn!(
         target: "tower_sluice::lint",
         lint = "no_identity",
-        "none of the first {FIRST} requests had a {name} in its extensions: what puts it there has \
-         to run before the limiter (in axum, add it after the limiter; in a ServiceBuilder, before \
-         it); if nobody has signed in yet, all is well"
+        "none of the first {SAMPLE} requests had a {name} in its extensions: the middleware that \
+         inserts it must run before the limiter (in axum, add it after the limiter; in a \
+         ServiceBuilder, before it); ignore this warning if no client has signed in yet"
     );
 }
 
 #[cfg(not(feature = "tracing"))]
 fn warn(_: &str) {}
 
-impl<T: Clone + Into<Key>> Extension<T> {
-    /// The extension itself is the key.
+impl<T: Clone + Into<Key>> ExtensionKey<T> {
+    /// Creates an extractor whose key is the extension itself.
     #[must_use]
     pub fn new() -> Self {
-        Self { key: |value| value.clone().into(), of: PhantomData, absent: Absent::default() }
+        Self {
+            key: |value| value.clone().into(),
+            of: PhantomData,
+            absence: AbsenceCheck::default(),
+        }
     }
 }
 
-impl<T: Clone + Into<Key>> Default for Extension<T> {
+impl<T: Clone + Into<Key>> Default for ExtensionKey<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T, F, K> Extension<T, F>
+impl<T, F, K> ExtensionKey<T, F>
 where
     F: Fn(&T) -> K,
     K: Into<Key>,
 {
-    /// The key is what `key` reads from the extension.
+    /// Creates an extractor whose key is the value that `key` reads from the extension.
     pub fn by(key: F) -> Self {
-        Self { key, of: PhantomData, absent: Absent::default() }
+        Self { key, of: PhantomData, absence: AbsenceCheck::default() }
     }
 }
 
-impl<T, F, K> KeyExtractor for Extension<T, F>
+impl<T, F, K> KeyExtractor for ExtensionKey<T, F>
 where
     T: Send + Sync + 'static,
     F: Fn(&T) -> K,
     K: Into<Key>,
 {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        if let Some(value) = parts.extensions.get::<T>() {
-            self.absent.end();
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        if let Some(value) = head.extensions.get::<T>() {
+            self.absence.stop();
             return Ok(Some((self.key)(value).into()));
         }
-        match parts.extensions.get::<Anonymous<T>>() {
-            Some(_) => self.absent.end(),
-            None => self.absent.count(std::any::type_name::<T>()),
+        match head.extensions.get::<Anonymous<T>>() {
+            Some(_) => self.absence.stop(),
+            None => self.absence.count(std::any::type_name::<T>()),
         }
         Err(KeyError::missing("identity"))
     }
 }
 
-impl<T, F: Clone> Clone for Extension<T, F> {
+impl<T, F: Clone> Clone for ExtensionKey<T, F> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), of: PhantomData, absent: self.absent.clone() }
+        Self { key: self.key.clone(), of: PhantomData, absence: self.absence.clone() }
     }
 }
 
-impl<T, F> fmt::Debug for Extension<T, F> {
+impl<T, F> fmt::Debug for ExtensionKey<T, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension({})", std::any::type_name::<T>())
+        write!(f, "ExtensionKey({})", std::any::type_name::<T>())
     }
 }

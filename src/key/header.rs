@@ -1,57 +1,57 @@
-//! The value of one header.
+//! Keys from a request header.
 
 use std::fmt;
 
-use http::{HeaderName, StatusCode, request::Parts};
+use http::{HeaderName, StatusCode};
 
-use super::{Key, KeyError, KeyExtractor, KeyKind};
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// The value of a header, byte for byte, is the key; white space around it is no part of it
-/// ([RFC 9110, §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
+/// The value of a request header as the key, byte for byte. White space around the value is not
+/// part of it ([RFC 9110, §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
 ///
-/// A header that is absent, empty or blank is a missing identity. One that is sent twice is
-/// refused with 400, because what stands behind might read the other value.
+/// A request has no identity if the header is absent, empty or blank. A request with two such
+/// headers is rejected with 400, because the inner service might read the other value.
 ///
 /// ```
-/// use tower_sluice::key::Header;
+/// use tower_sluice::key::HeaderKey;
 ///
-/// let by_api_key = Header::new("x-api-key");
+/// let by_api_key = HeaderKey::new("x-api-key");
 /// ```
 #[derive(Clone)]
-pub struct Header(HeaderName);
+pub struct HeaderKey(HeaderName);
 
-impl Header {
-    /// The header with this name.
+impl HeaderKey {
+    /// Creates an extractor for the header with this name.
     ///
     /// # Panics
     ///
-    /// When `name` is not a header name; for a name from outside parse a [`HeaderName`] and use
-    /// `Header::from`.
+    /// Panics if `name` is not a header name. For a name known only at run time, parse a
+    /// [`HeaderName`] and use `HeaderKey::from`.
     #[track_caller]
     #[must_use]
     pub fn new(name: &'static str) -> Self {
         match name.parse() {
             Ok(name) => Self(name),
-            Err(wrong) => panic!("header {name:?}: {wrong}; use letters, digits and -"),
+            Err(error) => panic!("header {name:?}: {error}; use letters, digits and -"),
         }
     }
 }
 
-impl From<HeaderName> for Header {
+impl From<HeaderName> for HeaderKey {
     fn from(name: HeaderName) -> Self {
         Self(name)
     }
 }
 
-impl KeyExtractor for Header {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let mut values = parts.headers.get_all(&self.0).iter();
+impl KeyExtractor for HeaderKey {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        let mut values = head.headers.get_all(&self.0).iter();
         match (values.next(), values.next()) {
             (Some(value), None) => Ok(Some(value.into())),
             (None, _) => Err(KeyError::missing(format!("header {}", self.0))),
             (Some(_), Some(_)) => {
                 let why = format!("header {} is sent more than once", self.0);
-                Err(KeyError::refused(StatusCode::BAD_REQUEST, why))
+                Err(KeyError::unusable(StatusCode::BAD_REQUEST, why))
             }
         }
     }
@@ -61,8 +61,8 @@ impl KeyExtractor for Header {
     }
 }
 
-impl fmt::Debug for Header {
+impl fmt::Debug for HeaderKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Header({})", self.0)
+        write!(f, "HeaderKey({})", self.0)
     }
 }

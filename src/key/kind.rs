@@ -1,49 +1,49 @@
-//! The kind of key that an extractor makes.
+//! Kinds of keys.
 
-/// The kind of key that a [`KeyExtractor`](super::KeyExtractor) makes.
+/// The kind of key that a [`KeyExtractor`](super::KeyExtractor) returns.
 ///
-/// Operators name an account by its key. By the kind of the rule's keys the `admin` router reads what
-/// they write, and rejects a key that no request can have. It changes no decision.
+/// Operators name an account by its key. The `admin` router parses such a key by the kind that the
+/// rule uses, and rejects a key that no request can have. The kind does not change decisions.
 ///
 /// ```
-/// use tower_sluice::key::{Header, KeyExtractor, KeyKind, PeerIp};
+/// use tower_sluice::key::{HeaderKey, KeyExtractor, KeyKind, PeerIp};
 ///
-/// assert_eq!(Header::new("x-api-key").kind(), KeyKind::Text);
+/// assert_eq!(HeaderKey::new("x-api-key").kind(), KeyKind::Text);
 /// assert_eq!(
-///     (Header::new("x-api-key"), PeerIp::new().ipv6_prefix(48)).kind(),
+///     (HeaderKey::new("x-api-key"), PeerIp::new().ipv6_prefix(48)).kind(),
 ///     KeyKind::Tuple(vec![KeyKind::Text, KeyKind::Address { ipv4_prefix: 32, ipv6_prefix: 48 }]),
 /// );
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyKind {
-    /// Not known: any key is read as it is written.
+    /// An unknown kind. The `admin` router accepts any key.
     #[default]
     Any,
-    /// Text, or bytes that are no text.
+    /// Text, or bytes that are not valid text.
     Text,
     /// A whole number.
     Number,
-    /// An IP address, of which so many leading bits count.
+    /// An IP address, cut to its leading bits.
     Address {
-        /// The leading bits of an IPv4 address that count, 32 at most.
+        /// The number of leading bits of an IPv4 address, at most 32.
         ipv4_prefix: u8,
-        /// The leading bits of an IPv6 address that count, 128 at most.
+        /// The number of leading bits of an IPv6 address, at most 128.
         ipv6_prefix: u8,
     },
-    /// The one key of all requests, [`Key::everyone`](super::Key::everyone).
+    /// The key that all requests share, [`Key::everyone`](super::Key::everyone).
     Everyone,
-    /// The one key of all requests without an identity
-    /// ([`Missing::Share`](crate::Missing::Share)).
+    /// The key that all requests without an identity share
+    /// ([`OnMissingKey::Share`](crate::rule::OnMissingKey::Share)).
     Unidentified,
     /// A key of one of these kinds.
     OneOf(Vec<Self>),
-    /// One key [joined](super::Key::join) of keys of these kinds, in this order.
+    /// Keys of these kinds, [joined](super::Key::join) in this order.
     Tuple(Vec<Self>),
 }
 
 impl KeyKind {
-    /// A key of this kind or of the other.
+    /// Returns the kind of a key that has this kind or `other`.
     ///
     /// ```
     /// use tower_sluice::key::KeyKind;

@@ -1,34 +1,34 @@
-//! The request's method.
+//! Keys from the request method.
 
-use http::{Method as Name, request::Parts};
+use http::Method as Name;
 
-use super::{Key, KeyError, KeyExtractor, KeyKind};
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// A key of the request's method; usually one part of a tuple.
+/// The request method as a key, usually as one part of a tuple.
 ///
 /// The nine methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and
-/// [RFC 5789](https://www.rfc-editor.org/rfc/rfc5789) (`PATCH`) are keys of their own. All other
-/// methods share the key `other`, so that made-up names are no fresh accounts.
+/// [RFC 5789](https://www.rfc-editor.org/rfc/rfc5789) (`PATCH`) are separate keys. All other methods
+/// share the key `other`, so an invented method name does not open a new account.
 ///
 /// ```
-/// use tower_sluice::{key::{Method, PeerIp}, key_fn};
+/// use tower_sluice::{key::{MethodKey, PeerIp}, key_fn};
 ///
-/// // an account for each method of an address, up to ten of them
-/// (Method, PeerIp::new());
-/// // two accounts: reads and writes
-/// (key_fn(|parts| Some(if parts.method.is_safe() { "read" } else { "write" })), PeerIp::new());
+/// // One account per address and method, at most ten per address.
+/// (MethodKey, PeerIp::new());
+/// // Two accounts per address: reads and writes.
+/// (key_fn(|head| Some(if head.method.is_safe() { "read" } else { "write" })), PeerIp::new());
 /// ```
 ///
-/// # What it does not protect against
+/// # Limitations
 ///
-/// A client chooses its method, so with `(Method, PeerIp::new())` one address has ten times the
-/// quota. A server that answers `HEAD` by the handler of `GET` runs that handler for both accounts.
+/// Clients choose the method. With `(MethodKey, PeerIp::new())` one address has ten times the quota.
+/// If the server answers `HEAD` with the handler of `GET`, that handler runs for both accounts.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Method;
+pub struct MethodKey;
 
-impl KeyExtractor for Method {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let name = match parts.method {
+impl KeyExtractor for MethodKey {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        let name = match *head.method {
             Name::GET
             | Name::HEAD
             | Name::POST
@@ -37,7 +37,7 @@ impl KeyExtractor for Method {
             | Name::CONNECT
             | Name::OPTIONS
             | Name::TRACE
-            | Name::PATCH => parts.method.as_str(),
+            | Name::PATCH => head.method.as_str(),
             _ => "other",
         };
         Ok(Some(name.into()))

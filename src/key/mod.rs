@@ -1,50 +1,52 @@
-//! Who pays: keys, and the extractors that find them in a request.
+//! Keys and their extractors: which account a request is charged to.
 //!
-//! A [`KeyExtractor`] sees the head of a request ([`Parts`]) and names the account to charge. It
-//! cannot touch the body and does not wait; an identity that needs `await` is found by an
-//! [`IdentifyLayer`](crate::IdentifyLayer) placed in front, and read back with [`Extension`].
+//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]) and returns the key of the account to
+//! charge. It has no access to the body and does not wait. If finding the identity needs `await`,
+//! put an [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and read its result with
+//! [`ExtensionKey`].
 //!
 //! ```
-//! use tower_sluice::key::{ClientIp, Header, KeyExtractor, Method, PeerIp};
+//! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
 //!
-//! PeerIp::new();                                  // the peer's address, IPv6 by /64
-//! PeerIp::v6_site();                              // the same by /48, for a second rule
-//! ClientIp::behind(["10.0.0.0/8"])?;              // the client's address, behind proxies
-//! Header::new("x-api-key");                       // the value of one header
-//! (Method, Header::new("x-api-key"));             // both together are one key
-//! Header::new("x-api-key").or(PeerIp::new());     // the address of those who send no key
-//! # Ok::<(), tower_sluice::NetworkError>(())
+//! PeerIp::new();                                  // the address of the peer, IPv6 by /64
+//! PeerIp::v6_site();                              // IPv6 by /48, for a second rule
+//! ClientIp::behind(["10.0.0.0/8"])?;              // the address of the client, behind proxies
+//! HeaderKey::new("x-api-key");                       // the value of one header
+//! (MethodKey, HeaderKey::new("x-api-key"));             // a composite key of both
+//! HeaderKey::new("x-api-key").or(PeerIp::new());     // the address if no key is sent
+//! # Ok::<(), tower_sluice::key::NetworkError>(())
 //! ```
 //!
-//! A closure enters through [`key_fn`]:
+//! [`key_fn`] turns a closure into an extractor:
 //!
 //! ```
 //! use tower_sluice::key_fn;
 //!
-//! let tenant = key_fn(|parts| parts.uri.host().map(str::to_ascii_lowercase));
+//! let tenant = key_fn(|head| head.uri.host().map(str::to_ascii_lowercase));
 //! ```
 //!
-//! # What a key does not protect against
+//! # Security
 //!
-//! A header anyone may set is a name anyone may use: count on a header only where something in
-//! front has verified it, or one client exhausts another's quota, or escapes with a fresh name per
-//! request. An account of a claimed identity also tells whoever claims it how much its owner has
-//! used: limit by what has been verified, behind what verifies it.
+//! Clients can send any header. Use a header as a key only if a component before the limiter has
+//! verified it. Otherwise one client can exhaust the quota of another, or send a new name with each
+//! request and never be limited. An account of an unverified identity also shows its remaining
+//! quota to any client that claims the identity. Therefore verify first, then limit by the verified
+//! identity.
 //!
-//! `PeerIp` is the address of the connection: behind a proxy that is the proxy. `ClientIp` is as
-//! good as the list of proxies it is given.
+//! `PeerIp` is the address of the connection. Behind a proxy, that is the address of the proxy.
+//! `ClientIp` is as trustworthy as the list of proxies that you configure.
 //!
 //! | Extractor | Trusts |
 //! |---|---|
 //! | [`PeerIp`] | the connection, nothing else |
-//! | [`ClientIp`] | the named proxies to append to the named header, or to set it |
-//! | [`Header`], [`Method`], [`key_fn`] | whoever sends the request, unless something in front verified it |
-//! | `Route` | the router: spellings of a path are one route |
-//! | [`Extension`] | what put it there: the authentication in front |
+//! | [`ClientIp`] | the configured proxies to append to the header, or to set it |
+//! | [`HeaderKey`], [`MethodKey`], [`key_fn`] | the client, unless a component before the limiter verified the value |
+//! | `Route` | the router: all spellings of a path are one route |
+//! | [`ExtensionKey`] | the middleware that inserted it: the authentication before the limiter |
 //!
-//! A client with many addresses is held by a second rule over a wider prefix, one with many accounts
-//! by a rule over its address, and a guesser from many addresses by a rule over the account it
-//! guesses at: rules of one layer are charged all or none.
+//! Combine rules if one key is not enough. A rule over a wider prefix limits a client with many
+//! addresses. A rule over the address limits a client with many accounts. A rule over the account
+//! limits password guesses from many addresses. The rules of one layer are charged all or none.
 
 mod client_ip;
 mod everyone;
@@ -58,90 +60,90 @@ mod peer_ip;
 mod prefix;
 #[cfg(feature = "axum")]
 mod route;
+#[cfg(feature = "tracing")]
+mod shared_peer_check;
+#[cfg(not(feature = "tracing"))]
+#[path = "shared_peer_check_noop.rs"]
+mod shared_peer_check;
 mod tuple;
 mod value;
-#[cfg(feature = "tracing")]
-mod watch;
-#[cfg(not(feature = "tracing"))]
-#[path = "unwatched.rs"]
-mod watch;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
-use http::{StatusCode, request::Parts};
+use http::StatusCode;
 
 #[cfg(feature = "admin")]
 pub(crate) use self::prefix::Prefix;
 #[cfg(feature = "axum")]
-pub use self::route::Route;
+pub use self::route::RouteKey;
 pub use self::{
     client_ip::{ClientIp, HopsError, Unreadable, WithoutHeader},
     everyone::Everyone,
-    extension::Extension,
-    header::Header,
+    extension::ExtensionKey,
+    header::HeaderKey,
     kind::KeyKind,
-    method::Method,
+    method::MethodKey,
     network::NetworkError,
     or::Or,
     peer_ip::PeerIp,
     value::Key,
 };
 pub(crate) use self::{extension::Anonymous, network::Networks, peer_ip::peer_address};
+pub use crate::head::RequestHead;
 
-/// Names the account a request is charged to.
+/// Extracts the key of the account that a request is charged to.
 ///
-/// `Ok(None)` means that the rule does not apply to this request: nothing is charged and nothing
-/// refused. A request that *should* have an identity and has none is
-/// [`KeyError::missing`], for which the rule has a policy ([`Missing`](crate::Missing)).
+/// `Ok(None)` means that the rule does not apply to the request: the rule charges and denies
+/// nothing. For a request that *should* have an identity and has none, return
+/// [`KeyError::missing`]. The rule has a policy for that case ([`OnMissingKey`](crate::rule::OnMissingKey)).
 ///
 /// ```
-/// use http::request::Parts;
-/// use tower_sluice::key::{Key, KeyError, KeyExtractor};
+/// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
 ///
 /// /// The tenant is the first label of the host name.
 /// #[derive(Clone, Debug)]
 /// struct Tenant;
 ///
 /// impl KeyExtractor for Tenant {
-///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-///         let host = parts.uri.host().ok_or_else(|| KeyError::missing("host"))?;
-///         // every spelling that the server takes for one tenant has to be one key
+///     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+///         let host = head.uri.host().ok_or_else(|| KeyError::missing("host"))?;
+///         // All spellings that the server accepts for one tenant must be one key.
 ///         Ok(host.split('.').next().map(str::to_ascii_lowercase).map(Key::from))
 ///     }
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract keys",
-    note = "a closure becomes an extractor with `key_fn(|parts| ..)`; several extractors in a \
+    note = "a closure becomes an extractor with `key_fn(|head| ..)`; several extractors in a \
             tuple are one composite key"
 )]
 pub trait KeyExtractor {
-    /// The key of the request with this head.
+    /// Returns the key of the request with this head.
     ///
     /// # Errors
     ///
-    /// When the request has no such identity, or one that cannot be used.
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
+    /// Fails if the request has no identity of this type, or one that cannot be used.
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// The kind of key that this extractor makes; defaults to [`KeyKind::Any`].
+    /// Returns the kind of key that this extractor returns. Defaults to [`KeyKind::Any`].
     ///
-    /// It is for operators: the `admin` router reads the keys that they write by it. Give it where
-    /// all keys are of one kind, or an operator may block a text where requests have an address.
+    /// The `admin` router uses the kind to parse the keys that operators write. Override this
+    /// method if all keys have one kind. Otherwise an operator may block a text key while requests
+    /// have address keys.
     ///
     /// ```
-    /// use http::request::Parts;
-    /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind};
+    /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
     ///
     /// #[derive(Clone, Copy)]
     /// struct TenantId(u64);
     ///
-    /// /// The tenant that the authentication in front has found.
+    /// /// The tenant that the authentication has found.
     /// #[derive(Clone, Debug)]
     /// struct Tenant;
     ///
     /// impl KeyExtractor for Tenant {
-    ///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-    ///         let id = parts.extensions.get::<TenantId>();
+    ///     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+    ///         let id = head.extensions.get::<TenantId>();
     ///         id.map(|id| Some(id.0.into())).ok_or_else(|| KeyError::missing("tenant"))
     ///     }
     ///
@@ -154,22 +156,22 @@ pub trait KeyExtractor {
         KeyKind::Any
     }
 
-    /// Settings of this extractor that are valid and probably a mistake, each with the value and the
-    /// fix. [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports them as
-    /// [`Lint::KeyExtractor`](crate::Lint::KeyExtractor). Defaults to none.
+    /// Returns settings of this extractor that are valid but probably a mistake, each with the
+    /// value and the fix. [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports them as
+    /// [`Lint::KeyExtractor`](crate::lint::Lint::KeyExtractor). Defaults to an empty list.
     ///
     /// ```
     /// use tower_sluice::{ClientIp, KeyExtractor};
     ///
-    /// let nobody = ClientIp::behind([""; 0])?;
-    /// assert!(nobody.lints()[0].starts_with("ClientIp::behind trusts no network"));
-    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// let client = ClientIp::behind([""; 0])?;
+    /// assert!(client.lints()[0].starts_with("ClientIp::behind trusts no network"));
+    /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
     fn lints(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Takes the key from `other` where this extractor finds none.
+    /// Combines two extractors: `other` is used if this extractor finds no key.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
         Self: Sized,
@@ -181,8 +183,8 @@ pub trait KeyExtractor {
 const _: Option<&dyn KeyExtractor> = None;
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for &E {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        (**self).extract(parts)
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        (**self).extract(head)
     }
 
     fn kind(&self) -> KeyKind {
@@ -195,8 +197,8 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for &E {
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        (**self).extract(parts)
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        (**self).extract(head)
     }
 
     fn kind(&self) -> KeyKind {
@@ -209,8 +211,8 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        (**self).extract(parts)
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        (**self).extract(head)
     }
 
     fn kind(&self) -> KeyKind {
@@ -222,32 +224,32 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
     }
 }
 
-/// An extractor made of a closure; `None` is a missing identity.
+/// Creates an extractor from a closure. `None` means that the request has no identity.
 ///
 /// ```
 /// use tower_sluice::key_fn;
 ///
-/// key_fn(|parts| parts.headers.get("x-api-key").cloned());
+/// key_fn(|head| head.headers.get("x-api-key").cloned());
 /// ```
 pub fn key_fn<F, T>(f: F) -> KeyFn<F>
 where
-    F: Fn(&Parts) -> Option<T>,
+    F: Fn(&RequestHead<'_>) -> Option<T>,
     T: Into<Key>,
 {
     KeyFn(f)
 }
 
-/// The extractor of [`key_fn`].
+/// An extractor created by [`key_fn`].
 #[derive(Clone, Copy)]
 pub struct KeyFn<F>(F);
 
 impl<F, T> KeyExtractor for KeyFn<F>
 where
-    F: Fn(&Parts) -> Option<T>,
+    F: Fn(&RequestHead<'_>) -> Option<T>,
     T: Into<Key>,
 {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let key = (self.0)(parts).map(Into::into);
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        let key = (self.0)(head).map(Into::into);
         key.ok_or_else(|| KeyError::missing("key")).map(Some)
     }
 }
@@ -258,35 +260,37 @@ impl<F> fmt::Debug for KeyFn<F> {
     }
 }
 
-/// Why a request has no usable key, and the status to refuse it with.
+/// An error of a [`KeyExtractor`]: the reason why a request has no usable key, and the status of
+/// the rejection.
 ///
-/// It never holds the key itself.
+/// It never contains the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyError {
-    kind: Kind,
+    kind: KeyErrorKind,
     status: StatusCode,
     text: Cow<'static, str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum KeyErrorKind {
     Missing,
     NoPeer,
-    Refused,
+    Unusable,
 }
 
 impl KeyError {
-    /// The request does not say `what`; the rule's [`Missing`](crate::Missing) policy decides what
-    /// becomes of it (400 by default).
+    /// Creates an error for a request without the identity `what`. The [`OnMissingKey`](crate::rule::OnMissingKey)
+    /// policy of the rule handles the request. By default it is rejected with 400.
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind: Kind::Missing, status: StatusCode::BAD_REQUEST, text: what.into() }
+        Self { kind: KeyErrorKind::Missing, status: StatusCode::BAD_REQUEST, text: what.into() }
     }
 
-    /// The server was set up without peer addresses: 500, and a log line that names the fix.
+    /// Creates an error for a server that provides no peer addresses. The request is rejected with
+    /// 500, and the log has the fix.
     #[must_use]
     pub fn no_peer() -> Self {
         Self {
-            kind: Kind::NoPeer,
+            kind: KeyErrorKind::NoPeer,
             status: StatusCode::INTERNAL_SERVER_ERROR,
             text: "no peer address in the request's extensions; with axum, serve \
                    `app.into_make_service_with_connect_info::<SocketAddr>()`"
@@ -294,26 +298,26 @@ impl KeyError {
         }
     }
 
-    /// The identity is there and cannot be used: refused with `status`, whatever the policy for
-    /// missing ones.
-    pub fn refused(status: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind: Kind::Refused, status, text: why.into() }
+    /// Creates an error for an identity that is present but unusable. The request is rejected with
+    /// `status`, regardless of the policy for missing identities.
+    pub fn unusable(status: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind: KeyErrorKind::Unusable, status, text: why.into() }
     }
 
-    /// The status to refuse the request with.
+    /// Returns the status of the rejection.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// Whether the request simply did not say who it is.
+    /// Returns `true` if the request has no identity.
     #[must_use]
     pub fn is_missing(&self) -> bool {
-        self.kind == Kind::Missing
+        self.kind == KeyErrorKind::Missing
     }
 
     pub(crate) fn is_no_peer(&self) -> bool {
-        self.kind == Kind::NoPeer
+        self.kind == KeyErrorKind::NoPeer
     }
 
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
@@ -324,8 +328,8 @@ impl KeyError {
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Missing => write!(f, "missing {}", self.text),
-            Kind::NoPeer | Kind::Refused => f.write_str(&self.text),
+            KeyErrorKind::Missing => write!(f, "missing {}", self.text),
+            KeyErrorKind::NoPeer | KeyErrorKind::Unusable => f.write_str(&self.text),
         }
     }
 }

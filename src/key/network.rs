@@ -1,14 +1,14 @@
-//! Networks, from text.
+//! IP networks in text form.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// A list of networks, cheap to clone.
+/// A list of IP networks. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Networks {
     all: Arc<[IpNet]>,
-    /// Addresses that were given without a prefix and look like those of networks.
+    /// Addresses without a prefix length that look like network addresses.
     bare: Arc<[IpAddr]>,
 }
 
@@ -28,36 +28,38 @@ impl Networks {
         Ok(Self { all: all.into(), bare: bare.into() })
     }
 
-    /// An error that names the first network which holds every address of its family.
-    pub(super) fn everybody(&self) -> Option<NetworkError> {
+    /// Returns an error for the first network that contains all addresses of its family.
+    pub(super) fn unrestricted(&self) -> Option<NetworkError> {
         let all = self.all.iter().find(|network| network.prefix_len() == 0)?;
-        let why = "holds everybody; name the proxies' own networks";
+        let why = "contains all addresses; give the networks of the proxies";
         Some(NetworkError { text: all.to_string(), why })
     }
 
-    /// Probable mistakes in a list of trusted proxies, each with the fix.
+    /// Returns probable mistakes in a list of trusted proxies, each with the fix.
     pub(super) fn lints(&self) -> Vec<String> {
-        const NONE: &str = "ClientIp::behind trusts no network, so that its header is never read and \
-                            every peer is the client; name the proxies' networks, or use PeerIp";
+        const NONE: &str = "ClientIp::behind trusts no network, so its header is never read and each peer \
+                            is the client; give the networks of the proxies, or use PeerIp";
         let none = self.all.is_empty().then(|| NONE.to_owned());
         let bare = self.bare.iter().map(|address| {
-            let (network, whole) = lengths(*address);
+            let (network, whole) = prefix_lengths(*address);
             format!(
-                "ClientIp::behind trusts the one address {address}, which looks like that of a \
-                 network; give the network's prefix length, as in {address}/{network}, or write \
+                "ClientIp::behind trusts the single address {address}, which looks like a network \
+                 address; give the network's prefix length, as in {address}/{network}, or write \
                  {address}/{whole} for one proxy"
             )
         });
         none.into_iter().chain(bare).collect()
     }
 
-    /// Whether one of them holds an address, which is not a mapped one.
+    /// Returns `true` if a network contains the address. An IPv4-mapped address must be converted
+    /// to IPv4 first.
     pub(crate) fn hold(&self, address: IpAddr) -> bool {
         self.all.iter().any(|network| network.contains(&address))
     }
 }
 
-/// The last octet is zero, or the 64 bits of an IPv6 interface are.
+/// Returns `true` if the last octet of an IPv4 address is zero, or the interface identifier of an
+/// IPv6 address (64 bits).
 fn looks_like_a_network(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[3] == 0,
@@ -65,8 +67,9 @@ fn looks_like_a_network(address: IpAddr) -> bool {
     }
 }
 
-/// The prefix length that the zeros of an address suggest, and that of the address alone.
-fn lengths(address: IpAddr) -> (u32, u32) {
+/// Returns the prefix length that the trailing zeros of an address suggest, and the length of a
+/// single address.
+fn prefix_lengths(address: IpAddr) -> (u32, u32) {
     match address {
         IpAddr::V4(address) => {
             ((32 - address.to_bits().trailing_zeros()).div_ceil(8).max(1) * 8, 32)
@@ -78,30 +81,31 @@ fn lengths(address: IpAddr) -> (u32, u32) {
 }
 
 fn network(text: &str) -> Result<IpNet, NetworkError> {
-    let wrong = |why| NetworkError { text: text.to_owned(), why };
-    let network = parse(text.trim()).map(unfold);
+    let error = |why| NetworkError { text: text.to_owned(), why };
+    let network = parse(text.trim()).map(to_canonical);
     let network =
-        network.ok_or_else(|| wrong("is no network; write 10.0.0.0/8 or 2001:db8::/32"))?;
+        network.ok_or_else(|| error("is not a network; write 10.0.0.0/8 or 2001:db8::/32"))?;
     if network.addr() == network.network() {
         Ok(network)
     } else {
-        Err(wrong("has bits set beyond its prefix; clear them or lengthen the prefix"))
+        Err(error("has bits set beyond its prefix; clear them or lengthen the prefix"))
     }
 }
 
-/// The parser of `IpNet` takes `010.0.0.0/8`, which others read as octal; that of addresses refuses
-/// it.
+/// Parses the address separately: the parser of `IpNet` accepts `010.0.0.0/8`, which other software
+/// reads as octal. The parser of addresses rejects it.
 fn parse(text: &str) -> Option<IpNet> {
     let Some((address, bits)) = text.split_once('/') else {
         return text.parse::<IpAddr>().ok().map(IpNet::from);
     };
-    // a parser of integers would take a sign
+    // An integer parser would accept a sign.
     let digits = bits.bytes().all(|byte| byte.is_ascii_digit());
     IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?).ok()
 }
 
-/// An IPv4-mapped network holds IPv4 peers, and those are unfolded before they are looked up.
-fn unfold(network: IpNet) -> IpNet {
+/// Converts an IPv4-mapped network to IPv4, because the addresses of peers are converted before the
+/// lookup.
+fn to_canonical(network: IpNet) -> IpNet {
     let mapped = match network {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
         IpNet::V4(_) => None,
@@ -109,7 +113,7 @@ fn unfold(network: IpNet) -> IpNet {
     mapped.and_then(|(v4, prefix)| Ipv4Net::new(v4, prefix).ok()).map_or(network, IpNet::V4)
 }
 
-/// Why a network was refused.
+/// An error that describes an invalid network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkError {
     text: String,
@@ -129,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_are_read_or_refused_by_name() {
+    fn errors_name_the_invalid_network() {
         for good in ["10.0.0.0/8", "2001:db8::/32", "203.0.113.9", "::1", "0.0.0.0/0"] {
             assert!(network(good).is_ok(), "{good}");
         }
@@ -138,21 +142,21 @@ mod tests {
         for garbage in ["10.0.0/8", "010.0.0.0/8", "10.0.0.0/+8", "10.0.0.0/33", "10.0.0.0/", "/8"]
         {
             let error = network(garbage).expect_err(garbage).to_string();
-            assert!(error.contains(&format!("{garbage:?} is no network")), "{error}");
+            assert!(error.contains(&format!("{garbage:?} is not a network")), "{error}");
         }
     }
 
     #[test]
-    fn an_address_alone_that_looks_like_a_network_is_found() {
+    fn a_single_address_that_looks_like_a_network_is_reported() {
         let found = |text: &str| Networks::read([text]).expect("a network").lints().len();
         for bare in ["10.0.0.0", "192.168.1.0", "::ffff:10.0.0.0", "2001:db8:5::", "0.0.0.0", "::"]
         {
             assert_eq!(found(bare), 1, "{bare}");
         }
-        for meant in ["10.0.0.0/8", "10.0.0.0/32", "10.0.0.1", "2001:db8:5::/48", "2001:db8::1"] {
-            assert_eq!(found(meant), 0, "{meant}");
+        for valid in ["10.0.0.0/8", "10.0.0.0/32", "10.0.0.1", "2001:db8:5::/48", "2001:db8::1"] {
+            assert_eq!(found(valid), 0, "{valid}");
         }
-        let suggested = |text: &str| lengths(text.parse().expect("an address"));
+        let suggested = |text: &str| prefix_lengths(text.parse().expect("an address"));
         assert_eq!(suggested("10.0.0.0"), (8, 32));
         assert_eq!(suggested("172.16.0.0"), (16, 32));
         assert_eq!(suggested("192.168.1.0"), (24, 32));

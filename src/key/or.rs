@@ -1,18 +1,17 @@
-//! One extractor, and another where it finds nothing.
+//! An extractor with a fallback.
 
-use http::request::Parts;
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-use super::{Key, KeyError, KeyExtractor, KeyKind};
-
-/// The extractor of [`KeyExtractor::or`].
+/// An extractor created by [`KeyExtractor::or`].
 ///
-/// The second is asked where the first finds no identity or a blank one. An identity that is there
-/// and refused stays refused: otherwise a client could choose the second by spoiling the first.
+/// The second extractor is used if the first finds no identity, or a blank one. An identity that is
+/// present but unusable stays an error. Otherwise a client could select the second extractor by
+/// sending an invalid identity.
 ///
 /// ```
-/// use tower_sluice::key::{Header, KeyExtractor, PeerIp};
+/// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};
 ///
-/// Header::new("x-api-key").or(PeerIp::new());
+/// HeaderKey::new("x-api-key").or(PeerIp::new());
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Or<A, B> {
@@ -27,11 +26,11 @@ impl<A, B> Or<A, B> {
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match self.first.extract(parts) {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        match self.first.extract(head) {
             Ok(Some(key)) if !key.is_blank() => Ok(Some(key)),
             Err(error) if !error.is_missing() => Err(error),
-            _ => self.second.extract(parts),
+            _ => self.second.extract(head),
         }
     }
 

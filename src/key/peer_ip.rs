@@ -1,53 +1,53 @@
-//! The address of the connection's other end.
+//! Keys from the address of the peer.
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::request::Parts;
+use super::{
+    Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix,
+    shared_peer_check::SharedPeerCheck,
+};
 
-use super::{Key, KeyError, KeyExtractor, KeyKind, prefix::Prefix, watch::Watch};
-
-/// The peer's address, as the server put it into the request's extensions: axum's
+/// The address of the peer, as the server has inserted it into the request's extensions: axum's
 /// `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo` (feature `tonic`), or a plain
 /// [`SocketAddr`].
 ///
-/// An IPv4-mapped IPv6 address is first unfolded to IPv4. Then IPv6 is cut to its first 64 bits,
-/// because one customer usually has a whole /64 to draw addresses from (RFC 6177); IPv4 counts
-/// whole.
+/// An IPv4-mapped IPv6 address is converted to IPv4 first. An IPv6 address is cut to its first 64
+/// bits, because one customer usually has a whole /64 (RFC 6177). An IPv4 address is used whole.
 ///
-/// No header is read, so nothing can be spoofed, and behind a proxy every request has the proxy's
-/// address: there, [`ClientIp`](super::ClientIp) is the extractor. Among the first 1 000 requests, one
-/// from a private address with a forwarding header (`x-forwarded-for` and the like) is a line in the
-/// log, and so is one private address that all of them came from: one line for an extractor and its
-/// clones (feature `tracing`).
+/// No header is read, so clients cannot forge the key. Behind a proxy all requests have the address
+/// of the proxy: use [`ClientIp`](super::ClientIp) there. Feature `tracing` logs two signs of such
+/// a proxy among the first 1 000 requests: a request from a private address with a forwarding
+/// header (`x-forwarded-for` and others), and a private address that all of them come from. An
+/// extractor and its clones log at most once.
 ///
-/// Without a peer address every request is answered with 500 and a log line that names the fix:
-/// with axum that is `into_make_service_with_connect_info::<SocketAddr>()`.
+/// If the server provides no peer address, all requests are rejected with 500 and the log has the
+/// fix. With axum, serve `into_make_service_with_connect_info::<SocketAddr>()`.
 ///
 /// ```
 /// use tower_sluice::key::PeerIp;
 ///
-/// PeerIp::new();                    // IPv4 whole, IPv6 by /64
-/// PeerIp::v6_site();                // IPv4 whole, IPv6 by /48
+/// PeerIp::new();                    // IPv6 by /64
+/// PeerIp::v6_site();                // IPv6 by /48
 /// ```
 #[derive(Clone, Debug)]
 pub struct PeerIp {
     prefix: Prefix,
-    watch: Watch,
+    shared_peer_check: SharedPeerCheck,
 }
 
 impl PeerIp {
-    /// IPv4 addresses whole, IPv6 addresses by /64.
+    /// Creates an extractor that uses whole IPv4 addresses, and IPv6 addresses by /64.
     #[must_use]
     pub fn new() -> Self {
-        Self { prefix: Prefix::USUAL, watch: Watch::new() }
+        Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::new() }
     }
 
-    /// IPv4 addresses whole, IPv6 addresses by /48: for a second rule, beside one by
-    /// [`PeerIp::new`], at a higher quota.
+    /// Creates an extractor that uses whole IPv4 addresses, and IPv6 addresses by /48. It is for a
+    /// second rule with a higher quota, beside a rule over [`PeerIp::new`].
     ///
-    /// A /48 is 65 536 networks of /64, each of which is an account of its own under a rule by /64
-    /// alone, and an ordinary assignment to a business or a hosting customer (RFC 6177, RIPE-690). With
-    /// both rules a request is charged to both accounts, or to none.
+    /// A /48 is an ordinary assignment to a business or a hosting customer (RFC 6177, RIPE-690). It
+    /// has 65 536 networks of /64, and a rule by /64 alone gives each its own account. With both
+    /// rules, a request is charged to both accounts or to none.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -58,32 +58,33 @@ impl PeerIp {
     /// # drop(layer);
     /// ```
     ///
-    /// An IPv4 client is one account in both rules, so that the rule also limits by itself.
+    /// An IPv4 client has one account in both rules, so the second rule also works alone.
     ///
-    /// # What it does not protect against
+    /// # Limitations
     ///
-    /// A holder of more than a /48. A rule over [`Everyone`](super::Everyone) bounds the sum.
+    /// A client that holds more than a /48 has more than one account. A rule over
+    /// [`Everyone`](super::Everyone) bounds the sum.
     #[must_use]
     pub fn v6_site() -> Self {
         Self::new().ipv6_prefix(48)
     }
 
-    /// How many leading bits of an IPv4 address count, 1 to 32.
+    /// Sets the number of leading bits of an IPv4 address that are used, 1 to 32. Defaults to 32.
     ///
     /// # Panics
     ///
-    /// When `bits` is outside 1 to 32.
+    /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
     #[must_use]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
         Self { prefix: self.prefix.v4(bits), ..self }
     }
 
-    /// How many leading bits of an IPv6 address count, 1 to 128.
+    /// Sets the number of leading bits of an IPv6 address that are used, 1 to 128. Defaults to 64.
     ///
     /// # Panics
     ///
-    /// When `bits` is outside 1 to 128.
+    /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
@@ -99,10 +100,10 @@ impl Default for PeerIp {
 
 impl KeyExtractor for PeerIp {
     #[inline]
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match peer(parts) {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        match peer(head) {
             Some(address) => {
-                self.watch.see(address.ip(), &parts.headers);
+                self.shared_peer_check.record(address.ip(), head.headers);
                 Ok(Some(self.prefix.key(address.ip())))
             }
             None => Err(KeyError::no_peer()),
@@ -114,22 +115,22 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// The peer's address, an IPv4-mapped one unfolded.
-pub(crate) fn peer_address(parts: &Parts) -> Option<IpAddr> {
-    peer(parts).map(|peer| peer.ip().to_canonical())
+/// Returns the address of the peer. An IPv4-mapped address is converted to IPv4.
+pub(crate) fn peer_address(head: &RequestHead<'_>) -> Option<IpAddr> {
+    peer(head).map(|peer| peer.ip().to_canonical())
 }
 
 #[inline]
-fn peer(parts: &Parts) -> Option<SocketAddr> {
+fn peer(head: &RequestHead<'_>) -> Option<SocketAddr> {
     #[cfg(feature = "axum")]
-    if let Some(info) = parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
+    if let Some(info) = head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
         return Some(info.0);
     }
     #[cfg(feature = "tonic")]
-    if let Some(info) = parts.extensions.get::<tonic::transport::server::TcpConnectInfo>()
+    if let Some(info) = head.extensions.get::<tonic::transport::server::TcpConnectInfo>()
         && let Some(address) = info.remote_addr()
     {
         return Some(address);
     }
-    parts.extensions.get::<SocketAddr>().copied()
+    head.extensions.get::<SocketAddr>().copied()
 }

@@ -1,10 +1,10 @@
-//! How much of an address counts.
+//! Prefixes of addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Key, KeyKind};
 
-/// The leading bits of an address that make it a key, by family.
+/// The leading bits of an address that form a key, for both address families.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
     v4: u32,
@@ -12,10 +12,10 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    /// IPv4 addresses whole, IPv6 addresses by /64.
-    pub(crate) const USUAL: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
+    /// All 32 bits of an IPv4 address, and the first 64 bits of an IPv6 address.
+    pub(crate) const DEFAULT: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
 
-    /// Leading bits that count in each family; all of them from 32 and 128 on.
+    /// Creates a prefix of `v4` and `v6` bits. Larger numbers than 32 and 128 use all bits.
     #[cfg(feature = "admin")]
     pub(crate) fn of(v4: u8, v6: u8) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl Prefix {
         Self { v6: u128::MAX << (128 - bits), ..self }
     }
 
-    /// The kind of key that it makes of addresses.
+    /// Returns the kind of the keys.
     pub(crate) fn kind(self) -> KeyKind {
         let bits = |ones: u32| u8::try_from(ones).unwrap_or(u8::MAX);
         KeyKind::Address {
@@ -45,7 +45,8 @@ impl Prefix {
         }
     }
 
-    /// Mapped addresses are unfolded first, or all of IPv4 would be one IPv6 prefix.
+    /// Returns the key of an address. Mapped addresses are converted to IPv4 first; otherwise all
+    /// of IPv4 would be in one IPv6 prefix.
     #[inline]
     pub(crate) fn key(self, address: IpAddr) -> Key {
         match address.to_canonical() {
@@ -64,25 +65,25 @@ mod tests {
     }
 
     #[test]
-    fn mapped_addresses_are_unfolded_before_the_mask() {
-        let one = key(Prefix::USUAL, "::ffff:203.0.113.1");
-        assert_eq!(one, key(Prefix::USUAL, "203.0.113.1"));
-        assert_ne!(one, key(Prefix::USUAL, "::ffff:203.0.113.2"));
+    fn mapped_addresses_are_converted_before_the_mask() {
+        let one = key(Prefix::DEFAULT, "::ffff:203.0.113.1");
+        assert_eq!(one, key(Prefix::DEFAULT, "203.0.113.1"));
+        assert_ne!(one, key(Prefix::DEFAULT, "::ffff:203.0.113.2"));
     }
 
     #[test]
     fn one_slash_64_is_one_key() {
-        let one = key(Prefix::USUAL, "2001:db8:0:1::1");
-        assert_eq!(one, key(Prefix::USUAL, "2001:DB8:0:1:ffff:ffff:ffff:ffff"));
-        assert_ne!(one, key(Prefix::USUAL, "2001:db8:0:2::1"));
+        let one = key(Prefix::DEFAULT, "2001:db8:0:1::1");
+        assert_eq!(one, key(Prefix::DEFAULT, "2001:DB8:0:1:ffff:ffff:ffff:ffff"));
+        assert_ne!(one, key(Prefix::DEFAULT, "2001:db8:0:2::1"));
     }
 
     #[test]
-    fn prefixes_are_settable_per_family() {
-        let site = Prefix::USUAL.v6(48).v4(24);
+    fn each_family_has_its_own_prefix() {
+        let site = Prefix::DEFAULT.v6(48).v4(24);
         assert_eq!(key(site, "2001:db8:1:1::1"), key(site, "2001:db8:1:2::1"));
         assert_eq!(key(site, "203.0.113.1"), key(site, "203.0.113.200"));
-        let whole = Prefix::USUAL.v6(128);
+        let whole = Prefix::DEFAULT.v6(128);
         assert_ne!(key(whole, "2001:db8::1"), key(whole, "2001:db8::2"));
     }
 }

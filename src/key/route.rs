@@ -1,28 +1,27 @@
-//! The route that matched, as its template.
+//! Keys from the matched route.
 
 use axum::extract::MatchedPath;
-use http::request::Parts;
 
-use super::{Key, KeyError, KeyExtractor, KeyKind};
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// The template of the axum route that matched (`/users/{id}`), never the raw path: a client can
-/// spell a path in endless ways, each of which would be a fresh account.
+/// The template of the matched axum route, such as `/users/{id}`. The raw path is never used,
+/// because a client can spell a path in endless ways and each would open a new account.
 ///
-/// Requests that match no route share one account. axum sets the template inside the router, so
-/// the layer belongs on the `Router`, not around it.
+/// Requests without a matched route share one account. axum sets the template inside the router, so
+/// add the layer to the `Router`, not around it.
 ///
 /// ```
-/// use tower_sluice::{Quota, RateLimitLayer, LocalStore, key::{PeerIp, Route}};
+/// use tower_sluice::{Quota, RateLimitLayer, LocalStore, key::{PeerIp, RouteKey}};
 ///
 /// let per_route_and_address =
-///     RateLimitLayer::new((Route, PeerIp::new()), Quota::per_second(10), LocalStore::new());
+///     RateLimitLayer::new((RouteKey, PeerIp::new()), Quota::per_second(10), LocalStore::new());
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Route;
+pub struct RouteKey;
 
-impl KeyExtractor for Route {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let matched = parts.extensions.get::<MatchedPath>();
+impl KeyExtractor for RouteKey {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        let matched = head.extensions.get::<MatchedPath>();
         Ok(Some(matched.map_or_else(Key::everyone, |path| path.as_str().into())))
     }
 

@@ -1,12 +1,10 @@
-//! Several extractors in a tuple are one composite key.
+//! Composite keys: a tuple of extractors.
 
-use http::request::Parts;
-
-use super::{Key, KeyError, KeyExtractor, KeyKind};
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for (A, B) {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        join([&self.0, &self.1], parts)
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        join([&self.0, &self.1], head)
     }
 
     fn kind(&self) -> KeyKind {
@@ -19,8 +17,8 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for (A, B) {
 }
 
 impl<A: KeyExtractor, B: KeyExtractor, C: KeyExtractor> KeyExtractor for (A, B, C) {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        join([&self.0, &self.1, &self.2], parts)
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        join([&self.0, &self.1, &self.2], head)
     }
 
     fn kind(&self) -> KeyKind {
@@ -39,8 +37,8 @@ where
     C: KeyExtractor,
     D: KeyExtractor,
 {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        join([&self.0, &self.1, &self.2, &self.3], parts)
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        join([&self.0, &self.1, &self.2, &self.3], head)
     }
 
     fn kind(&self) -> KeyKind {
@@ -52,14 +50,15 @@ where
     }
 }
 
-/// A part that does not apply makes the whole not apply; a blank part is a missing identity.
+/// Joins the keys of all extractors. `Ok(None)` from one of them is the result. A blank part is a
+/// missing identity.
 fn join<const N: usize>(
     extractors: [&dyn KeyExtractor; N],
-    parts: &Parts,
+    head: &RequestHead<'_>,
 ) -> Result<Option<Key>, KeyError> {
     let mut keys = [const { None }; N];
     for (slot, extractor) in keys.iter_mut().zip(extractors) {
-        match extractor.extract(parts)? {
+        match extractor.extract(head)? {
             None => return Ok(None),
             Some(key) if key.is_blank() => return Err(KeyError::missing("part of the key")),
             key => *slot = key,

@@ -1,4 +1,4 @@
-//! The key itself: short ones inline as words, long ones shared.
+//! The key type. Short keys are stored inline as words, long keys are shared.
 
 use std::{
     borrow::Cow,
@@ -10,18 +10,18 @@ use std::{
 
 use http::HeaderValue;
 
-use crate::fingerprint::{Fingerprint, Secret};
+use crate::fingerprint::{Fingerprint, FingerprintKey};
 
 const WORDS: usize = 5;
-/// A UUID in text (36) fits.
+/// A UUID in text form has 36 bytes and fits.
 const INLINE: usize = WORDS * 8;
 
-/// Whose account is charged: opaque bytes with a kind, so that an address and a text that spells
-/// it are different keys.
+/// The key of an account: opaque bytes with a kind. An address and a text that spells the address
+/// are different keys.
 ///
-/// Keys of up to 40 bytes, every address and a UUID in text among them, are held inline: cloning,
-/// hashing and comparing them allocates nothing. `Debug` never prints the key, because it may be
-/// personal or secret.
+/// Keys of up to 40 bytes are stored inline, for example all addresses and UUIDs in text form.
+/// Cloning, hashing and comparing an inline key does not allocate. `Debug` never prints the key,
+/// because it may be personal or secret.
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -33,20 +33,20 @@ const INLINE: usize = WORDS * 8;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    /// Kind in the lowest byte, length above it.
+    /// The kind in the lowest byte, and the length above it.
     head: u64,
     body: Body,
 }
 
 #[derive(Clone, PartialEq, Eq)]
 enum Body {
-    /// Little endian, the rest zero.
+    /// Little endian, padded with zeros.
     Inline([u64; WORDS]),
     Shared(Arc<[u8]>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Tag {
     Everyone,
     Unidentified,
     Text,
@@ -57,18 +57,18 @@ enum Kind {
 }
 
 impl Key {
-    /// The one key that every request shares.
+    /// Returns the key that all requests share.
     #[must_use]
     pub fn everyone() -> Self {
-        Self::words(Kind::Everyone, 0, [0; WORDS])
+        Self::words(Tag::Everyone, 0, [0; WORDS])
     }
 
-    /// What requests without an identity share, where a rule says so.
+    /// Returns the key that requests without an identity share.
     pub(crate) fn unidentified() -> Self {
-        Self::words(Kind::Unidentified, 0, [0; WORDS])
+        Self::words(Tag::Unidentified, 0, [0; WORDS])
     }
 
-    /// One key of several; their order counts, and where one ends is part of the key.
+    /// Joins several keys into one. The order matters, and so do the boundaries between the parts.
     ///
     /// ```
     /// use tower_sluice::Key;
@@ -83,27 +83,29 @@ impl Key {
             bytes.extend_from_slice(&part.head.to_le_bytes());
             part.with_bytes(|content| bytes.extend_from_slice(content));
         }
-        Self::bytes(Kind::Parts, &bytes)
+        Self::bytes(Tag::Parts, &bytes)
     }
 
-    /// The length of its content in bytes.
+    /// Returns the length of the content in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "an empty key is a blank one")]
+    #[expect(clippy::len_without_is_empty, reason = "`is_blank` covers the empty key")]
     #[inline]
     pub fn len(&self) -> usize {
         usize::try_from(self.head >> 8).unwrap_or(usize::MAX)
     }
 
-    /// Whether it is a text of nothing or white space only, which counts as missing.
+    /// Returns `true` for a text key that is empty or only white space. Such a key counts as
+    /// missing.
     #[must_use]
     #[inline]
     pub fn is_blank(&self) -> bool {
-        self.head & 0xff == Kind::Text as u64
+        self.head & 0xff == Tag::Text as u64
             && self.with_bytes(|content| content.iter().all(u8::is_ascii_whitespace))
     }
 
-    /// The key as bytes that differ for different keys and are the same in every process, for
-    /// stores outside it. They hold the key in clear: hash them where they may be read.
+    /// Returns the key as bytes, for stores outside the process. Different keys have different
+    /// bytes, and the bytes are equal in all processes. They contain the key in plain form, so hash
+    /// them before others can read them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.head.to_le_bytes()[0]];
@@ -111,28 +113,29 @@ impl Key {
         bytes
     }
 
-    /// What stands for the key in logs: the same in every process that has the same secret.
+    /// Returns the fingerprint of the key for logs. It is equal in all processes that have the same
+    /// secret.
     ///
-    /// Support looks for a key by its fingerprint. It is that of the key as the extractor makes it:
-    /// [`PeerIp`](crate::PeerIp) makes of an IPv6 address its /64, and of several extractors in a
-    /// tuple comes one key that is [joined](Key::join).
+    /// To search for a key by its fingerprint, compute it from the key that the extractor returns.
+    /// [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of extractors
+    /// [joins](Key::join) its keys.
     ///
     /// ```
     /// use std::net::IpAddr;
-    /// use tower_sluice::{Key, Secret};
+    /// use tower_sluice::{Key, fingerprint::FingerprintKey};
     ///
-    /// let secret = Secret::from(*b"sixteen bytes ..");
-    /// let who = |address: &str| Key::from(address.parse::<IpAddr>().unwrap()).fingerprint(&secret);
-    /// assert_eq!(who("203.0.113.9").to_string(), "55bbf4838f29aabc");
-    /// assert_eq!(who("2001:db8:0:1::").to_string(), "6999f5de37f3a617");
+    /// let secret = FingerprintKey::from(*b"sixteen bytes ..");
+    /// let fingerprint = |address: &str| Key::from(address.parse::<IpAddr>().unwrap()).fingerprint(&secret);
+    /// assert_eq!(fingerprint("203.0.113.9").to_string(), "55bbf4838f29aabc");
+    /// assert_eq!(fingerprint("2001:db8:0:1::").to_string(), "6999f5de37f3a617");
     /// ```
     #[must_use]
-    pub fn fingerprint(&self, secret: &Secret) -> Fingerprint {
+    pub fn fingerprint(&self, secret: &FingerprintKey) -> Fingerprint {
         let kind = [self.head.to_le_bytes()[0]];
         self.with_bytes(|content| secret.fingerprint(&[&kind, content]))
     }
 
-    fn bytes(kind: Kind, content: &[u8]) -> Self {
+    fn bytes(kind: Tag, content: &[u8]) -> Self {
         if content.len() > INLINE {
             let body = Body::Shared(content.into());
             return Self { head: kind as u64 | (content.len() as u64) << 8, body };
@@ -146,7 +149,7 @@ impl Key {
         Self::words(kind, content.len(), words)
     }
 
-    fn words(kind: Kind, len: usize, words: [u64; WORDS]) -> Self {
+    fn words(kind: Tag, len: usize, words: [u64; WORDS]) -> Self {
         Self { head: kind as u64 | (len as u64) << 8, body: Body::Inline(words) }
     }
 
@@ -165,10 +168,10 @@ impl Key {
 }
 
 impl Key {
-    /// Hashes the key together with `salt`, in as few words as there are: an IPv4 address is two.
+    /// Hashes the key together with `salt`, with as few words as possible: two for an IPv4 address.
     #[inline]
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
-        // an odd constant (that of the golden ratio) spreads the few bits of the head
+        // An odd constant (from the golden ratio) spreads the few bits of the head.
         state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         match &self.body {
             Body::Inline([first, second, rest @ ..]) => {
@@ -203,17 +206,17 @@ impl From<Ipv4Addr> for Key {
     fn from(address: Ipv4Addr) -> Self {
         let mut words = [0; WORDS];
         words[0] = u32::from_le_bytes(address.octets()).into();
-        Self::words(Kind::V4, 4, words)
+        Self::words(Tag::V4, 4, words)
     }
 }
 
 impl From<Ipv6Addr> for Key {
     fn from(address: Ipv6Addr) -> Self {
-        Self::bytes(Kind::V6, &address.octets())
+        Self::bytes(Tag::V6, &address.octets())
     }
 }
 
-/// An IPv4-mapped IPv6 address is the IPv4 address.
+/// Converts an IPv4-mapped IPv6 address to its IPv4 address.
 impl From<IpAddr> for Key {
     #[inline]
     fn from(address: IpAddr) -> Self {
@@ -226,7 +229,7 @@ impl From<IpAddr> for Key {
 
 impl From<&[u8]> for Key {
     fn from(text: &[u8]) -> Self {
-        Self::bytes(Kind::Text, text)
+        Self::bytes(Tag::Text, text)
     }
 }
 
@@ -260,15 +263,15 @@ impl From<Arc<str>> for Key {
     }
 }
 
-/// White space around a field value is no part of it (RFC 9110, §5.5). HTTP/2 servers leave it there,
-/// and every spelling would be a key of its own.
+/// Trims the value, because white space around it is not part of it (RFC 9110, §5.5). HTTP/2
+/// servers keep that white space, and each spelling would be a separate key.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
         value.as_bytes().trim_ascii().into()
     }
 }
 
-/// As of a reference: without white space around it.
+/// Trims the value, like the conversion of a reference.
 impl From<HeaderValue> for Key {
     fn from(value: HeaderValue) -> Self {
         (&value).into()
@@ -287,10 +290,10 @@ impl From<u32> for Key {
     }
 }
 
-/// Numbers of any width are one kind: 7 is 7.
+/// Converts numbers of any width to one kind: `7_u32` and `7_u128` are equal keys.
 impl From<u128> for Key {
     fn from(number: u128) -> Self {
-        Self::bytes(Kind::Number, &number.to_le_bytes())
+        Self::bytes(Tag::Number, &number.to_le_bytes())
     }
 }
 
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_survive_at_every_length() {
+    fn keys_keep_their_bytes_at_every_length() {
         for len in 0..100 {
             let text = "abcdefghij".repeat(10)[..len].to_owned();
             let key = Key::from(&text);
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_lengths_keep_keys_apart() {
+    fn keys_of_different_kinds_or_lengths_differ() {
         assert!(!same(&Key::from("a"), &Key::from("a\0")));
         assert!(!same(&Key::everyone(), &Key::from("")));
         assert!(!same(&Key::everyone(), &Key::unidentified()));
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn only_texts_are_blank() {
+    fn only_text_keys_are_blank() {
         assert!(Key::from("").is_blank() && Key::from(" \t ").is_blank());
         assert!(!Key::from("x").is_blank() && !Key::everyone().is_blank());
     }

@@ -1,105 +1,112 @@
-//! Which quotas of a rule can never be the one that refuses.
+//! Finds quotas of a rule that never deny a request, because another quota denies it first.
 //!
-//! All quotas of a rule are charged alike, or none is. So the charges that reach the looser of two
-//! are those that the tighter one admitted: if the looser one admits every sequence of those, it
-//! is as good as not there. That is shown in one of two ways.
+//! All quotas of a rule are charged by the same cost, or none is charged. Therefore the looser of
+//! two quotas sees only charges that the tighter quota allowed. If it allows every sequence of such
+//! charges, it has no effect. Two proofs are tried:
 //!
-//! - The two keep the same account, in units, or the looser one never owes more, and has more room.
-//! - Whatever the tighter one admits in a span of time, the looser one admits: its arrival curve
-//!   stays below the other's service (as in network calculus, Le Boudec and Thiran, chapter 1).
+//! - Both quotas have the same usage in units, or the looser quota never has more usage, and it has
+//!   at least the same capacity.
+//! - The looser quota allows everything that the tighter quota allows in a time span: the arrival
+//!   curve of the tighter quota stays below the service curve of the looser one (network calculus,
+//!   Le Boudec and Thiran, chapter 1).
 //!
-//! A request's headroom changes nothing: a charge that would have to leave units over is judged as
-//! a last one of that size. What neither way shows is not said.
+//! The headroom of a request changes nothing: it acts like a final charge of that size. Quotas for
+//! which neither proof succeeds are not reported.
 
 use crate::quota::{Algorithm, Quota};
 
-/// Places of quotas that never refuse, each with that of one which refuses whatever it would.
-/// Of two that admit the same the earlier one counts. Where charges may also be taken back or come
-/// late, accounts that differ may part: `only_alike`.
+/// Returns pairs of indices: a quota that never denies a request, and the quota that dominates it.
+/// If two quotas allow the same requests, the earlier one dominates.
+///
+/// `only_alike` compares only quotas that count alike. Other accounts can diverge if charges are
+/// refunded or made late.
 pub(super) fn pairs(quotas: &[Quota], only_alike: bool) -> Vec<(usize, usize)> {
-    let under = |loose: usize, tight: usize| {
+    let is_dominated = |loose: usize, tight: usize| {
         let (loose, tight) = (&quotas[loose], &quotas[tight]);
-        loose.counts_like(tight) || (!only_alike && never_refuses(loose, tight))
+        loose.counts_like(tight) || (!only_alike && never_denies(loose, tight))
     };
-    let by = |loose: usize| {
-        let tighter = |tight: &usize| {
-            *tight != loose && under(loose, *tight) && (*tight < loose || !under(*tight, loose))
+    let pair = |loose: usize| {
+        let dominates = |tight: &usize| {
+            *tight != loose
+                && is_dominated(loose, *tight)
+                && (*tight < loose || !is_dominated(*tight, loose))
         };
-        (0..quotas.len()).find(tighter).map(|tight| (loose, tight))
+        (0..quotas.len()).find(dominates).map(|tight| (loose, tight))
     };
-    (0..quotas.len()).filter_map(by).collect()
+    (0..quotas.len()).filter_map(pair).collect()
 }
 
-/// Whether `loose` admits whatever `tight` admits.
-fn never_refuses(loose: &Quota, tight: &Quota) -> bool {
+/// Returns `true` if `loose` provably allows every request that `tight` allows.
+fn never_denies(loose: &Quota, tight: &Quota) -> bool {
     if tight.is_blocked() || loose.is_blocked() {
         return tight.is_blocked();
     }
-    // one that has been idle would start anew, below what the other has
-    starts_full(loose) && (owes_no_more(loose, tight) || admits_curve(loose, tight))
+    // After an idle time, an account with a low `initial` would start below the tighter one.
+    starts_full(loose) && (uses_no_more(loose, tight) || allows_curve(loose, tight))
 }
 
 fn starts_full(quota: &Quota) -> bool {
     quota.initial_units().is_none_or(|initial| initial == quota.limit())
 }
 
-/// Whether `loose` never owes more units than `tight`, and has room for at least as many.
-fn owes_no_more(loose: &Quota, tight: &Quota) -> bool {
+/// Returns `true` if `loose` never has more used units than `tight`, and at least its capacity.
+fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     use Algorithm::{AnchoredWindow, FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
 
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let keeps_up = match (loose.counted_by(), tight.counted_by()) {
         (Gcra, Gcra) => loose.interval_nanos() <= tight.interval_nanos(),
-        // with another refill one is full before the other, and then begins another grid
+        // With different refills one bucket is full earlier and then refills at other instants.
         (TokenBucket, TokenBucket) => {
             period == other && loose.units() == tight.units() && starts_full(tight)
         }
         (AnchoredWindow, AnchoredWindow) | (SlidingLog, SlidingLog) => period == other,
         (SlidingWindow { buckets: a }, SlidingWindow { buckets: b }) => period == other && a == b,
         (FixedWindow { paced: false, .. }, FixedWindow { .. }) => {
-            return holds_windows(loose, tight);
+            return contains_windows(loose, tight);
         }
         _ => false,
     };
     keeps_up && loose.limit() >= tight.limit() && loose.raised_limit() >= tight.raised_limit()
 }
 
-/// Aligned windows: each of the one kind lies within one of the other.
-fn holds_windows(loose: &Quota, tight: &Quota) -> bool {
+/// Compares aligned windows: each window of the shorter period lies within one of the longer.
+fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let windows = match (other.is_multiple_of(period), period.is_multiple_of(other)) {
         (true, _) => 1,
         (_, true) => u128::from(period / other),
         _ => return false,
     };
-    // overage may have filled the windows before
+    // Overage may have filled the previous windows.
     let before = (windows - 1) * most_at_once(tight);
     let raised = before + most_at_once(tight);
     let plain = raised - u128::from(tight.soft_units());
     plain <= loose.limit().into() && raised <= loose.raised_limit().into()
 }
 
-/// Units that pass at once, overage and what was lent among them.
+/// Returns the most units that are allowed at once, including overage and carry-over.
 fn most_at_once(quota: &Quota) -> u128 {
-    let lent = match quota.counted_by() {
+    let carried = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over.min(quota.units()),
         _ => 0,
     };
-    u128::from(quota.raised_limit()) + u128::from(lent)
+    u128::from(quota.raised_limit()) + u128::from(carried)
 }
 
-/// Whether `loose` admits, without overage, whatever fits under the arrival curve of `tight`.
-fn admits_curve(loose: &Quota, tight: &Quota) -> bool {
+/// Returns `true` if `loose` allows, without overage, every sequence of charges under the arrival
+/// curve of `tight`.
+fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
     let limit = u128::from(loose.limit());
     let period = loose.period_nanos();
     let within = |span: u64| most_in(tight, span) <= limit;
     match loose.counted_by() {
-        // it gives `period / interval` back in a period, a nanosecond's worth at a time
+        // GCRA replenishes one unit per interval, continuously by the nanosecond.
         Algorithm::Gcra => {
             let (burst, units, time) = line(tight);
             burst <= limit && units * u128::from(loose.interval_nanos()) <= time
         }
-        // the same in units, but right before a refill a whole period's worth is missing
+        // Like GCRA, but right before a refill the units of a whole period are missing.
         Algorithm::TokenBucket => {
             let (burst, units, time) = line(tight);
             burst + units * u128::from(period - 1) / time <= limit
@@ -109,12 +116,12 @@ fn admits_curve(loose: &Quota, tight: &Quota) -> bool {
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow | Algorithm::SlidingLog => {
             within(period)
         }
-        // with the bucket that is leaving
+        // The span includes the bucket that is leaving the window.
         Algorithm::SlidingWindow { buckets } => within(period + period / u64::from(buckets)),
     }
 }
 
-/// The most that passes within `span` instants, a nanosecond apart.
+/// Returns the most units that are allowed within `span` instants, one nanosecond apart.
 fn most_in(quota: &Quota, span: u64) -> u128 {
     let (period, after) = (quota.period_nanos(), span - 1);
     let at_once = most_at_once(quota);
@@ -135,7 +142,8 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// A line above [`most_in`]: so many units at once, and so many more in each time.
+/// Returns a linear bound above [`most_in`]: units at once, further units, and the time in
+/// nanoseconds for which they are allowed.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

@@ -1,4 +1,4 @@
-//! Looks for what is legal and probably a mistake, in what is known of rules before any request.
+//! Finds probable mistakes in the settings that are known before the first request.
 
 use std::slice;
 
@@ -7,123 +7,123 @@ use crate::{
     headers::{Headers, Item},
     name::RuleName,
     quota::Quota,
-    rule::{LivePlan, Quotas, Shape},
+    rule::{LivePlan, Quotas, RuleInfo},
     waiters::Bounds,
 };
 
-/// What a layer has set that decides what its rules come to.
+/// Settings of a layer that the lints read.
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
     pub(crate) queue: Bounds,
-    /// Whether charges are changed after the response.
+    /// Set if charges may be adjusted after the response.
     pub(crate) settles: bool,
-    /// Units that a request without an adjustment is charged in the end, where that is fixed.
+    /// The least final charge of a request without an adjustment, if one is set.
     pub(crate) adjusted: Option<u32>,
 }
 
-/// Looks for what is legal and probably a mistake, live plans as they are now.
-pub(crate) fn find(shapes: &[Shape<'_>], knobs: &Knobs) -> Vec<Finding> {
+/// Returns the findings for these rules, with the current quotas of live plans.
+pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     let live: Vec<Option<Quotas>> =
-        shapes.iter().map(|shape| shape.live.map(LivePlan::quotas)).collect();
-    let shapes: Vec<Shape<'_>> =
-        shapes.iter().zip(&live).map(|(shape, live)| as_now(shape, live.as_ref())).collect();
+        infos.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
+    let infos: Vec<RuleInfo<'_>> =
+        infos.iter().zip(&live).map(|(info, live)| resolved(info, live.as_ref())).collect();
     let mut found = Vec::new();
-    for shape in &shapes {
-        let of_key = |text: &String| Finding::of(Lint::KeyExtractor, shape.name, text);
-        found.extend(shape.key_lints.iter().map(of_key));
-        found.extend(cost_above_limit(shape));
-        found.extend(nobody_waits(shape, knobs));
-        found.extend(adjustment_above_max_debt(shape, knobs));
-        found.extend(dominated_quotas(shape, knobs));
+    for info in &infos {
+        let of_key = |text: &String| Finding::of(Lint::KeyExtractor, info.name, text);
+        found.extend(info.key_lints.iter().map(of_key));
+        found.extend(cost_above_limit(info));
+        found.extend(nobody_waits(info, knobs));
+        found.extend(adjustment_above_max_debt(info, knobs));
+        found.extend(dominated_quotas(info, knobs));
     }
-    found.extend(unnamed_quotas(&shapes, knobs.headers));
-    found.extend(other_methods(&shapes));
+    found.extend(unnamed_quotas(&infos, knobs.headers));
+    found.extend(other_methods(&infos));
     found
 }
 
-/// The shape with the quotas that its live plan has now.
-fn as_now<'a>(shape: &Shape<'a>, live: Option<&'a Quotas>) -> Shape<'a> {
-    Shape { quotas: shape.quotas.or(live.map(Quotas::charged)), ..shape.clone() }
+/// Sets the quotas of a rule with a live plan to the current quotas of the plan.
+fn resolved<'a>(info: &RuleInfo<'a>, live: Option<&'a Quotas>) -> RuleInfo<'a> {
+    RuleInfo { quotas: info.quotas.or(live.map(Quotas::charged)), ..info.clone() }
 }
 
-fn dominated_quotas(shape: &Shape<'_>, knobs: &Knobs) -> Vec<Finding> {
-    let quotas = shape.quotas.unwrap_or_default();
-    let told = |at: usize| match quotas[at].name() {
+fn dominated_quotas(info: &RuleInfo<'_>, knobs: &Knobs) -> Vec<Finding> {
+    let quotas = info.quotas.unwrap_or_default();
+    let label = |at: usize| match quotas[at].name() {
         Some(name) => format!("quota {} ({name:?}), {}", at + 1, quotas[at]),
         None => format!("quota {}, {}", at + 1, quotas[at]),
     };
-    let only_alike = knobs.settles || shape.queues;
+    let only_alike = knobs.settles || info.queues;
     let finding = |(loose, tight)| {
-        let (loose, tight) = (told(loose), told(tight));
+        let (loose, tight) = (label(loose), label(tight));
         let text = format!(
-            "{loose}, never refuses what {tight}, admits, so that it limits nothing; lower its \
-             units, or drop it"
+            "{loose}, never denies a request that {tight}, allows, so it has no effect; lower its \
+             units or remove it"
         );
-        Finding::of(Lint::DominatedQuota, shape.name, &text)
+        Finding::of(Lint::DominatedQuota, info.name, &text)
     };
     dominated::pairs(quotas, only_alike).into_iter().map(finding).collect()
 }
 
-fn cost_above_limit(shape: &Shape<'_>) -> Option<Finding> {
-    let quotas = shape.live.and(shape.quotas)?;
-    let need = shape.least_need();
+fn cost_above_limit(info: &RuleInfo<'_>) -> Option<Finding> {
+    let quotas = info.live.and(info.quotas)?;
+    let need = info.least_need();
     let limits = quotas.iter().filter(|quota| !quota.is_blocked()).map(Quota::raised_limit);
     let limit = limits.min().filter(|limit| need > u64::from(*limit))?;
-    let what = match shape.headroom {
-        Some(headroom) if headroom > 0 => format!("cost and headroom of {need}"),
+    let what = match info.headroom {
+        Some(headroom) if headroom > 0 => format!("cost plus headroom {need}"),
         _ => format!("cost {need}"),
     };
     let text = format!(
-        "{what} is above the limit {limit} that its live plan has now, so that every request is \
-         refused until it is replaced; lower the cost or raise the burst"
+        "{what} is above the current limit {limit} of its live plan, so every request is denied \
+         until the plan is replaced; lower the cost or raise the burst"
     );
-    Some(Finding::of(Lint::CostAboveLimit, shape.name, &text))
+    Some(Finding::of(Lint::CostAboveLimit, info.name, &text))
 }
 
-fn nobody_waits(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
+fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     let knob = match knobs.queue {
-        _ if !shape.queues => return None,
+        _ if !info.queues => return None,
         Bounds { all: 0, .. } => "max_waiters",
         Bounds { per_key: Some(0), .. } => "max_waiters_per_key",
         _ => return None,
     };
     let text = format!(
-        "it has a max_wait, and the layer's {knob} is 0, so that nobody waits; raise {knob}, or drop \
-         max_wait"
+        "max_wait has no effect, because {knob} of the layer is 0; raise {knob} or remove max_wait"
     );
-    Some(Finding::of(Lint::NobodyWaits, shape.name, &text))
+    Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// The highest ratio of the rates of `other` and of a route that is no finding.
-const MUCH_LOOSER: u128 = 10;
-/// The number of routes that one finding names.
-const NAMED: usize = 3;
+/// The rule `other` may have up to this multiple of the rate of a route without a finding.
+const MAX_RATE_RATIO: u128 = 10;
+/// The largest number of routes that one finding names.
+const MAX_NAMED_ROUTES: usize = 3;
 
-fn other_methods(shapes: &[Shape<'_>]) -> Vec<Finding> {
-    let looser = |other: &Shape<'_>| {
-        let left = |shape: &&Shape<'_>| {
-            shape.instead_of == Some(other.name)
-                && shape.leaves_methods
-                && is_much_faster(other.quotas, shape.quotas)
+fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {
+    let looser = |other: &RuleInfo<'_>| {
+        let left = |info: &&RuleInfo<'_>| {
+            info.instead_of == Some(other.name)
+                && info.leaves_methods
+                && is_much_faster(other.quotas, info.quotas)
         };
-        let routes: Vec<_> = shapes.iter().filter(left).map(|shape| shape.name).collect();
-        let names: Vec<_> = routes.iter().take(NAMED).map(|name| format!("{name:?}")).collect();
-        let more = match routes.len().saturating_sub(NAMED) {
+        let routes: Vec<_> = infos.iter().filter(left).map(|info| info.name).collect();
+        let names = routes.iter().take(MAX_NAMED_ROUTES).map(|name| format!("{name:?}"));
+        let names: Vec<_> = names.collect();
+        let more = match routes.len().saturating_sub(MAX_NAMED_ROUTES) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
         let text = format!(
-            "other methods of the routes of {}{more} are charged by this rule, at more than ten \
-             times their rate; where a handler answers several methods, limit its path by \
-             any_method",
+            "this rule charges other methods of the routes {}{more} at more than ten times their \
+             rate; if a handler serves several methods, limit its path with any_method",
             names.join(", ")
         );
         (!routes.is_empty()).then(|| Finding::of(Lint::OtherMethods, other.name, &text))
     };
-    shapes.iter().filter_map(looser).collect()
+    infos.iter().filter_map(looser).collect()
 }
 
-/// Returns `true` if the first allow much more than the second in the long run. Both are known.
+/// Returns `true` if both quotas are known and the rate of `loose` is above [`MAX_RATE_RATIO`]
+/// times that of `tight`.
 fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
     let (Some(loose), Some(tight)) = (loose, tight) else { return false };
     let faster = |loose: &Quota, tight: &Quota| {
@@ -131,39 +131,39 @@ fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
             let units = if units.is_blocked() { 0 } else { units.units() };
             u128::from(units) * u128::from(period.period_nanos())
         };
-        per(loose, tight) > per(tight, loose) * MUCH_LOOSER
+        per(loose, tight) > per(tight, loose) * MAX_RATE_RATIO
     };
     !tight.is_empty() && loose.iter().all(|loose| tight.iter().any(|tight| faster(loose, tight)))
 }
 
-fn adjustment_above_max_debt(shape: &Shape<'_>, knobs: &Knobs) -> Option<Finding> {
-    let (adjusted, cost) = (u64::from(knobs.adjusted?), shape.cost?.max(1));
-    let quotas = shape.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
+fn adjustment_above_max_debt(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
+    let (adjusted, cost) = (u64::from(knobs.adjusted?), info.cost?.max(1));
+    let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
     let spent = |quota: &Quota| u64::from(quota.limit() / cost) * adjusted;
     let quota = quotas.into_iter().find(|quota| spent(quota) > quota.late_limit())?;
     let (limit, debt) = (quota.limit(), quota.max_debt_units());
     let text = format!(
-        "a request reserves {cost} and is charged {adjusted} in the end, which is {} for the {} that \
-         quota {quota} admits at once, and late charges stop at its limit {limit} and max_debt {debt}; \
-         raise the cost, or max_debt to {}",
-        spent(quota),
+        "cost {cost} becomes {adjusted} without an adjustment; quota {quota} allows {} such \
+         requests at once, and charges at most its limit {limit} and max_debt {debt} of their {} \
+         units; raise the cost, or max_debt to {}",
         limit / cost,
+        spent(quota),
         spent(quota) - u64::from(limit)
     );
-    Some(Finding::of(Lint::AdjustmentAboveMaxDebt, shape.name, &text))
+    Some(Finding::of(Lint::AdjustmentAboveMaxDebt, info.name, &text))
 }
 
-fn unnamed_quotas(shapes: &[Shape<'_>], headers: Headers) -> Option<Finding> {
+fn unnamed_quotas(infos: &[RuleInfo<'_>], headers: Headers) -> Option<Finding> {
     if matches!(headers, Headers::Draft11 | Headers::None) {
         return None;
     }
-    let names = told_together(shapes);
+    let names = names_per_request(infos);
     let several = names.len() > 1;
     several.then(|| {
         let text = format!(
-            "headers: {headers:?} tells the numbers of one quota without its name, and a request is \
-             charged under {} ({}), so that a client cannot tell whose it reads; use \
-             Headers::Draft11, or Headers::None",
+            "headers: {headers:?} reports one quota without its name, and a request is charged \
+             under {} ({}), so a client cannot identify the quota; use Headers::Draft11 or \
+             Headers::None",
             names.len(),
             names.join(", ")
         );
@@ -171,25 +171,25 @@ fn unnamed_quotas(shapes: &[Shape<'_>], headers: Headers) -> Option<Finding> {
     })
 }
 
-/// The names of the quotas that clients are told of one request, at most.
-fn told_together(shapes: &[Shape<'_>]) -> Vec<String> {
-    let group = |shape: &Shape<'_>| shape.instead_of.unwrap_or(shape.name);
-    let told = shapes.iter().filter(|shape| !shape.report_only);
+/// Returns the largest set of quota names that applies to one request.
+fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
+    let group = |info: &RuleInfo<'_>| info.instead_of.unwrap_or(info.name);
+    let sent = infos.iter().filter(|info| !info.report_only);
     let mut groups: Vec<(RuleName, Vec<String>)> = Vec::new();
-    for shape in told {
-        let names = match shape.quotas {
-            // how many is not known; at least one
-            None => vec![shape.name.to_string()],
-            Some(_) => Item::named(slice::from_ref(shape))
+    for info in sent {
+        let names = match info.quotas {
+            // The number of quotas is unknown; count at least one.
+            None => vec![info.name.to_string()],
+            Some(_) => Item::named(slice::from_ref(info))
                 .iter()
                 .map(|item| item.name().to_owned())
                 .collect(),
         };
-        match groups.iter_mut().find(|(known, _)| *known == group(shape)) {
-            // of these only one is charged
-            Some((_, most)) if most.len() >= names.len() => {}
-            Some((_, most)) => *most = names,
-            None => groups.push((group(shape), names)),
+        match groups.iter_mut().find(|(known, _)| *known == group(info)) {
+            // Only one rule of a group is charged.
+            Some((_, longest)) if longest.len() >= names.len() => {}
+            Some((_, longest)) => *longest = names,
+            None => groups.push((group(info), names)),
         }
     }
     groups.into_iter().flat_map(|(_, names)| names).map(|name| format!("{name:?}")).collect()

@@ -1,12 +1,11 @@
-//! What a layer may be and probably should not: legal, and most likely a mistake.
+//! Lints for settings that are valid but probably unintended.
 //!
-//! Rules that would refuse or confuse every request are an error when a layer is built
-//! ([`RuleError`](crate::RuleError)). What is left can work as written, but does not do what
-//! whoever wrote it seems to want: a quota that never refuses, header fields that a client cannot
-//! read. That is a [`Finding`], of one of the kinds listed in [`Lint`]. It is no error, so that
-//! nobody's server stops for it.
+//! Building a layer fails with a [`RuleError`](crate::rule::RuleError) if its rules would deny every
+//! request. A lint is weaker: the settings work, but probably not as intended. Examples are a quota
+//! that never denies a request, and header fields that a client cannot interpret. Each [`Finding`]
+//! has one of the kinds in [`Lint`]. A finding is not an error, so it does not stop a server.
 //!
-//! A test asserts that there is none:
+//! Assert in a test that a layer has no findings:
 //!
 //! ```
 //! use tower_sluice::{PeerIp, Quota, RateLimitLayer, LocalStore};
@@ -16,41 +15,43 @@
 //! assert_eq!(layer.lints(), []);
 //! ```
 //!
-//! A finding names the rule, the value and the fix; what is meant so is allowed by its kind:
+//! A finding names the rule, the value and the fix. Allow the kind of a finding if the setting is
+//! intended:
 //!
 //! ```
-//! use tower_sluice::{Lint, LocalStore, PeerIp, Quota, RateLimitLayer};
+//! use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, lint::Lint};
 //!
-//! // ten a second are never more than six hundred a minute
+//! // 10 per second is never more than 600 per minute
 //! let by_address = [Quota::per_second(10), Quota::per_minute(600)];
 //! let layer = RateLimitLayer::new(PeerIp::new(), by_address, LocalStore::new());
 //! let found = layer.lints();
 //! assert_eq!(found[0].lint(), Lint::DominatedQuota);
-//! assert!(found[0].to_string().starts_with("rule default: quota 2, 600/min, never refuses"));
+//! assert!(found[0].to_string().starts_with("rule default: quota 2, 600/min, never denies"));
 //!
-//! // but clients are to read of both
+//! // both quotas are intended, because clients should see both
 //! assert_eq!(layer.allow_lint(Lint::DominatedQuota).lints(), []);
 //! ```
 //!
-//! With the feature `tracing` each is also a line at warn when the layer is first put around a
-//! service. Others are seen only at work, and are such lines too:
+//! With the feature `tracing`, each finding is also logged as a warning when the layer first wraps
+//! a service. The following mistakes are detected at run time, and logged in the same way:
 //!
 //! | name | when |
 //! |---|---|
-//! | `one_private_peer` | the first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address: behind a proxy all clients share its account |
-//! | `forwarding_header_ignored` | among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or the like: behind a proxy all clients share its account |
-//! | `layer_rebuilt` | embedded stores are made for layers and dropped all the time, or 16 in a row after one decision each: built per request or per connection, a layer limits nobody |
-//! | `no_identity` | none of the first 32 requests of a [`key::Extension`](crate::key::Extension) had one: what puts it there runs behind the limiter |
-//! | `no_matched_path` | a request fits a template of `by_route`, and has no matched path: the layer is around the router, or the router lacks the route |
-//! | `route_never_met` | a route of `by_route` has met none of the first 100 requests of the rule `other`, and the router has matched a template that differs by its case, a slash at the end, or the path it is nested under |
+//! | `one_private_peer` | The first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address. Behind a proxy, all clients share its account. |
+//! | `forwarding_header_ignored` | Among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or a similar header. Behind a proxy, all clients share its account. |
+//! | `layer_rebuilt` | Embedded stores are created for layers and dropped continuously, or 16 in a row after one decision each. A layer that is built per request or per connection limits nothing. |
+//! | `no_identity` | None of the first 32 requests of a [`key::ExtensionKey`](crate::key::ExtensionKey) had the extension. The middleware that inserts it runs inside the limiter. |
+//! | `no_matched_path` | A request fits a template of `by_route` and has no matched path. The layer is around the router, or the router lacks the route. |
+//! | `route_never_met` | A route of `by_route` matched none of the first 100 requests of the rule `other`, and the router has matched a template that differs in its case, a trailing slash, or the path under which it is nested. |
 //!
-//! All these lines have the target `tower_sluice::lint` and the name in the field `lint`, so that
-//! a filter such as `tower_sluice::lint=error` turns them off.
+//! All these log lines have the target `tower_sluice::lint` and the name in the field `lint`. A
+//! filter such as `tower_sluice::lint=error` turns them off.
 //!
-//! # What it does not protect against
+//! # Limitations
 //!
-//! What is known before the first request is judged, and nothing else: not quotas and costs chosen per
-//! request, and not another layer. A layer without findings may still limit too much or too little.
+//! Findings cover settings that are known before the first request. They do not cover quotas and
+//! costs that are chosen per request, or other layers. A layer without findings may still limit too
+//! much or too little.
 
 mod dominated;
 mod find;
@@ -66,61 +67,64 @@ use std::sync::{
 pub(crate) use self::find::{Knobs, find};
 use crate::name::RuleName;
 
-/// A kind of probable mistake; see [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
+/// The kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
 ///
-/// The set is closed: [`name`](Lint::name) is what a log line has in its field `lint`.
+/// Log lines have the [`name`](Lint::name) in the field `lint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
-    /// `dominated_quota`: another quota of the same rule refuses whatever this one would, so that
-    /// this one limits nothing: `[per_second(10), per_minute(600)]`.
+    /// `dominated_quota`: another quota of the same rule denies every request that this one would
+    /// deny, so this quota has no effect: `[per_second(10), per_minute(600)]`.
     ///
-    /// Only what can be proved for every sequence of charges is said. Judged are
+    /// A quota is reported only if this is proved for every sequence of charges. The following
+    /// pairs of quotas are compared:
     ///
-    /// - two that count alike, but for their names;
-    /// - two of one algorithm: GCRA by burst and interval, token buckets of one refill and period,
-    ///   aligned windows of which one period is a multiple of the other, the other windows of one
-    ///   period (and number of buckets) by their units;
-    /// - any two by the most that the tighter one can admit in a span of time. GCRA admits its
-    ///   burst and what comes back, a token bucket a refill more than that, windows up to twice
-    ///   their units around an edge, a log its units.
+    /// - two quotas that differ only in their names;
+    /// - two quotas of one algorithm: GCRA by burst and interval; token buckets with the same
+    ///   refill and period; aligned windows if one period is a multiple of the other; other windows
+    ///   with the same period (and number of buckets) by their units;
+    /// - any two quotas, by the most units that the tighter quota can allow in a time span. GCRA
+    ///   allows its burst and the units replenished in the span; a token bucket allows one refill
+    ///   more; windows allow up to twice their units around an edge; a log allows its units.
     ///
-    /// What passes as overage, and what a window lends, counts as admitted. A looser quota that
-    /// is paced, or has an `initial` below its burst, is not judged. Where charges are taken back or
-    /// made late (the layer settles, or the rule lets requests wait) two accounts may part: there
-    /// only quotas that count alike are judged. Charges made late from elsewhere, by a
-    /// [`Limiter`](crate::Limiter) or after an outage, are not seen.
+    /// Overage and units that a window carries over count as allowed. A looser quota is not
+    /// compared if it is paced or has an `initial` below its burst. Two accounts can diverge if
+    /// charges are refunded or made late, because the layer adjusts charges or the rule lets
+    /// requests queue. There, only quotas that count alike are compared. Late charges from
+    /// elsewhere, by a [`Limiter`](crate::Limiter) or after an outage, are not considered.
     DominatedQuota,
-    /// `cost_above_limit`: what a request costs and must leave over is above the limit of a
-    /// [`LivePlan`](crate::LivePlan) as it is now, so that every request is refused until that is
-    /// replaced. Of quotas that stay it is an [error](crate::RuleError::CostAboveLimit).
+    /// `cost_above_limit`: the cost and the headroom of a request are together above the current
+    /// limit of a [`LivePlan`](crate::LivePlan), so every request is denied until the plan is
+    /// replaced. For fixed quotas this is an [error](crate::rule::RuleError::CostAboveLimit).
     CostAboveLimit,
-    /// `unnamed_quotas`: a request is charged under several quotas, and the header fields tell the
-    /// numbers of one without its name: all of [`Headers`](crate::Headers) but `Draft11`. A
-    /// client cannot tell whose numbers it reads.
+    /// `unnamed_quotas`: a request is charged under several quotas, and the header fields report
+    /// one quota without its name. A client cannot identify the quota. This applies to all
+    /// [`Headers`](crate::Headers) except `Draft11`.
     UnnamedQuotas,
     /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), and the layer has
     /// [`max_waiters(0)`](crate::RateLimitLayer::max_waiters), or
     /// [`max_waiters_per_key(0)`](crate::RateLimitLayer::max_waiters_per_key).
     NobodyWaits,
-    /// `key_extractor`: a setting of a rule's extractor, by
-    /// [`KeyExtractor::lints`](crate::KeyExtractor::lints). [`ClientIp::behind`](crate::ClientIp::behind)
-    /// reports that it trusts no network, and an address alone that looks like that of a network.
+    /// `key_extractor`: a setting of the rule's extractor, reported by
+    /// [`KeyExtractor::lints`](crate::KeyExtractor::lints).
+    /// [`ClientIp::behind`](crate::ClientIp::behind) reports that it trusts no network, or that a
+    /// single address looks like the address of a network.
     KeyExtractor,
-    /// `other_methods`: of the routes of one [`by_route`](crate::RateLimitLayer) some are limited
-    /// for some methods only, and the rule for all other requests allows more than ten times as
-    /// much in the long run. A handler that answers several methods there, as
-    /// `axum::routing::any` makes it, is limited by `ByRoute::any_method`.
+    /// `other_methods`: some routes of one [`by_route`](crate::RateLimitLayer) are limited for some
+    /// methods only, and the rule for all other requests allows more than ten times their rate. If
+    /// a handler serves several methods, like that of `axum::routing::any`, limit its path with
+    /// `ByRoute::any_method`.
     OtherMethods,
-    /// `adjustment_above_max_debt`: requests that end without an adjustment are charged what
-    /// [`reserve_at_least`](crate::RateLimitLayer::reserve_at_least) says, and those that a full
-    /// account admits at once come to more than the limit and [`max_debt`](crate::Quota::max_debt) of a quota. What is beyond is
-    /// never charged. Costs that are chosen per request, and adjustments by handlers, are not judged.
+    /// `adjustment_above_max_debt`: the requests that a full account allows at once can be charged
+    /// more than the limit and the [`max_debt`](crate::Quota::max_debt) of a quota. The excess is
+    /// never charged. The charge of a request without an adjustment is that of
+    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least). Costs that are chosen per
+    /// request, and adjustments by handlers, are not considered.
     AdjustmentAboveMaxDebt,
 }
 
 impl Lint {
-    /// Its name in log lines.
+    /// Returns the name of the lint in log lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -141,7 +145,7 @@ impl fmt::Display for Lint {
     }
 }
 
-/// A probable mistake; its text names the rule, the value and the fix.
+/// A probable mistake. Its text names the rule, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Finding {
@@ -151,13 +155,13 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Its kind.
+    /// Returns the kind of the finding.
     #[must_use]
     pub fn lint(&self) -> Lint {
         self.lint
     }
 
-    /// The rule it is about; `None` where it is about the layer.
+    /// Returns the affected rule, or `None` if the finding affects the layer.
     #[must_use]
     pub fn rule(&self) -> Option<RuleName> {
         self.rule
@@ -174,13 +178,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a layer is meant to be, and whether what was found has been told.
+/// The lints that a layer allows, and a flag that is set once its findings are logged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
-    /// Shared by the clones of a layer, which is one limit.
+    /// Shared by the clones of a layer, so that they log their findings once.
     #[cfg(feature = "tracing")]
-    told: Arc<AtomicBool>,
+    logged: Arc<AtomicBool>,
 }
 
 impl Lints {
@@ -188,24 +192,24 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// What is found is to be told once more: a knob was turned.
-    pub(crate) fn anew(&mut self) {
+    /// Clears the flag: a setting of the layer has changed, so its findings must be logged again.
+    pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {
-            self.told = Arc::default();
+            self.logged = Arc::default();
         }
     }
 
-    /// What was found and is not allowed.
-    pub(crate) fn sift(&self, mut found: Vec<Finding>) -> Vec<Finding> {
+    /// Removes the findings that are allowed.
+    pub(crate) fn without_allowed(&self, mut found: Vec<Finding>) -> Vec<Finding> {
         found.retain(|finding| !self.allowed.contains(&finding.lint));
         found
     }
 
-    /// Tells what `find` finds, the first time.
+    /// Logs the findings that `find` returns, once.
     #[cfg(feature = "tracing")]
-    pub(crate) fn tell(&self, find: impl FnOnce() -> Vec<Finding>) {
-        if self.told.swap(true, Relaxed) {
+    pub(crate) fn log_once(&self, find: impl FnOnce() -> Vec<Finding>) {
+        if self.logged.swap(true, Relaxed) {
             return;
         }
         for finding in find() {
@@ -215,5 +219,5 @@ impl Lints {
     }
 
     #[cfg(not(feature = "tracing"))]
-    pub(crate) fn tell(&self, _: impl FnOnce() -> Vec<Finding>) {}
+    pub(crate) fn log_once(&self, _: impl FnOnce() -> Vec<Finding>) {}
 }

@@ -21,7 +21,7 @@ use crate::{
 /// lookup.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
-    rules: Arc<[Counters]>,
+    rules: Arc<[RuleCounters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
     /// The used percentage from which a rule counts as near its limit.
     near: u8,
@@ -29,7 +29,7 @@ pub(crate) struct Meter {
 }
 
 #[derive(Debug)]
-struct Counters {
+struct RuleCounters {
     rule: RuleName,
     verdicts: [OnceLock<Counter>; VERDICTS],
     near: OnceLock<Counter>,
@@ -64,8 +64,11 @@ impl Meter {
     pub(super) const COUNTS: bool = true;
 
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        let counters =
-            |rule| Counters { rule, verdicts: from_fn(|_| OnceLock::new()), near: OnceLock::new() };
+        let counters = |rule| RuleCounters {
+            rule,
+            verdicts: from_fn(|_| OnceLock::new()),
+            near: OnceLock::new(),
+        };
         Self {
             rules: rules.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
@@ -100,7 +103,7 @@ impl Meter {
             Source::Fallback => 5,
             Source::DenyCache => 6,
             Source::Leased => 7,
-            Source::Other(_) => 8,
+            Source::Other(_) | Source::Unsupported => 8,
         };
         let make = || {
             describe();
@@ -141,7 +144,7 @@ impl Meter {
     }
 
     /// Returns the counters of a rule; `None` if the rule was unknown when the layer was built.
-    fn rule(&self, rule: RuleName) -> Option<&Counters> {
+    fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
 }
@@ -198,7 +201,7 @@ pub(crate) fn block_denied() {
 }
 
 /// Sets the gauges of an embedded store.
-pub(crate) fn set_keys(in_debt: usize, slots: usize) {
-    gauge!("ratelimit.keys").set(in_debt as f64);
+pub(crate) fn set_keys(active: usize, slots: usize) {
+    gauge!("ratelimit.keys").set(active as f64);
     gauge!("ratelimit.slots").set(slots as f64);
 }

@@ -14,10 +14,10 @@ use crate::{fingerprint::Fingerprint, name::RuleName};
 
 /// The recorded denials of a layer's rules. Empty unless enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Noted(Option<Arc<[Rule]>>);
+pub(crate) struct Noted(Option<Arc<[RuleRecord]>>);
 
 #[derive(Debug)]
-struct Rule {
+struct RuleRecord {
     name: RuleName,
     refused: AtomicU64,
     reported: AtomicU64,
@@ -46,7 +46,7 @@ impl Noted {
     pub(crate) const MOST: usize = 50;
 
     pub(crate) fn watching(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        let rule = |name| Rule {
+        let rule = |name| RuleRecord {
             name,
             refused: AtomicU64::new(0),
             reported: AtomicU64::new(0),
@@ -60,13 +60,13 @@ impl Noted {
         self.0.is_some()
     }
 
-    /// Records a denial; `told` computes the key and the wait. Recording never blocks, so one of
+    /// Records a denial; `details` computes the key and the wait. Recording never blocks, so one of
     /// two simultaneous denials may be counted without being kept.
     pub(super) fn note(
         &self,
         rule: RuleName,
         verdict: Verdict,
-        told: impl FnOnce() -> (Option<Fingerprint>, Option<Duration>),
+        details: impl FnOnce() -> (Option<Fingerprint>, Option<Duration>),
     ) {
         let Some(rule) = self.find(rule) else { return };
         match verdict {
@@ -76,7 +76,7 @@ impl Noted {
                 rule.refused.fetch_add(1, Relaxed)
             }
         };
-        let (at, (key, retry_after), result) = (SystemTime::now(), told(), verdict.as_str());
+        let (at, (key, retry_after), result) = (SystemTime::now(), details(), verdict.as_str());
         let Ok(mut last) = rule.last.try_lock() else { return };
         if last.len() >= Self::MOST {
             last.pop_back();
@@ -98,14 +98,14 @@ impl Noted {
     }
 
     pub(crate) fn counted(&self, rule: RuleName) -> Counted {
-        let counted = |rule: &Rule| Counted {
+        let counted = |rule: &RuleRecord| Counted {
             refused: rule.refused.load(Relaxed),
             reported: rule.reported.load(Relaxed),
         };
         self.find(rule).map(counted).unwrap_or_default()
     }
 
-    fn find(&self, name: RuleName) -> Option<&Rule> {
+    fn find(&self, name: RuleName) -> Option<&RuleRecord> {
         self.0.as_ref()?.iter().find(|rule| rule.name == name)
     }
 }

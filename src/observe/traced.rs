@@ -21,12 +21,16 @@ pub(super) fn trace(
     who: impl Fn(RuleName) -> Option<Fingerprint>,
 ) {
     if LevelFilter::current() != LevelFilter::OFF {
-        tell(decision, verdict, who);
+        record_denial(decision, verdict, who);
     }
 }
 
 #[inline(never)]
-fn tell(decision: &Decision, verdict: Verdict, who: impl Fn(RuleName) -> Option<Fingerprint>) {
+fn record_denial(
+    decision: &Decision,
+    verdict: Verdict,
+    who: impl Fn(RuleName) -> Option<Fingerprint>,
+) {
     let span = Span::current();
     if let Some(result) = span.field("ratelimit.result") {
         record(&span, &result, decision, verdict);
@@ -77,14 +81,15 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 
-/// A late charge was cut: a line the first time, since clients may cause more.
+/// Logs the first late charge that exceeds `max_debt`. Later ones are not logged, because clients
+/// may cause many.
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {
         let (limit, debt) = (quota.limit(), quota.max_debt_units());
         tracing::warn!(
-            "a late charge under quota {quota} is cut: {limit} units and a max_debt of {debt} are \
-             charged already, and what was spent beyond is lost; reserve more, or raise \
+            "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
+             charged already, and the excess is dropped; reserve more, or raise \
              Quota::max_debt (logged once)"
         );
     }

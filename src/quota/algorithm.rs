@@ -1,13 +1,14 @@
-//! Which algorithm counts.
+//! Algorithms that count the units of an account.
 
-/// How an account fills and drains; the guide has each [drawn](crate::guide::algorithms).
+/// An algorithm that counts the units of an account. The guide [draws](crate::guide::algorithms)
+/// each one.
 ///
-/// | | burst at once | memory | right for |
+/// | | burst at once | memory | use it for |
 /// |---|---|---|---|
 /// | [`Gcra`](Algorithm::Gcra) | `burst` | one instant | almost everything |
 /// | [`TokenBucket`](Algorithm::TokenBucket) | `burst` | two numbers | "n more every minute" |
-/// | [`FixedWindow`](Algorithm::FixedWindow) | `units`, twice that around an edge | two numbers | quotas people read on a clock |
-/// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `units`, twice that around an edge | two numbers | "n per hour from the first" |
+/// | [`FixedWindow`](Algorithm::FixedWindow) | `units`, twice that around an edge | two numbers | quotas that people read on a clock |
+/// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `units`, twice that around an edge | two numbers | "n per hour from the first request" |
 /// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units` | `buckets` + 1 counts | nearly exact windows |
 /// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -16,24 +17,24 @@ pub enum Algorithm {
     /// The generic cell rate algorithm (ITU-T I.371): one unit comes back every interval.
     #[default]
     Gcra,
-    /// `units` come back together, at whole periods after the account's first charge.
+    /// `units` come back together, at whole periods after the first charge of the account.
     TokenBucket,
-    /// Windows of one period, aligned to the Unix epoch; see [`Algorithm::fixed_window`].
+    /// Windows of one period, aligned to the Unix epoch. See [`Algorithm::fixed_window`].
     FixedWindow {
-        /// How much of what a used window left is lent to the next one, at most.
+        /// The maximum number of unused units that a window lends to the next one.
         carry_over: u32,
-        /// Whether the units of a window pass evenly spaced.
+        /// Spaces the units of a window evenly.
         paced: bool,
     },
     /// A window of one period that starts with the first charge.
     AnchoredWindow,
-    /// The last period in `buckets` equal buckets, the oldest by its share still inside. One
-    /// bucket is the two-counter form.
+    /// The last period, in `buckets` equal buckets. The oldest bucket counts in proportion to the
+    /// part of it that is still inside the period. One bucket is the two-counter form.
     SlidingWindow {
-        /// At least 1.
+        /// The number of buckets, 1 to 1 000.
         buckets: u32,
     },
-    /// Every charge of the last period, with its instant.
+    /// All charges of the last period, each with its instant.
     SlidingLog,
 }
 
@@ -51,11 +52,12 @@ impl Algorithm {
         Self::FixedWindow { carry_over: 0, paced: false }
     }
 
-    /// Lends what a used window left, up to `max` units, to the next one.
+    /// Lends the unused units of a window to the next one, at most `max`. A window without charges
+    /// lends nothing.
     ///
     /// # Panics
     ///
-    /// When the algorithm is not a [fixed window](Algorithm::fixed_window).
+    /// Panics if the algorithm is not a [fixed window](Algorithm::fixed_window).
     #[track_caller]
     #[must_use]
     pub const fn carry_over(self, max: u32) -> Self {
@@ -69,7 +71,7 @@ impl Algorithm {
     ///
     /// # Panics
     ///
-    /// When the algorithm is not a [fixed window](Algorithm::fixed_window).
+    /// Panics if the algorithm is not a [fixed window](Algorithm::fixed_window).
     #[track_caller]
     #[must_use]
     pub const fn paced(self) -> Self {
@@ -84,8 +86,8 @@ impl Algorithm {
 mod tests {
     use super::Algorithm;
 
-    /// One that is new does not compile until it is drawn: a line in `examples/plot/pictures.rs`
-    /// makes its picture, and a section of `src/guide/algorithms.md` shows it.
+    /// Fails to compile for a new algorithm until it has a picture: a line in
+    /// `examples/plot/pictures.rs` draws it, and a section of `src/guide/algorithms.md` shows it.
     fn picture(algorithm: Algorithm) -> &'static str {
         match algorithm {
             Algorithm::Gcra => include_str!("../guide/plots/gcra.svg"),
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_algorithm_is_drawn_in_the_guide() {
+    fn every_algorithm_has_a_picture_in_the_guide() {
         for (algorithm, title) in [
             (Algorithm::Gcra, "GCRA\n"),
             (Algorithm::TokenBucket, "Token bucket"),

@@ -1,20 +1,20 @@
-//! Algorithms in files: a word, or a table where one has settings of its own.
+//! The serde form of an algorithm: a word, or a table if the algorithm has settings.
 
 use serde::{
     de::{Deserialize, Deserializer},
     ser::{Serialize, SerializeStructVariant, Serializer},
 };
 
-use super::{Algorithm, MOST_BUCKETS};
+use super::{Algorithm, MAX_BUCKETS};
 use crate::fields::{self, Table};
 
 const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \"anchored_window\", \
                           \"sliding_log\", { sliding_window = { buckets = 60 } } or \
                           { fixed_window = { carry_over = 30, paced = true } }";
 
-/// `"gcra"`, `"token_bucket"`, `"fixed_window"`, `"anchored_window"`, `"sliding_log"`; with fields
-/// `{ sliding_window = { buckets = 60 } }` and `{ fixed_window = { carry_over = 30, paced = true } }`,
-/// of which either may be left out.
+/// Reads `"gcra"`, `"token_bucket"`, `"fixed_window"`, `"anchored_window"` or `"sliding_log"`. The
+/// forms with settings are `{ sliding_window = { buckets = 60 } }` and `{ fixed_window = {
+/// carry_over = 30, paced = true } }`. Both fields of `fixed_window` are optional.
 impl<'de> Deserialize<'de> for Algorithm {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         fields::read::<AlgorithmTable, D>(value)
@@ -103,7 +103,7 @@ impl Table for SlidingWindowTable {
 
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         match name {
-            "buckets" => self.buckets = Some(fields::number(name, value, 1..=MOST_BUCKETS)?),
+            "buckets" => self.buckets = Some(fields::number(name, value, 1..=MAX_BUCKETS)?),
             _ => return Err(fields::unknown(name, value, "give buckets")),
         }
         Ok(())

@@ -1,69 +1,71 @@
-//! The most that late charges may owe.
+//! The maximum debt of an account after late charges.
 
-use super::{Algorithm, LONGEST, LONGEST_LOG, Quota, QuotaError, Wrong};
+use super::{Algorithm, ErrorKind, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// Caps what late charges may owe beyond the limit, in units. Defaults to the limit.
+    /// Sets the maximum debt that late charges can add beyond the limit, in units. Defaults to the
+    /// limit.
     ///
-    /// A late charge (a reservation that is adjusted to a higher cost, or
-    /// [`Limiter::settle`](crate::Limiter::settle) below 0) never fails, and stops where `limit +
-    /// max_debt` units are charged. **Units beyond that are lost**: they were spent, and nobody pays
-    /// for them. With `max_debt(0)` a late charge empties an account and no more.
+    /// A late charge raises the cost of a request after it was admitted: a reservation that is
+    /// adjusted to a higher cost, or [`Limiter::adjust`](crate::Limiter::adjust) above 0. It never
+    /// fails. It stops when `limit + max_debt` units are charged. **Units beyond that are lost**:
+    /// the request used them, but no account is charged for them. With `max_debt(0)` a late charge
+    /// can empty an account, but not put it into debt.
     ///
-    /// # What parallel requests can spend
+    /// # Parallel requests
     ///
-    /// Requests that run at the same time are admitted by what they reserve, before any of them is
-    /// adjusted. If each reserves *r* units and costs *a*, a key with a full account has *n* = *limit*
-    /// / *r* requests open at once (and more by what comes back while they are open), spends *n·a*,
-    /// and is charged at most `limit + max_debt`. So nothing is lost if
+    /// Parallel requests are admitted by the units they reserve, before any of them is adjusted.
+    /// Suppose each request reserves *r* units and costs *a*. A full account then admits *n* =
+    /// *limit* / *r* parallel requests, and more as units come back. They use *n·a* units, and at
+    /// most `limit + max_debt` are charged. No unit is lost if
     ///
     /// `max_debt ≥ n·a − limit`, which is `limit · (a / r − 1)` for requests that start together.
     ///
-    /// A quota of 1 000 units per minute, with requests that reserve 1 and cost 100 000, 1 000 at a
-    /// time: by default each wave spends 10⁸ units, is charged 2 000, and the next one starts after two
-    /// minutes. That is **3·10⁹ units an hour; the quota has 61 000**. With
-    /// `max_debt(99_999_000)` the first wave spends 10⁸ units and is waited off, for 69 days.
-    /// Reserving more is better than a large debt: requests that reserve what they can cost at most
-    /// spend no more than the quota has.
+    /// For example, take a quota of 1 000 units per minute, and requests that reserve 1 unit and
+    /// cost 100 000, 1 000 at a time. By default each wave uses 10⁸ units and is charged 2 000, and
+    /// the next wave starts after two minutes. That is **3·10⁹ units an hour; the quota allows
+    /// 61 000**. With `max_debt(99_999_000)` the first wave uses 10⁸ units, and the account is in
+    /// debt for 69 days. A larger reservation is better than a large debt: requests that reserve
+    /// their maximum cost never use more than the quota.
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
     ///
-    /// // at most 10 requests at a time reserve 100 tokens, and none costs more than 500
+    /// // At most 10 parallel requests reserve 100 tokens each, and each costs at most 500.
     /// const TOKENS: Quota = Quota::per_minute(1_000).max_debt(10 * 500 - 1_000);
     ///
     /// let limiter = Limiter::local();
     /// assert!(limiter.take("alice", &TOKENS, 100).now().is_allowed());
-    /// limiter.settle("alice", &TOKENS, -400).now(); // it cost 500
+    /// limiter.adjust("alice", &TOKENS, 400).now(); // the request cost 500
     /// assert!(!limiter.take("alice", &TOKENS, 501).now().is_allowed());
     /// ```
     ///
     /// # Panics
     ///
-    /// When waiting off that many units would take more than ten years (GCRA and token bucket),
-    /// above 10 000 units of a sliding log, or when the quota is [blocked](Quota::blocked). Numbers
-    /// from outside go through [`Quota::try_max_debt`].
+    /// Panics if an account would need more than ten years to recover from that debt (GCRA and
+    /// token bucket), if the debt of a sliding log is above 10 000 units, or if the quota is
+    /// [blocked](Quota::blocked). For a number known only at run time, use [`Quota::try_max_debt`].
     ///
     /// # Limitations
     ///
-    /// It bounds what is charged, not what is spent: that is bounded by what requests reserve, and by
-    /// the number of requests that a key may have open. A refund of units that were cut gives back more
-    /// than was charged, at most until the account is full.
+    /// This setting bounds the charged units, not the used ones. Used units are bounded by the
+    /// reservations and by the number of parallel requests of a key. A refund of units that were
+    /// lost returns more than was charged, at most until the account is full.
     #[track_caller]
     pub const fn max_debt(self, units: u32) -> Self {
-        Self { max_debt: Some(units), ..self }.literal()
+        Self { max_debt: Some(units), ..self }.or_panic()
     }
 
-    /// [`max_debt`](Quota::max_debt) for a number from outside.
+    /// Fallible form of [`max_debt`](Quota::max_debt), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// In the cases in which [`max_debt`](Quota::max_debt) panics.
+    /// Fails if [`max_debt`](Quota::max_debt) would panic.
     pub const fn try_max_debt(self, units: u32) -> Result<Self, QuotaError> {
         Self { max_debt: Some(units), ..self }.checked(units)
     }
 
-    /// Units that late charges may owe beyond the limit.
+    /// Returns the maximum debt beyond the limit, in units.
     pub(crate) const fn max_debt_units(&self) -> u32 {
         match self.max_debt {
             Some(units) => units,
@@ -71,33 +73,33 @@ impl Quota {
         }
     }
 
-    /// Units charged at which a late charge stops.
+    /// Returns the number of charged units at which a late charge stops.
     pub(crate) const fn late_limit(&self) -> u64 {
         self.burst as u64 + self.max_debt_units() as u64
     }
 
-    /// The fault of a debt that takes too long to wait off, or too much memory.
-    pub(super) const fn debt_fault(&self) -> Option<Wrong> {
+    /// Returns the fault of a debt that takes too long to recover from, or too much memory.
+    pub(super) const fn debt_fault(&self) -> Option<ErrorKind> {
         let Some(debt) = self.max_debt else { return None };
         if debt as u64 <= self.longest_debt() {
             return None;
         }
         match self.algorithm {
-            Algorithm::SlidingLog => Some(Wrong::DebtOfLog),
-            _ => Some(Wrong::DebtTooLong),
+            Algorithm::SlidingLog => Some(ErrorKind::DebtOfLog),
+            _ => Some(ErrorKind::DebtTooLong),
         }
     }
 
-    /// The most units of debt: those that come back in ten years. A window ends with its debt, and a
-    /// log keeps an entry per unit at most.
+    /// Returns the maximum debt that is valid: the units that come back in ten years. The debt of a
+    /// window ends with the window, and a log keeps at most one entry per unit.
     pub(super) const fn longest_debt(&self) -> u64 {
-        let by_interval = LONGEST / self.interval;
-        let by_period = (self.units as u64).saturating_mul(LONGEST / self.period);
+        let by_interval = MAX_REFILL / self.interval;
+        let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
         match self.algorithm {
             Algorithm::Gcra => by_interval,
             Algorithm::TokenBucket if by_period < by_interval => by_period,
             Algorithm::TokenBucket => by_interval,
-            Algorithm::SlidingLog => LONGEST_LOG,
+            Algorithm::SlidingLog => MAX_LOG_UNITS,
             _ => u32::MAX as u64,
         }
     }
@@ -105,10 +107,12 @@ impl Quota {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
-    fn the_longest_debt_is_ten_years() {
+    fn the_maximum_debt_lasts_ten_years() {
         for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
             let daily = Quota::per_day(1).algorithm(algorithm);
             assert!(daily.try_max_debt(3_650).is_ok());
@@ -118,6 +122,13 @@ mod tests {
                 "quota: max_debt \u{d7} interval is longer than ten years; lower max_debt or raise \
                  the rate (max_debt 3651, interval 86400s)"
             );
+        }
+        // of three years, only three whole periods fit
+        let years = Quota::new(1_000, Duration::from_secs(3 * 365 * 86_400)).expect("a quota");
+        for (algorithm, most) in [(Algorithm::Gcra, 3_333), (Algorithm::TokenBucket, 3_000)] {
+            let quota = years.algorithm(algorithm);
+            assert!(quota.try_max_debt(most).is_ok(), "{algorithm:?}");
+            assert!(quota.try_max_debt(most + 1).is_err(), "{algorithm:?}");
         }
         let window = Quota::per_day(1).algorithm(Algorithm::fixed_window());
         assert!(window.try_max_debt(u32::MAX).is_ok(), "a window ends with its debt");
@@ -132,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_debt_follows_the_limit() {
+    fn the_default_debt_equals_the_limit() {
         assert_eq!(Quota::per_second(5).burst(9).late_limit(), 18);
         assert_eq!(Quota::per_second(5).max_debt(1).burst(9).late_limit(), 10);
         assert_eq!(Quota::per_second(5).max_debt(0).late_limit(), 5);

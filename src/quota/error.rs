@@ -1,15 +1,16 @@
-//! What is wrong with a quota.
+//! Errors of quotas.
 
 use std::{fmt, time::Duration};
 
-/// Why a [`Quota`](crate::Quota) was refused: the field, its value and the fix are in the text.
+/// An error that describes an invalid [`Quota`](crate::Quota). Its text has the field, the value
+/// and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaError(pub(super) Fault);
+pub struct QuotaError(pub(super) Repr);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// The number refused, and the period or interval it met.
-    Numbers(Wrong, u32, Duration),
+pub(super) enum Repr {
+    /// The invalid number, and the period or interval of the quota.
+    Numbers(ErrorKind, u32, Duration),
     Text {
         text: String,
         field: &'static str,
@@ -19,7 +20,7 @@ pub(super) enum Fault {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum ErrorKind {
     NoUnits,
     NoPeriod,
     PeriodTooLong,
@@ -38,30 +39,30 @@ pub(super) enum Wrong {
     DebtOfLog,
 }
 
-impl Wrong {
-    /// What is said where no number can be printed: in a constant.
+impl ErrorKind {
+    /// Returns the message without values, as a panic in a constant cannot format them.
     pub(super) const fn text(self) -> &'static str {
         match self {
-            Self::NoUnits => "quota: units is 0; to refuse everything use Quota::blocked()",
+            Self::NoUnits => "quota: units is 0; use Quota::blocked() to deny all requests",
             Self::NoPeriod => "quota: period is 0; give at least 1 ns per unit",
             Self::PeriodTooLong => "quota: period is longer than ten years; shorten it",
             Self::TooFast => {
                 "quota: units come back faster than one per nanosecond (1000000000/s); \
                  lower units or lengthen period"
             }
-            Self::NoBurst => "quota: burst is 0; to refuse everything use Quota::blocked()",
+            Self::NoBurst => "quota: burst is 0; use Quota::blocked() to deny all requests",
             Self::BurstTooLong => {
                 "quota: burst × interval is longer than ten years; lower burst or raise the rate"
             }
             Self::BurstOfBlocked => {
-                "quota: burst, soft, initial or max_debt is set on a blocked quota, which has none"
+                "quota: burst, soft, initial or max_debt is set on a blocked quota; drop it"
             }
             Self::InitialAboveBurst => "quota: initial is above burst; lower it or raise burst",
             Self::InitialOfWindow => {
                 "quota: initial is set on a window; it is for Gcra and TokenBucket only"
             }
             Self::BurstOfWindow => {
-                "quota: burst is set on a window, whose burst is its units; drop it"
+                "quota: burst is set on a window, where it equals units; drop it"
             }
             Self::SoftAndPaced => "quota: soft is set on a paced window; choose one of them",
             Self::Buckets => "quota: buckets of a sliding window is outside 1 to 1000",
@@ -82,8 +83,8 @@ impl Wrong {
         }
     }
 
-    /// Returns whether the number at fault is the one of `max_debt`.
-    pub(super) const fn is_of_debt(self) -> bool {
+    /// Returns `true` if the invalid number is `max_debt`.
+    pub(super) const fn is_about_debt(self) -> bool {
         matches!(self, Self::DebtTooLong | Self::DebtOfLog)
     }
 }
@@ -91,28 +92,30 @@ impl Wrong {
 impl fmt::Display for QuotaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Fault::Text { text, field, value, fix } => {
+            Repr::Text { text, field, value, fix } => {
                 write!(f, "quota {text:?}: {field} is {value:?}; {fix}")
             }
-            Fault::Numbers(wrong, units, time) => {
-                f.write_str(wrong.text())?;
-                match wrong {
-                    Wrong::NoUnits | Wrong::NoPeriod | Wrong::NoBurst => Ok(()),
-                    Wrong::InitialAboveBurst | Wrong::InitialOfWindow => {
+            Repr::Numbers(kind, units, time) => {
+                f.write_str(kind.text())?;
+                match kind {
+                    ErrorKind::NoUnits | ErrorKind::NoPeriod | ErrorKind::NoBurst => Ok(()),
+                    ErrorKind::InitialAboveBurst | ErrorKind::InitialOfWindow => {
                         write!(f, " (initial {units})")
                     }
-                    Wrong::DebtTooLong => {
+                    ErrorKind::DebtTooLong => {
                         write!(f, " (max_debt {units}, interval {time:?})")
                     }
-                    Wrong::DebtOfLog => write!(f, " (max_debt {units})"),
-                    Wrong::SoftAndPaced => write!(f, " (soft {units})"),
-                    Wrong::Buckets | Wrong::BucketsUneven | Wrong::LogTooLong => {
+                    ErrorKind::DebtOfLog => write!(f, " (max_debt {units})"),
+                    ErrorKind::SoftAndPaced => write!(f, " (soft {units})"),
+                    ErrorKind::Buckets | ErrorKind::BucketsUneven | ErrorKind::LogTooLong => {
                         write!(f, " (units {units}, interval {time:?})")
                     }
-                    Wrong::PeriodTooLong | Wrong::TooFast => {
+                    ErrorKind::PeriodTooLong | ErrorKind::TooFast => {
                         write!(f, " (units {units}, period {time:?})")
                     }
-                    Wrong::BurstTooLong | Wrong::BurstOfBlocked | Wrong::BurstOfWindow => {
+                    ErrorKind::BurstTooLong
+                    | ErrorKind::BurstOfBlocked
+                    | ErrorKind::BurstOfWindow => {
                         write!(f, " (burst {units}, interval {time:?})")
                     }
                 }

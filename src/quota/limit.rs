@@ -1,34 +1,36 @@
-//! The same quota with another limit.
+//! Quotas with a different limit, to measure the limit that a trace needs.
 
-use super::{Algorithm, LONGEST, LONGEST_LOG, Quota, QuotaError};
+use super::{Algorithm, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// The quota with the most units at once that its algorithm can count, and none beyond.
+    /// Returns this quota with the highest limit that its algorithm can count, and without soft
+    /// units.
     ///
-    /// It is for counting and never told: of a window it may be more than is ever a quota, and it
-    /// neither paces nor lends.
+    /// The result is only for counting. For a window it can be above any valid quota. It has no
+    /// carry-over and no pacing.
     pub(crate) fn widest(&self) -> Self {
         if self.is_blocked() {
             return *self;
         }
-        let cut = |units: u64| u32::try_from(units).unwrap_or(u32::MAX);
-        let refilling = LONGEST / self.interval;
+        let saturate = |units: u64| u32::try_from(units).unwrap_or(u32::MAX);
+        let refilling = MAX_REFILL / self.interval;
         match self.algorithm {
-            Algorithm::Gcra => Self { burst: cut(refilling), soft: 0, ..*self },
+            Algorithm::Gcra => Self { burst: saturate(refilling), soft: 0, ..*self },
             Algorithm::TokenBucket => {
-                let refills = u64::from(self.units).saturating_mul(LONGEST / self.period);
-                Self { burst: cut(refilling.min(refills)), soft: 0, ..*self }
+                let refills = u64::from(self.units).saturating_mul(MAX_REFILL / self.period);
+                Self { burst: saturate(refilling.min(refills)), soft: 0, ..*self }
             }
-            Algorithm::SlidingLog => self.of_window(cut(LONGEST_LOG)),
-            _ => self.of_window(u32::MAX),
+            Algorithm::SlidingLog => self.wide_window(saturate(MAX_LOG_UNITS)),
+            _ => self.wide_window(u32::MAX),
         }
     }
 
-    /// The quota with so many units at once: of a window that is its units, otherwise its burst.
+    /// Returns this quota with a limit of `units`: the units of a window, or the burst of any other
+    /// algorithm.
     ///
     /// # Errors
     ///
-    /// When there is no such quota.
+    /// Fails if there is no such quota.
     pub(crate) fn with_limit(&self, units: u32) -> Result<Self, QuotaError> {
         match self.algorithm {
             Algorithm::Gcra | Algorithm::TokenBucket => self.try_burst(units),
@@ -39,8 +41,8 @@ impl Quota {
         }
     }
 
-    /// A plain window: what paces or lends tells less of what was counted.
-    fn of_window(&self, units: u32) -> Self {
+    /// Returns a window without pacing and carry-over, because these hide part of the count.
+    fn wide_window(&self, units: u32) -> Self {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow { .. } => Algorithm::fixed_window(),
             other => other,
@@ -56,7 +58,7 @@ mod tests {
     const HOURLY: Quota = Quota::per_hour(5);
 
     #[test]
-    fn the_widest_burst_is_the_last_that_is_a_quota() {
+    fn the_widest_burst_is_the_largest_valid_burst() {
         for quota in [HOURLY, Quota::per_day(1), Quota::per_second(7)] {
             for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
                 let quota = quota.algorithm(algorithm);
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn another_limit_is_the_burst_or_of_a_window_the_units() {
+    fn with_limit_sets_the_burst_or_the_units_of_a_window() {
         assert_eq!(HOURLY.soft(2).with_limit(9), Ok(HOURLY.burst(9).soft(2)));
         let window = HOURLY.algorithm(Algorithm::AnchoredWindow).named("page");
         let nine = Quota::per_hour(9).algorithm(Algorithm::AnchoredWindow).named("page");

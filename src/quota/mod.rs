@@ -1,4 +1,4 @@
-//! How much: so many units per period, with a burst.
+//! Quotas: units per period, with a burst.
 
 mod algorithm;
 #[cfg(feature = "serde")]
@@ -14,19 +14,19 @@ mod text;
 
 use std::time::Duration;
 
-use self::error::{Fault, Wrong};
+use self::error::{ErrorKind, Repr};
 #[cfg(feature = "serde")]
 pub(crate) use self::table::{read_time, time_text};
 pub use self::{algorithm::Algorithm, error::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
-/// The longest time an account may take to refill: ten years of 365 days.
-const LONGEST: u64 = 10 * 365 * 86_400 * SECOND;
-/// The most units of a sliding log, which keeps an entry per charge.
-const LONGEST_LOG: u64 = 10_000;
-/// The most buckets of a sliding window, each of which is a count per account.
-const MOST_BUCKETS: u32 = 1_000;
-/// Period units of the text form, longest first, in nanoseconds.
+/// The longest time in which an account may refill: ten years of 365 days.
+const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
+/// The maximum units of a sliding log, which keeps one entry per charge.
+const MAX_LOG_UNITS: u64 = 10_000;
+/// The maximum buckets of a sliding window, which keeps one count per bucket and account.
+const MAX_BUCKETS: u32 = 1_000;
+/// Units of time in the text form, longest first, in nanoseconds.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
     ("h", 3_600 * SECOND),
@@ -37,14 +37,14 @@ const UNITS: [(&str, u64); 7] = [
     ("ns", 1),
 ];
 
-/// `units` per `period`, of which `burst` may be taken at once.
+/// A quota of `units` per `period`, of which `burst` may be taken at once.
 ///
 /// The default algorithm is the generic cell rate algorithm (GCRA, ITU-T I.371): one unit comes
-/// back every [`interval`](Quota::interval), which is `period / units` rounded **up** to a
-/// nanosecond, so that a quota is never looser than asked.
+/// back every [`interval`](Quota::interval). The interval is `period / units`, rounded **up** to a
+/// nanosecond, so a quota never allows more than its numbers say.
 ///
-/// Literals are checked while compiling when the quota is a constant; numbers from outside go
-/// through [`Quota::new`] or [`str::parse`], which return an error.
+/// Invalid numbers in a constant are compile errors. For numbers known only at run time, use
+/// [`Quota::new`] or [`str::parse`], which return an error.
 ///
 /// ```
 /// use std::time::Duration;
@@ -55,14 +55,15 @@ const UNITS: [(&str, u64); 7] = [
 /// let search = Quota::new(200, Duration::from_secs(10))?;
 /// assert_eq!(search, "200/10s".parse()?);
 /// assert_eq!(LOGIN.to_string(), "5/min burst 10");
-/// # Ok::<(), tower_sluice::QuotaError>(())
+/// # Ok::<(), tower_sluice::quota::QuotaError>(())
 /// ```
 ///
-/// With the feature `serde` a quota is read from a file, by any format that tells numbers from
-/// text (TOML, JSON): as text, or as a table whose fields are called as the setters, with `name` for
-/// [`named`](Quota::named) and `blocked = true` where a [blocked](Quota::blocked) one has a name. An
-/// error names the field, its value and the fix. It is written in the shorter form that says all.
-/// A name is kept for the life of the process, as [`RuleName`](crate::RuleName) says.
+/// Feature `serde` reads a quota from any format that distinguishes numbers from text (TOML, JSON).
+/// It is either text or a table. The fields of the table have the names of the setters, except
+/// `name` for [`named`](Quota::named) and `blocked = true` for a [blocked](Quota::blocked) quota
+/// with a name. An error has the field, its value and the fix. A quota is written as text if the
+/// text is complete, and as a table otherwise. Names stay in memory for the life of the process,
+/// see [`RuleName`](crate::rule::RuleName).
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
@@ -105,67 +106,68 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// `units` per second, burst `units`.
+    /// Creates a quota of `units` per second, with a burst of `units`.
     ///
     /// # Panics
     ///
-    /// When `units` is 0 or above 1 000 000 000 (while compiling, for a constant).
+    /// Panics if `units` is 0 or above 1 000 000 000. In a constant, this is a compile error.
     #[track_caller]
     pub const fn per_second(units: u32) -> Self {
-        Self::of(units, SECOND)
+        Self::per(units, SECOND)
     }
 
-    /// `units` per minute, burst `units`.
+    /// Creates a quota of `units` per minute, with a burst of `units`.
     ///
     /// # Panics
     ///
-    /// When `units` is 0.
+    /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_minute(units: u32) -> Self {
-        Self::of(units, 60 * SECOND)
+        Self::per(units, 60 * SECOND)
     }
 
-    /// `units` per hour, burst `units`.
+    /// Creates a quota of `units` per hour, with a burst of `units`.
     ///
     /// # Panics
     ///
-    /// When `units` is 0.
+    /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_hour(units: u32) -> Self {
-        Self::of(units, 3_600 * SECOND)
+        Self::per(units, 3_600 * SECOND)
     }
 
-    /// `units` per day of 24 hours, burst `units`.
+    /// Creates a quota of `units` per day of 24 hours, with a burst of `units`.
     ///
     /// # Panics
     ///
-    /// When `units` is 0.
+    /// Panics if `units` is 0.
     #[track_caller]
     pub const fn per_day(units: u32) -> Self {
-        Self::of(units, 86_400 * SECOND)
+        Self::per(units, 86_400 * SECOND)
     }
 
-    /// `units` per `period`, burst `units`.
+    /// Creates a quota of `units` per `period`, with a burst of `units`.
     ///
     /// # Errors
     ///
-    /// When `units` or `period` is zero, the period is longer than ten years, or more than one
-    /// unit would come back per nanosecond. The error names the field, its value and the fix.
+    /// Fails if `units` or `period` is zero, if the period is longer than ten years, or if more
+    /// than one unit would come back per nanosecond. The error has the field, its value and the
+    /// fix.
     pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
         let nanos = period.as_nanos();
-        #[expect(clippy::cast_possible_truncation, reason = "cut to the bound first")]
-        let nanos = if nanos > LONGEST as u128 { LONGEST + 1 } else { nanos as u64 };
+        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
+        let nanos = if nanos > MAX_REFILL as u128 { MAX_REFILL + 1 } else { nanos as u64 };
         match Self::plain(units, nanos) {
             Ok(quota) => Ok(quota),
-            Err(fault) => Err(QuotaError(Fault::Numbers(fault, units, period))),
+            Err(fault) => Err(QuotaError(Repr::Numbers(fault, units, period))),
         }
     }
 
-    /// A quota that refuses whatever costs anything, for good: waiting does not help, so no `Retry-After` is
-    /// sent and the status is 403 (see
+    /// Creates a quota that always denies requests with a cost above 0. Waiting does not help, so
+    /// no `Retry-After` is sent and the status is 403 (see
     /// [`TooManyRequests::blocked_status`](crate::reject::TooManyRequests::blocked_status)).
     ///
-    /// Its opposite is [`Rule::unlimited`](crate::Rule::unlimited).
+    /// The opposite is [`Rule::unlimited`](crate::Rule::unlimited).
     pub const fn blocked() -> Self {
         Self {
             units: 0,
@@ -180,7 +182,7 @@ impl Quota {
         }
     }
 
-    /// How many units may be taken at once from a full account.
+    /// Sets the burst: the number of units that may be taken at once from a full account.
     ///
     /// ```
     /// # use tower_sluice::Quota;
@@ -190,24 +192,25 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// When `units` is 0, or refilling that many would take more than ten years (while compiling,
-    /// for a constant). Numbers from outside go through [`Quota::try_burst`].
+    /// Panics if `units` is 0, or if such a burst takes more than ten years to refill. In a
+    /// constant, this is a compile error. For a number known only at run time, use
+    /// [`Quota::try_burst`].
     #[track_caller]
     pub const fn burst(self, units: u32) -> Self {
-        Self { burst: units, ..self }.literal()
+        Self { burst: units, ..self }.or_panic()
     }
 
-    /// [`burst`](Quota::burst) for a number from outside.
+    /// Fallible form of [`burst`](Quota::burst), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// When `units` is 0, refilling that many would take more than ten years, or the quota is
-    /// [blocked](Quota::blocked).
+    /// Fails if `units` is 0, if such a burst takes more than ten years to refill, or if the quota
+    /// is [blocked](Quota::blocked).
     pub const fn try_burst(self, units: u32) -> Result<Self, QuotaError> {
         Self { burst: units, ..self }.checked(units)
     }
 
-    /// Counts by `algorithm`; by GCRA unless set.
+    /// Sets the algorithm. Defaults to [`Algorithm::Gcra`].
     ///
     /// ```
     /// # use tower_sluice::{Algorithm, Quota};
@@ -216,143 +219,142 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// When the quota is not one the algorithm can count: a burst other than its units for a
-    /// window, buckets that do not divide the period, more than 1 000 buckets, or more than 10 000
-    /// units in a log. Choices from outside go through [`Quota::try_algorithm`].
+    /// Panics if the algorithm cannot count the quota: a window with a burst that differs from its
+    /// units, buckets that do not divide the period, more than 1 000 buckets, or a log of more than
+    /// 10 000 units. For an algorithm known only at run time, use [`Quota::try_algorithm`].
     #[track_caller]
     pub const fn algorithm(self, algorithm: Algorithm) -> Self {
-        Self { algorithm, ..self }.literal()
+        Self { algorithm, ..self }.or_panic()
     }
 
-    /// [`algorithm`](Quota::algorithm) for a choice from outside.
+    /// Fallible form of [`algorithm`](Quota::algorithm), for an algorithm known only at run time.
     ///
     /// # Errors
     ///
-    /// Where [`algorithm`](Quota::algorithm) panics.
+    /// Fails if [`algorithm`](Quota::algorithm) would panic.
     pub const fn try_algorithm(self, algorithm: Algorithm) -> Result<Self, QuotaError> {
         Self { algorithm, ..self }.checked(self.units)
     }
 
-    /// Starts a fresh account at `units` instead of full (GCRA and token bucket only).
+    /// Sets the units of a new account, for GCRA and token bucket. Defaults to a full account.
     ///
     /// # Panics
     ///
-    /// When `units` is above the burst, or the algorithm counts in windows.
+    /// Panics if `units` is above the burst, or if the algorithm counts in windows.
     #[track_caller]
     pub const fn initial(self, units: u32) -> Self {
-        Self { initial: Some(units), ..self }.literal()
+        Self { initial: Some(units), ..self }.or_panic()
     }
 
-    /// [`initial`](Quota::initial) for a number from outside.
+    /// Fallible form of [`initial`](Quota::initial), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Where [`initial`](Quota::initial) panics.
+    /// Fails if [`initial`](Quota::initial) would panic.
     pub const fn try_initial(self, units: u32) -> Result<Self, QuotaError> {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Starts a fresh account at what comes back in `time`, rounded down.
+    /// Sets the units of a new account to those that come back in `time`, rounded down.
     ///
     /// # Panics
     ///
-    /// When that is above the burst, or the algorithm counts in windows.
+    /// Panics if that number is above the burst, or if the algorithm counts in windows.
     #[track_caller]
     pub const fn initial_worth(self, time: Duration) -> Self {
         let units = time.as_nanos().saturating_mul(self.units as u128) / self.period as u128;
-        #[expect(clippy::cast_possible_truncation, reason = "cut to the bound first")]
+        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
         let units = if units > u32::MAX as u128 { u32::MAX } else { units as u32 };
         self.initial(units)
     }
 
-    /// Admits up to `units` more than the quota has, and marks what passes so as
-    /// [overage](crate::Decision::is_overage).
+    /// Allows up to `units` beyond the limit, marked as [overage](crate::Decision::is_overage).
     ///
     /// # Panics
     ///
-    /// When refilling the raised limit would take more than ten years, or the windows are paced.
+    /// Panics if the raised limit takes more than ten years to refill, or if the windows are paced.
     #[track_caller]
     pub const fn soft(self, units: u32) -> Self {
-        Self { soft: units, ..self }.literal()
+        Self { soft: units, ..self }.or_panic()
     }
 
-    /// [`soft`](Quota::soft) as a share of the limit, in percent, rounded down.
+    /// Sets [`soft`](Quota::soft) to a percentage of the limit, rounded down.
     ///
     /// # Panics
     ///
-    /// As [`soft`](Quota::soft).
+    /// Panics if [`soft`](Quota::soft) would panic.
     #[track_caller]
     pub const fn soft_percent(self, percent: u32) -> Self {
         let units = self.burst as u64 * percent as u64 / 100;
-        #[expect(clippy::cast_possible_truncation, reason = "cut to the bound first")]
+        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
         let units = if units > u32::MAX as u64 { u32::MAX } else { units as u32 };
         self.soft(units)
     }
 
-    /// [`soft`](Quota::soft) for a number from outside.
+    /// Fallible form of [`soft`](Quota::soft), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// Where [`soft`](Quota::soft) panics.
+    /// Fails if [`soft`](Quota::soft) would panic.
     pub const fn try_soft(self, units: u32) -> Result<Self, QuotaError> {
         Self { soft: units, ..self }.checked(units)
     }
 
-    /// Names the quota in header fields and problem bodies; without it a quota is called after
-    /// its rule and period.
+    /// Sets the name of the quota in header fields and problem bodies. Defaults to the name of the
+    /// rule, followed by the period if the rule has several quotas.
     ///
     /// # Panics
     ///
-    /// When `name` is not 1 to 64 printable ASCII characters.
+    /// Panics if `name` is not 1 to 64 printable ASCII characters.
     #[track_caller]
     pub const fn named(self, name: &'static str) -> Self {
         assert!(crate::name::is_valid(name), "quota: a name is 1 to 64 printable ASCII characters");
         Self { name: Some(name), ..self }
     }
 
-    /// Units given back per [`period`](Quota::period).
+    /// Returns the units that come back per [`period`](Quota::period).
     #[must_use]
     pub const fn units(&self) -> u32 {
         self.units
     }
 
-    /// The most units ever available at once.
+    /// Returns the limit: the maximum number of units available at once.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.burst
     }
 
-    /// The period in which [`units`](Quota::units) come back.
+    /// Returns the period in which [`units`](Quota::units) come back.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_nanos(self.period)
     }
 
-    /// The time until one unit comes back: `period / units`, rounded up to a nanosecond.
+    /// Returns the time until one unit comes back: `period / units`, rounded up to a nanosecond.
     #[must_use]
     pub const fn interval(&self) -> Duration {
         Duration::from_nanos(self.interval)
     }
 
-    /// Whether this is [`Quota::blocked`].
+    /// Returns `true` for [`Quota::blocked`].
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
         self.burst == 0
     }
 
-    /// The name given with [`named`](Quota::named).
+    /// Returns the name set with [`named`](Quota::named).
     #[must_use]
     pub const fn name(&self) -> Option<&'static str> {
         self.name
     }
 
-    /// Which algorithm counts.
+    /// Returns the algorithm.
     #[must_use]
     pub const fn counted_by(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The interval in nanoseconds; `(limit + soft) × interval` is at most ten years.
+    /// Returns the interval in nanoseconds. `(limit + soft) × interval` is at most ten years.
     pub(crate) const fn interval_nanos(&self) -> u64 {
         self.interval
     }
@@ -361,42 +363,43 @@ impl Quota {
         self.period
     }
 
-    /// Units a fresh account starts at, where it does not start full.
+    /// Returns the units of a new account, or `None` if it starts full.
     pub(crate) const fn initial_units(&self) -> Option<u32> {
         self.initial
     }
 
-    /// The most units that ever pass at once, overage among them.
+    /// Returns the maximum number of units that can pass at once, with overage.
     pub(crate) const fn raised_limit(&self) -> u32 {
         self.burst.saturating_add(self.soft)
     }
 
-    /// Units admitted beyond the limit, as overage.
-    pub(crate) const fn soft_units(&self) -> u32 {
+    /// Returns the units allowed beyond the limit as overage.
+    #[must_use]
+    pub const fn soft_units(&self) -> u32 {
         self.soft
     }
 
-    /// Whether both count alike, whatever they are called.
+    /// Returns `true` if both quotas count alike. Names may differ.
     pub(crate) fn counts_like(&self, other: &Self) -> bool {
         Self { name: None, ..*self } == Self { name: None, ..*other }
     }
 
-    /// The period as in the text form: `10s`, `1h`.
+    /// Returns the period in the text form: `10s`, `1h`.
     pub(crate) fn period_text(&self) -> String {
-        let (n, unit) = text::parts(self.period);
+        let (n, unit) = text::in_largest_unit(self.period);
         format!("{n}{unit}")
     }
 
-    /// A quota of the default algorithm whose burst is its units.
-    const fn plain(units: u32, period: u64) -> Result<Self, Wrong> {
+    /// Creates a quota of the default algorithm whose burst equals its units.
+    const fn plain(units: u32, period: u64) -> Result<Self, ErrorKind> {
         if units == 0 {
-            return Err(Wrong::NoUnits);
+            return Err(ErrorKind::NoUnits);
         } else if period == 0 {
-            return Err(Wrong::NoPeriod);
-        } else if period > LONGEST {
-            return Err(Wrong::PeriodTooLong);
+            return Err(ErrorKind::NoPeriod);
+        } else if period > MAX_REFILL {
+            return Err(ErrorKind::PeriodTooLong);
         } else if units as u64 > period {
-            return Err(Wrong::TooFast);
+            return Err(ErrorKind::TooFast);
         }
         let interval = period.div_ceil(units as u64);
         let quota = Self { units, burst: units, period, interval, ..Self::blocked() };
@@ -407,51 +410,52 @@ impl Quota {
     }
 
     #[track_caller]
-    const fn of(units: u32, period: u64) -> Self {
+    const fn per(units: u32, period: u64) -> Self {
         match Self::plain(units, period) {
             Ok(quota) => quota,
             Err(fault) => panic!("{}", fault.text()),
         }
     }
 
-    /// The quota if it makes sense as a whole; a mistake in a constant does not compile.
+    /// Returns the quota if it is valid, and panics otherwise. A fault in a constant is a compile
+    /// error.
     #[track_caller]
-    const fn literal(self) -> Self {
+    const fn or_panic(self) -> Self {
         match self.fault() {
             None => self,
             Some(fault) => panic!("{}", fault.text()),
         }
     }
 
-    /// The same for numbers from outside, of which `number` was just set.
+    /// Returns the quota if it is valid. `number` is the number set last, for the error.
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),
             Some(fault) => {
                 let number = match self.max_debt {
-                    Some(debt) if fault.is_of_debt() => debt,
+                    Some(debt) if fault.is_about_debt() => debt,
                     _ => number,
                 };
-                Err(QuotaError(Fault::Numbers(fault, number, self.interval())))
+                Err(QuotaError(Repr::Numbers(fault, number, self.interval())))
             }
         }
     }
 
-    /// What is wrong with the quota as a whole.
-    const fn fault(&self) -> Option<Wrong> {
+    /// Returns the fault of the quota, if any.
+    const fn fault(&self) -> Option<ErrorKind> {
         if self.units == 0 {
             let changed = self.burst > 0
                 || self.soft > 0
                 || self.initial.is_some()
                 || self.max_debt.is_some();
-            return if changed { Some(Wrong::BurstOfBlocked) } else { None };
+            return if changed { Some(ErrorKind::BurstOfBlocked) } else { None };
         }
         if self.burst == 0 {
-            return Some(Wrong::NoBurst);
+            return Some(ErrorKind::NoBurst);
         }
         let raised = self.burst as u64 + self.soft as u64;
-        if raised > LONGEST / self.interval {
-            return Some(Wrong::BurstTooLong);
+        if raised > MAX_REFILL / self.interval {
+            return Some(ErrorKind::BurstTooLong);
         }
         if let Some(fault) = self.debt_fault() {
             return Some(fault);
@@ -459,33 +463,33 @@ impl Quota {
         if let Some(initial) = self.initial
             && initial > self.burst
         {
-            return Some(Wrong::InitialAboveBurst);
+            return Some(ErrorKind::InitialAboveBurst);
         }
         match self.algorithm {
             Algorithm::Gcra => return None,
             Algorithm::TokenBucket => {
                 let periods = raised.div_ceil(self.units as u64);
-                return if periods > LONGEST / self.period {
-                    Some(Wrong::BurstTooLong)
+                return if periods > MAX_REFILL / self.period {
+                    Some(ErrorKind::BurstTooLong)
                 } else {
                     None
                 };
             }
-            _ if self.initial.is_some() => return Some(Wrong::InitialOfWindow),
-            _ if self.burst != self.units => return Some(Wrong::BurstOfWindow),
+            _ if self.initial.is_some() => return Some(ErrorKind::InitialOfWindow),
+            _ if self.burst != self.units => return Some(ErrorKind::BurstOfWindow),
             _ => {}
         }
         match self.algorithm {
             Algorithm::FixedWindow { paced: true, .. } if self.soft > 0 => {
-                Some(Wrong::SoftAndPaced)
+                Some(ErrorKind::SoftAndPaced)
             }
-            Algorithm::SlidingWindow { buckets } if buckets == 0 || buckets > MOST_BUCKETS => {
-                Some(Wrong::Buckets)
+            Algorithm::SlidingWindow { buckets } if buckets == 0 || buckets > MAX_BUCKETS => {
+                Some(ErrorKind::Buckets)
             }
             Algorithm::SlidingWindow { buckets } if !self.period.is_multiple_of(buckets as u64) => {
-                Some(Wrong::BucketsUneven)
+                Some(ErrorKind::BucketsUneven)
             }
-            Algorithm::SlidingLog if raised > LONGEST_LOG => Some(Wrong::LogTooLong),
+            Algorithm::SlidingLog if raised > MAX_LOG_UNITS => Some(ErrorKind::LogTooLong),
             _ => None,
         }
     }
@@ -523,7 +527,7 @@ mod tests {
 
     #[test]
     fn errors_name_field_value_and_fix() {
-        assert!(fault("0/s").contains("units is 0; to refuse everything use Quota::blocked()"));
+        assert!(fault("0/s").contains("units is 0; use Quota::blocked() to deny all requests"));
         assert!(fault("5/0s").contains("period is 0"));
         assert!(fault("5/s burst 0").contains("burst is 0"));
         assert!(fault("5").contains("write units/period"));
@@ -542,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_burst_is_ten_years() {
+    fn the_maximum_burst_refills_in_ten_years() {
         assert!(Quota::per_day(1).try_burst(3650).is_ok());
         assert!(Quota::per_day(1).try_burst(3651).is_err());
         assert!(Quota::per_second(1).try_burst(u32::MAX).is_err());

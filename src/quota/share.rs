@@ -1,18 +1,18 @@
-//! The share of one of several processes, while nobody counts for all of them.
+//! The share of a quota for one of several processes, for the local store of a fallback.
 
 use std::num::NonZeroU32;
 
-use super::{Algorithm, LONGEST, Quota};
+use super::{Algorithm, MAX_REFILL, Quota};
 
 impl Quota {
-    /// What one of `n` processes may admit so that together they admit no more than this quota, but
-    /// for what is rounded up: a share has at least one unit.
+    /// Returns the share of one of `n` processes. All shares together admit no more than this
+    /// quota, except for rounding: a share has at least one unit.
     ///
-    /// A charge needs `need` units at once. Where the share has less, but the quota has as many, it
-    /// is raised to that, since the charge would be refused for good; what comes back per period is
-    /// still the share's, but for a window, which has no other measure.
+    /// A charge needs `need` units at once. If only the whole quota has that many, the burst of the
+    /// share is raised to `need`, because the charge would otherwise be denied forever. The rate of
+    /// the share stays the same, except for a window, whose units are its only measure.
     ///
-    /// Valid as every quota is: a share that would need more than ten years to refill takes ten.
+    /// The share is a valid quota: one that would take more than ten years to refill takes ten.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
         if self.is_blocked() {
             return *self;
@@ -23,7 +23,7 @@ impl Quota {
         let units = match self.algorithm {
             Algorithm::Gcra => self.units,
             Algorithm::TokenBucket => {
-                let least = raised.div_ceil(LONGEST / self.period);
+                let least = raised.div_ceil(MAX_REFILL / self.period);
                 part(self.units).max(u32::try_from(least).unwrap_or(self.units))
             }
             _ => burst,
@@ -32,7 +32,7 @@ impl Quota {
             Algorithm::Gcra => self.interval.saturating_mul(n.get().into()),
             _ => self.period.div_ceil(units.into()),
         };
-        let interval = interval.min(LONGEST / raised);
+        let interval = interval.min(MAX_REFILL / raised);
         let share = Self {
             units,
             burst,
@@ -51,7 +51,8 @@ impl Quota {
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
-    /// The burst and the soft units of a share, raised to `need` where the whole quota has that.
+    /// Returns the burst and the soft units of a share, raised to `need` if the whole quota has
+    /// that many.
     fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
         let whole = u64::from(self.burst) + u64::from(self.soft);
         if need <= u64::from(burst) + u64::from(soft) || need > whole {
@@ -83,10 +84,10 @@ mod tests {
         NonZeroU32::new(processes).expect("above 0")
     }
 
-    /// Valid quotas of every algorithm, up to the extremes.
+    /// Generates valid quotas of every algorithm, up to the extremes.
     fn quota() -> impl Strategy<Value = Quota> {
         let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
-        let period = prop_oneof![1..100_u64, 1..=LONGEST, LONGEST - 20..=LONGEST];
+        let period = prop_oneof![1..100_u64, 1..=MAX_REFILL, MAX_REFILL - 20..=MAX_REFILL];
         let more = prop_oneof![Just(0), 1..20_u32, 1..=u32::MAX];
         let algorithm = prop::sample::select(ALGORITHMS.to_vec());
         let initial = prop::option::of(0..100_u32);
@@ -106,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_share_is_valid_and_not_more_than_its_part(
+        fn a_share_is_valid_and_at_most_its_part(
             quota in quota(),
             processes in prop_oneof![1..10_u32, 1..=u32::MAX],
             need in prop_oneof![0..30_u64, 0..=u64::from(u32::MAX)],
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn each_algorithm_is_shared_in_its_own_measure() {
+    fn a_share_divides_the_settings_of_each_algorithm() {
         let share = |quota: Quota, need| quota.share(n(4), need);
         let gcra = share(Quota::per_second(10).burst(9).soft(5).initial(7), 0);
         assert_eq!((gcra.interval, gcra.burst, gcra.soft), (400_000_000, 2, 1));
@@ -147,17 +148,17 @@ mod tests {
     }
 
     #[test]
-    fn a_need_raises_the_burst_and_not_the_rate() {
+    fn a_larger_need_raises_the_burst_and_keeps_the_rate() {
         let quota = Quota::per_second(10).burst(40).soft(8);
         let share = |need| {
             let share = quota.share(n(4), need);
             (share.burst, share.soft, share.interval)
         };
-        const SLOW: u64 = 400_000_000;
-        assert_eq!(share(12), (10, 2, SLOW), "it fits as it is");
-        assert_eq!(share(13), (13, 2, SLOW));
-        assert_eq!(share(45), (40, 5, SLOW), "beyond the limit it stays overage");
-        assert_eq!(share(49), (10, 2, SLOW), "refused for good by the whole quota too");
+        const INTERVAL: u64 = 400_000_000;
+        assert_eq!(share(12), (10, 2, INTERVAL), "fits without a change");
+        assert_eq!(share(13), (13, 2, INTERVAL));
+        assert_eq!(share(45), (40, 5, INTERVAL), "units above the limit stay overage");
+        assert_eq!(share(49), (10, 2, INTERVAL), "denied forever by the whole quota too");
     }
 
     #[test]
@@ -166,6 +167,6 @@ mod tests {
         assert_eq!(slow.share(n(10), 3650).interval, 86_400_000_000_000);
         let bucket = slow.algorithm(Algorithm::TokenBucket);
         assert_eq!(bucket.share(n(10), 3650).units, 1);
-        assert_eq!(slow.share(n(u32::MAX), 0).interval, LONGEST);
+        assert_eq!(slow.share(n(u32::MAX), 0).interval, MAX_REFILL);
     }
 }

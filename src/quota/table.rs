@@ -1,4 +1,4 @@
-//! Quotas in files: as text where that says all, else as a table.
+//! The serde form of a quota: text if that is complete, otherwise a table.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use serde::{
 };
 
 use super::{
-    Algorithm, LONGEST, Quota, QuotaError,
-    text::{parts, time},
+    Algorithm, MAX_REFILL, Quota, QuotaError,
+    text::{in_largest_unit, parse_time},
 };
 use crate::{
     fields::{self, Table},
@@ -20,7 +20,7 @@ const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_d
                       blocked";
 const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 
-/// As [text](str::parse), or as a table of what the setters are called; see [`Quota`].
+/// Reads the [text form](str::parse), or a table with the names of the setters. See [`Quota`].
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         fields::read::<QuotaTable, D>(value)
@@ -66,65 +66,65 @@ impl Table for QuotaTable {
         Ok(())
     }
 
-    /// In this order a quota that is valid is so at every step.
+    /// Applies the fields in an order in which a valid quota is valid after each step.
     fn read(self) -> Result<Quota, String> {
         let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
-            return Err("blocked is true beside numbers, of which a blocked quota has none; drop \
+            return Err("blocked is true, but a blocked quota has no period and no numbers; drop \
                         them, or blocked"
                 .into());
         }
-        let told = |error: QuotaError| error.to_string();
+        let message = |error: QuotaError| error.to_string();
         let mut quota = if self.blocked {
             Quota::blocked()
         } else {
             let units = self.units.ok_or("units is missing; add it, as units = 100")?;
             let period = self.period.ok_or("period is missing; add it, as period = \"1min\"")?;
-            Quota::new(units, period).map_err(told)?
+            Quota::new(units, period).map_err(message)?
         };
         if let Some(burst) = self.burst {
-            quota = quota.try_burst(burst).map_err(told)?;
+            quota = quota.try_burst(burst).map_err(message)?;
         }
-        quota = quota.try_algorithm(self.algorithm.unwrap_or_default()).map_err(told)?;
+        quota = quota.try_algorithm(self.algorithm.unwrap_or_default()).map_err(message)?;
         if let Some(soft) = self.soft {
-            quota = quota.try_soft(soft).map_err(told)?;
+            quota = quota.try_soft(soft).map_err(message)?;
         }
         if let Some(initial) = self.initial {
-            quota = quota.try_initial(initial).map_err(told)?;
+            quota = quota.try_initial(initial).map_err(message)?;
         }
         if let Some(debt) = self.max_debt {
-            quota = quota.try_max_debt(debt).map_err(told)?;
+            quota = quota.try_max_debt(debt).map_err(message)?;
         }
         Ok(Quota { name: self.name.map(|name| name.as_str()), ..quota })
     }
 }
 
-/// A time as in the text form of a quota.
+/// Reads a time in the text form of a quota.
 pub(crate) fn read_time<'de, D: Deserializer<'de>>(
     field: &str,
     value: D,
     fix: &str,
 ) -> Result<Duration, D::Error> {
-    fields::text(field, value, fix, |text| match time(text.trim()) {
-        Ok(time) if time.as_nanos() <= LONGEST.into() => Ok(time),
-        Ok(_) => Err(format!("{field} is {text:?}; it is at most ten years")),
+    fields::text(field, value, fix, |text| match parse_time(text.trim()) {
+        Ok(time) if time.as_nanos() <= MAX_REFILL.into() => Ok(time),
+        Ok(_) => Err(format!("{field} is {text:?}; give at most ten years")),
         Err(fix) => Err(format!("{field} is {text:?}; {fix}")),
     })
 }
 
-/// A time as [`read_time`] reads it, if it is at most ten years.
+/// Returns the text that [`read_time`] reads, or `None` for a time above ten years.
 pub(crate) fn time_text(time: Duration) -> Option<String> {
-    let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= LONGEST)?;
-    let (n, unit) = if nanos == 0 { (0, "s") } else { parts(nanos) };
+    let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= MAX_REFILL)?;
+    let (n, unit) = if nanos == 0 { (0, "s") } else { in_largest_unit(nanos) };
     Some(format!("{n}{unit}"))
 }
 
-/// The shorter of the two forms that reads back as the same quota.
+/// Writes the text form if it reads back as the same quota, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.interval != self.period.div_ceil(self.units.max(1).into()) {
-            let why = "quota: the share that a Fallback asks its local store for has no form of its \
-                       own; write the whole quota";
+            let why = "quota: a share that Fallback computed cannot be written; write the whole \
+                       quota";
             return Err(S::Error::custom(why));
         }
         let plain = Self { burst: self.burst, ..Self::blocked() };

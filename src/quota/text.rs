@@ -1,16 +1,16 @@
-//! Quotas as text.
+//! The text form of a quota.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{Quota, QuotaError, UNITS, error::Fault};
+use super::{Quota, QuotaError, UNITS, error::Repr};
 
-/// `units "/" [n] (ms|s|min|h|day) [" burst " n]`, or `blocked`.
+/// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, or `blocked`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_blocked() {
             return f.write_str("blocked");
         }
-        match parts(self.period) {
+        match in_largest_unit(self.period) {
             (1, unit) => write!(f, "{}/{unit}", self.units)?,
             (n, unit) => write!(f, "{}/{n}{unit}", self.units)?,
         }
@@ -21,39 +21,39 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`. Units of time may also be
-/// written as `sec`, `second`, `m`, `minute`, `hr`, `hour` and `d`, and in the plural.
+/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`. Other spellings of time units
+/// are `sec`, `second`, `m`, `minute`, `hr`, `hour` and `d`, and the plurals.
 impl FromStr for Quota {
     type Err = QuotaError;
 
     fn from_str(text: &str) -> Result<Self, QuotaError> {
-        let wrong = |field, value: &str, fix| {
+        let error = |field, value: &str, fix| {
             let (text, value) = (text.to_owned(), value.to_owned());
-            QuotaError(Fault::Text { text, field, value, fix })
+            QuotaError(Repr::Text { text, field, value, fix })
         };
         let whole = text.trim();
         if whole == "blocked" {
             return Ok(Self::blocked());
         }
-        const SHAPE: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
-        let (units, rest) = whole.split_once('/').ok_or_else(|| wrong("quota", whole, SHAPE))?;
+        const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
+        let (units, rest) = whole.split_once('/').ok_or_else(|| error("quota", whole, FORM))?;
         let (period, burst) = match rest.split_once(" burst ") {
             Some((period, burst)) => (period.trim(), Some(burst.trim())),
             None => (rest.trim(), None),
         };
         const COUNT: &str = "give a whole number from 1 to 4294967295";
         let units =
-            whole_number(units.trim()).ok_or_else(|| wrong("units", units.trim(), COUNT))?;
-        let period = time(period).map_err(|fix| wrong("period", period, fix))?;
+            whole_number(units.trim()).ok_or_else(|| error("units", units.trim(), COUNT))?;
+        let period = parse_time(period).map_err(|fix| error("period", period, fix))?;
         let quota = Self::new(units, period)?;
         match burst {
             None => Ok(quota),
-            Some(n) => quota.try_burst(whole_number(n).ok_or_else(|| wrong("burst", n, COUNT))?),
+            Some(n) => quota.try_burst(whole_number(n).ok_or_else(|| error("burst", n, COUNT))?),
         }
     }
 }
 
-/// Other spellings of units: what is written is always one of [`UNITS`].
+/// Other spellings of time units. The written form is always one of [`UNITS`].
 const SPELLINGS: [(&str, &str); 14] = [
     ("d", "day"),
     ("days", "day"),
@@ -71,8 +71,8 @@ const SPELLINGS: [(&str, &str); 14] = [
     ("seconds", "s"),
 ];
 
-/// Reads `"10s"` or, for one of a unit, `"min"`; the error is the fix.
-pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
+/// Reads `"10s"`, or `"min"` for one minute. The error is the fix.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
     let unit = SPELLINGS.iter().find(|(other, _)| *other == unit).map_or(unit, |(_, name)| name);
@@ -80,18 +80,18 @@ pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
     let (_, nanos) = unit.ok_or("end it with one of ns, us, ms, s, min, h or day")?;
     let n: u64 = match n {
         "" => 1,
-        n => n.parse().map_err(|_| "it is at most ten years")?,
+        n => n.parse().map_err(|_| "give at most ten years")?,
     };
     Ok(Duration::from_nanos(n.saturating_mul(*nanos)))
 }
 
-/// The largest unit of which the time, in nanoseconds, is so many.
-pub(super) fn parts(nanos: u64) -> (u64, &'static str) {
+/// Returns the time as a number of the largest unit that divides it.
+pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
     let whole = UNITS.iter().find(|(_, unit)| nanos.is_multiple_of(*unit));
     whole.map_or((nanos, "ns"), |(name, unit)| (nanos / unit, name))
 }
 
-/// Digits only: `u32::from_str` would also take a sign.
+/// Reads digits only, because `u32::from_str` also accepts a sign.
 fn whole_number(text: &str) -> Option<u32> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -1,14 +1,14 @@
-//! Text as a body of any type that can hold it.
+//! Converts text to a response body of a known type.
 
 use std::any::Any;
 
 use bytes::Bytes;
 use http_body_util::Full;
 
-/// A body of `text`, or an empty one where the type is not known here.
+/// Creates a body with `text`, or an empty body if the type is unknown.
 ///
-/// The type is looked at as it runs, so that one spelling of the layer serves axum, hyper and tonic
-/// alike: a bound such as `From<Bytes>` would shut out tonic's body.
+/// The type is tested at run time, so that one layer type works with axum, hyper and tonic. A bound
+/// such as `From<Bytes>` would exclude tonic's body.
 pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;
@@ -21,7 +21,7 @@ pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     } else if let Some(body) = any.downcast_mut::<String>() {
         *body = String::from_utf8_lossy(&text).into_owned();
     } else {
-        // for plain requests to a server of tonic: a refusal of gRPC has no body
+        // For plain requests to a tonic server. A gRPC rejection has no body.
         #[cfg(feature = "tonic")]
         if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
             *body = tonic::body::Body::new(Full::new(text));

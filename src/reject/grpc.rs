@@ -1,10 +1,10 @@
-//! A refusal for a gRPC client: HTTP 200 and a status in the head, "trailers-only".
+//! Rejections for gRPC clients: HTTP 200 with the status in the headers ("trailers-only").
 //!
-//! The body is the type's default, which has to say that it is at its end: then the head ends the
-//! stream. A frame of no data after it makes some clients lose the status.
+//! The body is the default of its type. It must report the end of the stream, so that the headers
+//! end the stream. An empty data frame after the headers makes some clients lose the status.
 //!
 //! The details are two messages of the error model (`google.rpc.RetryInfo`, `QuotaFailure`),
-//! encoded by hand: sixty bytes do not need a protobuf library.
+//! encoded by hand, because sixty bytes do not justify a protobuf dependency.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use http::{
     HeaderName, HeaderValue, Method, Response, StatusCode, Version,
     header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, TE},
-    request::Parts,
 };
 
 use super::{NO_STORE, Reason, Rejection, text};
+use crate::key::RequestHead;
 
 /// Status codes of gRPC.
 #[derive(Clone, Copy)]
@@ -30,28 +30,28 @@ enum Code {
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// True for a gRPC call: a `POST` with its content type, over HTTP/2 or later.
+/// Returns `true` for a gRPC call: a `POST` with the gRPC content type, over HTTP/2 or later.
 ///
-/// Any client may claim the content type, and a status of 200 would hide the denial of a plain
-/// request from caches, logs and alarms. `application/grpc-web` is another protocol, whose
-/// translation belongs outside the limiter.
-pub(super) fn is_call(parts: &Parts) -> bool {
-    parts.version >= Version::HTTP_2 && is_post(parts)
+/// Any client can send the content type, and a status of 200 would hide the denial of a plain
+/// request from caches, logs and alerts. `application/grpc-web` is another protocol, which is
+/// translated outside the limiter.
+pub(super) fn is_call(head: &RequestHead<'_>) -> bool {
+    head.version >= Version::HTTP_2 && is_post(head)
 }
 
-/// True for a call over HTTP/1.1 as `tonic_web::GrpcWebLayer` hands it on: that layer keeps the
-/// version, removes the length, and sets `te: trailers`.
-pub(super) fn is_translated(parts: &Parts) -> bool {
-    parts.version == Version::HTTP_11
-        && parts.headers.get(TE).is_some_and(|te| te == "trailers")
-        && !parts.headers.contains_key(CONTENT_LENGTH)
-        && is_post(parts)
+/// Returns `true` for a call over HTTP/1.1 that `tonic_web::GrpcWebLayer` has translated. That
+/// layer keeps the version, removes `content-length`, and sets `te: trailers`.
+pub(super) fn is_translated(head: &RequestHead<'_>) -> bool {
+    head.version == Version::HTTP_11
+        && head.headers.get(TE).is_some_and(|te| te == "trailers")
+        && !head.headers.contains_key(CONTENT_LENGTH)
+        && is_post(head)
 }
 
-fn is_post(parts: &Parts) -> bool {
-    let Some(kind) = parts.headers.get(CONTENT_TYPE) else { return false };
+fn is_post(head: &RequestHead<'_>) -> bool {
+    let Some(kind) = head.headers.get(CONTENT_TYPE) else { return false };
     let Some(rest) = kind.as_bytes().strip_prefix(b"application/grpc") else { return false };
-    matches!(rest.first(), None | Some(b'+' | b';')) && parts.method == Method::POST
+    matches!(rest.first(), None | Some(b'+' | b';')) && head.method == Method::POST
 }
 
 pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> Response<B> {
@@ -69,9 +69,10 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     if let Ok(value) = HeaderValue::try_from(details) {
         headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
     }
-    // gRFC A6: a negative pushback says "do not retry"
+    // gRFC A6: a negative pushback means "do not retry".
     let pushback = match (why.reason(), why.retry_after()) {
-        (Reason::Unkeyed, _) => return response,
+        // Without a usable key, or while the wait is unknown, the client decides when to retry.
+        (Reason::Unkeyed, _) | (Reason::Limited, None) => return response,
         (_, Some(wait)) => i64::try_from(millis(wait)).unwrap_or(i64::MAX),
         (_, None) => -1,
     };
@@ -91,7 +92,7 @@ fn code(reason: Reason, status: StatusCode) -> Code {
     }
 }
 
-/// Everything outside printable ASCII, and `%`.
+/// Percent-encodes `%` and all bytes outside printable ASCII.
 fn percent_encoded(message: &str) -> String {
     let mut text = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -103,12 +104,12 @@ fn percent_encoded(message: &str) -> String {
     text
 }
 
-/// Whole milliseconds, rounded up, so that who waits so long is admitted.
+/// Converts to whole milliseconds, rounded up, so that a retry after this wait is not too early.
 fn millis(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// `google.rpc.Status { code, message, details }`.
+/// Encodes `google.rpc.Status { code, message, details }`.
 fn status_message(code: Code, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
     number(&mut out, 1, code as u64);
@@ -123,7 +124,7 @@ fn status_message(code: Code, message: &str, why: &Rejection<'_>) -> Vec<u8> {
     out
 }
 
-/// `RetryInfo { retry_delay: Duration { seconds, nanos } }`.
+/// Encodes `RetryInfo { retry_delay: Duration { seconds, nanos } }`.
 fn retry_info(millis: u64) -> Vec<u8> {
     let mut delay = Vec::new();
     number(&mut delay, 1, millis / 1_000);
@@ -133,8 +134,8 @@ fn retry_info(millis: u64) -> Vec<u8> {
     out
 }
 
-/// `QuotaFailure { violations: [{ subject, description }] }`. The subject is the quota's name,
-/// never the key.
+/// Encodes `QuotaFailure { violations: [{ subject, description }] }`. The subject is the name of
+/// the quota, never the key.
 fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     for name in why.violated() {
@@ -146,7 +147,7 @@ fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
     out
 }
 
-/// Field 3 of `Status`: `google.protobuf.Any { type_url, value }`.
+/// Appends field 3 of `Status`: `google.protobuf.Any { type_url, value }`.
 fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
     let mut any = Vec::new();
     bytes(&mut any, 1, format!("type.googleapis.com/{kind}").as_bytes());
@@ -154,7 +155,7 @@ fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
     bytes(out, 3, &any);
 }
 
-/// A varint field; the default 0 is left out, as protobuf does.
+/// Appends a varint field. As in protobuf, the default 0 is omitted.
 fn number(out: &mut Vec<u8>, field: u8, value: u64) {
     if value > 0 {
         out.push(field << 3);
@@ -162,7 +163,7 @@ fn number(out: &mut Vec<u8>, field: u8, value: u64) {
     }
 }
 
-/// A length-delimited field.
+/// Appends a length-delimited field.
 fn bytes(out: &mut Vec<u8>, field: u8, value: &[u8]) {
     out.push(field << 3 | 2);
     varint(out, value.len() as u64);

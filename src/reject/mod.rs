@@ -1,20 +1,21 @@
-//! What to answer instead of the service: refusals as responses.
+//! Responses for rejected requests.
 //!
-//! A refusal is decided by the store; how it is said is a [`Reject`]. The default,
-//! [`TooManyRequests`], answers plain text, problem+json (RFC 9457) where the client accepts JSON,
-//! nothing to HEAD, and a gRPC status to gRPC. The layer adds `Retry-After` and the
-//! [`Headers`](crate::Headers) to whatever a `Reject` returns.
+//! The store decides whether a request is denied. A [`Reject`] creates the response. The default,
+//! [`TooManyRequests`], responds with plain text, with problem+json (RFC 9457) if the client
+//! accepts JSON, without a body to HEAD, and with a gRPC status to gRPC. The layer adds
+//! `Retry-After` and the [`Headers`](crate::Headers) to every response of a `Reject`.
 //!
-//! A closure enters through [`reject_fn`]. It answers *every* refusal, also those of a missing key
-//! or of a store that failed, so it takes its status from the [`Rejection`]; and nothing but the
-//! fields above is added, so that `Cache-Control: no-store`, which the default sends, is its own.
+//! [`reject_fn`] creates a `Reject` from a closure. The closure creates *every* rejection,
+//! including those for a missing key or a failed store, so take the status from the [`Rejection`].
+//! The layer adds no other fields. In particular, the closure must set `Cache-Control: no-store`,
+//! which the default sends.
 //!
 //! ```
 //! use http::Response;
-//! use tower_sluice::{PeerIp, LocalStore, Quota, RateLimitLayer, reject_fn};
+//! use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, reject::reject_fn};
 //!
 //! let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), LocalStore::new())
-//!     .reject(reject_fn(|why, _parts| {
+//!     .reject(reject_fn(|why, _head| {
 //!         let name = why.violated().next().unwrap_or("limit");
 //!         let mut response = Response::new(format!("slow down ({name})"));
 //!         *response.status_mut() = why.status();
@@ -25,22 +26,24 @@
 //! # gRPC
 //!
 //! A request is a gRPC call if it is a `POST` over HTTP/2 or later with the content type
-//! `application/grpc`, with `+proto`, `+json` or `;…` behind it. A request that only claims the
-//! content type gets the plain answer, 429 as a rule. The rejection of a call is what a handler's own
-//! status would be, never a bare 429, which clients take for `UNAVAILABLE` and retry at once: HTTP 200
-//! and one block of headers that ends the stream, with
+//! `application/grpc`, optionally followed by `+proto`, `+json` or `;…`. Another request with that
+//! content type gets the plain response, usually 429.
+//!
+//! A call is rejected with a gRPC status, as a handler would return it. Clients would read a bare
+//! 429 as `UNAVAILABLE` and retry at once. The response is HTTP 200 with one block of headers that
+//! ends the stream:
 //!
 //! | field | |
 //! |---|---|
 //! | `content-type`, `cache-control` | always `application/grpc` and `no-store` |
-//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a store that failed, 7 for a blocked quota, 3, 13 or 16 for a request without a usable key |
-//! | `grpc-message` | the text that others read |
-//! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait to the millisecond, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that refused |
-//! | `grpc-retry-pushback-ms` | the same wait; -1 says not to retry ([gRFC A6]) |
-//! | `retry-after`, `ratelimit`, … | as for everybody |
+//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store; 7 for a blocked quota; 3, 13 or 16 for a request without a usable key |
+//! | `grpc-message` | the text of the plain response |
+//! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
+//! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown |
+//! | `retry-after`, `ratelimit`, … | as in other responses |
 //!
-//! A client obeys the pushback if its service config has a retry policy that names the code; to
-//! others it means nothing:
+//! A client follows the pushback only if its service config has a retry policy with the status
+//! code:
 //!
 //! ```json
 //! {"methodConfig": [{"name": [{}], "retryPolicy": {
@@ -48,23 +51,26 @@
 //!     "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}
 //! ```
 //!
-//! A client of tonic has no such policy: it reads `Status::get_details_retry_info` of `tonic-types`.
+//! A tonic client has no retry policy. Read `Status::get_details_retry_info` of `tonic-types`
+//! there.
 //!
-//! A stream, of either side or both, is charged once, when it opens. What is sent in it is neither
-//! counted nor refused, and a stream that is open stays open: its handler can charge a
-//! [`Limiter`](crate::Limiter) per message. A refused stream ends at once; a client that is still
-//! sending is told to stop (`RST_STREAM` with `NO_ERROR`).
+//! A streaming call is charged once, when it opens. Its messages are not counted, and an open
+//! stream is not closed. The handler can charge a [`Limiter`](crate::Limiter) per message. A
+//! rejected stream ends at once; a client that is still sending receives `RST_STREAM` with
+//! `NO_ERROR`.
 //!
-//! gRPC-Web is another protocol: put the limiter *inside* the layer that translates it
-//! (`tonic_web::GrpcWebLayer`, the first layer of a server of tonic is the outermost), which then
-//! translates rejections as well. Outside of it a rejection is 429 with text. A translated request keeps
-//! its version, so browsers that speak HTTP/1.1 need [`TooManyRequests::grpc_web`]. A browser shows a
-//! script only the fields that the CORS layer exposes: `grpc-status`, `grpc-message` and
-//! `grpc-status-details-bin`, beside [`EXPOSED_HEADERS`](crate::EXPOSED_HEADERS).
+//! gRPC-Web is another protocol. Place the limiter *inside* the layer that translates it,
+//! `tonic_web::GrpcWebLayer`, so that rejections are translated as well; the first layer of a tonic
+//! server is the outermost. Outside that layer a rejection is 429 with text. A translated request
+//! keeps its HTTP version, so browsers over HTTP/1.1 need [`TooManyRequests::grpc_web`]. Scripts in
+//! a browser can read only the fields that the CORS layer exposes. Expose `grpc-status`,
+//! `grpc-message` and `grpc-status-details-bin` in addition to
+//! [`exposed_headers()`](crate::headers::exposed_headers()).
 //!
-//! The metadata of a call are header fields, so that [`Header`](crate::key::Header) reads them, and
-//! [`PeerIp`](crate::PeerIp) knows the peer from a server of tonic with the feature `tonic`. With
-//! one store and the same rules gRPC and plain HTTP share their accounts: see the example `grpc`.
+//! The metadata of a call are header fields: [`Header`](crate::key::HeaderKey) reads them. With the
+//! feature `tonic`, [`PeerIp`](crate::PeerIp) finds the peer address that a tonic server provides.
+//! With one store and the same rules, gRPC and plain HTTP share their accounts; see the example
+//! `grpc`.
 //!
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
@@ -72,45 +78,54 @@ mod body;
 mod grpc;
 mod text;
 
-use std::{cell::Cell, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
-    fingerprint::Secret,
+    fingerprint::FingerprintKey,
     headers::{Template, retry_seconds},
-    key::KeyError,
+    key::{KeyError, RequestHead},
     rule::Rules,
 };
 
-/// Answers a refused request.
+/// Creates the responses for rejected requests.
 pub trait Reject<B> {
-    /// The response to the request with this head. The inner service is not called.
-    fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B>;
+    /// Creates the response for the request with this head. The inner service is not called.
+    fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
+
+    /// Creates the response with the fields of the layer. The layer calls this method.
+    #[doc(hidden)]
+    fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
+        let mut response = self.reject(why, head);
+        why.complete(response.headers_mut());
+        response
+    }
 }
 
 const _: Option<&dyn Reject<()>> = None;
 
-/// A [`Reject`] made of a closure.
+/// Creates a [`Reject`] from a closure. See the [module](self) for an example.
 pub fn reject_fn<F, B>(f: F) -> RejectFn<F>
 where
-    F: Fn(&Rejection<'_>, &Parts) -> Response<B>,
+    F: Fn(&Rejection<'_>, &RequestHead<'_>) -> Response<B>,
 {
     RejectFn(f)
 }
 
-/// The [`Reject`] of [`reject_fn`].
+/// A [`Reject`] that calls a closure. Created by [`reject_fn`].
 #[derive(Clone, Copy)]
 pub struct RejectFn<F>(F);
 
 impl<F, B> Reject<B> for RejectFn<F>
 where
-    F: Fn(&Rejection<'_>, &Parts) -> Response<B>,
+    F: Fn(&Rejection<'_>, &RequestHead<'_>) -> Response<B>,
 {
-    fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
-        (self.0)(why, parts)
+    fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
+        (self.0)(why, head)
     }
 }
 
@@ -120,41 +135,39 @@ impl<F> fmt::Debug for RejectFn<F> {
     }
 }
 
-/// Why a request is refused.
+/// A rejected request: the reason, the decision and the wait.
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
-    why: Why<'a>,
+    cause: Cause<'a>,
     retry_after: Option<Duration>,
     template: &'a Arc<Template>,
-    again: Again<'a>,
-    /// Whether the layer's own fields were written already.
-    told: &'a Cell<bool>,
+    context: ExplainContext<'a>,
 }
 
-/// What is asked again for an explanation.
+/// The rules, which an explanation evaluates again, and the secret for fingerprints.
 #[derive(Clone, Copy)]
-pub(crate) struct Again<'a> {
+pub(crate) struct ExplainContext<'a> {
     pub(crate) rules: &'a dyn Rules,
-    pub(crate) secret: Option<&'a Secret>,
+    pub(crate) secret: Option<&'a FingerprintKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Why<'a> {
+enum Cause<'a> {
     Decision(&'a Decision),
     Key(&'a KeyError),
 }
 
-/// The kinds of refusal.
+/// The kind of a [`Rejection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// A quota is used up; waiting helps.
+    /// A quota is exhausted. Waiting helps.
     Limited,
-    /// The request costs more than a quota ever has; waiting does not help.
+    /// The cost of the request is above the limit of a quota. Waiting does not help.
     TooCostly,
     /// A quota is [blocked](crate::Quota::blocked).
     Blocked,
-    /// The store failed and says no.
+    /// The store failed and its policy denies requests.
     Unavailable,
     /// The request has no usable key.
     Unkeyed,
@@ -165,103 +178,108 @@ impl<'a> Rejection<'a> {
         decision: &'a Decision,
         retry_after: Option<Duration>,
         template: &'a Arc<Template>,
-        again: Again<'a>,
-        told: &'a Cell<bool>,
+        context: ExplainContext<'a>,
     ) -> Self {
-        Self { why: Why::Decision(decision), retry_after, template, again, told }
+        Self { cause: Cause::Decision(decision), retry_after, template, context }
     }
 
     pub(crate) fn unkeyed(
         error: &'a KeyError,
         template: &'a Arc<Template>,
-        again: Again<'a>,
-        told: &'a Cell<bool>,
+        context: ExplainContext<'a>,
     ) -> Self {
-        Self { why: Why::Key(error), retry_after: None, template, again, told }
+        Self { cause: Cause::Key(error), retry_after: None, template, context }
     }
 
-    /// All fields of an answer in plain text, with those that the layer adds to any answer.
-    fn fields(&self) -> Option<HeaderMap> {
-        let fields = self.template.refusal(self.decision()?, self.retry_after?)?;
-        self.told.set(true);
-        Some(fields)
+    /// Adds the fields of the layer.
+    fn complete(&self, headers: &mut HeaderMap) {
+        if let Cause::Decision(decision) = self.cause {
+            self.template.complete(headers, decision, self.retry_after);
+        }
     }
 
-    /// The refusal in words, with its arithmetic, for logs and operators: the rules are asked again
-    /// for quotas, costs and keys, and no store is. The wait is the decision's, without jitter.
+    /// Returns all fields of a plain-text response, including those of the layer.
+    fn plain_text_fields(&self) -> Option<HeaderMap> {
+        self.template.refusal(self.decision()?, self.retry_after?)
+    }
+
+    /// Explains the rejection with its arithmetic, for logs and operators. The rules are evaluated
+    /// again for quotas, costs and keys; the store is not called. The explained wait has no jitter.
     ///
     /// ```
     /// use http::Response;
-    /// use tower_sluice::{PeerIp, LocalStore, Quota, RateLimitLayer, reject_fn};
+    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, reject::reject_fn};
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(10), LocalStore::new())
-    ///     .reject(reject_fn(|why, parts| {
-    ///         if parts.headers.contains_key("x-debug") {
-    ///             eprint!("{}", why.explain(parts));
+    ///     .reject(reject_fn(|why, head| {
+    ///         if head.headers.contains_key("x-debug") {
+    ///             eprint!("{}", why.explain(head));
     ///         }
     ///         let mut response = Response::new(String::new());
     ///         *response.status_mut() = why.status();
     ///         response
     ///     }));
     /// ```
-    pub fn explain(&self, parts: &Parts) -> Explanation {
-        let explanation = match self.why {
-            Why::Decision(decision) => decision.explain().rules(self.again.rules, parts),
-            Why::Key(error) => Explanation::unkeyed(error.clone()),
+    pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
+        let explanation = match self.cause {
+            Cause::Decision(decision) => decision.explain().rules(self.context.rules, head),
+            Cause::Key(error) => Explanation::unkeyed(error.clone()),
         };
-        explanation.told_by(self.again.secret)
+        explanation.told_by(self.context.secret)
     }
 
-    /// What kind of refusal this is.
+    /// Returns the kind of the rejection.
     #[must_use]
     pub fn reason(&self) -> Reason {
-        let Why::Decision(decision) = self.why else { return Reason::Unkeyed };
+        let Cause::Decision(decision) = self.cause else { return Reason::Unkeyed };
         match decision.binding() {
             _ if decision.source() == Source::FailedClosed => Reason::Unavailable,
             Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Reason::Blocked,
+            Some(outcome) if outcome.is_wait_unknown() => Reason::Limited,
             Some(_) if decision.retry_after().is_none() => Reason::TooCostly,
             _ => Reason::Limited,
         }
     }
 
-    /// The status that says so: 429 for a quota, 403 for one that is blocked, 503 for a store that
-    /// failed, and the key error's own for a request without a usable key.
+    /// Returns the default status: 429 for a quota, 403 for a blocked quota, 503 for a failed
+    /// store, and the status of the key error for a request without a usable key.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         TooManyRequests::new().status(self)
     }
 
-    /// The store's decision; `None` when the request had no usable key.
+    /// Returns the decision of the store, or `None` if the request has no usable key.
     #[must_use]
     pub fn decision(&self) -> Option<&'a Decision> {
-        match self.why {
-            Why::Decision(decision) => Some(decision),
-            Why::Key(_) => None,
+        match self.cause {
+            Cause::Decision(decision) => Some(decision),
+            Cause::Key(_) => None,
         }
     }
 
-    /// Why the request has no usable key.
+    /// Returns the error of the key, or `None` if the store decided.
     #[must_use]
     pub fn key_error(&self) -> Option<&'a KeyError> {
-        match self.why {
-            Why::Key(error) => Some(error),
-            Why::Decision(_) => None,
+        match self.cause {
+            Cause::Key(error) => Some(error),
+            Cause::Decision(_) => None,
         }
     }
 
-    /// The wait to tell the client, jitter included; `None` when waiting does not help.
+    /// Returns the wait to send to the client, including jitter, or `None` if waiting does not
+    /// help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// The same in whole seconds, as `Retry-After` has it: rounded up, and at least 1.
+    /// Returns the wait in whole seconds, as in `Retry-After`: rounded up, and at least 1.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after.map(retry_seconds)
     }
 
-    /// The names of the quotas that refused, as in the header fields.
+    /// Returns the names of the quotas that denied the request, as in the header fields.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
@@ -273,18 +291,17 @@ impl fmt::Debug for Rejection<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Rejection");
         debug
-            .field("why", &self.why)
+            .field("cause", &self.cause)
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()
     }
 }
 
-/// The default answer: 429 with text, problem+json or a gRPC status, as the request asks.
+/// The default [`Reject`]: 429 with text, problem+json or a gRPC status, depending on the request.
 ///
-/// It answers for every body type that has a `Default`. Types it can fill (`String`, `Vec<u8>`,
-/// `Bytes`, `http_body_util::Full<Bytes>` and, with the features `axum` and `tonic`, the `Body` of
-/// each) get the text; others stay empty, with every header in place. For those write a
-/// [`reject_fn`].
+/// It supports every body type that implements `Default`. `String`, `Vec<u8>`, `Bytes`,
+/// `http_body_util::Full<Bytes>` and, with the features `axum` and `tonic`, the `Body` of each
+/// receive the text. Other body types stay empty, with all headers set. Use [`reject_fn`] for them.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -294,31 +311,32 @@ pub struct TooManyRequests {
 }
 
 impl TooManyRequests {
-    /// 429 for a used-up quota, 403 for a blocked one, 503 for a store that failed.
+    /// Creates the default: 429 for an exhausted quota, 403 for a blocked quota, 503 for a failed
+    /// store.
     pub const fn new() -> Self {
         let too_costly = StatusCode::TOO_MANY_REQUESTS;
         Self { blocked: StatusCode::FORBIDDEN, too_costly, grpc_web: false }
     }
 
-    /// The status for a [blocked](crate::Quota::blocked) quota; 403 unless set.
+    /// Sets the status for a [blocked](crate::Quota::blocked) quota. Defaults to 403.
     pub const fn blocked_status(self, status: StatusCode) -> Self {
         Self { blocked: status, ..self }
     }
 
-    /// The status for a request that costs more than its quota ever has; 429 unless set.
+    /// Sets the status for a request whose cost is above the limit of a quota. Defaults to 429.
     pub const fn too_costly_status(self, status: StatusCode) -> Self {
         Self { too_costly: status, ..self }
     }
 
-    /// Answers in gRPC also to calls over HTTP/1.1 as `tonic_web::GrpcWebLayer` hands them on: a
-    /// `POST` with a gRPC content type and `te: trailers`, without `content-length`. Set it on a
-    /// limiter inside of that layer whose browsers speak HTTP/1.1. Defaults to HTTP/2 and later only.
+    /// Also responds with a gRPC status to calls over HTTP/1.1 that `tonic_web::GrpcWebLayer` has
+    /// translated: a `POST` with a gRPC content type and `te: trailers`, without `content-length`.
+    /// Set it on a limiter inside that layer if browsers use HTTP/1.1. Defaults to HTTP/2 and later
+    /// only.
     ///
     /// # Limitations
     ///
-    /// Any client of HTTP/1.1 can write such a request. It then reads status 200 with
-    /// `grpc-status: 8` for its own denied call, so count denials by the layer's counters, not by
-    /// HTTP status.
+    /// Any HTTP/1.1 client can send such a request. Its denied calls then have the status 200 with
+    /// `grpc-status: 8`, so count denials by the counters of the layer, not by HTTP status.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
@@ -328,6 +346,10 @@ impl TooManyRequests {
     /// ```
     pub const fn grpc_web(self) -> Self {
         Self { grpc_web: true, ..self }
+    }
+
+    fn is_grpc(self, head: &RequestHead<'_>) -> bool {
+        grpc::is_call(head) || self.grpc_web && grpc::is_translated(head)
     }
 
     fn status(self, why: &Rejection<'_>) -> StatusCode {
@@ -347,35 +369,51 @@ impl Default for TooManyRequests {
     }
 }
 
+/// Creates a response with a text, or without it in answer to `HEAD`.
+fn with_text<B: Default + 'static>(
+    text: Bytes,
+    status: StatusCode,
+    fields: HeaderMap,
+    head: &RequestHead<'_>,
+) -> Response<B> {
+    let (length, is_head) = (text.len(), head.method == Method::HEAD);
+    let mut response = Response::new(if is_head { B::default() } else { body::of(text) });
+    *response.status_mut() = status;
+    *response.headers_mut() = fields;
+    if is_head {
+        response.headers_mut().insert(header::CONTENT_LENGTH, length.into());
+    }
+    response
+}
+
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
-    fn reject(&self, why: &Rejection<'_>, parts: &Parts) -> Response<B> {
+    fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);
-        if grpc::is_call(parts) || self.grpc_web && grpc::is_translated(parts) {
+        if self.is_grpc(head) {
             return grpc::response(why, status);
         }
-        let json = text::accepts_json(&parts.headers);
+        let json = text::accepts_json(head.headers);
         let text = if json { text::problem(why, status).into() } else { text::plain(why) };
-        let length = text.len();
-        let head = parts.method == Method::HEAD;
-        let mut response = Response::new(if head { B::default() } else { body::of(text) });
-        *response.status_mut() = status;
-        let headers = response.headers_mut();
-        match why.fields() {
-            Some(fields) if !json => *headers = fields,
-            fields => {
-                *headers = fields.unwrap_or_default();
-                let kind = if json { PROBLEM } else { PLAIN };
-                headers.insert(header::CONTENT_TYPE, kind);
-                headers.insert(header::CACHE_CONTROL, NO_STORE);
-            }
+        let mut fields = HeaderMap::new();
+        fields.insert(header::CONTENT_TYPE, if json { PROBLEM } else { PLAIN });
+        fields.insert(header::CACHE_CONTROL, NO_STORE);
+        with_text(text, status, fields, head)
+    }
+
+    /// Starts from prepared fields for plain text, the most common case.
+    fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
+        if !self.is_grpc(head)
+            && !text::accepts_json(head.headers)
+            && let Some(fields) = why.plain_text_fields()
+        {
+            return with_text(text::plain(why), self.status(why), fields, head);
         }
-        if head {
-            headers.insert(header::CONTENT_LENGTH, length.into());
-        }
+        let mut response = self.reject(why, head);
+        why.complete(response.headers_mut());
         response
     }
 }

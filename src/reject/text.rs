@@ -1,4 +1,4 @@
-//! What a person reads: plain text, or problem+json (RFC 9457).
+//! Bodies of rejections: plain text, or problem+json (RFC 9457).
 
 use std::{fmt::Write as _, sync::OnceLock};
 
@@ -8,17 +8,18 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
 
-/// Waits up to here, in seconds, are put into words once and kept.
+/// Plain texts for waits below this number of seconds are cached.
 const COMMON_WAITS: usize = 4_096;
-/// Media ranges of `Accept` that are read.
-const MOST_RANGES: usize = 32;
-/// Bytes of `Accept` that are read.
-const MOST_BYTES: usize = 4_096;
+/// The largest number of media ranges of `Accept` that is read.
+const MAX_RANGES: usize = 32;
+/// The largest number of bytes of `Accept` that is read.
+const MAX_BYTES: usize = 4_096;
 /// The problem types of the `RateLimit` draft.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
-/// True if `Accept` names JSON with a quality above 0; `*/*` reads text. Only the first 32 ranges
-/// and 4 KiB are read, so that no client can make a denial expensive.
+/// Returns `true` if `Accept` names JSON with a quality above 0. A client that sends `*/*` gets
+/// text. Only the first 32 ranges and 4 KiB are read, so that no client can make a denial
+/// expensive.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     ranges(headers.get_all(ACCEPT).iter()).filter_map(|range| str::from_utf8(range).ok()).any(
         |range| {
@@ -33,10 +34,10 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     )
 }
 
-/// The media ranges of these lines, as far as they are read. A range that is cut off is left out,
-/// since it may go on with a quality of 0.
+/// Returns the media ranges of these lines, up to the bounds. A truncated range is skipped, because
+/// the missing part may set the quality to 0.
 fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a [u8]> {
-    let mut left = MOST_BYTES;
+    let mut left = MAX_BYTES;
     let ranges = lines.flat_map(move |line| {
         let line = line.as_bytes();
         let read = &line[..line.len().min(left)];
@@ -45,10 +46,10 @@ fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Ite
         let end = if read.len() < line.len() { cut() } else { read.len() };
         read[..end].split(|byte| *byte == b',')
     });
-    ranges.take(MOST_RANGES)
+    ranges.take(MAX_RANGES)
 }
 
-/// One line; that of a common wait is made once.
+/// Returns the plain text, one line. Texts for common waits are cached.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
@@ -60,13 +61,13 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     Bytes::from(detail(why))
 }
 
-/// `violated-policies` is the draft's name, hyphen included.
+/// Returns problem+json. The draft spells `violated-policies` with a hyphen.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),
         Reason::Blocked => ("quota-exceeded", "Blocked"),
         Reason::Unavailable => ("temporary-reduced-capacity", "Rate limiter unavailable"),
-        Reason::Unkeyed => ("", status.canonical_reason().unwrap_or("Refused")),
+        Reason::Unkeyed => ("", status.canonical_reason().unwrap_or("Rejected")),
     };
     let mut json = String::with_capacity(256);
     match kind {
@@ -92,15 +93,15 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
         (Reason::Limited, Some(n)) => limited(n),
         (Reason::Limited, None) => "Quota exhausted; retrying does not help.".into(),
         (Reason::TooCostly, _) => "This request costs more than its quota ever allows.".into(),
-        (Reason::Blocked, _) => "Requests are not admitted here.".into(),
+        (Reason::Blocked, _) => "Access is blocked.".into(),
         (Reason::Unavailable, Some(n)) => {
             format!("Requests cannot be admitted right now; retry in {n} s.")
         }
         (Reason::Unavailable, None) => "Requests cannot be admitted right now.".into(),
         (Reason::Unkeyed, _) => match why.key_error() {
-            Some(error) if !error.is_no_peer() => format!("Request refused: {error}."),
-            // the fix is for the operator, not for the client
-            _ => "The server's rate limiter found no peer address; its log names the fix.".into(),
+            Some(error) if !error.is_no_peer() => format!("Request rejected: {error}."),
+            // The fix is for the operator, not for the client.
+            _ => "The rate limiter found no peer address; the server log shows the fix.".into(),
         },
     }
 }
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn json_counts_up_to_the_bound_and_not_behind_it() {
+    fn json_is_found_up_to_the_bounds_and_not_beyond() {
         let behind = |n: usize| format!("{}{JSON}", "a/b,".repeat(n));
         assert!(accepts(&[&behind(31)]) && !accepts(&[&behind(32)]));
         assert!(accepts(&[&vec!["a/b"; 31].join(","), JSON]));
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_cut_off_does_not_count() {
+    fn a_truncated_range_is_skipped() {
         let padded = "x".repeat(4_096 - 1 - JSON.len());
         assert!(accepts(&[&format!("{padded},{JSON}")]));
         assert!(!accepts(&[&format!("{padded},{JSON};q=0")]));
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn opaque_bytes_are_no_json_and_hide_none() {
+    fn a_range_with_opaque_bytes_is_skipped() {
         let mut headers = accept(&[]);
         let line = HeaderValue::from_bytes(b"\xff\xfe, application/json").expect("opaque bytes");
         headers.append(ACCEPT, line);

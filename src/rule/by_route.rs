@@ -1,24 +1,24 @@
-//! A quota for each route.
+//! Separate quotas for each route.
 
 use std::sync::Arc;
 
 use axum::extract::MatchedPath;
-use http::{Method, request::Parts};
+use http::Method;
 
 use super::{
-    Aside, Plan, Rule, Rules, Shape,
-    route::{Route, RouteError},
-    stray::Stray,
+    Bypass, Plan, Rule, RuleInfo, Rules,
+    route::{RouteError, RouteTemplate},
+    route_check::RouteCheck,
 };
 use crate::{
-    key::{Everyone, KeyExtractor},
+    key::{Everyone, KeyExtractor, RequestHead},
     store::Charge,
 };
 
-/// Gives each route, by method and axum template, quotas of its own, and all other requests
-/// together `default`: one layer on one store.
+/// Creates rules with separate quotas for each route, given as method and axum template. All other
+/// requests together have the quotas `default`. This needs one layer and one store.
 ///
-/// A route is limited for everybody together; [`each`](ByRoute::each) counts every key apart.
+/// All clients share the quotas of a route. [`each`](ByRoute::each) counts each key separately.
 /// Responses carry the policies of the rules that charged the request, and name no other route.
 ///
 /// ```
@@ -40,39 +40,42 @@ use crate::{
 ///
 /// | request | charged by |
 /// |---|---|
-/// | a method that the route has quotas for | that route |
-/// | `HEAD` | the route's `HEAD`, else its `GET`, since axum answers with the handler of `GET` |
-/// | another method | [`any_method`](ByRoute::any_method) of the path, else the rule `other` |
-/// | any method to a path of gRPC, `/package.Service/Method` | that route, since servers of gRPC ignore the method |
+/// | a method with quotas for the route | that route |
+/// | `HEAD` | the route's `HEAD`, or else its `GET`, because axum answers with the handler of `GET` |
+/// | another method | [`any_method`](ByRoute::any_method) of the path, or else the rule `other` |
+/// | any method to a gRPC path, `/package.Service/Method` | that route, because gRPC servers ignore the method |
 ///
-/// A handler that answers several methods, such as one made by `axum::routing::any`, is limited by
-/// `any_method`. [`Lint::OtherMethods`](crate::Lint::OtherMethods) reports routes whose other
-/// methods have a much looser `other`.
+/// Use `any_method` for a handler that answers several methods, such as one made by
+/// `axum::routing::any`. [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports routes whose
+/// other methods have a much looser `other`.
 ///
 /// # Templates
 ///
-/// A template is written as the router has it, with the path it is nested under: `/api/url/{id}`.
-/// Names of parameters do not matter. A path of gRPC may name a method, which the router of
-/// tonic does not match by itself, or be `/package.Service/{*rest}`. It is compared with the path
-/// of the request too, so that it also holds where no axum router is. (A service without a package
-/// looks like any other path: limit it by `any_method`.)
+/// Write a template as in the router, with the path it is nested under: `/api/url/{id}`. The names
+/// of parameters do not matter.
 ///
-/// axum sets the matched template inside the `Router`, so the layer is added to it by
-/// `Router::layer`. Around a router all requests are charged by `other`; the log says so once
-/// (`no_matched_path` in [`lint`](crate::lint)), and also when a template of the router looks like
-/// one that has met no request (`route_never_met`). A typo beyond that is not seen: a test that
-/// sends one request to each route and reads `RateLimit` finds it.
+/// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. The router of tonic
+/// has no template for a single method, so the template is also compared with the path of the
+/// request. It therefore works without an axum router too. A service without a package looks like
+/// any other path: limit it with `any_method`.
+///
+/// axum sets the matched template inside the `Router`, so add the layer with `Router::layer`.
+/// Around a router, the rule `other` charges all requests. The log reports this once
+/// (`no_matched_path` in [`lint`](crate::lint)). It also reports a template that has matched no
+/// request and looks like a template of the router (`route_never_met`). Other typing errors are not
+/// detected. To find them, send one request to each route in a test and read `RateLimit`.
 ///
 /// # Names
 ///
-/// A rule is called after its route, `POST /url`, and the default `other`. A longer name than 64
-/// characters is cut and ends in a hash of the whole; characters that are not printable ASCII are
-/// percent-encoded. Routes and quotas from a file are
+/// A rule has the name of its route, such as `POST /url`, and the default rule is named `other`. A
+/// name above 64 characters is cut and ends with a hash of the whole name. Characters that are not
+/// printable ASCII are percent-encoded. To read routes and quotas from a file, use
 /// [`RouteSettings`](crate::RateLimitLayer) (feature `serde`).
 ///
 /// # Panics
 ///
-/// When no request could match a route, or two routes are one. [`try_by_route`] returns the error.
+/// Panics if no request can match a route, or if two routes are equal. [`try_by_route`] returns the
+/// error.
 #[track_caller]
 pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
@@ -80,57 +83,58 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 ) -> ByRoute<Everyone> {
     match try_by_route(routes, default) {
         Ok(rules) => rules,
-        Err(wrong) => panic!("{wrong}"),
+        Err(error) => panic!("{error}"),
     }
 }
 
-/// [`by_route`] for routes from outside.
+/// Fallible form of [`by_route`], for routes known only at run time.
 ///
 /// ```
 /// use http::Method;
-/// use tower_sluice::{Quota, try_by_route};
+/// use tower_sluice::{Quota, rule::try_by_route};
 ///
-/// let old = try_by_route([(Method::GET, "/url/:id", Quota::per_second(5))], Quota::per_second(9));
+/// let result = try_by_route([(Method::GET, "/url/:id", Quota::per_second(5))], Quota::per_second(9));
 /// assert_eq!(
-///     old.unwrap_err().to_string(),
-///     "route \"/url/:id\": \":id\" is written as for axum 0.7; use {id}",
+///     result.unwrap_err().to_string(),
+///     "route \"/url/:id\": \":id\" is the syntax of axum 0.7; use {id}",
 /// );
 /// ```
 ///
 /// # Errors
 ///
-/// When no request could match a route (its template does not start with a slash, has a query, is
-/// in the syntax of axum 0.7, or has braces that do not match; its method is in lower case), or
-/// two routes have one method and differ in the names of parameters at most.
+/// Fails if no request can match a route, or if two routes have one method and differ at most in
+/// the names of parameters. No request matches a template that does not start with a slash, has a
+/// query, uses the syntax of axum 0.7, or has unbalanced braces. Nor does a
+/// request have a method in lower case.
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
 ) -> Result<ByRoute<Everyone>, RouteError> {
     let mut rules = ByRoute::of(default.into());
     for (method, template, plan) in routes {
-        rules.add(Route::new(Some(method), template.as_ref())?, plan.into())?;
+        rules.add(RouteTemplate::new(Some(method), template.as_ref())?, plan.into())?;
     }
     Ok(rules)
 }
 
-/// The rules of [`by_route`].
+/// The rules created by [`by_route`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ByRoute<K> {
-    routes: Vec<(Route, Rule<K>)>,
+    routes: Vec<(RouteTemplate, Rule<K>)>,
     other: Rule<K>,
-    stray: Arc<Stray>,
+    check: Arc<RouteCheck>,
 }
 
 impl ByRoute<Everyone> {
     pub(super) fn of(default: Plan) -> Self {
         let other = Rule::new("other", Everyone, default);
-        Self { routes: Vec::new(), other, stray: Arc::new(Stray::new(0)) }
+        Self { routes: Vec::new(), other, check: Arc::new(RouteCheck::new(0)) }
     }
 }
 
 impl<K: Clone> ByRoute<K> {
-    /// Limits a path whatever the method, where no route of that method is given.
+    /// Limits a path for all methods without a route of their own.
     ///
     /// ```
     /// use http::Method;
@@ -142,93 +146,96 @@ impl<K: Clone> ByRoute<K> {
     ///
     /// # Panics
     ///
-    /// As [`by_route`].
+    /// Panics if [`by_route`] would panic for the template.
     #[track_caller]
     pub fn any_method(self, template: impl AsRef<str>, plan: impl Into<Plan>) -> Self {
         match self.try_any_method(template, plan) {
             Ok(rules) => rules,
-            Err(wrong) => panic!("{wrong}"),
+            Err(error) => panic!("{error}"),
         }
     }
 
-    /// [`any_method`](ByRoute::any_method) for a template from outside.
+    /// Fallible form of [`any_method`](ByRoute::any_method), for a template known only at run time.
     ///
     /// # Errors
     ///
-    /// As [`try_by_route`].
+    /// Fails if [`try_by_route`] would fail for the template.
     pub fn try_any_method(
         mut self,
         template: impl AsRef<str>,
         plan: impl Into<Plan>,
     ) -> Result<Self, RouteError> {
-        self.add(Route::new(None, template.as_ref())?, plan.into())?;
+        self.add(RouteTemplate::new(None, template.as_ref())?, plan.into())?;
         Ok(self)
     }
 
-    pub(super) fn add(&mut self, route: Route, plan: Plan) -> Result<(), RouteError> {
-        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_as(&route)) {
-            return Err(RouteError::twice(one, &route));
+    pub(super) fn add(&mut self, route: RouteTemplate, plan: Plan) -> Result<(), RouteError> {
+        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_same(&route)) {
+            return Err(RouteError::duplicate(one, &route));
         }
         let rule = Rule::named(route.name(), self.other.extractor.clone(), plan);
         self.routes.push((route, rule));
-        self.stray = Arc::new(Stray::new(self.routes.len()));
+        self.check = Arc::new(RouteCheck::new(self.routes.len()));
         Ok(())
     }
 }
 
 impl<K> ByRoute<K> {
-    /// Counts every key of `extractor` apart.
+    /// Counts each key of `extractor` separately.
     pub fn each<E: Clone>(self, extractor: E) -> ByRoute<E> {
         let each = |(route, rule)| (route, Rule::with(rule, extractor.clone()));
         ByRoute {
             routes: self.routes.into_iter().map(each).collect(),
             other: self.other.with(extractor.clone()),
-            stray: self.stray,
+            check: self.check,
         }
     }
 
-    /// The rule that charges the request with this head.
-    fn rule(&self, parts: &Parts) -> &Rule<K> {
-        let matched = parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let rank = |(at, (route, _)): (usize, &(Route, _))| Some((route.rank(parts, matched)?, at));
+    /// Returns the rule that charges the request with this head.
+    fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
+        let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
+        let rank =
+            |(at, (route, _)): (usize, &(RouteTemplate, _))| Some((route.rank(head, matched)?, at));
         match self.routes.iter().enumerate().filter_map(rank).min() {
             Some((_, at)) => {
-                self.stray.meet(at);
+                self.check.mark_matched(at);
                 &self.routes[at].1
             }
             None => {
                 let routes = self.routes.iter().map(|(route, rule)| (route, rule.name));
-                self.stray.look(parts.uri.path(), matched, routes);
+                self.check.check(head.uri.path(), matched, routes);
                 &self.other
             }
         }
     }
 }
 
+impl<K: KeyExtractor> super::rules::sealed::Sealed for ByRoute<K> {}
+
 impl<K: KeyExtractor> Rules for ByRoute<K> {
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
-        self.rule(parts).charge(parts, before, then)
+    ) -> Result<(), Bypass> {
+        self.rule(head).charge(head, before, then)
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
-        let all = |route: &Route| {
-            let mut beside = self.routes.iter().filter(|(beside, _)| beside.has_path_of(route));
-            beside.any(|(beside, _)| beside.takes_all_methods())
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        let all = |route: &RouteTemplate| {
+            let mut same_path = self.routes.iter().filter(|(other, _)| other.has_same_path(route));
+            same_path.any(|(other, _)| other.takes_all_methods())
         };
         for (route, rule) in &self.routes {
-            rule.describe(shapes);
-            if let Some(shape) = shapes.last_mut() {
-                shape.instead_of = Some(self.other.name);
-                shape.leaves_methods = !all(route);
-                // `other` has the same extractor, and reports its lints
-                shape.key_lints.clear();
+            rule.info(infos);
+            if let Some(info) = infos.last_mut() {
+                info.instead_of = Some(self.other.name);
+                info.leaves_methods = !all(route);
+                // The rule `other` has the same extractor and reports its lints.
+                info.key_lints.clear();
             }
         }
-        self.other.describe(shapes);
+        self.other.info(infos);
     }
 }

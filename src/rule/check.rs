@@ -1,46 +1,46 @@
-//! What would refuse or confuse every request, found when a layer is built.
+//! Build-time checks of rules: settings that would deny or mix up all requests.
 
 use std::{fmt, time::Duration};
 
-use super::{Shape, plan::MOST};
+use super::{RuleInfo, plan::MAX_QUOTAS};
 use crate::{
     key::Key,
     name::RuleName,
     store::{Charge, Store, Unsupported},
 };
 
-/// Why rules cannot be a layer: found when it is built, so that no request meets it.
+/// An error in the rules of a layer. It is found when the layer is built, before any request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// Two rules have one name, and would charge one account.
+    /// Two rules have the same name and would charge one account.
     SameName(RuleName),
-    /// Two quotas would be called the same in header fields.
+    /// Two quotas have the same name in header fields.
     SameQuotaName(String),
-    /// A rule has more quotas than a decision can tell apart: 255.
+    /// A rule has more than 255 quotas, the maximum of a decision.
     TooManyQuotas(RuleName, usize),
-    /// Every request of the rule would be refused: its fixed cost is above a quota's limit.
+    /// All requests of the rule would be denied: its fixed cost is above the limit of a quota.
     CostAboveLimit {
         /// The rule.
         rule: RuleName,
-        /// What a request costs.
+        /// The cost of a request.
         cost: u32,
-        /// What the quota ever has.
+        /// The limit of the quota.
         limit: u32,
     },
-    /// Every request that costs anything would be refused: its cost and what it must leave over are
-    /// together above a quota's limit.
+    /// All requests with a cost above 0 would be denied: the sum of cost and headroom is above the
+    /// limit of a quota.
     HeadroomAboveLimit {
         /// The rule.
         rule: RuleName,
-        /// What a request costs, at least.
+        /// The minimum cost of a request.
         cost: u32,
-        /// What it must leave over.
+        /// The headroom of a request.
         headroom: u32,
-        /// What the quota ever has.
+        /// The limit of the quota.
         limit: u32,
     },
-    /// The store cannot do what the rules ask.
+    /// The store does not support the rules.
     Unsupported(Unsupported),
 }
 
@@ -56,17 +56,17 @@ impl fmt::Display for RuleError {
                 )
             }
             Self::TooManyQuotas(rule, n) => {
-                write!(f, "rule {rule}: {n} quotas; give at most {MOST}")
+                write!(f, "rule {rule}: {n} quotas; give at most {MAX_QUOTAS}")
             }
             Self::CostAboveLimit { rule, cost, limit } => write!(
                 f,
-                "rule {rule}: cost {cost} is above the quota's limit {limit}, so that every \
-                 request would be refused; lower the cost or raise the burst"
+                "rule {rule}: cost {cost} is above the quota's limit {limit}, so every \
+                 request would be denied; lower the cost or raise the burst"
             ),
             Self::HeadroomAboveLimit { rule, cost, headroom, limit } => write!(
                 f,
                 "rule {rule}: cost {cost} and headroom {headroom} are together above the quota's \
-                 limit {limit}, so that every request would be refused; lower the headroom or \
+                 limit {limit}, so every request would be denied; lower the headroom or \
                  raise the burst"
             ),
             Self::Unsupported(what) => write!(f, "the store cannot do this: {what}"),
@@ -76,26 +76,26 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// Looks for what would refuse or confuse every request.
-pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), RuleError> {
-    let limits = |shape: &&Shape<'_>| shape.quotas.is_none_or(|quotas| !quotas.is_empty());
-    let limiting: Vec<_> = shapes.iter().filter(limits).collect();
-    for (at, shape) in limiting.iter().enumerate() {
-        let rule = shape.name;
+/// Checks the rules of a layer, and registers them with the store.
+pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), RuleError> {
+    let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|quotas| !quotas.is_empty());
+    let limiting: Vec<_> = infos.iter().filter(limits).collect();
+    for (at, info) in limiting.iter().enumerate() {
+        let rule = info.name;
         if limiting[..at].iter().any(|earlier| earlier.name == rule) {
             return Err(RuleError::SameName(rule));
         }
-        let quotas = shape.quotas.unwrap_or_default();
-        if quotas.len() > MOST {
+        let quotas = info.quotas.unwrap_or_default();
+        if quotas.len() > MAX_QUOTAS {
             return Err(RuleError::TooManyQuotas(rule, quotas.len()));
         }
         for quota in quotas.iter().filter(|quota| !quota.is_blocked()) {
-            let (cost, limit) = (shape.cost.unwrap_or(0), quota.raised_limit());
+            let (cost, limit) = (info.cost.unwrap_or(0), quota.raised_limit());
             if cost > limit {
                 return Err(RuleError::CostAboveLimit { rule, cost, limit });
             }
-            if shape.least_need() > limit.into() {
-                let (cost, headroom) = (shape.cost.unwrap_or(1), shape.headroom.unwrap_or(0));
+            if info.least_need() > limit.into() {
+                let (cost, headroom) = (info.cost.unwrap_or(1), info.headroom.unwrap_or(0));
                 return Err(RuleError::HeadroomAboveLimit { rule, cost, headroom, limit });
             }
         }
@@ -103,23 +103,23 @@ pub(crate) fn check<S: Store>(shapes: &[Shape<'_>], store: &S) -> Result<(), Rul
     if limiting.is_empty() {
         return Ok(());
     }
-    let anyone = Key::everyone();
+    let key = Key::everyone();
     let (mut charges, mut asked) = (Vec::new(), Vec::new());
-    for shape in limiting {
-        if let Some(quotas) = shape.quotas {
-            let wait = if shape.queues { Duration::from_nanos(1) } else { Duration::ZERO };
-            let charge = Charge::new(shape.name, &anyone, quotas).cost(shape.cost.unwrap_or(1));
-            let charge = charge.max_wait(wait);
+    for info in limiting {
+        if let Some(quotas) = info.quotas {
+            let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
+            let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
+            let charge = charge.with_max_wait(wait);
             charges.push(charge);
-            // what is read from the request is above 0 now and then
-            let charge = charge.headroom(shape.headroom.unwrap_or(1));
-            asked.push(if shape.report_only || shape.may_report {
-                charge.report_only()
+            // A headroom that is read from the request can be above 0.
+            let charge = charge.with_headroom(info.headroom.unwrap_or(1));
+            asked.push(if info.report_only || info.may_become_report_only {
+                charge.with_report_only()
             } else {
                 charge
             });
         }
     }
-    let fit = store.check(&asked).and_then(|()| store.announce(&charges));
+    let fit = store.supports(&asked).and_then(|()| store.register(&charges));
     fit.map_err(RuleError::Unsupported)
 }

@@ -1,67 +1,68 @@
-//! Rules: who pays, how much there is, and what a request costs.
+//! Rules: whom to charge, with which quotas, and the cost of a request.
 
+mod applies;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
-mod mode;
+mod cost;
+mod deadline;
 mod plan;
 #[cfg(feature = "axum")]
 mod route;
+#[cfg(feature = "axum")]
+mod route_check;
 #[cfg(all(feature = "axum", feature = "serde"))]
 mod routes;
 mod rules;
 #[cfg(feature = "serde")]
 mod settings;
-#[cfg(feature = "axum")]
-mod stray;
 #[cfg(feature = "serde")]
 mod table;
-mod units;
 
 use std::{cell::OnceCell, fmt, slice, sync::Arc, time::Duration};
 
-use http::{StatusCode, request::Parts};
+use http::StatusCode;
 
 pub(crate) use self::check::check;
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
+pub use self::{
+    applies::{Applies, OnMissingKey},
+    check::RuleError,
+    cost::Cost,
+    deadline::RequestDeadline,
+    plan::{LivePlan, Plan, Quotas},
+    rules::{Bypass, RuleInfo, Rules},
+};
 #[cfg(feature = "axum")]
 pub use self::{
     by_route::{ByRoute, by_route, try_by_route},
     route::RouteError,
 };
-pub use self::{
-    check::RuleError,
-    mode::{Missing, Mode},
-    plan::{LivePlan, Plan, Quotas},
-    rules::{Aside, Rules, Shape},
-    units::Units,
-};
+pub use crate::name::{NameError, RuleName};
 use crate::{
-    deadline,
-    key::{Everyone, Key, KeyError, KeyExtractor, KeyKind},
-    load::Switch,
-    name::RuleName,
+    key::{Everyone, Key, KeyError, KeyExtractor, KeyKind, RequestHead},
+    load::Toggle,
     store::Charge,
 };
 
-/// The longest key a rule takes unless told otherwise, in bytes.
-const KEY_LEN: usize = 1024;
+/// The default maximum length of a key, in bytes.
+const DEFAULT_MAX_KEY_LEN: usize = 1024;
 
-/// A name, an extractor, the quotas of each of its keys, and the cost of a request.
+/// A rule: a name, an extractor, the quotas of each key, and the cost of a request.
 ///
 /// ```
-/// use tower_sluice::{Missing, Quota, Rule, key::Header};
+/// use tower_sluice::{Quota, Rule, key::HeaderKey, rule::OnMissingKey};
 ///
 /// let rule = Rule::new(
 ///     "user",
-///     Header::new("x-api-key"),
+///     HeaderKey::new("x-api-key"),
 ///     [Quota::per_second(5).burst(20), Quota::per_day(10_000)],
 /// )
 /// .cost(2)
-/// .missing(Missing::Skip);
+/// .on_missing_key(OnMissingKey::Skip);
 /// ```
 #[derive(Clone)]
 #[must_use]
@@ -69,53 +70,54 @@ pub struct Rule<K> {
     name: RuleName,
     extractor: K,
     plan: Plan,
-    cost: Units,
-    headroom: Units,
+    cost: Cost,
+    headroom: Cost,
     max_wait: Duration,
-    mode: Option<Arc<dyn Fn(&Parts) -> Mode + Send + Sync>>,
-    missing: Missing,
-    report_only: Switch,
-    /// Whether it is flipped by who made the rule.
-    may_report: bool,
+    applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
+    on_missing_key: OnMissingKey,
+    report_only: Toggle,
+    /// Set by [`report_only`](Rule::report_only): `report_only` can change at run time.
+    may_become_report_only: bool,
     max_key_len: usize,
 }
 
 impl<K> Rule<K> {
-    /// A rule of one quota, of several that are charged together, or of a [`Plan`].
+    /// Creates a rule with one quota, with several quotas that are charged together, or with a
+    /// [`Plan`].
     ///
     /// # Panics
     ///
-    /// When `name` is no [`RuleName`]. A name from outside is parsed to a `RuleName` and given to
-    /// [`Rule::named`].
+    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, parse a
+    /// `RuleName` and use [`Rule::named`].
     #[track_caller]
     pub fn new(name: &str, extractor: K, plan: impl Into<Plan>) -> Self {
         match RuleName::new(name) {
             Ok(name) => Self::named(name, extractor, plan),
-            Err(wrong) => panic!("{wrong}"),
+            Err(error) => panic!("{error}"),
         }
     }
 
-    /// [`Rule::new`] with a name that is already checked.
+    /// Creates a rule like [`Rule::new`], with a name that is already validated.
     pub fn named(name: RuleName, extractor: K, plan: impl Into<Plan>) -> Self {
         Self {
             name,
             extractor,
             plan: plan.into(),
-            cost: Units::from(1),
-            headroom: Units::from(0),
+            cost: Cost::from(1),
+            headroom: Cost::from(0),
             max_wait: Duration::ZERO,
-            mode: None,
-            missing: Missing::default(),
-            report_only: Switch::off(),
-            may_report: false,
-            max_key_len: KEY_LEN,
+            applies: None,
+            on_missing_key: OnMissingKey::default(),
+            report_only: Toggle::off(),
+            may_become_report_only: false,
+            max_key_len: DEFAULT_MAX_KEY_LEN,
         }
     }
 
     #[cfg(feature = "axum")]
     fn with<E>(self, extractor: E) -> Rule<E> {
-        let Self { name, plan, cost, headroom, max_wait, mode, missing, .. } = self;
-        let Self { report_only, may_report, max_key_len, .. } = self;
+        let Self { name, plan, cost, headroom, max_wait, applies, on_missing_key, .. } = self;
+        let Self { report_only, may_become_report_only, max_key_len, .. } = self;
         Rule {
             name,
             extractor,
@@ -123,108 +125,112 @@ impl<K> Rule<K> {
             cost,
             headroom,
             max_wait,
-            mode,
-            missing,
+            applies,
+            on_missing_key,
             report_only,
-            may_report,
+            may_become_report_only,
             max_key_len,
         }
     }
 
-    /// Charges the quotas of `plan` instead of those it was made with.
+    /// Replaces the quotas of the rule with those of `plan`.
     pub fn plan(self, plan: impl Into<Plan>) -> Self {
         Self { plan: plan.into(), ..self }
     }
 
-    /// Sets the cost of a request: a number of units, or [`Units::from_fn`]. Defaults to 1.
+    /// Sets the cost of a request: a number of units, or [`Cost::from_fn`]. Defaults to 1.
     ///
-    /// A request of cost 0 passes uncharged, even if its key or its quota is blocked. Where clients
-    /// influence the cost, let it be at least 1.
-    pub fn cost(self, cost: impl Into<Units>) -> Self {
+    /// A request of cost 0 passes uncharged, even if its key or its quota is blocked. If clients
+    /// influence the cost, make it at least 1.
+    pub fn cost(self, cost: impl Into<Cost>) -> Self {
         Self { cost: cost.into(), ..self }
     }
 
-    /// Units that a request must leave over, so that those who need not may still pass: priorities
-    /// are made of this. 0 unless set.
+    /// Sets the headroom: the units that must remain after the request is charged. Defaults to 0.
+    ///
+    /// Give low-priority requests a headroom. They are then denied first, and the remaining units
+    /// serve requests without headroom.
     ///
     /// ```
-    /// use tower_sluice::{Quota, Rule, Units, key::Everyone};
+    /// use tower_sluice::{Cost, Quota, RequestHead, Rule, key::Everyone};
     ///
-    /// // batch jobs stop while 20 units are left for everybody else
-    /// let batch = |parts: &http::request::Parts| parts.headers.contains_key("x-batch");
+    /// // Batch jobs leave at least 20 units for all other requests.
+    /// let batch = |head: &RequestHead<'_>| head.headers.contains_key("x-batch");
     /// Rule::new("site", Everyone, Quota::per_second(100))
-    ///     .headroom(Units::from_fn(move |parts| if batch(parts) { 20 } else { 0 }));
+    ///     .headroom(Cost::from_fn(move |head| if batch(head) { 20 } else { 0 }));
     /// ```
-    pub fn headroom(self, units: impl Into<Units>) -> Self {
+    pub fn headroom(self, units: impl Into<Cost>) -> Self {
         Self { headroom: units.into(), ..self }
     }
 
-    /// Lets a request wait for its place, at most so long, instead of refusing it: a burst is
-    /// smoothed into even spacing, first come first served. A request with a deadline of its own
-    /// (`grpc-timeout`, or a [`Deadline`](crate::Deadline) extension) waits no longer than that.
+    /// Sets the maximum time that a request waits for its turn instead of being denied. Defaults to
+    /// zero. A burst is smoothed into even spacing, first come first served. A request with its own
+    /// deadline (`grpc-timeout`, or a [`RequestDeadline`] extension) waits no longer than
+    /// that.
     ///
-    /// A request that waits has been admitted: a block of its key, another plan or the layer's switch
-    /// reaches requests that come later.
+    /// A waiting request is already admitted. Blocking its key, changing the plan or turning
+    /// the layer off affects only later requests.
     ///
-    /// A request that is dropped while it waits gives its units back if nobody has queued behind it.
-    /// Otherwise they are lost to the account: those behind keep their places, and nobody can make
-    /// handlers run closer together by queueing and leaving.
+    /// A waiting request that is dropped returns its units if no other request has queued behind
+    /// it. Otherwise its units are lost: the requests behind it keep their positions. Therefore
+    /// clients cannot make handlers run closer together by queueing and leaving.
     ///
-    /// For GCRA and paced fixed windows that are not soft.
+    /// Supported for GCRA and paced fixed windows without soft units.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }
 
-    /// Chooses per request whether the rule charges it, leaves it alone, exempts it from every
-    /// rule, or insists on an identity.
+    /// Sets a function that selects how the rule applies to a request: charge it, skip this rule, exempt it from
+    /// all rules, or require an identity. Defaults to [`Applies::Charge`].
     ///
     /// ```
-    /// use tower_sluice::{Mode, PeerIp, Quota, Rule};
+    /// use tower_sluice::{PeerIp, Quota, Rule, rule::Applies};
     ///
-    /// Rule::new("ip", PeerIp::new(), Quota::per_second(10)).mode(|parts| {
-    ///     match parts.uri.path() {
-    ///         "/health" => Mode::Exempt,
-    ///         path if path.starts_with("/static/") => Mode::Skip,
-    ///         _ => Mode::Charge,
+    /// Rule::new("ip", PeerIp::new(), Quota::per_second(10)).applies(|head| {
+    ///     match head.uri.path() {
+    ///         "/health" => Applies::Exempt,
+    ///         path if path.starts_with("/static/") => Applies::Skip,
+    ///         _ => Applies::Charge,
     ///     }
     /// });
     /// ```
-    pub fn mode(self, mode: impl Fn(&Parts) -> Mode + Send + Sync + 'static) -> Self {
-        Self { mode: Some(Arc::new(mode)), ..self }
+    pub fn applies(
+        self,
+        applies: impl Fn(&RequestHead<'_>) -> Applies + Send + Sync + 'static,
+    ) -> Self {
+        Self { applies: Some(Arc::new(applies)), ..self }
     }
 
-    /// What becomes of a request without an identity; refused with 400 unless set.
-    pub fn missing(self, missing: Missing) -> Self {
-        Self { missing, ..self }
+    /// Sets the policy for a request without an identity. Defaults to a rejection with 400.
+    pub fn on_missing_key(self, policy: OnMissingKey) -> Self {
+        Self { on_missing_key: policy, ..self }
     }
 
-    /// Counts, and refuses nobody: the decision says what would have been.
-    pub fn report_only(self) -> Self {
-        Self { report_only: Switch::on(), ..self }
-    }
-
-    /// [Refuses nobody](Rule::report_only) while `switch` is on. A clone of the rule goes by the
-    /// same switch.
+    /// Makes the rule report-only while `toggle` is on: it counts requests but never denies them. The
+    /// decision reports which requests the rule would have denied. `true` makes it report-only for
+    /// good. Clones of the rule share the toggle.
     ///
     /// ```
-    /// use tower_sluice::{PeerIp, Quota, Rule, Switch};
+    /// use tower_sluice::{PeerIp, Quota, Rule, middleware::Toggle};
     ///
-    /// let trial = Switch::on();
-    /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).report_only_while(&trial);
-    /// trial.set(false); // it has proved itself: from the next request on it refuses
+    /// let report_only = Toggle::on();
+    /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).report_only(&report_only);
+    /// report_only.set(false); // the rule denies from the next request on
     /// ```
-    pub fn report_only_while(self, switch: &Switch) -> Self {
-        Self { report_only: switch.clone(), may_report: true, ..self }
+    pub fn report_only(self, toggle: impl Into<Toggle>) -> Self {
+        let report_only = toggle.into();
+        Self { may_become_report_only: !report_only.is_fixed(), report_only, ..self }
     }
 
-    /// The longest key taken, in bytes; 1 KiB unless set. A longer one is refused with 400.
+    /// Sets the maximum length of a key in bytes. Defaults to 1 KiB. A request with a longer key is
+    /// rejected with 400.
     pub fn max_key_len(self, bytes: usize) -> Self {
         Self { max_key_len: bytes, ..self }
     }
 }
 
 impl Rule<Everyone> {
-    /// A rule that charges nothing and refuses nobody: the opposite of
+    /// Creates a rule that charges and denies nothing: the opposite of
     /// [`Quota::blocked`](crate::Quota::blocked).
     pub fn unlimited() -> Self {
         Self::named(RuleName::default(), Everyone, [])
@@ -232,95 +238,111 @@ impl Rule<Everyone> {
 }
 
 impl<K: KeyExtractor> Rule<K> {
-    /// Hands the charge of the request with this head to `then`, if it has one.
+    /// Calls `then` with the charge of the request, or with `None` if the rule does not apply.
     #[inline]
-    fn lend<T>(
+    fn with_charge<T>(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         then: impl FnOnce(Option<&Charge<'_>>) -> T,
-    ) -> Result<T, Aside> {
-        let mode = self.mode.as_ref().map_or(Mode::Charge, |mode| mode(parts));
-        if mode == Mode::Exempt {
-            return Err(Aside::Exempt);
-        } else if mode == Mode::Skip || self.plan.is_unlimited() {
+    ) -> Result<T, Bypass> {
+        let applies = self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head));
+        if applies == Applies::Exempt {
+            return Err(Bypass::Exempt("a rule exempts it"));
+        } else if applies == Applies::Skip || self.plan.is_unlimited() {
             return Ok(then(None));
         }
-        // the key stays where the extractor has put it: moving it costs as much as hashing it
-        let found = self.extractor.extract(parts);
-        let instead = OnceCell::new();
+        // Borrows the key from the extractor's result: moving it costs as much as hashing it.
+        let found = self.extractor.extract(head);
+        let resolved = OnceCell::new();
         let key = match &found {
             Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => key,
-            _ => match instead.get_or_init(|| self.instead(&found, mode == Mode::Require)) {
+            _ => match resolved
+                .get_or_init(|| self.resolve_missing(&found, applies == Applies::Require))
+            {
                 Ok(Some(key)) => key,
                 Err(error) if !self.report_only.is_on() => {
-                    return Err(Aside::Refused(error.clone()));
+                    return Err(Bypass::Rejected(error.clone()));
                 }
                 Ok(None) | Err(_) => return Ok(then(None)),
             },
         };
         let mut made = None;
-        let quotas = self.plan.quotas(parts, key, &mut made);
+        let quotas = self.plan.quotas(head, key, &mut made);
         let mut charge = Charge::new(self.name, key, quotas)
-            .cost(self.cost.of(parts))
-            .headroom(self.headroom.of(parts));
+            .with_cost(self.cost.of(head))
+            .with_headroom(self.headroom.of(head));
         if !self.max_wait.is_zero() {
-            charge = charge.max_wait(deadline::within(parts, self.max_wait));
+            charge = charge.with_max_wait(deadline::within(head, self.max_wait));
         }
         if self.report_only.is_on() {
-            charge = charge.report_only();
+            charge = charge.with_report_only();
         }
         Ok(then(Some(&charge)))
     }
 
-    /// The key of a request that has none to be charged, if it is to be charged all the same.
+    /// Handles a request without a usable key. Returns the error of a rejection, the shared key, or
+    /// `None` if the rule does not apply.
     #[cold]
-    fn instead(
+    fn resolve_missing(
         &self,
         found: &Result<Option<Key>, KeyError>,
         required: bool,
     ) -> Result<Option<Key>, KeyError> {
         let error = match found {
             Ok(Some(key)) if key.len() > self.max_key_len => {
-                let why = format!("key of {} bytes; at most {}", key.len(), self.max_key_len);
-                return Err(KeyError::refused(StatusCode::BAD_REQUEST, why));
+                let why = format!(
+                    "key of {} bytes is too long; send at most {}",
+                    key.len(),
+                    self.max_key_len
+                );
+                return Err(KeyError::unusable(StatusCode::BAD_REQUEST, why));
             }
             Ok(Some(key)) if key.is_blank() => KeyError::missing("key"),
             Ok(None) if required => KeyError::missing("key"),
             Err(error) if error.is_missing() => error.clone(),
             found => return found.clone(),
         };
-        match self.missing {
-            Missing::Reject(status) => Err(error.with_status(status)),
+        match self.on_missing_key {
+            OnMissingKey::Reject(status) => Err(error.with_status(status)),
             _ if required => Err(error),
-            Missing::Skip => Ok(None),
-            Missing::Share => Ok(Some(Key::unidentified())),
+            OnMissingKey::Skip => Ok(None),
+            OnMissingKey::Share => Ok(Some(Key::unidentified())),
         }
     }
 }
+
+impl<K: KeyExtractor> rules::sealed::Sealed for Rule<K> {}
 
 impl<K: KeyExtractor> Rules for Rule<K> {
     #[inline]
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
-        self.lend(parts, |charge| match charge {
+    ) -> Result<(), Bypass> {
+        self.with_charge(head, |charge| match charge {
             Some(charge) => rules::extend(before, *charge, then),
             None => then(before),
         })
     }
 
     #[inline]
-    fn charges<T>(&self, parts: &Parts, then: impl FnOnce(&[Charge<'_>]) -> T) -> Result<T, Aside> {
-        self.lend(parts, |charge| then(charge.map_or(&[], slice::from_ref)))
+    fn charges<T>(
+        &self,
+        head: &RequestHead<'_>,
+        then: impl FnOnce(&[Charge<'_>]) -> T,
+    ) -> Result<T, Bypass> {
+        self.with_charge(head, |charge| match charge {
+            Some(charge) => Ok(then(slice::from_ref(charge))),
+            None => Err(Bypass::NO_RULE),
+        })?
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
         let kind = self.extractor.kind();
-        let shares = self.missing == Missing::Share;
-        shapes.push(Shape {
+        let shares = self.on_missing_key == OnMissingKey::Share;
+        infos.push(RuleInfo {
             name: self.name,
             key_kind: if shares { kind.or(KeyKind::Unidentified) } else { kind },
             quotas: self.plan.fixed(),
@@ -329,8 +351,8 @@ impl<K: KeyExtractor> Rules for Rule<K> {
             headroom: self.headroom.fixed(),
             queues: !self.max_wait.is_zero(),
             report_only: self.report_only.is_on(),
-            may_report: self.may_report,
-            report_only_switch: Some(&self.report_only),
+            may_become_report_only: self.may_become_report_only,
+            report_only_toggle: Some(&self.report_only),
             instead_of: None,
             key_lints: self.extractor.lints(),
             leaves_methods: false,

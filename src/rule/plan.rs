@@ -1,37 +1,43 @@
-//! Which quotas a rule charges: fixed, chosen per request, or replaced while the server runs.
+//! Plans: quotas that are fixed, chosen per request, or replaced at run time.
 
 use std::{
     fmt,
     sync::{Arc, PoisonError, RwLock},
 };
 
-use http::request::Parts;
 use smallvec::SmallVec;
 
-use crate::{key::Key, quota::Quota};
+use crate::{
+    key::{Key, RequestHead},
+    quota::Quota,
+};
 
-/// Quotas charged all or none: made of a [`Quota`], an array, a slice or a `Vec`; an empty one
-/// limits nothing. In a file (feature `serde`), a quota or a list of them.
+/// A list of quotas that are charged all or none. It is created from a [`Quota`], an array, a slice
+/// or a `Vec`. An empty list limits nothing. Feature `serde` reads one quota or a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quotas(SmallVec<[Quota; 1]>);
 
-/// The most quotas of one rule.
-pub(super) const MOST: usize = 255;
+/// The maximum number of quotas in a rule.
+pub(super) const MAX_QUOTAS: usize = 255;
 
 impl Quotas {
-    /// What is charged: no more than a decision can tell apart.
+    /// Returns the quotas that are charged, at most the maximum of a decision.
     pub(crate) fn charged(&self) -> &[Quota] {
-        &self.0[..self.0.len().min(MOST)]
+        &self.0[..self.0.len().min(MAX_QUOTAS)]
     }
 
     #[track_caller]
     fn checked(self) -> Self {
-        assert!(self.0.len() <= MOST, "rule: {} quotas; give at most {MOST}", self.0.len());
+        assert!(
+            self.0.len() <= MAX_QUOTAS,
+            "rule: {} quotas; give at most {MAX_QUOTAS}",
+            self.0.len()
+        );
         self
     }
 }
 
-/// As [`Limiter::take`](crate::Limiter::take) wants them.
+/// Returns the quotas for [`Limiter::take`](crate::Limiter::take).
 impl AsRef<[Quota]> for Quotas {
     fn as_ref(&self) -> &[Quota] {
         &self.0
@@ -62,137 +68,141 @@ impl From<Vec<Quota>> for Quotas {
     }
 }
 
-/// Where a rule's quotas come from.
+/// The source of a rule's quotas.
 ///
-/// An account keeps its state when its quotas change, so neither a new plan nor a change while the
-/// server runs refills anybody. Plans of one rule should share their periods; quotas of different
-/// scale belong in rules of different names.
+/// An account keeps its state when its quotas change, so neither a different plan nor a replaced
+/// one refills an account. The plans of one rule should have the same periods. Put quotas with
+/// different periods into rules with different names.
 ///
-/// Let a client not choose between plans request by request: an account ends where it is full under
-/// the plan of the moment, and with it, by a [token bucket](crate::Algorithm::TokenBucket), what it
-/// owes under a larger one.
+/// Do not let a client choose its plan per request. An account is dropped as soon as it is full
+/// under the current plan. With a [token bucket](crate::Algorithm::TokenBucket), this also drops the
+/// units that the client has used under a larger plan.
 ///
 /// ```
-/// use tower_sluice::{Plan, Quota, Rule, key::Header};
+/// use tower_sluice::{Plan, Quota, Rule, key::HeaderKey};
 ///
 /// #[derive(Clone)]
 /// struct Paid;
 ///
-/// let plan = Plan::from_fn(|parts, _key| match parts.extensions.get::<Paid>() {
+/// let plan = Plan::from_fn(|head, _key| match head.extensions.get::<Paid>() {
 ///     Some(Paid) => Quota::per_minute(600).into(),
 ///     None => Quota::per_minute(60).into(),
 /// });
-/// Rule::new("user", Header::new("x-api-key"), plan);
+/// Rule::new("user", HeaderKey::new("x-api-key"), plan);
 /// ```
 #[derive(Clone)]
-pub struct Plan(Source);
+pub struct Plan(PlanKind);
 
 #[derive(Clone)]
-enum Source {
+enum PlanKind {
     Fixed(Quotas),
-    Chosen(Arc<dyn Fn(&Parts, &Key) -> Quotas + Send + Sync>),
+    Chosen(Arc<dyn Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync>),
     Live(LivePlan),
 }
 
 impl Plan {
-    /// The quotas that `choose` gives for the head of the request and its key; the first 255 count.
-    pub fn from_fn(choose: impl Fn(&Parts, &Key) -> Quotas + Send + Sync + 'static) -> Self {
-        Self(Source::Chosen(Arc::new(choose)))
+    /// Creates a plan that calls `choose` with the request head and the key. Only the first 255
+    /// quotas are charged.
+    pub fn from_fn(
+        choose: impl Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync + 'static,
+    ) -> Self {
+        Self(PlanKind::Chosen(Arc::new(choose)))
     }
 
-    /// What this request is charged under; where that is made for it, it is kept in `made`.
+    /// Returns the quotas of this request. Quotas created for this request are stored in `made`.
     #[inline]
     pub(super) fn quotas<'a>(
         &'a self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         key: &Key,
         made: &'a mut Option<Quotas>,
     ) -> &'a [Quota] {
         match &self.0 {
-            Source::Fixed(quotas) => quotas,
-            Source::Chosen(choose) => made.insert(choose(parts, key)),
-            Source::Live(live) => made.insert(live.quotas()),
+            PlanKind::Fixed(quotas) => quotas,
+            PlanKind::Chosen(choose) => made.insert(choose(head, key)),
+            PlanKind::Live(live) => made.insert(live.quotas()),
         }
         .charged()
     }
 
-    /// Whether there is never anything to charge.
+    /// Returns `true` if the plan never charges anything.
     pub(super) fn is_unlimited(&self) -> bool {
-        matches!(&self.0, Source::Fixed(quotas) if quotas.0.is_empty())
+        matches!(&self.0, PlanKind::Fixed(quotas) if quotas.0.is_empty())
     }
 
     pub(super) fn fixed(&self) -> Option<&[Quota]> {
         match &self.0 {
-            Source::Fixed(quotas) => Some(&quotas.0),
-            Source::Chosen(_) | Source::Live(_) => None,
+            PlanKind::Fixed(quotas) => Some(&quotas.0),
+            PlanKind::Chosen(_) | PlanKind::Live(_) => None,
         }
     }
 
     pub(super) fn live(&self) -> Option<&LivePlan> {
         match &self.0 {
-            Source::Live(live) => Some(live),
-            Source::Fixed(_) | Source::Chosen(_) => None,
+            PlanKind::Live(live) => Some(live),
+            PlanKind::Fixed(_) | PlanKind::Chosen(_) => None,
         }
     }
 }
 
 impl<Q: Into<Quotas>> From<Q> for Plan {
     fn from(quotas: Q) -> Self {
-        Self(Source::Fixed(quotas.into()))
+        Self(PlanKind::Fixed(quotas.into()))
     }
 }
 
 impl From<&LivePlan> for Plan {
     fn from(live: &LivePlan) -> Self {
-        Self(Source::Live(live.clone()))
+        Self(PlanKind::Live(live.clone()))
     }
 }
 
 impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Source::Fixed(quotas) => fmt::Debug::fmt(quotas, f),
-            Source::Chosen(_) => f.write_str("Plan(fn)"),
-            Source::Live(live) => fmt::Debug::fmt(live, f),
+            PlanKind::Fixed(quotas) => fmt::Debug::fmt(quotas, f),
+            PlanKind::Chosen(_) => f.write_str("Plan(fn)"),
+            PlanKind::Live(live) => fmt::Debug::fmt(live, f),
         }
     }
 }
 
-/// Quotas that are replaced while the server runs: a handle to keep, and a [`Plan`] for a rule.
+/// Quotas that can be replaced at run time. The value is a handle; clones share the quotas. A
+/// [`Plan`] is created from a reference to it.
 ///
 /// ```
 /// use tower_sluice::{LivePlan, PeerIp, Quota, Rule};
 ///
 /// let live = LivePlan::new(Quota::per_second(10));
 /// let rule = Rule::new("ip", PeerIp::new(), &live);
-/// live.replace(Quota::per_second(5)); // from the next request on; nobody is refilled
+/// live.replace(Quota::per_second(5)); // from the next request on; no account is refilled
 /// ```
 #[derive(Clone, Debug)]
 pub struct LivePlan(Arc<RwLock<Quotas>>);
 
 impl LivePlan {
-    /// A plan that begins with `quotas`.
+    /// Creates a plan with these quotas.
     ///
     /// # Panics
     ///
-    /// When there are more than 255.
+    /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         Self(Arc::new(RwLock::new(quotas.into().checked())))
     }
 
-    /// Puts `quotas` in the place of those before, for every rule that has this plan.
+    /// Replaces the quotas in all rules that use this plan.
     ///
     /// # Panics
     ///
-    /// When there are more than 255.
+    /// Panics if there are more than 255 quotas.
     #[track_caller]
     pub fn replace(&self, quotas: impl Into<Quotas>) {
         let quotas = quotas.into().checked();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = quotas;
     }
 
-    /// The quotas as they are now.
+    /// Returns the current quotas.
     #[must_use]
     pub fn quotas(&self) -> Quotas {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()

@@ -1,88 +1,90 @@
-//! One route of `by_route`: a method, and a path as an axum router has it.
+//! Routes of `by_route`: a method and a path template in the syntax of axum.
 
 use std::fmt;
 
-use http::{Method, request::Parts};
+use http::Method;
 
-use crate::name::RuleName;
+use crate::{key::RequestHead, name::RuleName};
 
-/// A method, or all of them, and a template.
+/// A path template with a method, or for all methods.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Route {
+pub(super) struct RouteTemplate {
     method: Option<Method>,
     template: Box<str>,
-    rpc: Option<Rpc>,
+    grpc: Option<GrpcPath>,
 }
 
 /// The form of a gRPC path. gRPC servers ignore the method and compare the path byte by byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rpc {
+enum GrpcPath {
     /// `/package.Service/Method`.
     Method,
-    /// `/package.Service/{*rest}`, and the length of what stands before the parameter.
+    /// `/package.Service/{*rest}`, with the length of the text before the parameter.
     Service(usize),
 }
 
-impl Route {
+impl RouteTemplate {
     pub(super) fn new(method: Option<Method>, template: &str) -> Result<Self, RouteError> {
-        let wrong = |fix| RouteError(format!("route {template:?}: {fix}"));
-        check(template).map_err(wrong)?;
+        let error = |fix| RouteError(format!("route {template:?}: {fix}"));
+        check(template).map_err(error)?;
         if let Some(method) = &method {
-            check_method(method).map_err(wrong)?;
+            check_method(method).map_err(error)?;
         }
-        Ok(Self { method, template: template.into(), rpc: Rpc::of(template) })
+        Ok(Self { method, template: template.into(), grpc: GrpcPath::of(template) })
     }
 
-    /// Reads `"POST /url"`, or `"/url"` for every method.
+    /// Parses `"POST /url"`, or `"/url"` for all methods.
     #[cfg(feature = "serde")]
     pub(super) fn read(text: &str) -> Result<Self, RouteError> {
         let Some((method, template)) = text.split_once(' ') else { return Self::new(None, text) };
         let known = Method::from_bytes(method.as_bytes());
         let method =
-            known.map_err(|_| RouteError(format!("route {text:?}: {method:?} is no method")))?;
+            known.map_err(|_| RouteError(format!("route {text:?}: {method:?} is not a method")))?;
         Self::new(Some(method), template.trim())
     }
 
-    /// Returns the name of the rule: the route itself, shortened if it is too long for a name.
+    /// Returns the name of the rule: the text of the route, shortened to the maximum length of a
+    /// name.
     pub(super) fn name(&self) -> RuleName {
         RuleName::derived(&self.to_string())
     }
 
-    /// Returns `true` if the route takes the methods that no other route of its path takes.
+    /// Returns `true` if the route applies to all methods without a route of their own.
     pub(super) fn takes_all_methods(&self) -> bool {
-        self.method.is_none() || self.rpc.is_some()
+        self.method.is_none() || self.grpc.is_some()
     }
 
-    /// Returns `true` if both have one path. A router cannot have two that differ in names only.
-    pub(super) fn has_path_of(&self, other: &Self) -> bool {
-        same(&self.template, &other.template)
+    /// Returns `true` if both routes have the same path. Names of parameters may differ, as in a
+    /// router.
+    pub(super) fn has_same_path(&self, other: &Self) -> bool {
+        same_template(&self.template, &other.template)
     }
 
     /// Returns `true` if both take the same requests.
-    pub(super) fn is_as(&self, other: &Self) -> bool {
-        self.method == other.method && self.has_path_of(other)
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.method == other.method && self.has_same_path(other)
     }
 
     pub(super) fn template(&self) -> &str {
         &self.template
     }
 
-    /// Returns how well the request fits, 0 being best, or `None` if it does not.
-    pub(super) fn rank(&self, parts: &Parts, matched: Option<&str>) -> Option<u8> {
-        let path = match self.rpc {
-            Some(Rpc::Method) if parts.uri.path() == &*self.template => 0,
-            _ if matched.is_some_and(|matched| same(&self.template, matched)) => 1,
-            Some(Rpc::Service(length))
-                if parts.uri.path().strip_prefix(&self.template[..length]).is_some() =>
+    /// Returns the rank of the match, 0 for the best, or `None` if the request does not match.
+    pub(super) fn rank(&self, head: &RequestHead<'_>, matched: Option<&str>) -> Option<u8> {
+        let path = match self.grpc {
+            Some(GrpcPath::Method) if head.uri.path() == &*self.template => 0,
+            _ if matched.is_some_and(|matched| same_template(&self.template, matched)) => 1,
+            Some(GrpcPath::Service(length))
+                if head.uri.path().strip_prefix(&self.template[..length]).is_some() =>
             {
                 2
             }
             _ => return None,
         };
         let method = match &self.method {
-            Some(method) if *method == parts.method => 0,
-            // axum answers HEAD with the handler of GET
-            Some(method) if *method == Method::GET && parts.method == Method::HEAD => 1,
+            Some(method) if *method == head.method => 0,
+            // axum answers `HEAD` with the handler of `GET`.
+            Some(method) if *method == Method::GET && head.method == Method::HEAD => 1,
             _ if self.takes_all_methods() => 2,
             _ => return None,
         };
@@ -90,7 +92,7 @@ impl Route {
     }
 
     /// Returns `true` if a router with this route would match the path.
-    pub(super) fn fits(&self, path: &str) -> bool {
+    pub(super) fn matches_path(&self, path: &str) -> bool {
         let mut left = path.split('/');
         for segment in self.template.split('/') {
             let Some(there) = left.next() else { return false };
@@ -111,7 +113,7 @@ impl Route {
     }
 }
 
-impl fmt::Display for Route {
+impl fmt::Display for RouteTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.method {
             Some(method) => write!(f, "{method} {}", self.template),
@@ -120,8 +122,8 @@ impl fmt::Display for Route {
     }
 }
 
-impl Rpc {
-    /// Recognizes services with a package only: `/users/list` may be any path.
+impl GrpcPath {
+    /// Recognizes only services with a package: `/users/list` may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {
@@ -140,18 +142,18 @@ impl Rpc {
 }
 
 /// Returns `true` if two templates differ at most in the names of parameters.
-fn same(a: &str, b: &str) -> bool {
+fn same_template(a: &str, b: &str) -> bool {
     let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
     loop {
         (a, b) = match (a, b) {
             ([], []) => return true,
-            // a brace by itself
+            // An escaped brace.
             ([b'{', b'{', a @ ..], [b'{', b'{', b @ ..]) => (a, b),
             ([b'{', x, after_a @ ..], [b'{', y, after_b @ ..]) => {
                 if (*x == b'*') != (*y == b'*') || *x == b'{' || *y == b'{' {
                     return false;
                 }
-                (behind(after_a), behind(after_b))
+                (after_parameter(after_a), after_parameter(after_b))
             }
             ([x, a @ ..], [y, b @ ..]) if x == y => (a, b),
             _ => return false,
@@ -160,24 +162,25 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 /// Returns the text after a parameter.
-fn behind(name: &[u8]) -> &[u8] {
+fn after_parameter(name: &[u8]) -> &[u8] {
     let end = name.iter().position(|byte| *byte == b'}');
     end.map_or(&[], |end| &name[end + 1..])
 }
 
-/// Fails for a template that no router takes, or no request matches. The error is the fix.
+/// Fails for a template that a router does not accept or that no request matches. The error is the
+/// fix.
 fn check(template: &str) -> Result<(), String> {
     if !template.starts_with('/') {
         return Err("it does not start with a slash; give a path, as \"/url/{id}\"".into());
     }
     let foreign = |c: char| c.is_ascii_control() || matches!(c, ' ' | '?' | '#');
     if let Some(c) = template.chars().find(|c| foreign(*c)) {
-        return Err(format!("a path never has {c:?} in it; drop it, and what belongs to it"));
+        return Err(format!("a path cannot contain {c:?}; drop it, with any query or fragment"));
     }
     for segment in template[1..].split('/') {
         for (old, new) in [(':', ""), ('*', "*")] {
             if let Some(name) = segment.strip_prefix(old) {
-                return Err(format!("{segment:?} is written as for axum 0.7; use {{{new}{name}}}"));
+                return Err(format!("{segment:?} is the syntax of axum 0.7; use {{{new}{name}}}"));
             }
         }
     }
@@ -195,21 +198,21 @@ fn check_braces(template: &str) -> Result<(), String> {
         }
         let parameter = if brace == "{" { rest.split_once('}') } else { None };
         let Some((name, after)) = parameter else {
-            return Err(format!("{brace:?} stands alone; write {{name}}, or {brace}{brace}"));
+            return Err(format!("{brace:?} is unbalanced; write {{name}}, or {brace}{brace}"));
         };
         let plain = name.strip_prefix('*').unwrap_or(name);
         if plain.is_empty() || plain.contains(['{', '*', '/']) {
-            return Err(format!("{{{name}}} is no parameter; write {{name}} or {{*name}}"));
+            return Err(format!("{{{name}}} is not a parameter; write {{name}} or {{*name}}"));
         }
         if !after.is_empty() && (!after.starts_with('/') || name.starts_with('*')) {
-            return Err(format!("{after:?} stands behind {{{name}}}, where no router takes it"));
+            return Err(format!("{after:?} follows {{{name}}}, which no router accepts; drop it"));
         }
         rest = after;
     }
     Ok(())
 }
 
-/// Methods differ by case: no request has `get`.
+/// Fails for a known method in lower case: methods are case-sensitive, and no request has `get`.
 fn check_method(method: &Method) -> Result<(), String> {
     let upper = method.as_str().to_ascii_uppercase();
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
@@ -219,13 +222,13 @@ fn check_method(method: &Method) -> Result<(), String> {
     Ok(())
 }
 
-/// An error in a route of [`by_route`](super::by_route): no request could match it, or another
-/// route has its method and path.
+/// An error in a route of [`by_route`](super::by_route): no request can match it, or another route
+/// has the same method and path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteError(String);
 
 impl RouteError {
-    pub(super) fn twice(one: &Route, other: &Route) -> Self {
+    pub(super) fn duplicate(one: &RouteTemplate, other: &RouteTemplate) -> Self {
         Self(format!("route \"{other}\": it is the same as \"{one}\"; drop one"))
     }
 }
@@ -242,13 +245,13 @@ impl std::error::Error for RouteError {}
 mod tests {
     use super::*;
 
-    fn route(text: &str) -> Route {
+    fn route(text: &str) -> RouteTemplate {
         let (method, template) = text.split_once(' ').expect("a method and a template");
-        Route::new(Method::from_bytes(method.as_bytes()).ok(), template).expect("a route")
+        RouteTemplate::new(Method::from_bytes(method.as_bytes()).ok(), template).expect("a route")
     }
 
     #[test]
-    fn templates_are_one_where_only_names_of_parameters_differ() {
+    fn templates_that_differ_only_in_parameter_names_are_equal() {
         for (a, b, one) in [
             ("/url", "/url", true),
             ("/url/{id}", "/url/{name}", true),
@@ -263,16 +266,16 @@ mod tests {
             ("/url", "/url/", false),
             ("/", "", false),
         ] {
-            assert_eq!((same(a, b), same(b, a)), (one, one), "{a} {b}");
+            assert_eq!((same_template(a, b), same_template(b, a)), (one, one), "{a} {b}");
         }
     }
 
     #[test]
-    fn a_path_of_grpc_has_a_package_a_service_and_a_method() {
-        for (template, rpc) in [
-            ("/hello.Greeter/SayHello", Some(Rpc::Method)),
-            ("/grpc.health.v1.Health/{*rest}", Some(Rpc::Service(23))),
-            ("/a.b/{method}", Some(Rpc::Service(5))),
+    fn grpc_paths_have_a_package_a_service_and_a_method() {
+        for (template, grpc) in [
+            ("/hello.Greeter/SayHello", Some(GrpcPath::Method)),
+            ("/grpc.health.v1.Health/{*rest}", Some(GrpcPath::Service(23))),
+            ("/a.b/{method}", Some(GrpcPath::Service(5))),
             ("/users/list", None),
             ("/v1.0/users", None),
             ("/a..b/c", None),
@@ -281,12 +284,12 @@ mod tests {
             ("/a.b/", None),
             ("/a.b/{x}/d", None),
         ] {
-            assert_eq!(Rpc::of(template), rpc, "{template}");
+            assert_eq!(GrpcPath::of(template), grpc, "{template}");
         }
     }
 
     #[test]
-    fn a_path_fits_as_the_router_would_match_it() {
+    fn paths_match_as_in_a_router() {
         for (template, path, fits) in [
             ("/url", "/url", true),
             ("/url", "/url/", false),
@@ -300,7 +303,11 @@ mod tests {
             ("/f/{*rest}", "/f", false),
             ("/{*rest}", "//a", true),
         ] {
-            assert_eq!(route(&format!("GET {template}")).fits(path), fits, "{template} {path}");
+            assert_eq!(
+                route(&format!("GET {template}")).matches_path(path),
+                fits,
+                "{template} {path}"
+            );
         }
     }
 }

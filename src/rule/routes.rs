@@ -1,11 +1,11 @@
-//! Routes and their quotas, as a file has them.
+//! The serde form of `by_route`: routes and their quotas.
 
 use serde::{
     de::{Deserialize, Deserializer, Error},
     ser::{Serialize, SerializeMap, Serializer},
 };
 
-use super::{ByRoute, Quotas, route::Route};
+use super::{ByRoute, Quotas, route::RouteTemplate};
 use crate::{
     fields::{self, Table},
     key::Everyone,
@@ -13,15 +13,15 @@ use crate::{
 
 const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for every method";
 
-/// Quotas by route, as a file has them, and `other`, the quotas of all other requests (features
+/// Quotas by route, read from a file, and `other`, the quotas of all other requests (features
 /// `axum` and `serde`).
 ///
-/// A field is called after its route, `"POST /url/{id}"`, or `"/url/{id}"` for
-/// [every method](ByRoute::any_method), and is a quota or a list of them. A route that no request
-/// could match is an error with the fix, as in [`try_by_route`](crate::try_by_route).
+/// The name of a field is its route: `"POST /url/{id}"`, or `"/url/{id}"` for
+/// [all methods](ByRoute::any_method). The value is a quota or a list of quotas. A route that no request
+/// can match is an error with the fix, as in [`try_by_route`](crate::rule::try_by_route).
 ///
 /// ```
-/// use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, RouteSettings};
+/// use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, rule::RouteSettings};
 ///
 /// #[derive(serde::Deserialize)]
 /// struct Limits {
@@ -44,19 +44,19 @@ const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for 
 ///
 /// # Limitations
 ///
-/// The routes are fixed when the layer is built: a change of the file takes a restart.
+/// The routes are fixed when the layer is built. A change of the file needs a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSettings {
-    routes: Vec<(Route, Quotas)>,
+    routes: Vec<(RouteTemplate, Quotas)>,
     other: Quotas,
 }
 
 impl RouteSettings {
-    /// Returns the rules of these settings, as [`by_route`](crate::by_route) makes them.
+    /// Returns the rules, like [`by_route`](crate::by_route).
     pub fn rules(&self) -> ByRoute<Everyone> {
         let mut rules = ByRoute::of(self.other.clone().into());
         for (route, quotas) in &self.routes {
-            // `field` accepts no two equal routes
+            // `field` has rejected equal routes.
             let _added = rules.add(route.clone(), quotas.clone().into());
         }
         rules
@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for RouteSettings {
 
 #[derive(Default)]
 struct RouteTable {
-    routes: Vec<(Route, Quotas)>,
+    routes: Vec<(RouteTemplate, Quotas)>,
     other: Option<Quotas>,
 }
 
@@ -92,18 +92,18 @@ impl Table for RouteTable {
         if !name.contains(['/', ' ']) {
             return Err(fields::unknown(name, value, FIELDS));
         }
-        let route = Route::read(name).map_err(D::Error::custom)?;
-        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_as(&route)) {
-            return Err(D::Error::custom(super::RouteError::twice(one, &route)));
+        let route = RouteTemplate::read(name).map_err(D::Error::custom)?;
+        if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_same(&route)) {
+            return Err(D::Error::custom(super::RouteError::duplicate(one, &route)));
         }
         self.routes.push((route, Quotas::deserialize(value)?));
         Ok(())
     }
 
     fn read(self) -> Result<RouteSettings, String> {
-        const LACKING: &str = "other is missing, the quotas of all other requests; add it, as \
+        const MISSING: &str = "other is missing, the quotas of all other requests; add it, as \
                                other = \"100/s\", or other = [] to limit nothing";
-        let other = self.other.ok_or(LACKING)?;
+        let other = self.other.ok_or(MISSING)?;
         Ok(RouteSettings { routes: self.routes, other })
     }
 }

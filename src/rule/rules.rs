@@ -1,21 +1,21 @@
-//! One rule or several, as one decision.
+//! Collections of rules that form one decision.
 
-use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::LivePlan;
 use crate::{
-    key::{KeyError, KeyKind},
-    load::Switch,
+    key::{KeyError, KeyKind, RequestHead},
+    load::Toggle,
     name::RuleName,
     quota::Quota,
     store::Charge,
 };
 
-/// What a layer charges for a request: a [`Rule`](crate::Rule), a tuple of up to four (tuples
-/// nest), or a `Vec`.
+/// The rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four (tuples nest), or a `Vec`.
 ///
-/// All charges of a request are one decision: everything is charged, or nothing.
+/// All charges of a request form one decision: everything is charged, or nothing.
+///
+/// This trait is sealed: it cannot be implemented outside of this crate.
 ///
 /// ```
 /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, Rule, key::Everyone};
@@ -26,105 +26,114 @@ use crate::{
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rule or a tuple of rules",
-    note = "a tuple has up to four rules; for more nest tuples, or use a `Vec`",
-    note = "`RateLimitLayer::new(extractor, quota, store)` makes a rule of an extractor"
+    note = "a tuple has up to four rules; for more, nest tuples, or use a `Vec`",
+    note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
-pub trait Rules {
-    /// Adds the charges of the request with this head to `before`, and hands all to `then`, once.
+pub trait Rules: sealed::Sealed {
+    /// Adds the charges of the request with this head to `before`, and calls `then` once with all
+    /// of them.
     ///
     /// # Errors
     ///
-    /// When the request is set aside before any store is asked; `then` is not called.
+    /// Fails if the request is handled without a store. `then` is not called.
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside>;
+    ) -> Result<(), Bypass>;
 
-    /// Hands the charges of the request with this head to `then`, and back what it says: what
-    /// [`charge`](Rules::charge) does, for a caller who knows the type and so is compiled into one
-    /// piece with it.
+    /// Calls `then` with the charges of the request with this head, and returns its result. It is a
+    /// form of [`charge`](Rules::charge) for callers that know the type, so the compiler can inline
+    /// it.
     ///
     /// # Errors
     ///
-    /// When the request is set aside before any store is asked; `then` is not called.
+    /// Fails if the request bypasses the store. This includes a request that no rule charges. `then`
+    /// is not called.
     #[inline]
-    fn charges<T>(&self, parts: &Parts, then: impl FnOnce(&[Charge<'_>]) -> T) -> Result<T, Aside>
+    fn charges<T>(
+        &self,
+        head: &RequestHead<'_>,
+        then: impl FnOnce(&[Charge<'_>]) -> T,
+    ) -> Result<T, Bypass>
     where
         Self: Sized,
     {
-        let (mut then, mut said) = (Some(then), None);
-        self.charge(parts, &[], &mut |charges| {
-            if let Some(then) = then.take() {
-                said = Some(then(charges));
+        let (mut then, mut result) = (Some(then), None);
+        self.charge(head, &[], &mut |charges| {
+            if !charges.is_empty()
+                && let Some(then) = then.take()
+            {
+                result = Some(then(charges));
             }
         })?;
-        // nobody was told of a charge: nothing limits it
-        said.ok_or(Aside::Exempt)
+        result.ok_or(Bypass::NO_RULE)
     }
 
-    /// Adds the shape of every rule to `shapes`.
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>);
+    /// Adds the description of each rule to `infos`.
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>);
 }
 
 const _: Option<&dyn Rules> = None;
 
-/// What is known of a rule before any request.
+/// The properties of a rule that are known before any request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Shape<'a> {
-    /// Its name.
+pub struct RuleInfo<'a> {
+    /// The name of the rule.
     pub name: RuleName,
-    /// The kind of its keys, that of requests without an identity among them where they share one.
+    /// The kind of the keys. It includes the shared key of requests without an identity, if the
+    /// rule has one.
     pub key_kind: KeyKind,
-    /// Its quotas; `None` where they are chosen per request or may change.
+    /// The quotas; `None` if they are chosen per request or may change.
     pub quotas: Option<&'a [Quota]>,
-    /// The plan from which they may be replaced while the server runs.
+    /// The plan that can replace the quotas at run time.
     pub live: Option<&'a LivePlan>,
-    /// What a request costs, where that is fixed.
+    /// The cost of a request, if fixed.
     pub cost: Option<u32>,
-    /// What a request must leave over, where that is fixed.
+    /// The headroom of a request, if fixed.
     pub headroom: Option<u32>,
-    /// Whether requests may wait for their place.
+    /// Set if requests may wait for their turn.
     pub queues: bool,
-    /// Whether it refuses nobody now.
+    /// Set if the rule is report-only now.
     pub report_only: bool,
-    /// Whether that is meant to be flipped while the server runs.
-    pub(crate) may_report: bool,
-    /// What flips it; `None` where nothing does.
-    pub report_only_switch: Option<&'a Switch>,
-    /// The rule that charges a request where this one does not: of the rules of one
-    /// `by_route` exactly one charges.
+    /// Set if `report_only` can change at run time.
+    pub(crate) may_become_report_only: bool,
+    /// The switch that sets `report_only`, if any.
+    pub report_only_toggle: Option<&'a Toggle>,
+    /// The rule that charges a request if this rule does not: exactly one rule of a `by_route`
+    /// charges a request.
     pub instead_of: Option<RuleName>,
-    /// Probable mistakes in the settings of its extractor; of a `by_route`, on its default alone.
+    /// Probable mistakes in the settings of the extractor. In a `by_route`, only the default rule
+    /// has them.
     pub(crate) key_lints: Vec<String>,
     /// Set if `instead_of` charges requests of other methods to its route.
     pub(crate) leaves_methods: bool,
 }
 
-impl<'a> Shape<'a> {
-    /// The shape of the rule that makes such a charge.
+impl<'a> RuleInfo<'a> {
+    /// Returns the description of the rule that makes this charge.
     pub(crate) fn of(charge: &Charge<'a>) -> Self {
         Self {
             name: charge.rule(),
             key_kind: KeyKind::Any,
             quotas: Some(charge.quotas()),
             live: None,
-            cost: Some(charge.units()),
-            headroom: Some(charge.reserve()),
-            queues: !charge.patience().is_zero(),
+            cost: Some(charge.cost()),
+            headroom: Some(charge.headroom()),
+            queues: !charge.max_wait().is_zero(),
             report_only: charge.is_report_only(),
-            may_report: false,
-            report_only_switch: None,
+            may_become_report_only: false,
+            report_only_toggle: None,
             instead_of: None,
             key_lints: Vec::new(),
             leaves_methods: false,
         }
     }
 
-    /// The fewest units that must fit for a request that costs anything: what it costs and leaves
-    /// over, as far as that is fixed; 0 where it costs nothing.
+    /// Returns the minimum number of units that a request with a cost needs: the sum of cost and
+    /// headroom, as far as they are fixed. Zero if the cost is fixed to 0.
     pub(crate) fn least_need(&self) -> u64 {
         match self.cost.unwrap_or(1) {
             0 => 0,
@@ -133,23 +142,27 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// A request on which no store is asked.
+/// The result for a request that is handled without a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Aside {
-    /// No rule applies to it: it passes.
-    Exempt,
-    /// It has no usable key, or is not let in.
-    Refused(KeyError),
+pub enum Bypass {
+    /// The request runs uncharged, for this reason.
+    Exempt(&'static str),
+    /// The request has no usable key, or access is denied.
+    Rejected(KeyError),
 }
 
-impl From<KeyError> for Aside {
+impl Bypass {
+    pub(crate) const NO_RULE: Self = Self::Exempt("no rule charges it");
+}
+
+impl From<KeyError> for Bypass {
     fn from(error: KeyError) -> Self {
-        Self::Refused(error)
+        Self::Rejected(error)
     }
 }
 
-/// Hands on `before` and one charge more.
+/// Calls `then` with `before` and one more charge.
 #[inline]
 pub(super) fn extend(
     before: &[Charge<'_>],
@@ -164,107 +177,117 @@ pub(super) fn extend(
     then(&charges);
 }
 
-/// Chains rules: the first adds to `before`, the rest to what the first handed on.
+/// Chains rules: the first rule adds to `before`, and the others add to the result.
 fn chain(
     rules: &[&dyn Rules],
-    parts: &Parts,
+    head: &RequestHead<'_>,
     before: &[Charge<'_>],
     then: &mut dyn FnMut(&[Charge<'_>]),
-) -> Result<(), Aside> {
+) -> Result<(), Bypass> {
     let Some((first, rest)) = rules.split_first() else {
         then(before);
         return Ok(());
     };
     let mut later = Ok(());
-    match first.charge(parts, before, &mut |all| later = chain(rest, parts, all, then)) {
+    match first.charge(head, before, &mut |all| later = chain(rest, head, all, then)) {
         Ok(()) => later,
-        Err(Aside::Exempt) => Err(Aside::Exempt),
-        // unless a later rule exempts it from this one too
-        Err(Aside::Refused(error)) => match chain(rest, parts, before, &mut |_| ()) {
-            Err(Aside::Exempt) => Err(Aside::Exempt),
-            _ => Err(Aside::Refused(error)),
+        Err(Bypass::Exempt(why)) => Err(Bypass::Exempt(why)),
+        // A later rule may exempt the request from this rule too.
+        Err(Bypass::Rejected(error)) => match chain(rest, head, before, &mut |_| ()) {
+            Err(Bypass::Exempt(why)) => Err(Bypass::Exempt(why)),
+            _ => Err(Bypass::Rejected(error)),
         },
     }
+}
+
+pub(super) mod sealed {
+    pub trait Sealed {}
+
+    impl<A: Sealed, B: Sealed> Sealed for (A, B) {}
+    impl<A: Sealed, B: Sealed, C: Sealed> Sealed for (A, B, C) {}
+    impl<A: Sealed, B: Sealed, C: Sealed, D: Sealed> Sealed for (A, B, C, D) {}
+    impl<R: Sealed> Sealed for Vec<R> {}
+    impl<R: Sealed + ?Sized> Sealed for Box<R> {}
 }
 
 impl<A: Rules, B: Rules> Rules for (A, B) {
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
-        chain(&[&self.0, &self.1], parts, before, then)
+    ) -> Result<(), Bypass> {
+        chain(&[&self.0, &self.1], head, before, then)
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
-        self.0.describe(shapes);
-        self.1.describe(shapes);
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        self.0.info(infos);
+        self.1.info(infos);
     }
 }
 
 impl<A: Rules, B: Rules, C: Rules> Rules for (A, B, C) {
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
-        chain(&[&self.0, &self.1, &self.2], parts, before, then)
+    ) -> Result<(), Bypass> {
+        chain(&[&self.0, &self.1, &self.2], head, before, then)
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
-        self.0.describe(shapes);
-        self.1.describe(shapes);
-        self.2.describe(shapes);
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        self.0.info(infos);
+        self.1.info(infos);
+        self.2.info(infos);
     }
 }
 
 impl<A: Rules, B: Rules, C: Rules, D: Rules> Rules for (A, B, C, D) {
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
-        chain(&[&self.0, &self.1, &self.2, &self.3], parts, before, then)
+    ) -> Result<(), Bypass> {
+        chain(&[&self.0, &self.1, &self.2, &self.3], head, before, then)
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
-        self.0.describe(shapes);
-        self.1.describe(shapes);
-        self.2.describe(shapes);
-        self.3.describe(shapes);
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        self.0.info(infos);
+        self.1.info(infos);
+        self.2.info(infos);
+        self.3.info(infos);
     }
 }
 
 impl<R: Rules> Rules for Vec<R> {
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
+    ) -> Result<(), Bypass> {
         let rules: SmallVec<[&dyn Rules; 4]> = self.iter().map(|rules| rules as _).collect();
-        chain(&rules, parts, before, then)
+        chain(&rules, head, before, then)
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
-        self.iter().for_each(|rules| rules.describe(shapes));
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        self.iter().for_each(|rules| rules.info(infos));
     }
 }
 
 impl<R: Rules + ?Sized> Rules for Box<R> {
     fn charge(
         &self,
-        parts: &Parts,
+        head: &RequestHead<'_>,
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Aside> {
-        (**self).charge(parts, before, then)
+    ) -> Result<(), Bypass> {
+        (**self).charge(head, before, then)
     }
 
-    fn describe<'a>(&'a self, shapes: &mut Vec<Shape<'a>>) {
-        (**self).describe(shapes);
+    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+        (**self).info(infos);
     }
 }

@@ -1,4 +1,4 @@
-//! The settings of a rule that are plain values, as a file has them.
+//! The serde form of a rule: its settings that are plain values.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{
     ser::{Error, Serialize, SerializeMap, Serializer},
 };
 
-use super::{KEY_LEN, Missing, Quotas, Rule};
+use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule};
 use crate::{
     fields::{self, Table},
     name::RuleName,
@@ -18,16 +18,19 @@ const FIELDS: &str = "give name, quotas, cost, headroom, max_wait, missing, repo
                       max_key_len";
 const TIME: &str = "give text, as \"500ms\"";
 
-/// What a file says of a rule; who pays stays in code, since an extractor decides who is trusted
-/// (feature `serde`).
+/// The settings of a rule, read from a file (feature `serde`). The extractor stays in code, because
+/// it decides which clients are trusted.
 ///
-/// The fields are called as the setters of [`Rule`] and mean the same; all but `quotas` may be left
-/// out. Times are text, as in a [quota](crate::Quota): `"500ms"`, `"2s"`. A wrong value is an error
-/// with its field and the fix, and so is a field that there is not.
+/// The fields have the names and meanings of the setters of [`Rule`]. All fields except `quotas`
+/// are optional. Times are text, as in a [quota](crate::Quota): `"500ms"`, `"2s"`. An invalid value
+/// or an unknown field is an error that has the field and the fix.
 ///
 /// ```
 /// use std::collections::HashMap;
-/// use tower_sluice::{LocalStore, PeerIp, Quotas, RateLimitLayer, RuleSettings, key::Header};
+/// use tower_sluice::{
+///     LocalStore, PeerIp, RateLimitLayer, key::HeaderKey,
+///     rule::{Quotas, RuleSettings},
+/// };
 ///
 /// #[derive(serde::Deserialize)]
 /// struct Limits {
@@ -54,53 +57,53 @@ const TIME: &str = "give text, as \"500ms\"";
 ///     "#,
 /// )?;
 /// let ip = limits.ip.rule(PeerIp::new());
-/// let user = limits.user.rule(Header::new("x-api-key"));
+/// let user = limits.user.rule(HeaderKey::new("x-api-key"));
 /// let layer = RateLimitLayer::try_rules((ip, user), LocalStore::new())?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # While the server runs
+/// # Changes at run time
 ///
-/// **Quotas** can be read again: give the rule a [`LivePlan`](crate::LivePlan) by [`Rule::plan`]
-/// and [replace](crate::LivePlan::replace) what it has, or a [`Plan`](crate::Plan) that looks into a
-/// map of plans that is replaced as a whole. Accounts stay as they are, and nobody is refilled, as
-/// long as the quotas keep their order, their periods and their algorithms: an account belongs to a
-/// place in the list, and no algorithm reads the account of another.
+/// **Quotas** can be read again. Pass a [`LivePlan`](crate::LivePlan) to [`Rule::plan`] and
+/// [replace](crate::LivePlan::replace) its quotas. For several plans, use a [`Plan`](crate::Plan)
+/// that reads from a map, and replace the whole map. Accounts keep their state if the quotas keep
+/// their order, periods and algorithms: an account belongs to a position in the list, and no
+/// algorithm reads the account of another.
 ///
-/// Everything else takes a restart. The name is part of every account's address: under another, all
-/// would be full. What a missing identity means, whether anybody is refused at all, how long requests wait
-/// and what they cost is what a service in front of the handlers was built and tested with;
-/// [`needs_restart`](RuleSettings::needs_restart) tells whether a new file changes it. (A rule is
-/// turned off at once by a [`Switch`](crate::Switch), and a cost that changes is
-/// [`Units::from_fn`](crate::Units::from_fn).)
+/// All other settings need a restart. The name is part of the address of each account: with a new
+/// name, all accounts are full. The remaining fields (policy for a missing identity, report-only,
+/// waiting time, cost) are part of the behavior that the service was built and tested with.
+/// [`needs_restart`](RuleSettings::needs_restart) reports whether a new file changes such a field.
+/// To turn a rule off at once, use a [`Toggle`](crate::middleware::Toggle). For a cost that changes, use
+/// [`Cost::from_fn`](crate::Cost::from_fn).
 ///
-/// What cannot work together, such as a cost above a limit, is found by
-/// [`try_rules`](crate::RateLimitLayer::try_rules) where quotas are fixed. Before new ones replace
-/// others, make a layer of their rules over a small store of its own and drop it; if either fails,
-/// say so and keep what runs. `examples/config.rs` does all of this.
+/// Settings that exclude each other, such as a cost above a limit, are errors of
+/// [`try_rules`](crate::RateLimitLayer::try_rules) if the quotas are fixed. Before you replace
+/// quotas, build a layer of the new rules over a small store of its own and drop it. If that fails,
+/// log the error and keep the running quotas. `examples/config.rs` shows all of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleSettings {
-    /// See [`Rule::named`]; `default` unless set.
+    /// The name of the rule, see [`Rule::named`]. Defaults to `default`.
     pub name: RuleName,
-    /// See [`Rule::new`]. An empty list limits nothing.
+    /// The quotas, see [`Rule::new`]. An empty list limits nothing.
     pub quotas: Quotas,
-    /// See [`Rule::cost`]; 1 unless set.
+    /// The cost of a request, see [`Rule::cost`]. Defaults to 1.
     pub cost: u32,
-    /// See [`Rule::headroom`]; 0 unless set.
+    /// The headroom of a request, see [`Rule::headroom`]. Defaults to 0.
     pub headroom: u32,
-    /// See [`Rule::max_wait`]; zero unless set.
+    /// The maximum waiting time, see [`Rule::max_wait`]. Defaults to zero.
     pub max_wait: Duration,
-    /// See [`Rule::missing`]; `reject` unless set.
-    pub missing: Missing,
-    /// See [`Rule::report_only`].
+    /// The policy for a missing identity, see [`Rule::on_missing_key`]. Defaults to `reject`.
+    pub missing: OnMissingKey,
+    /// Set for a report-only rule, see [`Rule::report_only`]. Defaults to `false`.
     pub report_only: bool,
-    /// See [`Rule::max_key_len`]; 1 KiB unless set.
+    /// The maximum length of a key, see [`Rule::max_key_len`]. Defaults to 1 KiB.
     pub max_key_len: usize,
 }
 
 impl RuleSettings {
-    /// Those of a rule that was only given quotas.
+    /// Creates settings with these quotas and defaults for all other fields.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         Self {
             name: RuleName::default(),
@@ -108,27 +111,27 @@ impl RuleSettings {
             cost: 1,
             headroom: 0,
             max_wait: Duration::ZERO,
-            missing: Missing::default(),
+            missing: OnMissingKey::default(),
             report_only: false,
-            max_key_len: KEY_LEN,
+            max_key_len: DEFAULT_MAX_KEY_LEN,
         }
     }
 
-    /// The rule of these settings in which `extractor` says who pays.
+    /// Creates the rule with these settings and this extractor.
     pub fn rule<K>(&self, extractor: K) -> Rule<K> {
         let rule = Rule::named(self.name, extractor, self.quotas.clone())
             .cost(self.cost)
             .headroom(self.headroom)
             .max_wait(self.max_wait)
-            .missing(self.missing)
+            .on_missing_key(self.missing)
             .max_key_len(self.max_key_len);
-        if self.report_only { rule.report_only() } else { rule }
+        if self.report_only { rule.report_only(true) } else { rule }
     }
 
-    /// The first field but `quotas` in which `new` differs.
+    /// Returns the first field, except `quotas`, in which `new` differs.
     ///
     /// ```
-    /// use tower_sluice::{Quota, RuleSettings};
+    /// use tower_sluice::{Quota, rule::RuleSettings};
     ///
     /// let (old, mut new) = (Quota::per_second(5), RuleSettings::new(Quota::per_second(10)));
     /// assert_eq!(RuleSettings::new(old).needs_restart(&new), None);
@@ -189,7 +192,7 @@ impl Table for SettingsTable {
             "cost" => settings.cost = fields::number(name, value, 0..=u32::MAX)?,
             "headroom" => settings.headroom = fields::number(name, value, 0..=u32::MAX)?,
             "max_wait" => settings.max_wait = read_time(name, value, TIME)?,
-            "missing" => settings.missing = Missing::deserialize(value)?,
+            "missing" => settings.missing = OnMissingKey::deserialize(value)?,
             "report_only" => settings.report_only = fields::flag(name, value)?,
             "max_key_len" => {
                 let bytes = fields::number(name, value, 1..=u32::MAX)?;
@@ -201,13 +204,13 @@ impl Table for SettingsTable {
     }
 
     fn read(self) -> Result<RuleSettings, String> {
-        const LACKING: &str = "quotas is missing; add it, as quotas = \"20/s\", or quotas = [] to \
+        const MISSING: &str = "quotas is missing; add it, as quotas = \"20/s\", or quotas = [] to \
                                limit nothing";
-        if self.has_quotas { Ok(self.settings) } else { Err(LACKING.into()) }
+        if self.has_quotas { Ok(self.settings) } else { Err(MISSING.into()) }
     }
 }
 
-/// What differs from the settings of a rule that was only given quotas.
+/// Writes the quotas, and all other fields that differ from their defaults.
 impl Serialize for RuleSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let plain = Self::new([]);

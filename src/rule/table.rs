@@ -1,4 +1,4 @@
-//! Quotas of a rule, and what becomes of requests without an identity, in files.
+//! The serde forms of the quotas of a rule and of the policy for a missing identity.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::{
     ser::{Serialize, Serializer},
 };
 
-use super::{Missing, Quotas, plan::MOST};
+use super::{OnMissingKey, Quotas, plan::MAX_QUOTAS};
 use crate::{
     fields::{self, Table},
     quota::Quota,
@@ -19,7 +19,7 @@ use crate::{
 
 const MISSING: &str = "give \"reject\", \"skip\", \"share\" or { reject = 401 }";
 
-/// One quota, or a list of them; an empty list limits nothing.
+/// Reads one quota or a list. An empty list limits nothing.
 impl<'de> Deserialize<'de> for Quotas {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         value.deserialize_any(OneOrMore)
@@ -46,8 +46,10 @@ impl<'de> Visitor<'de> for OneOrMore {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Quotas, A::Error> {
         let mut quotas = Vec::new();
         while let Some(quota) = list.next_element::<Quota>()? {
-            if quotas.len() == MOST {
-                return Err(A::Error::custom(format!("quotas are more than {MOST}; give fewer")));
+            if quotas.len() == MAX_QUOTAS {
+                return Err(A::Error::custom(format!(
+                    "the list has more than {MAX_QUOTAS} quotas; give at most {MAX_QUOTAS}"
+                )));
             }
             quotas.push(quota);
         }
@@ -64,8 +66,8 @@ impl Serialize for Quotas {
     }
 }
 
-/// See [`Missing`].
-impl<'de> Deserialize<'de> for Missing {
+/// Reads the forms documented at [`OnMissingKey`].
+impl<'de> Deserialize<'de> for OnMissingKey {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         fields::read::<MissingTable, D>(value)
     }
@@ -75,16 +77,16 @@ impl<'de> Deserialize<'de> for Missing {
 struct MissingTable(Option<StatusCode>);
 
 impl Table for MissingTable {
-    type Read = Missing;
+    type Read = OnMissingKey;
 
-    const SHAPE: &'static str = "what becomes of a request without an identity, as \"reject\", \
+    const SHAPE: &'static str = "a policy for requests without an identity, as \"reject\", \
                                  \"skip\", \"share\" or { reject = 401 }";
 
-    fn text(text: &str) -> Result<Missing, String> {
+    fn text(text: &str) -> Result<OnMissingKey, String> {
         match text {
-            "reject" => Ok(Missing::default()),
-            "skip" => Ok(Missing::Skip),
-            "share" => Ok(Missing::Share),
+            "reject" => Ok(OnMissingKey::default()),
+            "skip" => Ok(OnMissingKey::Skip),
+            "share" => Ok(OnMissingKey::Share),
             _ => Err(format!("missing is {text:?}; {MISSING}")),
         }
     }
@@ -98,19 +100,21 @@ impl Table for MissingTable {
         Ok(())
     }
 
-    fn read(self) -> Result<Missing, String> {
-        self.0.map(Missing::Reject).ok_or_else(|| format!("missing is an empty table; {MISSING}"))
+    fn read(self) -> Result<OnMissingKey, String> {
+        self.0
+            .map(OnMissingKey::Reject)
+            .ok_or_else(|| format!("missing is an empty table; {MISSING}"))
     }
 }
 
-impl Serialize for Missing {
+impl Serialize for OnMissingKey {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Reject(StatusCode::BAD_REQUEST) => serializer.serialize_str("reject"),
             Self::Skip => serializer.serialize_str("skip"),
             Self::Share => serializer.serialize_str("share"),
             Self::Reject(status) => {
-                serializer.serialize_newtype_variant("Missing", 0, "reject", &status.as_u16())
+                serializer.serialize_newtype_variant("OnMissingKey", 0, "reject", &status.as_u16())
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::{name::RuleName, quota::Quota};
 
-/// The smallest limit of one quota with which a trace [limits](super::Verdict::is_limited) no
-/// request: every call is allowed immediately and without overage. See [`least`](super::least) for
-/// an example.
+/// The smallest limit of one quota with which a trace
+/// [limits](super::SimulatedDecision::is_limited) no request: every call is allowed immediately and
+/// without overage. See [`least`](super::least) for an example.
 ///
 /// For GCRA and the token bucket this is the burst at the configured rate. A window has one number,
 /// its units per period. The result is exact as long as there is
@@ -12,14 +12,14 @@ use crate::{name::RuleName, quota::Quota};
 /// limited. The need of a single request is the lower bound. The result for one quota holds if the
 /// other quotas limit nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Least {
+pub struct SmallestBurst {
     pub(super) rule: RuleName,
     pub(super) place: usize,
     pub(super) given: Quota,
     pub(super) most: Option<u64>,
 }
 
-impl Least {
+impl SmallestBurst {
     /// Returns the rule of the quota.
     #[must_use]
     pub fn rule(&self) -> RuleName {

@@ -6,12 +6,12 @@
 
 use smallvec::SmallVec;
 
-use super::Least;
+use super::SmallestBurst;
 use crate::{
     decision::Outcome,
     quota::{Algorithm, Quota},
-    rule::Shape,
-    store::{Charge, LocalStore, Stats, Store},
+    rule::RuleInfo,
+    store::{Charge, LocalStore, Stats, StoreExt},
 };
 
 /// The maximum number of distinct quotas of plans that are measured; further ones are left out.
@@ -19,67 +19,67 @@ const MOST_QUOTAS: usize = 1_024;
 
 pub(super) struct Measure {
     store: LocalStore,
-    found: Vec<Least>,
+    found: Vec<SmallestBurst>,
 }
 
 impl Measure {
     /// Starts each fixed quota at the need of a single request, the lower bound.
-    pub(super) fn new(store: LocalStore, shapes: &[Shape<'_>]) -> Self {
-        let of = |shape: &Shape<'_>| {
-            let (rule, alone) = (shape.name, shape.least_need().max(1));
-            let quotas = shape.quotas.unwrap_or_default().to_vec();
+    pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
+        let of = |info: &RuleInfo<'_>| {
+            let (rule, alone) = (info.name, info.least_need().max(1));
+            let quotas = info.quotas.unwrap_or_default().to_vec();
             let least = move |(place, given): (usize, Quota)| {
                 let most = is_countable(&given).then_some(alone);
-                Least { rule, place, given, most }
+                SmallestBurst { rule, place, given, most }
             };
             quotas.into_iter().enumerate().map(least)
         };
-        Self { store, found: shapes.iter().flat_map(of).collect() }
+        Self { store, found: infos.iter().flat_map(of).collect() }
     }
 
     /// Records the charges of a request at `now`.
     pub(super) fn note(&mut self, charges: &[Charge<'_>], now: u64) {
-        for charge in charges.iter().filter(|charge| charge.units() > 0) {
+        for charge in charges.iter().filter(|charge| charge.cost() > 0) {
             let wide: SmallVec<[Quota; 4]> = charge.quotas().iter().map(Quota::widest).collect();
-            for (place, given) in charge.placed() {
+            for (place, given) in charge.charged_quotas() {
                 let Self { store, found } = self;
                 let Some(least) = entry(found, charge, place, given) else { continue };
                 if least.most.is_none() {
                     continue;
                 }
-                let alone = Charge::new(charge.rule(), charge.key(), &wide).only(place);
-                let ask = alone.cost(charge.units()).headroom(charge.reserve());
+                let alone = Charge::new(charge.rule(), charge.key(), &wide).with_quota_index(place);
+                let ask = alone.with_cost(charge.cost()).with_headroom(charge.headroom());
                 let decision = store.take(&[ask]).now();
                 let owed = decision.outcomes().first().filter(|_| decision.is_allowed());
                 let needs = owed.map(Outcome::owed).and_then(|owed| u64::try_from(owed).ok());
-                let needs = needs.map(|owed| owed + u64::from(charge.reserve()));
+                let needs = needs.map(|owed| owed + u64::from(charge.headroom()));
                 let needs = needs.and_then(|units| paced(given, units, now));
                 least.most = needs.and_then(|units| least.most.map(|most| most.max(units)));
             }
         }
     }
 
-    pub(super) fn least(&self) -> Vec<Least> {
+    pub(super) fn least(&self) -> Vec<SmallestBurst> {
         self.found.clone()
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.store.untold_stats()
+        self.store.stats_without_gauges()
     }
 }
 
 fn entry<'a>(
-    found: &'a mut Vec<Least>,
+    found: &'a mut Vec<SmallestBurst>,
     charge: &Charge<'_>,
     place: usize,
     given: &Quota,
-) -> Option<&'a mut Least> {
+) -> Option<&'a mut SmallestBurst> {
     let rule = charge.rule();
-    let is_it = |it: &Least| it.rule == rule && it.place == place && it.given == *given;
+    let is_it = |it: &SmallestBurst| it.rule == rule && it.place == place && it.given == *given;
     let at = found.iter().position(is_it).unwrap_or(found.len());
     if at == found.len() && at < MOST_QUOTAS {
         let most = is_countable(given).then_some(1);
-        found.push(Least { rule, place, given: *given, most });
+        found.push(SmallestBurst { rule, place, given: *given, most });
     }
     found.get_mut(at)
 }

@@ -2,8 +2,8 @@
 //!
 //! Limits are often guessed, tried on users, and corrected after complaints. A log of past requests
 //! lets you test them first. A trace is any sequence of [`Call`]s: instants with request heads.
-//! Each call yields a [`Verdict`], the decision of a layer over an embedded store at that instant.
-//! The clock follows the trace, so a week takes seconds. Memory holds only the accounts.
+//! Each call yields a [`SimulatedDecision`], the decision of a layer over an embedded store at that
+//! instant. The clock follows the trace, so a week takes seconds. Memory holds only the accounts.
 //!
 //! ```
 //! use std::{net::SocketAddr, time::Duration};
@@ -53,7 +53,7 @@
 //!
 //! - A trace is the past. A denied client changes its behavior: it waits, retries or leaves. The
 //!   later calls of the trace are those of clients that were not denied.
-//! - A simulation covers rules. It leaves out access lists, switches, exempt preflights, elastic limits
+//! - A simulation covers rules. It leaves out access lists, toggles, exempt preflights, overcommit
 //!   and charges adjusted after the response.
 //! - A trace with coarse time stamps, such as whole seconds, turns each second into a burst. More
 //!   requests are denied, and [`least`] is larger, than with exact times.
@@ -72,11 +72,11 @@ use std::time::Duration;
 use http::request::Parts;
 
 pub use self::{
-    least::Least,
+    least::SmallestBurst,
     simulator::{Simulation, Simulator},
-    verdict::Verdict,
+    verdict::SimulatedDecision,
 };
-use crate::rule::Rules;
+use crate::{key::RequestHead, rule::Rules};
 
 /// A request of a trace: its time and its head.
 ///
@@ -114,13 +114,13 @@ impl Call {
 
     /// Returns the head of the call.
     #[must_use]
-    pub fn parts(&self) -> &Parts {
-        &self.parts
+    pub fn head(&self) -> RequestHead<'_> {
+        RequestHead::from(&self.parts)
     }
 }
 
-/// Replays `trace` against `rules`. Returns an iterator of one [`Verdict`] per call, which keeps
-/// only the accounts in memory. See the [module](self) for an example.
+/// Replays `trace` against `rules`. Returns an iterator of one [`SimulatedDecision`] per call,
+/// which keeps only the accounts in memory. See the [module](self) for an example.
 ///
 /// # Panics
 ///
@@ -134,8 +134,8 @@ where
     Simulator::new(rules).play(trace)
 }
 
-/// Returns, for each quota, the smallest limit with which `trace` [limits](Verdict::is_limited) no
-/// request. Takes one pass; see [`Least`].
+/// Returns, for each quota, the smallest limit with which `trace`
+/// [limits](SimulatedDecision::is_limited) no request. Takes one pass; see [`SmallestBurst`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -155,7 +155,7 @@ where
 ///
 /// Panics if [`Simulator::try_new`] returns an error.
 #[track_caller]
-pub fn least<R: Rules>(rules: R, trace: impl IntoIterator<Item = Call>) -> Vec<Least> {
+pub fn least<R: Rules>(rules: R, trace: impl IntoIterator<Item = Call>) -> Vec<SmallestBurst> {
     let mut played = Simulator::new(rules).measure().play(trace);
     played.by_ref().for_each(drop);
     played.simulator().least()

@@ -10,27 +10,26 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Call, Least, Verdict, measure::Measure, verdict::Names};
+use super::{Call, SimulatedDecision, SmallestBurst, measure::Measure, verdict::Names};
 use crate::{
     decision::Decision,
     headers::Items,
     key::KeyError,
-    rule::{self, Aside, RuleError, Rules},
-    settings::MAX_WAITERS,
-    store::{Charge, Clock, LocalStore, Stats, Store, hurried},
-    waiters::{Bounds, Waiter, Waiters},
+    middleware::admission,
+    middleware::config::LayerConfig,
+    rule::{self, Bypass, RuleError, Rules},
+    store::{Charge, Clock, LocalStore, Stats, StoreExt},
+    waiters::Waiter,
 };
 
 /// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 
-const BOUNDS: Bounds = Bounds { all: MAX_WAITERS, per_key: None };
-
 /// Decides calls one by one, as a layer with these rules over an embedded store would. See the
 /// [module](super) for an example.
 ///
-/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at a time, and per key as many
-/// as [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) allows by default.
+/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at a time, and per key as
+/// many as [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) allows by default.
 pub struct Simulator<R> {
     rules: R,
     clock: Clock,
@@ -39,11 +38,11 @@ pub struct Simulator<R> {
     keys: usize,
     measure: Option<Measure>,
     waiting: BinaryHeap<Reverse<Waiting>>,
-    waiters: Arc<Waiters>,
+    settings: LayerConfig,
     late: u64,
 }
 
-/// A request that waits until its place is up.
+/// A queued request, until its wait ends at `up`.
 struct Waiting {
     up: u64,
     _waiter: Option<Waiter>,
@@ -102,11 +101,12 @@ impl<R: Rules> Simulator<R> {
     pub fn try_new(rules: R) -> Result<Self, RuleError> {
         let (clock, hands) = Clock::driven();
         let store = LocalStore::on(clock.clone(), LocalStore::DEFAULT_KEYS);
-        let mut shapes = Vec::new();
-        rules.describe(&mut shapes);
-        rule::check(&shapes, &store)?;
-        Items::new(&shapes)?;
-        drop(shapes);
+        let mut infos = Vec::new();
+        rules.info(&mut infos);
+        rule::check(&infos, &store)?;
+        Items::new(&infos)?;
+        let settings = LayerConfig::new(infos.iter().map(|info| info.name));
+        drop(infos);
         let waiting = BinaryHeap::new();
         Ok(Self {
             rules,
@@ -116,7 +116,7 @@ impl<R: Rules> Simulator<R> {
             keys: LocalStore::DEFAULT_KEYS,
             measure: None,
             waiting,
-            waiters: Arc::default(),
+            settings,
             late: 0,
         })
     }
@@ -137,11 +137,11 @@ impl<R: Rules> Simulator<R> {
     /// to 160 kB per key there, because its limit is raised to the maximum.
     #[must_use]
     pub fn measure(self) -> Self {
-        let mut shapes = Vec::new();
-        self.rules.describe(&mut shapes);
+        let mut infos = Vec::new();
+        self.rules.info(&mut infos);
         let store = LocalStore::on(self.clock.clone(), self.keys);
-        let measure = Some(Measure::new(store, &shapes));
-        drop(shapes);
+        let measure = Some(Measure::new(store, &infos));
+        drop(infos);
         Self { measure, ..self }
     }
 
@@ -162,7 +162,7 @@ impl<R: Rules> Simulator<R> {
     /// assert!(late.is_late() && late.at() == Duration::from_secs(7));
     /// assert_eq!(decide(8).decision().unwrap().retry_after(), Some(Duration::from_secs(29)));
     /// ```
-    pub fn decide(&mut self, call: &Call) -> Verdict {
+    pub fn decide(&mut self, call: &Call) -> SimulatedDecision {
         let at = u64::try_from(call.at.as_nanos()).map_or(LAST, |at| at.min(LAST));
         let before = self.clock.now();
         let late = at < before;
@@ -174,7 +174,7 @@ impl<R: Rules> Simulator<R> {
         }
         let mut waits_for = Names::new();
         let decided = self.ask(call, now, &mut waits_for);
-        Verdict { at: Duration::from_nanos(now), late, waits_for, decided }
+        SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
     /// Decides a request head as the layer does.
@@ -184,31 +184,28 @@ impl<R: Rules> Simulator<R> {
         now: u64,
         waits_for: &mut Names,
     ) -> Result<Option<Decision>, KeyError> {
-        let Self { rules, store, measure, waiting, waiters, .. } = self;
-        let decided = rules.charges(&call.parts, |charges| {
-            if charges.is_empty() {
-                return None;
-            }
+        let Self { rules, store, measure, waiting, settings, .. } = self;
+        let decided = admission::charges(rules, settings, &call.head(), |charges| {
             if let Some(measure) = measure {
                 measure.note(charges, now);
             }
             let queues = charges.iter().any(Charge::queues);
-            let crowded = queues && waiters.are_full(charges, BOUNDS);
-            let short = if queues && !crowded { short(store, charges) } else { Names::new() };
-            let answer = if crowded { store.take(&hurried(charges)) } else { store.take(charges) };
-            let decision: Decision = answer.now();
+            let may_queue = queues && !settings.must_not_queue(charges);
+            let short = if may_queue { short(store, charges) } else { Names::new() };
+            let decision: Decision = admission::take(store, settings, charges).now();
             if decision.waits() {
                 *waits_for = short;
                 let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);
                 let up = now.saturating_add(wait);
-                waiting.push(Reverse(Waiting { up, _waiter: waiters.enter(charges, BOUNDS) }));
+                waiting.push(Reverse(Waiting { up, _waiter: settings.enter_queue(charges) }));
             }
-            Some(decision)
+            decision
         });
-        decided.or_else(|aside| match aside {
-            Aside::Exempt => Ok(None),
-            Aside::Refused(error) => Err(error),
-        })
+        match decided {
+            Ok(decision) => Ok(Some(decision)),
+            Err(Bypass::Exempt(_)) => Ok(None),
+            Err(Bypass::Rejected(error)) => Err(error),
+        }
     }
 
     /// Returns an iterator that decides the calls of `trace` on demand.
@@ -224,11 +221,11 @@ impl<R> Simulator<R> {
     /// Returns, for each quota, the smallest limit with which no request so far would have been
     /// limited, in the order of the rules. Empty without [`measure`](Simulator::measure).
     #[must_use]
-    pub fn least(&self) -> Vec<Least> {
+    pub fn least(&self) -> Vec<SmallestBurst> {
         self.measure.as_ref().map(Measure::least).unwrap_or_default()
     }
 
-    /// Returns the number of [late](Verdict::is_late) calls so far.
+    /// Returns the number of [late](SimulatedDecision::is_late) calls so far.
     #[must_use]
     pub fn late(&self) -> u64 {
         self.late
@@ -239,7 +236,7 @@ impl<R> Simulator<R> {
     /// small for the trace.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.store.untold_stats()
+        self.store.stats_without_gauges()
     }
 
     /// Returns statistics of the accounts that find the smallest limits, or `None` without
@@ -248,9 +245,9 @@ impl<R> Simulator<R> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_sluice::{Quota, Rule, key::Header, simulate::{Call, Simulator}};
+    /// use tower_sluice::{Quota, Rule, key::HeaderKey, simulate::{Call, Simulator}};
     ///
-    /// let rule = Rule::new("user", Header::new("x-user"), Quota::per_second(1));
+    /// let rule = Rule::new("user", HeaderKey::new("x-user"), Quota::per_second(1));
     /// let mut simulator = Simulator::new(rule).capacity(16).measure();
     /// // Each second a new user sends 100 requests, of which one is allowed.
     /// for n in 0..10_000 {
@@ -272,12 +269,13 @@ fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Names {
         return SmallVec::from_slice(&[alone.rule()]);
     }
     // A charge of cost 0 changes nothing.
-    let looks: SmallVec<[Charge<'_>; 4]> = charges.iter().map(|charge| charge.cost(0)).collect();
+    let looks: SmallVec<[Charge<'_>; 4]> =
+        charges.iter().map(|charge| charge.with_cost(0)).collect();
     let seen: Decision = store.take(&looks).now();
     let is_short = |charge: &&Charge<'_>| {
-        let need = u64::from(charge.units()) + u64::from(charge.reserve());
+        let need = u64::from(charge.cost()) + u64::from(charge.headroom());
         let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule());
-        let refuses = charge.units() > 0 && !charge.is_report_only();
+        let refuses = charge.cost() > 0 && !charge.is_report_only();
         refuses && its.any(|outcome| u64::from(outcome.remaining()) < need)
     };
     charges.iter().filter(is_short).map(Charge::rule).collect()
@@ -289,8 +287,8 @@ impl<R: fmt::Debug> fmt::Debug for Simulator<R> {
     }
 }
 
-/// The iterator of [`simulate`](super::simulate) and [`Simulator::play`]. Yields one [`Verdict`]
-/// per call of a trace.
+/// The iterator of [`simulate`](super::simulate) and [`Simulator::play`]. Yields one
+/// [`SimulatedDecision`] per call.
 #[derive(Debug)]
 #[must_use = "iterators are lazy"]
 pub struct Simulation<R, T> {
@@ -316,9 +314,9 @@ impl<R, T> Simulation<R, T> {
 }
 
 impl<R: Rules, T: Iterator<Item = Call>> Iterator for Simulation<R, T> {
-    type Item = Verdict;
+    type Item = SimulatedDecision;
 
-    fn next(&mut self) -> Option<Verdict> {
+    fn next(&mut self) -> Option<SimulatedDecision> {
         let call = self.trace.next()?;
         Some(self.simulator.decide(&call))
     }

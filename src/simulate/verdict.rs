@@ -1,4 +1,4 @@
-//! Verdicts on single calls.
+//! The decisions of single calls.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::{
 /// The names of rules.
 pub(super) type Names = SmallVec<[RuleName; 2]>;
 
-/// The verdict on one [`Call`](super::Call) of a trace.
+/// The decision of one [`Call`](super::Call) of a trace.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sluice::{Quota, Rule, key::Header, simulate::{Call, simulate}};
+/// use tower_sluice::{Quota, Rule, key::HeaderKey, simulate::{Call, simulate}};
 ///
 /// let (parts, ()) = http::Request::new(()).into_parts();
-/// let rule = Rule::new("user", Header::new("x-api-key"), Quota::per_minute(1));
+/// let rule = Rule::new("user", HeaderKey::new("x-api-key"), Quota::per_minute(1));
 /// let verdict = simulate(rule, [Call::new(Duration::ZERO, parts)]).next().unwrap();
 ///
 /// // No quota denied it: it has no key.
@@ -28,7 +28,7 @@ pub(super) type Names = SmallVec<[RuleName; 2]>;
 /// assert!(verdict.decision().is_none() && verdict.error().is_some());
 /// ```
 #[derive(Clone, Debug)]
-pub struct Verdict {
+pub struct SimulatedDecision {
     pub(super) at: Duration,
     pub(super) late: bool,
     pub(super) waits_for: Names,
@@ -36,9 +36,9 @@ pub struct Verdict {
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }
 
-impl Verdict {
+impl SimulatedDecision {
     /// Returns the time of the decision, since the Unix epoch. This is the time of the call. A
-    /// [late](Verdict::is_late) call is decided at the latest time before it.
+    /// [late](SimulatedDecision::is_late) call is decided at the latest time before it.
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
@@ -77,7 +77,7 @@ impl Verdict {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_sluice::{Quota, Rule, RuleName, key::Everyone, simulate::{Call, simulate}};
+    /// use tower_sluice::{Quota, Rule, key::Everyone, rule::RuleName, simulate::{Call, simulate}};
     ///
     /// let day = Rule::new("day", Everyone, Quota::per_day(2));
     /// let pace = Rule::new("pace", Everyone, Quota::per_second(1)).max_wait(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Answers that are there at once, and answers that come later.
+//! Answers that are ready immediately, and answers that are futures.
 
 use std::{
     convert::Infallible,
@@ -11,19 +11,17 @@ use std::{
 /// A boxed future that may move between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A store's answer: there at once, or a future.
-///
-/// `.await` resolves either.
+/// An answer of a store: ready immediately, or a future. Both can be awaited.
 #[derive(Debug)]
 pub enum Answer<F: Future> {
-    /// The answer is there.
+    /// The answer is ready.
     Now(F::Output),
-    /// The answer is on its way.
+    /// The answer is a future.
     Later(F),
 }
 
 impl<T> Answer<Never<Result<T, Infallible>>> {
-    /// The answer of a store that is always there at once and cannot fail.
+    /// Returns the answer of a store that always answers immediately and cannot fail.
     #[inline]
     pub fn now(self) -> T {
         match self {
@@ -74,14 +72,14 @@ impl<F: Future> Future for Resolve<F> {
         match self.project().state.project() {
             StateProj::Now { output } => match output.take() {
                 Some(output) => Poll::Ready(output),
-                None => panic!("an answer was polled after it had resolved"),
+                None => panic!("an answer was polled after it completed"),
             },
             StateProj::Later { future } => future.poll(cx),
         }
     }
 }
 
-/// The future of a store that always answers at once: there is none.
+/// The future of a store that always answers immediately. It has no value.
 #[derive(Debug)]
 pub struct Never<T>(pub(super) Infallible, PhantomData<fn() -> T>);
 

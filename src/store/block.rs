@@ -1,4 +1,4 @@
-//! Blocks that could not be set.
+//! Errors of blocks that could not be set.
 
 use std::{
     convert::Infallible,
@@ -13,24 +13,26 @@ use pin_project_lite::pin_project;
 use super::{Answer, Never};
 use crate::decision::{Decision, Source};
 
-/// Why a key could not be blocked. The key is not blocked then.
+/// The error of a key that could not be blocked.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower_sluice::{Limiter, LocalStore, store::BlockError};
 ///
-/// let limiter = Limiter::new(LocalStore::with_capacity(16)); // a table of 16 blocks
+/// let limiter = Limiter::new(LocalStore::with_capacity(16)); // A table of 16 blocks.
 /// let mut blocks = (0..17_u64).map(|key| limiter.block(key, Duration::from_secs(60)).now());
 /// assert_eq!(blocks.find_map(Result::err), Some(BlockError::Full));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockError<E = Infallible> {
-    /// The store's table of blocks is full. Blocked keys keep their places until their time is over
-    /// or they are unblocked.
+    /// The store's table of blocks is full. A blocked key stays in it until its time is over or it
+    /// is unblocked.
     Full,
-    /// The store failed, and a wrapper ([`FailOpen`](super::FailOpen),
-    /// [`FailClosed`](super::FailClosed)) answered in its place.
+    /// The store does not support blocks.
+    Unsupported,
+    /// The store failed, and a [`FailOpen`](super::FailOpen) or [`FailClosed`](super::FailClosed)
+    /// answered instead.
     Unavailable,
     /// The store failed.
     Store(E),
@@ -40,8 +42,11 @@ impl<E: fmt::Display> fmt::Display for BlockError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str(
-                "the key is not blocked: the table of blocks is full; unblock other keys, or give \
-                 LocalStore::with_capacity a larger number",
+                "the key is not blocked: the table of blocks is full; unblock other keys, or pass \
+                 a larger number to LocalStore::with_capacity",
+            ),
+            Self::Unsupported => f.write_str(
+                "the key is not blocked: the store does not support blocks; use another store",
             ),
             Self::Unavailable => f.write_str(
                 "the key is not blocked: the store failed; try again when it is healthy",
@@ -55,24 +60,25 @@ impl<E: Error + 'static> Error for BlockError<E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Store(error) => Some(error),
-            Self::Full | Self::Unavailable => None,
+            Self::Full | Self::Unsupported | Self::Unavailable => None,
         }
     }
 }
 
-/// Returns the decision if the key is blocked now, in the store or, by a
-/// [`Fallback`](super::Fallback), in this process.
+/// Returns the decision if the key is now blocked, in the store or by a
+/// [`Fallback`](super::Fallback) in this process.
 fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
     let decision = answer.map_err(BlockError::Store)?;
     match decision.source() {
         Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
+        Source::Unsupported => Err(BlockError::Unsupported),
         _ if !decision.is_allowed() => Err(BlockError::Full),
         _ => Ok(decision),
     }
 }
 
 pin_project! {
-    /// The later answer of [`Limiter::block`](crate::Limiter::block).
+    /// The future of [`Limiter::block`](crate::Limiter::block).
     #[derive(Debug)]
     pub struct BlockFuture<F> {
         #[pin]
@@ -95,7 +101,7 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// The answer to a block: a key that is not blocked is an error.
+    /// Converts the answer to a block: if the key is not blocked, the answer is an error.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),
@@ -105,11 +111,11 @@ where
 }
 
 impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
-    /// The answer of a store that is always there at once.
+    /// Returns the answer of a store that always answers immediately.
     ///
     /// # Errors
     ///
-    /// When the key could not be blocked.
+    /// Fails if the key could not be blocked.
     pub fn now(self) -> Result<Decision, BlockError> {
         match self {
             Self::Now(answer) => answer,

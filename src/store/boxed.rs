@@ -1,15 +1,15 @@
-//! A store chosen at run time.
+//! Type erasure for a store that is chosen at run time.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use super::{Answer, BoxFuture, Charge, Condition, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported};
 use crate::decision::Decision;
 
-/// Any store whose error is `E`; made by [`Store::boxed`].
+/// Any store with the error `E`, created by [`StoreExt::boxed`](super::StoreExt::boxed).
 ///
 /// ```
 /// use std::{convert::Infallible, sync::Arc};
-/// use tower_sluice::{LocalStore, Store, store::DynStore};
+/// use tower_sluice::{LocalStore, StoreExt, store::DynStore};
 ///
 /// let store: Arc<DynStore<Infallible>> = LocalStore::new().boxed();
 /// ```
@@ -17,7 +17,7 @@ pub type DynStore<E> = dyn Store<Error = E, Future = BoxFuture<Result<Decision, 
 
 const _: Option<&DynStore<super::BoxError>> = None;
 
-/// A store whose later answers are boxed, behind [`Store::boxed`].
+/// A store with boxed futures, created by [`StoreExt::boxed`](super::StoreExt::boxed).
 #[derive(Clone, Debug)]
 pub struct Boxed<S>(Arc<S>);
 
@@ -35,46 +35,26 @@ where
     type Error = S::Error;
     type Future = BoxFuture<Result<Decision, S::Error>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        boxed(self.0.take(charges))
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        boxed(self.0.settle(charge, units))
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        boxed(self.0.reset(charge))
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        boxed(self.0.block(charge, time))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        boxed(self.0.unblock(charge))
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match self.0.call(op) {
+            Answer::Now(output) => Answer::Now(output),
+            Answer::Later(future) => Answer::Later(Box::pin(future)),
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.0.undo(charges, taken, units);
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.supports(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.announce(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.register(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
+    fn health(&self) -> BoxFuture<Health> {
         self.0.health()
-    }
-}
-
-fn boxed<F: Future + Send + 'static>(answer: Answer<F>) -> Answer<BoxFuture<F::Output>> {
-    match answer {
-        Answer::Now(output) => Answer::Now(output),
-        Answer::Later(future) => Answer::Later(Box::pin(future)),
     }
 }

@@ -1,4 +1,4 @@
-//! Any keyed governor limiter as a store.
+//! A store that uses a keyed governor limiter.
 
 use std::{future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use governor::{
     state::keyed::KeyedStateStore,
 };
 
-use super::{Answer, BoxFuture, Charge, Condition, Never, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported};
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
@@ -18,35 +18,40 @@ use crate::{
 const SEVERAL: Unsupported = Unsupported::new(
     "a governor limiter decides one charge under one quota; use LocalStore for several",
 );
-const BLOCKED: Unsupported =
-    Unsupported::new("a governor limiter always admits some; use LocalStore for Quota::blocked()");
+const BLOCKED: Unsupported = Unsupported::new(
+    "a governor limiter cannot deny every request; use LocalStore for Quota::blocked()",
+);
 const LOOK: Unsupported =
-    Unsupported::new("a governor limiter cannot look (cost 0); use LocalStore to peek");
+    Unsupported::new("a governor limiter does not support cost 0; use LocalStore to peek");
 const QUEUE: Unsupported =
-    Unsupported::new("a governor limiter knows no headroom and no queue; use LocalStore");
+    Unsupported::new("a governor limiter does not support headroom or max_wait; use LocalStore");
 const REPORT: Unsupported = Unsupported::new(
-    "a governor limiter refuses and cannot only report; use RateLimitLayer::report_only, or \
+    "a governor limiter does not support report-only charges; use RateLimitLayer::report_only, or \
      LocalStore",
 );
 const SETTLE: Unsupported =
-    Unsupported::new("a governor limiter cannot settle, reset or block an account; use LocalStore");
+    Unsupported::new("a governor limiter cannot adjust, reset or block an account; use LocalStore");
 
-/// A governor limiter as a store, for those who share one with other code.
+/// A store that uses a governor limiter, for limiters that are shared with other code.
 ///
-/// The limiter decides by its **own** quota. Give the layer's rule the same one: from the rule
-/// come only the quota's name and the `RateLimit-Policy` header. With governor's
-/// `StateInformationMiddleware` an admission tells what is left; with the default middleware it
-/// does not, and the header fields leave the quota out.
+/// The limiter decides with its **own** quota. Give the layer's rule the same quota: the rule
+/// provides only the name of the quota and the `RateLimit-Policy` header. With governor's
+/// `StateInformationMiddleware`, an allowed decision reports the units left. With the default
+/// middleware it does not, and the header fields leave the quota out.
 ///
-/// It answers one charge of at least one unit under one quota. What goes beyond is refused when
-/// the layer is built, or is an error where it only shows at run time; so the layer asks for
-/// [`fail_open`](Store::fail_open) or [`fail_closed`](Store::fail_closed). governor keeps every
-/// key until the user calls its `retain_recent`; [`LocalStore`](crate::LocalStore) is bounded.
+/// # Limitations
+///
+/// - The store decides one charge of at least one unit under one quota. Building a layer fails for
+///   any other charge. If that shows only at run time, the charge is an error. The layer therefore
+///   requires [`fail_open`](crate::StoreExt::fail_open) or
+///   [`fail_closed`](crate::StoreExt::fail_closed).
+/// - governor keeps every key until the application calls `retain_recent`.
+///   [`LocalStore`](crate::LocalStore) is bounded.
 ///
 /// ```
 /// use std::{num::NonZeroU32, sync::Arc};
 /// use governor::RateLimiter;
-/// use tower_sluice::{Key, PeerIp, Quota, RateLimitLayer, Store, store::GovernorStore};
+/// use tower_sluice::{Key, PeerIp, Quota, RateLimitLayer, StoreExt, store::GovernorStore};
 ///
 /// let ten = NonZeroU32::new(10).expect("above 0");
 /// let limiter = Arc::new(RateLimiter::<Key, _, _>::keyed(governor::Quota::per_second(ten)));
@@ -66,7 +71,7 @@ where
     C: Clock,
     W: RateLimitingMiddleware<C::Instant>,
 {
-    /// The store that asks `limiter`.
+    /// Creates a store that uses `limiter`.
     pub fn new(limiter: Arc<RateLimiter<Key, M, C, W>>) -> Self {
         Self(limiter)
     }
@@ -83,9 +88,9 @@ where
     }
 }
 
-/// What a governor middleware tells of an admission: nothing (`()`) or a [`StateSnapshot`].
+/// The result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
 pub trait Admission {
-    /// The limit and what remains, where it is told, with the time one unit takes to come back.
+    /// Returns the limit, the units left, and the time in which one unit comes back, if known.
     fn left(&self) -> Option<(u32, u32, Duration)>;
 }
 
@@ -116,59 +121,60 @@ where
             Ok(Ok(admission)) => Decision::allow().outcome(match admission.left() {
                 None => Outcome::unknown(rule, 0, Some(Duration::ZERO)),
                 Some((limit, remaining, interval)) => {
-                    // governor tells whole units, so both times are upper bounds
+                    // governor reports whole units, so both times are upper bounds.
                     let full = interval.saturating_mul(limit - remaining.min(limit));
                     let next = full.min(interval);
-                    Outcome::new(rule, 0, limit, remaining, full, next, Some(Duration::ZERO))
+                    Outcome::full(rule, 0, limit)
+                        .with_remaining(remaining)
+                        .with_reset_after(full)
+                        .with_next_after(next)
                 }
             }),
-            Ok(Err(refusal)) => {
-                let wait = refusal.wait_time_from(self.0.clock().now());
-                // a refusal is a wait: the clock may have reached its end since
+            Ok(Err(denial)) => {
+                let wait = denial.wait_time_from(self.0.clock().now());
+                // A denial needs a wait, but it may have ended since by the clock.
                 let wait = wait.max(Duration::from_nanos(1));
                 let (limit, interval) =
-                    (refusal.quota().burst_size(), refusal.quota().replenish_interval());
+                    (denial.quota().burst_size(), denial.quota().replenish_interval());
                 let missing = limit.get().saturating_sub(cost.get());
                 let full = wait.saturating_add(interval.saturating_mul(missing));
                 let remaining = remaining(wait, interval, cost);
                 let next = wait.saturating_sub(interval.saturating_mul(cost.get() - remaining - 1));
-                Decision::deny().outcome(Outcome::new(
-                    rule,
-                    0,
-                    limit.get(),
-                    remaining,
-                    full,
-                    next,
-                    Some(wait),
-                ))
+                let outcome = Outcome::full(rule, 0, limit.get())
+                    .with_remaining(remaining)
+                    .with_reset_after(full)
+                    .with_next_after(next)
+                    .with_retry_after(Some(wait));
+                Decision::deny().outcome(outcome)
             }
-            // governor does not say what is left, only that this never fits
+            // governor does not report the units left, only that the cost never fits.
             Err(_) => Decision::deny().outcome(Outcome::unknown(rule, 0, None)),
         };
         decision.from_source(Source::Governor)
     }
 }
 
-/// What a refused cost left: it will fit in `wait`, at one unit per `interval`.
+/// Returns the units left after a denial. `cost` fits after `wait`; one unit comes back per
+/// `interval`.
 fn remaining(wait: Duration, interval: Duration, cost: NonZeroU32) -> u32 {
     let lacking = wait.as_nanos().div_ceil(interval.as_nanos().max(1));
     cost.get().saturating_sub(u32::try_from(lacking).unwrap_or(u32::MAX))
 }
 
-/// The one charge of at least one unit that governor can decide.
+/// Returns the charge and its cost if governor can decide it.
 fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
     let [charge] = charges else { return Err(SEVERAL) };
     let [quota] = charge.quotas() else { return Err(SEVERAL) };
     if quota.is_blocked() {
         return Err(BLOCKED);
     }
-    if charge.reserve() > 0 || !charge.patience().is_zero() {
+    if charge.headroom() > 0 || !charge.max_wait().is_zero() {
         return Err(QUEUE);
     }
     if charge.is_report_only() {
         return Err(REPORT);
     }
-    NonZeroU32::new(charge.units()).map(|cost| (charge, cost)).ok_or(LOOK)
+    NonZeroU32::new(charge.cost()).map(|cost| (charge, cost)).ok_or(LOOK)
 }
 
 impl<M, C, W> Store for GovernorStore<M, C, W>
@@ -182,31 +188,18 @@ where
     type Error = Unsupported;
     type Future = Never<Result<Decision, Unsupported>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        Answer::Now(single(charges).map(|(charge, cost)| self.decide(charge, cost)))
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        Answer::Now(match op {
+            Op::Take(charges) => single(charges).map(|(charge, cost)| self.decide(charge, cost)),
+            _ => Err(SETTLE),
+        })
     }
 
-    fn settle(&self, _: &Charge<'_>, _: i64) -> Answer<Self::Future> {
-        Answer::Now(Err(SETTLE))
+    fn health(&self) -> BoxFuture<Health> {
+        Box::pin(ready(Health::healthy("governor", "in this process")))
     }
 
-    fn reset(&self, _: &Charge<'_>) -> Answer<Self::Future> {
-        Answer::Now(Err(SETTLE))
-    }
-
-    fn block(&self, _: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
-        Answer::Now(Err(SETTLE))
-    }
-
-    fn unblock(&self, _: &Charge<'_>) -> Answer<Self::Future> {
-        Answer::Now(Err(SETTLE))
-    }
-
-    fn health(&self) -> BoxFuture<Condition> {
-        Box::pin(ready(Condition::well("governor", "in this process")))
-    }
-
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         single(charges).map(|_| ())
     }
 }

@@ -1,50 +1,61 @@
-//! Where accounts live and are decided.
+//! Stores: where accounts are kept and charged.
 //!
-//! A [`Store`] is asked once per request, for all its charges at once, and answers with a
-//! [`Decision`]: everything was charged, or nothing was. Quotas are an argument of
-//! [`take`](Store::take), so a store holds accounts and nothing else: one store serves many rules
-//! and plans, and a quota may change while it runs.
+//! A [`Store`] is called once per request, with all charges of the request. It returns a
+//! [`Decision`]: either everything was charged, or nothing was. Quotas are an argument of
+//! [`take`](StoreExt::take), so a store holds only accounts. One store serves many rules and plans,
+//! and a quota may change at run time.
 //!
-//! An answer is either there at once or comes later ([`Answer`]), so that a local decision costs
-//! no future, and a remote one is a future the layer can name.
+//! A store returns an [`Answer`]: a decision that is ready, or a future. A local decision needs no
+//! future. The future of a remote decision has a type that the layer can name.
 //!
 //! ```
-//! use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
+//! use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 //!
 //! let store = LocalStore::with_capacity(10_000);
 //! let (second, day) = (Quota::per_second(5), Quota::per_day(10_000));
 //! let (alice, quotas) = (Key::from("alice"), [second, day]);
 //!
-//! let charge = Charge::new(RuleName::default(), &alice, &quotas).cost(2);
+//! let charge = Charge::new(RuleName::default(), &alice, &quotas).with_cost(2);
 //! let decision = store.take(&[charge]).now();
 //! assert_eq!(decision.outcomes()[1].remaining(), 9_998);
 //! ```
 //!
-//! Stores compose as services compose. The layer takes only a store that cannot fail; one that can
-//! is wrapped, and the wrapper says what becomes of a request meanwhile:
-//! [`fail_open`](Store::fail_open), [`fail_closed`](Store::fail_closed) or
-//! [`fallback`](Store::fallback), which keeps a limit. Inside it, a [`deadline`](Store::deadline)
-//! bounds how long a request waits for its decision, a [`breaker`](Store::breaker) leaves a
-//! store alone that fails, a [`deny_cache`](Store::deny_cache) does not ask again for what the
-//! store has just refused, and a [`leased`](Store::leased) one does not ask for each unit of a hot key:
-//! `store.deadline(d).breaker().deny_cache().leased(5).fallback(local)`.
+//! To write a store of your own, start at [`Store`].
+//!
+//! # Wrappers
+//!
+//! Stores compose as services do: each method in this table wraps a store in another one. The layer
+//! accepts only a store that cannot fail. One of the first three turns a store that can fail into
+//! such a store.
+//!
+//! | method | effect |
+//! |---|---|
+//! | [`fail_open`](StoreExt::fail_open) | allows requests without a limit while the store fails |
+//! | [`fail_closed`](StoreExt::fail_closed) | rejects requests with 503 while the store fails |
+//! | [`fallback`](StoreExt::fallback) | decides with a local store while the store fails |
+//! | [`timeout`](StoreExt::timeout) | bounds the time that a request waits for its decision |
+//! | [`breaker`](StoreExt::breaker) | stops calling a store that fails |
+//! | [`deny_cache`](StoreExt::deny_cache) | repeats a recent denial without calling the store |
+//! | [`leased`](StoreExt::leases) | leases units of a hot key, so that not every unit needs a call |
+//!
+//! Apply them in this order: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`.
 
 mod answer;
 mod block;
 mod boxed;
-mod condition;
+mod ext;
 #[cfg(feature = "governor")]
 mod governor;
+mod health;
 mod local;
+mod op;
 #[cfg(feature = "redis")]
 mod redis;
 mod rules;
 mod shared;
 mod wrap;
 
-use std::{
-    borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, sync::Arc, time::Duration,
-};
+use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -58,172 +69,181 @@ pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
-    condition::{Condition, State},
+    ext::StoreExt,
+    health::{Health, Status},
     local::{LocalStore, Stats},
+    op::{Op, OwnedOp},
     wrap::{
         breaker::{Breaker, BreakerError, BreakerFuture},
-        deadline::{Deadline, DeadlineError, DeadlineFuture},
         deny_cache::{DenyCache, DenyCacheFuture},
         fail_closed::{FailClosed, FailClosedFuture},
         fail_open::{FailOpen, FailOpenFuture},
         fallback::{Fallback, FallbackFuture},
         leased::{Leased, LeasedFuture},
         setting::SettingError,
+        timeout::{Timeout, TimeoutError, TimeoutFuture},
     },
 };
 use crate::{
-    algorithm::Ask,
+    algorithm::Demand,
     decision::Decision,
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota},
 };
 
-/// Any error, boxed, as tower spells it.
+/// Any error, boxed. The same type as `tower::BoxError`.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What one rule asks of one key's account: `cost` units under every one of `quotas`.
+/// A charge of one rule to one key: `cost` units under each of `quotas`.
 ///
-/// The account's address is the rule's name, the key and the place of a quota in `quotas`; its
-/// numbers are not part of it, so changing a quota refills nobody.
+/// An account is identified by the name of the rule, the key, and the index of the quota in
+/// `quotas`. The values of the quota are not part of it, so changing a quota does not refill the
+/// account.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     rule: RuleName,
     key: &'a Key,
     quotas: &'a [Quota],
-    ask: Ask,
+    demand: Demand,
     report_only: bool,
     only: Option<u8>,
 }
 
 impl<'a> Charge<'a> {
-    /// A charge of one unit.
+    /// Creates a charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        Self { rule, key, quotas, ask: Ask::units(1), report_only: false, only: None }
+        Self { rule, key, quotas, demand: Demand::units(1), report_only: false, only: None }
     }
 
-    /// Units to take; 0 looks without taking.
+    /// Sets the units to charge. Defaults to 1. A cost of 0 reads the account without charging it.
     #[must_use]
-    pub fn cost(mut self, units: u32) -> Self {
-        self.ask.cost = units;
+    pub fn with_cost(mut self, units: u32) -> Self {
+        self.demand.cost = units;
         self
     }
 
-    /// Units that must be left over after the charge.
+    /// Sets the units that must remain after the charge. Defaults to 0.
     #[must_use]
-    pub fn headroom(mut self, units: u32) -> Self {
-        self.ask.headroom = units;
+    pub fn with_headroom(mut self, units: u32) -> Self {
+        self.demand.headroom = units;
         self
     }
 
-    /// How long the caller is ready to queue; at most ten years.
+    /// Sets the longest time that the caller will queue. Defaults to zero, and is clamped to ten
+    /// years.
     #[must_use]
-    pub fn max_wait(mut self, time: Duration) -> Self {
+    pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
-        self.ask.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
+        self.demand.max_wait = u64::try_from(time.as_nanos()).map_or(LONGEST, |ns| ns.min(LONGEST));
         self
     }
 
-    /// Charges where it fits, and refuses nobody where it does not.
+    /// Marks the charge as report-only: it is charged if all its quotas allow it, and it never
+    /// denies a request.
     #[must_use]
-    pub fn report_only(mut self) -> Self {
+    pub fn with_report_only(mut self) -> Self {
         self.report_only = true;
         self
     }
 
-    /// Asks only the quota at `place`, counted from 0, and leaves the accounts of the others alone:
-    /// the quotas of one rule may owe different amounts. A rule has no quota at 255 or above.
+    /// Charges only the quota at this index, from 0, and no other quota of the rule. The quotas
+    /// of one rule may have different numbers of units charged. A rule has no quota at index 255 or
+    /// above.
     ///
     /// ```
-    /// use tower_sluice::{Charge, Key, LocalStore, Quota, RuleName, Store};
+    /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
     ///
     /// let (store, key) = (LocalStore::new(), Key::from("alice"));
     /// let quotas = [Quota::per_second(5), Quota::per_day(100)];
     /// let charge = Charge::new(RuleName::default(), &key, &quotas);
-    /// store.settle(&charge.only(1), -3).now();
+    /// store.adjust(&charge.with_quota_index(1), 3).now();
     ///
-    /// let left = store.take(&[charge.cost(0)]).now();
+    /// let left = store.take(&[charge.with_cost(0)]).now();
     /// assert_eq!(left.outcomes()[0].remaining(), 5);
     /// assert_eq!(left.outcomes()[1].remaining(), 97);
     /// ```
     #[must_use]
-    pub fn only(mut self, place: usize) -> Self {
-        self.only = Some(u8::try_from(place).unwrap_or(u8::MAX));
+    pub fn with_quota_index(mut self, index: usize) -> Self {
+        self.only = Some(u8::try_from(index).unwrap_or(u8::MAX));
         self
     }
 
-    /// The rule that charges.
+    /// Returns the rule that charges.
     #[must_use]
     pub fn rule(&self) -> RuleName {
         self.rule
     }
 
-    /// Whose account.
+    /// Returns the key of the account.
     #[must_use]
     pub fn key(&self) -> &'a Key {
         self.key
     }
 
-    /// The quotas, all of which are charged unless [`only`](Charge::only) one is.
+    /// Returns the quotas. All of them are charged unless
+    /// [`with_quota_index`](Charge::with_quota_index) selects one.
     pub fn quotas(&self) -> &'a [Quota] {
         self.quotas
     }
 
-    /// The place of the [`only`](Charge::only) quota that is charged.
+    /// Returns the index of the [only quota](Charge::with_quota_index) to charge, or `None` for all
+    /// quotas.
     #[must_use]
-    pub fn place(&self) -> Option<usize> {
+    pub fn quota_index(&self) -> Option<usize> {
         self.only.map(usize::from)
     }
 
-    /// The quotas that these charges name, each as its rule and its place.
-    pub(crate) fn named(charges: &[Charge<'a>]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
-        charges.iter().flat_map(|it| it.placed().map(|(place, _)| (it.rule, place)))
+    /// Returns the charged quotas of all `charges`, each as its rule and its index.
+    pub(crate) fn quota_ids(charges: &[Self]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
+        charges.iter().flat_map(|it| it.charged_quotas().map(|(place, _)| (it.rule, place)))
     }
 
-    /// The quotas that are charged, with their places.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
-        let only = self.place();
+    /// Returns the quotas to charge, each with its index: all, or the
+    /// [only](Charge::with_quota_index) one.
+    pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
+        let only = self.quota_index();
         let all = self.quotas.iter().enumerate();
         all.filter(move |(place, _)| only.is_none_or(|only| only == *place))
     }
 
-    /// Units to take.
+    /// Returns the units to charge.
     #[must_use]
-    pub fn units(&self) -> u32 {
-        self.ask.cost
+    pub fn cost(&self) -> u32 {
+        self.demand.cost
     }
 
-    /// Units that must be left over.
+    /// Returns the units that must remain after the charge.
     #[must_use]
-    pub fn reserve(&self) -> u32 {
-        self.ask.headroom
+    pub fn headroom(&self) -> u32 {
+        self.demand.headroom
     }
 
-    /// How long the caller is ready to queue.
+    /// Returns the longest time that the caller will queue.
     #[must_use]
-    pub fn patience(&self) -> Duration {
-        Duration::from_nanos(self.ask.max_wait)
+    pub fn max_wait(&self) -> Duration {
+        Duration::from_nanos(self.demand.max_wait)
     }
 
-    /// Whether it may wait for its place.
+    /// Returns `true` if the charge may queue.
     #[inline]
     pub(crate) fn queues(&self) -> bool {
-        self.ask.max_wait > 0
+        self.demand.max_wait > 0
     }
 
-    /// Whether it refuses nobody.
+    /// Returns `true` if the charge is report-only.
     #[must_use]
     pub fn is_report_only(&self) -> bool {
         self.report_only
     }
 
-    fn ask(&self) -> Ask {
-        self.ask
+    fn demand(&self) -> Demand {
+        self.demand
     }
 }
 
-/// Charges that outlive the call: for wrappers and futures that ask again or give back.
+/// Owned copies of charges, for futures and wrappers that need them after the call.
 #[derive(Clone, Debug)]
 pub struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
 
@@ -232,33 +252,27 @@ struct OwnedCharge {
     rule: RuleName,
     key: Key,
     quotas: SmallVec<[Quota; 2]>,
-    ask: Ask,
+    demand: Demand,
     report_only: bool,
     only: Option<u8>,
 }
 
 impl OwnedCharge {
-    fn lend(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, ask, report_only, only } = self;
-        Charge { rule: *rule, key, quotas, ask: *ask, report_only: *report_only, only: *only }
+    fn as_charge(&self) -> Charge<'_> {
+        let Self { rule, key, quotas, demand, report_only, only } = self;
+        Charge { rule: *rule, key, quotas, demand: *demand, report_only: *report_only, only: *only }
     }
 }
 
 impl OwnedCharges {
-    /// Lends the charges to `read`.
+    /// Calls `read` with the charges.
     pub fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-        let lent: SmallVec<[Charge<'_>; 4]> = self.0.iter().map(OwnedCharge::lend).collect();
-        read(&lent)
+        let charges: SmallVec<[_; 4]> = self.0.iter().map(OwnedCharge::as_charge).collect();
+        read(&charges)
     }
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
-    }
-
-    /// The same of callers who do not queue.
-    pub(crate) fn hurried(mut self) -> Self {
-        self.0.iter_mut().for_each(|charge| charge.ask.max_wait = 0);
-        self
     }
 }
 
@@ -268,7 +282,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             rule: charge.rule,
             key: charge.key.clone(),
             quotas: charge.quotas.into(),
-            ask: charge.ask,
+            demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
         };
@@ -276,235 +290,186 @@ impl From<&[Charge<'_>]> for OwnedCharges {
     }
 }
 
-/// Holds accounts and decides over them.
+/// Keeps accounts, and decides whether charges fit.
 ///
-/// Implement it for a store of your own. It must keep these promises, which the layer and the
-/// wrappers build on:
+/// [`LocalStore`] keeps accounts in this process, and `RedisStore` keeps them in Redis. Implement
+/// this trait for another backend.
 ///
-/// - All or nothing: either every quota of every charge is charged, or none is. One account named
-///   twice in a call counts as one, costs added.
-/// - A refusal charges nothing, and a cost that can never fit is refused without a `retry_after`.
-/// - Cost 0 looks: it takes nothing and is allowed.
-/// - A full account equals no account, and only such a one may be forgotten.
-/// - A charge of [`only`](Charge::only) one quota touches no other.
+/// # Promises
 ///
-/// It need not be `Clone`: `Arc<S>` is a store too.
+/// The layer and the wrappers rely on these promises, so every implementation must keep them:
+///
+/// - **All or nothing.** Either every quota of every charge is charged, or none is. If a call names
+///   an account twice, the store adds up the costs and treats them as one charge.
+/// - **A denial charges nothing.** A cost that can never fit is denied without a `retry_after`.
+/// - **A cost of 0 is a read.** It charges nothing and is allowed.
+/// - **A full account equals no account.** Only a full account may be dropped.
+/// - **A charge of [one quota](Charge::with_quota_index)** does not change any other quota.
+///
+/// # Implementing a store
+///
+/// Write the methods in this order. Every store has the methods of [`StoreExt`]: a method for each
+/// operation, and the wrappers.
+///
+/// | step | methods | without an implementation |
+/// |---|---|---|
+/// | 1 | [`call`](Store::call), with `Error` and `Future` | required |
+/// | 2 | [`undo`](Store::undo) | charges are not undone |
+/// | 3 | [`supports`](Store::supports) | every charge is accepted when a layer is built |
+/// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
+/// | 5 | [`health`](Store::health) | the health is unknown |
+///
+/// - **Decisions.** Add one [`Outcome`](crate::decision::Outcome) per charged quota, in the order of the
+///   charges and of their quotas. Mark those of [report-only](Charge::is_report_only) charges. Set
+///   the source to [`Source::Other`](crate::decision::Source::Other).
+/// - **Marks.** A charge that queues is allowed [with a wait](Decision::with_wait), one beyond a
+///   soft quota is an [overage](Decision::with_overage), a blocked key is denied as
+///   [blocked](Decision::with_blocked), and a denial may have an
+///   [unknown wait](crate::decision::Outcome::with_unknown_wait).
+/// - **A store that cannot queue** returns an error from [`supports`](Store::supports) for charges
+///   whose [`max_wait`](Charge::max_wait) is not zero.
+/// - **A store that decides immediately** has the error [`Infallible`] and the future [`Never`],
+///   and returns [`Answer::Now`]. The layer accepts it without a wrapper.
+/// - **A store that calls a server** returns [`Answer::Later`]. Its future cannot borrow the
+///   charges: copy what it needs, or all of them into [`OwnedCharges`].
+/// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
+///   fail answers [`Decision::unsupported`]. If [`Op::Take`] cannot support a charge,
+///   [`supports`](Store::supports) returns an error for it too, so that the layer is not built.
+/// - **Sharing.** A store need not be `Clone`, because `&S` and `Arc<S>` are stores too.
+/// - **Tests.** Run the conformance kit of the feature `testing`; see the
+///   [guide](crate::guide::testing).
+///
+/// The example `own_store` contains a small store.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rate limit store",
-    note = "the embedded store is `LocalStore`; implement `Store` for one of your own"
+    note = "use `LocalStore`, or implement `Store` for a store of your own"
 )]
 pub trait Store {
-    /// Why the store could not decide. A refusal is a decision, not an error.
+    /// The error of a store that could not decide. A denial is a decision, not an error.
     type Error: Into<BoxError>;
-    /// A decision that is not there yet; [`Never`] for a store that always answers at once.
+    /// The future of a decision that is not ready yet; [`Never`] if every decision is ready
+    /// immediately.
     type Future: Future<Output = Result<Decision, Self::Error>> + Send;
 
-    /// Charges everything or nothing, and says what is left.
+    /// Runs one operation. [`StoreExt`] has a method for each.
     ///
-    /// Dropping a [`Later`](Answer::Later) answer half way leaves open whether it was charged.
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future>;
+    /// If the future of a [`Later`](Answer::Later) answer is dropped before it completes, the
+    /// operation may or may not take effect.
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future>;
 
-    /// Gives `units` back to every quota of the charge, or, below 0, charges them late. A refund
-    /// stops at a full account; a late charge never fails but stops where the limit and
-    /// [`max_debt`](Quota::max_debt) are charged, and what is beyond is lost.
+    /// Undoes a charge by its receipt, which is the decision that allowed it.
     ///
-    /// A refund here is an operator's: it gives back whatever it says, also what has flowed back by
-    /// itself. What a request was charged is given back by [`undo`](Store::undo).
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future>;
-
-    /// Ends the accounts of the charge, as if its key had never been seen.
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future>;
-
-    /// Refuses the charge's key under its rule for so long, whatever its account holds; again, it
-    /// replaces the time. A block is a record of its own, no debt, so that it ends when it says.
+    /// `None` undoes the whole charge; `Some(n)` gives back up to `n` units to each account. The
+    /// call does not wait and cannot fail, so a `Drop` can make it. A store that cannot undo leaves
+    /// the charge in place, which is the default.
     ///
-    /// A store without room for the record denies, with
-    /// [`Source::Overflow`](crate::Source::Overflow): the key is not blocked.
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future>;
-
-    /// Ends a [`block`](Store::block).
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future>;
-
-    /// Undoes a charge by its receipt, which is the decision that allowed it: all of it, or, with
-    /// `units`, up to that many units of every account. Does not wait and cannot fail, so that a
-    /// `Drop` can call it; a store that cannot undo leaves the charge.
+    /// `charges` are all charges of the decision, or some of them. Each is found in the decision by
+    /// its rule and the index of its quota. An undo may give back fewer units than were charged,
+    /// even none:
     ///
-    /// `charges` are those of the decision, or some of them: each is found in it by its rule and the
-    /// place of its quota. Less is given back than was charged, and at the least nothing:
-    ///
-    /// - **What has flowed back since** is not given back again: units that were charged an hour ago
-    ///   are there already, and giving them back would let them be used twice. What others were
-    ///   charged stays charged.
-    /// - **A charge that queued** ([`max_wait`](Charge::max_wait)) is undone only while nobody has
-    ///   queued behind it. Otherwise its units are lost to that account until they flow back: those
-    ///   behind keep their places, and nobody runs closer to the last of them than the quota says.
-    /// - **After a [`reset`](Store::reset)** a charge made before it is gone, and nothing is given
-    ///   back. A store may be coarse here and leave a few charges of other accounts too.
+    /// - **Units that have come back over time** are not given back again. A charge made an hour
+    ///   ago may be available again already, and giving its units back would let them be used
+    ///   twice. Charges of other requests stay.
+    /// - **A queued charge** ([`max_wait`](Charge::max_wait)) is undone only while no other charge
+    ///   has queued behind it. Otherwise its units are lost to the account until they come back
+    ///   over time. The charges behind it keep their positions, and no request runs closer to the
+    ///   last of them than the quota allows.
+    /// - **After a [`reset`](StoreExt::reset)**, a charge made before it no longer exists, and
+    ///   nothing is given back. A store may be imprecise here and also leave a few charges of other
+    ///   accounts in place.
     ///
     /// # Limitations
     ///
-    /// With GCRA a receipt that was made while other charges were open holds its units until those
-    /// would have come back, also if they were undone since. A client that has charges undone at will
-    /// can bank up to `limit - 1` more units for one instant; its rate over time does not change. And
-    /// an undo of a charge that did not queue, while others of its key do, lets the next caller run at
-    /// the instant of the last in the queue.
-    ///
-    /// A receipt is good for one call: a second one for the same charge may give back units that the
-    /// first one did, so a caller has to remember that it was used, as a
-    /// [`Reservation`](crate::Reservation) does.
-    ///
-    /// [`settle`](Store::settle) with a positive number gives back whatever is asked for; it is for
-    /// operators.
+    /// - A receipt is valid for one call. A second call for the same charge may give back the same
+    ///   units again. The caller must remember that a receipt was used, as
+    ///   [`ChargeHandle`](crate::middleware::ChargeHandle) does.
+    /// - With GCRA, a receipt holds its units until the account would have been full after the
+    ///   charge, even if earlier charges were undone since. A client that can have its charges
+    ///   undone at will can gain up to `limit - 1` extra units for one instant. Its rate over time
+    ///   does not change.
+    /// - Undoing a charge that did not queue, while other charges of its key are queued, lets the
+    ///   next caller run at the same instant as the last one in the queue.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_sluice::{Charge, Key, Quota, RuleName, Store, testing::FakeClock};
+    /// use tower_sluice::{
+    ///     Key, Quota, Store, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
+    /// };
     ///
     /// let clock = FakeClock::new();
     /// let (store, key, quotas) = (clock.store(100), Key::from("alice"), [Quota::per_minute(60)]);
-    /// let charge = Charge::new(RuleName::default(), &key, &quotas).cost(10);
-    /// let left = || store.take(&[charge.cost(0)]).now().remaining();
+    /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(10);
+    /// let left = || store.take(&[charge.with_cost(0)]).now().remaining();
     ///
     /// let taken = store.take(&[charge]).now();
-    /// store.undo(&[charge], &taken, Some(7)); // three were used
+    /// store.undo(&[charge], &taken, Some(7)); // Three units were used.
     /// assert_eq!(left(), Some(57));
     ///
     /// let taken = store.take(&[charge]).now();
     /// clock.advance(Duration::from_secs(60));
-    /// store.undo(&[charge], &taken, None); // all of it has flowed back
+    /// store.undo(&[charge], &taken, None); // All units have come back already.
     /// assert_eq!(left(), Some(60));
     /// ```
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let _ = (charges, taken, units);
     }
 
-    /// Whether this store can do what such charges ask, whatever its accounts hold. Called once
-    /// when a layer is built, so that a mismatch does not wait for the first request.
+    /// Checks that the store supports such charges, regardless of the state of its accounts. A
+    /// layer calls it once when it is built, so that an unsupported charge is found before the
+    /// first request.
+    ///
+    /// Defaults to `Ok` for every charge.
     ///
     /// # Errors
     ///
-    /// Names the limit that is in the way.
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    /// Fails if a charge is not supported; the error names the limit.
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
     }
 
-    /// Learns of the rules of a layer, as far as their quotas are fixed. Called once when a layer
-    /// is built: clones of a store may serve several layers, and those that give one rule other
-    /// quotas would upset each other's accounts.
+    /// Registers the rules of a layer that have fixed quotas. A layer calls it once when it is
+    /// built. Clones of a store may serve several layers; if two layers had different quotas for
+    /// one rule, both would charge the same accounts.
+    ///
+    /// Defaults to `Ok` for every rule.
     ///
     /// # Errors
     ///
-    /// Names a rule that another layer brought with other quotas.
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    /// Fails if another layer has registered a rule with different quotas; the error names the
+    /// rule.
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
     }
 
-    /// How the store is doing, for operators: not for every request, since it may ask a server.
-    /// A wrapper tells of what it wraps, too. Unless a store says more, nothing is known of it.
+    /// Returns the health of the store, for operators. It may call a server, so do not call it for
+    /// every request. A wrapper also reports the stores that it wraps. Defaults to an unknown
+    /// health.
     ///
     /// ```
     /// # tokio_test::block_on(async {
-    /// use tower_sluice::{LocalStore, Store};
+    /// use tower_sluice::{LocalStore, Store, StoreExt};
     ///
     /// let store = LocalStore::new().breaker();
     /// let condition = store.health().await;
-    /// assert!(condition.is_well());
+    /// assert!(condition.is_healthy());
     /// assert_eq!((condition.store, condition.inner[0].store), ("breaker", "local"));
     /// # });
     /// ```
-    fn health(&self) -> BoxFuture<Condition> {
-        Box::pin(ready(Condition::unknown("other")))
-    }
-
-    /// Lets requests pass, uncharged, while this store fails: there is no limit meanwhile.
-    fn fail_open(self) -> FailOpen<Self>
-    where
-        Self: Sized,
-    {
-        FailOpen::new(self)
-    }
-
-    /// Refuses requests with 503 while this store fails.
-    fn fail_closed(self) -> FailClosed<Self>
-    where
-        Self: Sized,
-    {
-        FailClosed::new(self)
-    }
-
-    /// Bounds how long an answer may take: past `budget` it is an error.
-    ///
-    /// # Panics
-    ///
-    /// When `budget` is zero; one from outside goes through [`Deadline::try_new`].
-    #[track_caller]
-    fn deadline(self, budget: Duration) -> Deadline<Self>
-    where
-        Self: Sized,
-    {
-        Deadline::new(self, budget)
-    }
-
-    /// Leaves this store alone for a while when it fails.
-    fn breaker(self) -> Breaker<Self>
-    where
-        Self: Sized,
-    {
-        Breaker::new(self)
-    }
-
-    /// Refuses in this process, for at most a second, what this store has said it will refuse.
-    fn deny_cache(self) -> DenyCache<Self>
-    where
-        Self: Sized,
-    {
-        DenyCache::new(self)
-    }
-
-    /// Borrows units for hot keys from this store, and admits by them without asking it. At most
-    /// `percent` of each limit lie unused in this process; in all processes together it should be 25
-    /// or less.
-    ///
-    /// # Panics
-    ///
-    /// When `percent` is not 1 to 25; one from outside goes through [`Leased::try_new`].
-    #[track_caller]
-    fn leased(self, percent: u32) -> Leased<Self>
-    where
-        Self: Sized,
-    {
-        Leased::new(self, percent)
-    }
-
-    /// Decides by `local` what this store could not.
-    fn fallback<L>(self, local: L) -> Fallback<Self, L>
-    where
-        Self: Sized,
-        L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
-    {
-        Fallback::new(self, local)
-    }
-
-    /// Hides the type, for a store chosen at run time.
-    fn boxed(self) -> Arc<DynStore<Self::Error>>
-    where
-        Self: Sized + Send + Sync + 'static,
-        Self::Future: 'static,
-    {
-        Arc::new(Boxed::new(self))
+    fn health(&self) -> BoxFuture<Health> {
+        Box::pin(ready(Health::unknown("other")))
     }
 }
 
-/// The same charges of a caller who does not queue.
-pub(crate) fn hurried<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
-    charges.iter().map(|charge| charge.max_wait(Duration::ZERO)).collect()
+/// Returns the charges with a `max_wait` of zero.
+pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
+    charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }
 
-/// Whether every quota of those charges that are ready to queue is one that can.
+/// Checks that all quotas of the charges that may queue support queueing.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    let queueing = charges.iter().filter(|charge| !charge.patience().is_zero());
+    let queueing = charges.iter().filter(|charge| !charge.max_wait().is_zero());
     queueing.flat_map(Charge::quotas).try_for_each(|quota| match quota.counted_by() {
         _ if quota.soft_units() > 0 => {
             Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
@@ -514,33 +479,39 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     })
 }
 
-/// Marks the error of a store that always decides, which a layer demands.
+/// Marks the error type of a store that always decides. A layer requires such a store.
 ///
-/// It is implemented for [`Infallible`] only: a store that can fail is wrapped, and the wrapper
-/// says what happens to a request meanwhile.
+/// The trait is sealed: only [`Infallible`] implements it. A store that can fail is wrapped, and
+/// the wrapper handles requests while the store fails.
 #[diagnostic::on_unimplemented(
-    message = "this store can fail with `{Self}`, and nothing says what then becomes of a request",
+    message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
-    note = "`.fail_open()` lets requests pass without a limit, `.fail_closed()` answers them with 503, \
-            `.fallback(local)` decides by a store in this process"
+    note = "`.fail_open()` allows requests without a limit, `.fail_closed()` rejects them with 503, \
+            `.fallback(local)` decides with a store in this process"
 )]
-pub trait CannotFail: Sized {
-    /// Never runs.
-    fn absurd<T>(self) -> T;
+pub trait CannotFail: Sized + sealed::Sealed {
+    /// Converts the error to any type. It is never called, because no such error can exist.
+    fn never<T>(&self) -> T;
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for std::convert::Infallible {}
 }
 
 impl CannotFail for Infallible {
-    fn absurd<T>(self) -> T {
-        match self {}
+    fn never<T>(&self) -> T {
+        match *self {}
     }
 }
 
-/// A store was asked for something it does not do; the text names the limit and a way out.
+/// An operation that a store does not support. The text names the limit and an alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported(Cow<'static, str>);
 
 impl Unsupported {
-    /// `what` names the limit and, after a semicolon, a way out.
+    /// Creates an error. `what` names the limit and, after a semicolon, an alternative.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
         Self(Cow::Borrowed(what))

@@ -1,10 +1,10 @@
 //! A store without limits.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use crate::{
     decision::Decision,
-    store::{Answer, Charge, Never, Store},
+    store::{Answer, Never, Op, Store},
 };
 
 /// A store that allows everything and keeps nothing, for tests of the code behind a limiter.
@@ -17,31 +17,11 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoLimit;
 
-fn allowed() -> Answer<Never<Result<Decision, Infallible>>> {
-    Answer::Now(Ok(Decision::allow()))
-}
-
 impl Store for NoLimit {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    fn take(&self, _: &[Charge<'_>]) -> Answer<Self::Future> {
-        allowed()
-    }
-
-    fn settle(&self, _: &Charge<'_>, _: i64) -> Answer<Self::Future> {
-        allowed()
-    }
-
-    fn reset(&self, _: &Charge<'_>) -> Answer<Self::Future> {
-        allowed()
-    }
-
-    fn block(&self, _: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
-        allowed()
-    }
-
-    fn unblock(&self, _: &Charge<'_>) -> Answer<Self::Future> {
-        allowed()
+    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
+        Answer::Now(Ok(Decision::allow()))
     }
 }

@@ -10,11 +10,11 @@ use std::{
 
 use super::Subject;
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     key::Key,
     name::RuleName,
     quota::Quota,
-    store::{Charge, Store},
+    store::{Answer, BoxError, Charge, Store, StoreExt},
 };
 
 /// A description of the violated promise.
@@ -23,7 +23,15 @@ pub type Broken = String;
 const QUOTA: Quota = Quota::per_second(3).burst(5);
 
 async fn take<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Decision, Broken> {
-    store.take(charges).await.map_err(|error| format!("the store failed: {}", error.into()))
+    answer(store.take(charges)).await
+}
+
+async fn answer<F, E>(answer: Answer<F>) -> Result<Decision, Broken>
+where
+    F: Future<Output = Result<Decision, E>>,
+    E: Into<BoxError>,
+{
+    answer.await.map_err(|error| format!("the store failed: {}", error.into()))
 }
 
 fn holds(what: bool, broken: impl FnOnce() -> Broken) -> Result<(), Broken> {
@@ -41,7 +49,7 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
         subject.set(Duration::ZERO);
         let key = Key::from("patient");
         let quotas = [QUOTA];
-        let charge = Charge::new(RuleName::default(), &key, &quotas).cost(cost);
+        let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(cost);
         while take(&store, &[charge]).await?.is_allowed() {}
         let Some(wait) = take(&store, &[charge]).await?.retry_after() else {
             return Err(format!("cost {cost} has no retry time under a quota of {QUOTA}"));
@@ -71,18 +79,18 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let second = Charge::new(RuleName::default(), &two, &large);
 
     let left = |decision: &Decision| -> Vec<u32> {
-        decision.outcomes().iter().map(crate::Outcome::remaining).collect()
+        decision.outcomes().iter().map(crate::decision::Outcome::remaining).collect()
     };
-    let both = take(&store, &[first.cost(5), second.cost(5)]).await?;
+    let both = take(&store, &[first.with_cost(5), second.with_cost(5)]).await?;
     holds(left(&both) == [0, 95, 95], || format!("5 of each left {:?}", left(&both)))?;
     let refused = take(&store, &[first, second]).await?;
     holds(!refused.is_allowed(), || "an exhausted quota allowed a charge".into())?;
-    let looked = take(&store, &[first.cost(0), second.cost(0)]).await?;
+    let looked = take(&store, &[first.with_cost(0), second.with_cost(0)]).await?;
     holds(looked.is_allowed(), || "a cost of 0 was denied".into())?;
     holds(left(&looked) == [0, 95, 95], || format!("a denial left {:?}", left(&looked)))?;
-    let twice = take(&store, &[second.cost(3), second.cost(4)]).await?;
+    let twice = take(&store, &[second.with_cost(3), second.with_cost(4)]).await?;
     holds(left(&twice) == [88, 88], || format!("3 and 4 of one account left {:?}", left(&twice)))?;
-    let never = take(&store, &[second.cost(101)]).await?;
+    let never = take(&store, &[second.with_cost(101)]).await?;
     let help = never.retry_after();
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
@@ -116,8 +124,8 @@ where
             for _ in 0..TAKES {
                 let charge = Charge::new(RuleName::default(), &key, &quotas);
                 let decision = match store.take(&[charge]) {
-                    crate::Answer::Now(decision) => decision,
-                    crate::Answer::Later(future) => block_on(future),
+                    Answer::Now(decision) => decision,
+                    Answer::Later(future) => block_on(future),
                 };
                 let allowed = decision.is_ok_and(|decision| decision.is_allowed());
                 passed.fetch_add(allowed.into(), Relaxed);
@@ -130,4 +138,150 @@ where
         })?;
     }
     Ok(())
+}
+
+/// Checks that a charge with a [`max_wait`](Charge::with_max_wait) queues once the quota is
+/// exhausted: its decision has a wait, each further one has a longer wait, and a wait above
+/// `max_wait` is a denial. A store that cannot queue must return an error from
+/// [`Store::supports`].
+///
+/// # Errors
+///
+/// Fails if the store accepts such charges and does not queue them; the error names the wait.
+pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
+    let store = subject.open();
+    subject.set(Duration::ZERO);
+    let (key, quotas) = (Key::from("queued"), [QUOTA]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    // Enough for three units, whose time is rounded up.
+    let longest = Duration::from_millis(1_100);
+    let queueing = charge.with_max_wait(longest);
+    if store.supports(&[queueing]).is_err() {
+        return Ok(());
+    }
+    let mut last = Duration::ZERO;
+    for _ in 0..QUOTA.limit() {
+        let first = take(&store, &[queueing]).await?;
+        holds(first.is_allowed() && first.wait().is_zero(), || {
+            format!("a charge that fits waits {:?}", first.wait())
+        })?;
+    }
+    for _ in 0..3 {
+        let queued = take(&store, &[queueing]).await?;
+        holds(queued.is_allowed(), || "a charge within its max_wait was denied".into())?;
+        let wait = queued.wait();
+        holds(wait > last && wait <= longest, || {
+            format!("a charge queues for {wait:?} after one for {last:?}, of {longest:?}")
+        })?;
+        last = wait;
+    }
+    let denied = take(&store, &[queueing]).await?;
+    holds(!denied.is_allowed(), || format!("a charge queues for {:?}", denied.wait()))?;
+    let hasty = take(&store, &[charge]).await?;
+    holds(!hasty.is_allowed(), || "a charge without a max_wait passed the queue".into())
+}
+
+/// Checks that a charge beyond a [soft](Quota::soft) quota is allowed and marked as an overage, and
+/// that no other charge is. A store without soft quotas must return an error from
+/// [`Store::supports`].
+///
+/// # Errors
+///
+/// Fails if the store accepts a soft quota and a mark is missing or wrong.
+pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
+    let store = subject.open();
+    subject.set(Duration::ZERO);
+    let (key, quotas) = (Key::from("soft"), [Quota::per_hour(2).soft(1)]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    if store.supports(&[charge]).is_err() {
+        return Ok(());
+    }
+    for expected in [(true, false), (true, false), (true, true), (false, false)] {
+        let decision = take(&store, &[charge]).await?;
+        let (allowed, overage) = (decision.is_allowed(), decision.is_overage());
+        holds((allowed, overage) == expected, || {
+            format!("allowed {allowed} and overage {overage}, expected {expected:?}, of 2 and 1")
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks that a blocked key is denied, that its decision [is blocked](Decision::is_blocked) and
+/// has the time left, that a read passes, and that the block ends by [`StoreExt::unblock`] or on
+/// time and charges nothing. A store without blocks must answer [`Decision::unsupported`].
+///
+/// # Errors
+///
+/// Fails if a block has another effect; the error names it.
+pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let store = subject.open();
+    subject.set(Duration::ZERO);
+    let (one, two) = (Key::from("one"), Key::from("two"));
+    let quotas = [Quota::per_hour(100)];
+    let [charge, other] = [&one, &two].map(|key| Charge::new(RuleName::default(), key, &quotas));
+
+    let blocked = answer(store.block(&charge, MINUTE)).await?;
+    if blocked.source() == Source::Unsupported {
+        return Ok(());
+    }
+    let denied = take(&store, &[charge]).await?;
+    holds(!denied.is_allowed(), || "a blocked key was allowed".into())?;
+    holds(denied.is_blocked(), || "the denial of a blocked key is not blocked".into())?;
+    let wait = denied.retry_after();
+    holds(wait.is_some_and(|wait| !wait.is_zero() && wait <= MINUTE), || {
+        format!("a key that is blocked for {MINUTE:?} is to retry after {wait:?}")
+    })?;
+    let looked = take(&store, &[charge.with_cost(0)]).await?;
+    holds(looked.is_allowed(), || "a cost of 0 of a blocked key was denied".into())?;
+    let free = take(&store, &[other]).await?;
+    holds(free.is_allowed() && !free.is_blocked(), || "a block denies another key".into())?;
+
+    answer(store.unblock(&charge)).await?;
+    let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
+    holds(left == Some(100), || format!("a block of a full account left {left:?}"))?;
+    let free = take(&store, &[charge]).await?;
+    holds(free.is_allowed(), || "an unblocked key was denied".into())?;
+
+    answer(store.block(&charge, MINUTE)).await?;
+    subject.set(MINUTE);
+    let free = take(&store, &[charge]).await?;
+    holds(free.is_allowed(), || format!("a key was denied after its block of {MINUTE:?}"))
+}
+
+/// Checks that [`Store::undo`] gives back the charge of a decision, in whole or in part, and never
+/// more. A subject that does not [undo](Subject::undoes) charges passes.
+///
+/// # Errors
+///
+/// Fails if an undo gives back another number of units; the error names the units left.
+pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), Broken> {
+    if !subject.undoes() {
+        return Ok(());
+    }
+    let store = subject.open();
+    subject.set(Duration::ZERO);
+    let (key, quotas) = (Key::from("undone"), [Quota::per_hour(100)]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(10);
+    for (units, expected) in [(Some(3), 93), (Some(50), 93), (None, 93), (Some(0), 83)] {
+        let taken = take(&store, &[charge]).await?;
+        store.undo(&[charge], &taken, units);
+        subject.undone().await;
+        let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
+        holds(left == Some(expected), || {
+            format!("an undo of {units:?} of 10 left {left:?}, expected {expected}")
+        })?;
+    }
+    let denied = take(&store, &[charge.with_cost(84)]).await?;
+    store.undo(&[charge], &denied, None);
+    subject.undone().await;
+    let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
+    holds(left == Some(83), || format!("an undo of a denial left {left:?}, expected 83"))?;
+
+    let taken = take(&store, &[charge]).await?;
+    subject.set(Duration::from_secs(3_600));
+    store.undo(&[charge], &taken, None);
+    subject.undone().await;
+    let left = take(&store, &[charge.with_cost(0)]).await?.remaining();
+    holds(left.is_some_and(|left| left <= 100), || format!("a late undo left {left:?} of 100"))
 }

@@ -72,7 +72,7 @@ where
         let random = RandomState::new().hash_one(0);
         self.hands = Arc::default();
         let store = self.store.clone().prefix(&format!("test-{random:x}"));
-        let store = store.driven(self.hands.clone());
+        let store = store.with_test_clock(self.hands.clone());
         self.undoing = store.undoing();
         store
     }

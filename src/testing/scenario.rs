@@ -13,7 +13,7 @@ use crate::{
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota, QuotaError},
-    store::{BoxError, Charge, Store},
+    store::{BoxError, Charge, Store, StoreExt},
 };
 
 /// A case of a table: quotas, and steps with the expected numbers.
@@ -240,17 +240,19 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     let store = subject.open();
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
     let wait = Duration::from_nanos(case.max_wait);
-    let of = |step: &Step| Charge::new(rule, &key, &quotas).headroom(step.headroom).max_wait(wait);
+    let of = |step: &Step| {
+        Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
+    };
     let mut taken: Vec<Option<(Charge<'_>, Decision)>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
         let mut charge = of(step);
         let answer = match step.op {
             Op::Take => {
-                charge = charge.cost(step.cost()?);
+                charge = charge.with_cost(step.cost()?);
                 store.take(&[charge]).await
             }
-            Op::Settle => store.settle(&charge, step.units.unwrap_or(0)).await,
+            Op::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
             Op::Reset => store.reset(&charge).await,
             Op::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
@@ -259,7 +261,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
                     .ok_or_else(|| CaseError::Unknown(format!("step {at} undoes no charge")))?;
                 store.undo(&[charge], &receipt, units);
                 subject.undone().await;
-                store.take(&[charge.cost(0)]).await
+                store.take(&[charge.with_cost(0)]).await
             }
         };
         let decision = answer.map_err(|error| CaseError::Store(error.into()))?;

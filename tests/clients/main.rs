@@ -1,9 +1,9 @@
-//! Clients of others against a real server of ours: what they were told, and what they did.
+//! Third-party clients against a real server: the headers that they receive, and their reaction.
 //!
-//! `scripts/clients` installs them and runs this with the programs that call them as arguments
-//! (`node http.js`, one argument each). Each is given the server's address in `SERVER`, and prints
-//! a line of JSON per check; a check that fails, or a program that does, fails the whole.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
+//! `scripts/clients` installs them and runs this program with the commands that call them as
+//! arguments (`node http.js`, one argument each). Each receives the server's address in `SERVER`,
+//! and prints a line of JSON per check. A failed check or command fails the whole run.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 #[path = "../support/corpus.rs"]
 mod corpus;
@@ -22,7 +22,7 @@ use tokio::{process::Command, time::timeout};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a program says of one check.
+/// The result of one check of a program.
 #[derive(Deserialize)]
 struct Row {
     client: String,
@@ -38,7 +38,7 @@ async fn main() -> ExitCode {
     let address = server::start().await;
     println!("listening on http://{address}");
     if programs.is_empty() {
-        // for a look around by hand
+        // For manual use.
         return tokio::signal::ctrl_c().await.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let server = format!("http://{address}");
@@ -48,8 +48,10 @@ async fn main() -> ExitCode {
     let mut rows = Vec::new();
     for (program, ended) in programs.iter().zip(ended) {
         match ended {
-            Ok(told) if told.is_empty() => failures.push(format!("{program}: it checked nothing")),
-            Ok(told) => rows.extend(told),
+            Ok(found) if found.is_empty() => {
+                failures.push(format!("{program}: no check was printed"));
+            }
+            Ok(found) => rows.extend(found),
             Err(why) => failures.push(format!("{program}: {why}")),
         }
     }
@@ -80,7 +82,7 @@ async fn run(program: &str, server: &str) -> Result<Vec<Row>, String> {
 fn show(rows: &[Row]) {
     let cells = |row: &Row| {
         let mark = if row.ok { "ok" } else { "FAILED" };
-        // an error may have more to say, which is told below
+        // The failures below show the whole text of an error.
         let happened = row.happened.lines().next().unwrap_or_default();
         [&row.client, &row.version, &row.expected, happened, mark].map(str::to_owned)
     };

@@ -1,4 +1,4 @@
-//! What the server saw of each client: independent of what a client says of itself.
+//! The calls of each client as the server saw them, independent of the client's own report.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use axum::{
 use http::HeaderMap;
 use serde::Serialize;
 
-/// The header field, or metadata, in which a client says who it is.
+/// The header field, or metadata, with the name of a client.
 pub(crate) const CLIENT: &str = "x-client";
 
 #[derive(Clone, Debug, Serialize)]
@@ -40,7 +40,7 @@ impl Seen {
         Self { start: Instant::now(), calls: Arc::default() }
     }
 
-    /// The calls of this client, in the order they came in.
+    /// Returns the calls of this client, in order of arrival.
     pub(crate) fn of(&self, client: &str) -> Vec<Call> {
         self.calls.lock().expect("calls").get(client).cloned().unwrap_or_default()
     }
@@ -54,7 +54,7 @@ impl Seen {
     }
 }
 
-/// A layer outside the limiter that notes every call.
+/// A layer outside the limiter that records every call.
 pub(crate) async fn note(State(seen): State<Seen>, request: Request, next: Next) -> Response {
     let client = text(request.headers(), CLIENT).unwrap_or_default().to_owned();
     let (path, asked) = (request.uri().path().to_owned(), seen.millis());

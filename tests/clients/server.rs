@@ -2,11 +2,11 @@
 //!
 //! | path | |
 //! |---|---|
-//! | `GET /` | limited by `x-client`, which has to wait a second per request |
-//! | `/grpc.health.v1.Health/…`, `/test.Echo/…` | limited by `x-client`, which has to wait 1.5 s per call |
-//! | `POST /exhaust/{client}/{n}` | it has to wait `n` times as long, 9 at most; what was seen of it is forgotten |
+//! | `GET /` | limited by `x-client`, one request a second |
+//! | `/grpc.health.v1.Health/…`, `/test.Echo/…` | limited by `x-client`, one call per 1.5 s |
+//! | `POST /exhaust/{client}/{n}` | makes the client wait the time of `n` calls, at most 9, and clears its calls |
 //! | `GET /seen/{client}` | its calls, as JSON |
-//! | `GET /corpus`, `/corpus/{n}` | what is to be read in answers of ours, and those answers |
+//! | `GET /corpus`, `/corpus/{n}` | the numbers to read in answers, and those answers |
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,12 +17,13 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use http::{StatusCode, request::Parts};
+use http::StatusCode;
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tower::ServiceExt as _;
 use tower_sluice::{
-    Key, KeyError, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule, RuleName, Units,
+    Cost, Key, KeyExtractor, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::KeyError,
+    rule::RuleName,
 };
 
 use crate::{
@@ -41,7 +42,7 @@ struct Server {
     corpus: Arc<Vec<Case>>,
 }
 
-/// What a client may do at once, so that it can owe as much again.
+/// The burst of a client, which is also the debt that it may have.
 const BURST: u32 = 8;
 
 fn quotas() -> [(RuleName, Quota); 2] {
@@ -51,13 +52,13 @@ fn quotas() -> [(RuleName, Quota); 2] {
     })
 }
 
-/// Whoever does not say who he is, is told so in words that have to be escaped in gRPC.
+/// A client without a name is rejected with a text that needs escapes in gRPC.
 #[derive(Clone, Copy, Debug)]
 struct Client;
 
 impl KeyExtractor for Client {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let name = parts.headers.get(CLIENT);
+    fn extract(&self, head: &tower_sluice::RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        let name = head.headers.get(CLIENT);
         name.map(|name| Some(name.into())).ok_or_else(|| KeyError::missing("caf\u{e9} 100%"))
     }
 }
@@ -70,7 +71,7 @@ pub(crate) async fn start() -> SocketAddr {
         corpus: Arc::new(corpus().await),
     };
     let cost =
-        || Units::from_fn(|parts| if parts.headers.contains_key(COSTLY) { BURST + 1 } else { 1 });
+        || Cost::from_fn(|head| if head.headers.contains_key(COSTLY) { BURST + 1 } else { 1 });
     let [http, rpc] = quotas().map(|(name, quota)| {
         RateLimitLayer::rules(Rule::named(name, Client, quota).cost(cost()), server.store.clone())
     });
@@ -89,7 +90,7 @@ pub(crate) async fn start() -> SocketAddr {
     address
 }
 
-/// What is neither limited nor noted.
+/// The routes that are neither limited nor recorded.
 fn apart(server: Server) -> Router {
     Router::new()
         .route("/exhaust/{client}/{n}", post(exhaust))
@@ -103,7 +104,7 @@ async fn exhaust(State(server): State<Server>, Path((client, n)): Path<(String, 
     for (name, quota) in quotas() {
         let limiter = Limiter::named(name, server.store.clone());
         limiter.reset(client.as_str(), &quota).now();
-        limiter.settle(client.as_str(), &quota, -i64::from(BURST - 1 + n)).now();
+        limiter.adjust(client.as_str(), &quota, i64::from(BURST - 1 + n)).now();
     }
     server.seen.forget(&client);
 }

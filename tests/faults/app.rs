@@ -1,4 +1,4 @@
-//! An app: a store of its own, and requests at a steady rate, whether answers come or not.
+//! An app: its own store, and requests at a steady rate, whether or not answers arrive.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::sleep,
 };
-use tower_sluice::{Answer, Decision, Limiter};
+use tower_sluice::{Decision, Limiter, store::Answer};
 
 use crate::{
     child::Child,
@@ -25,7 +25,7 @@ use crate::{
     stack::{Door, Policy, QUOTA, Stack},
 };
 
-/// What an app is to do.
+/// The work of an app.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) name: String,
@@ -34,28 +34,29 @@ pub(crate) struct Plan {
     /// Decisions per second.
     pub(crate) rate: u32,
     pub(crate) keys: u16,
-    /// Which app it is: each asks for other keys at a time.
+    /// The number of the app. Each app uses other keys at a time.
     pub(crate) number: usize,
 }
 
-/// An app that runs.
+/// A running app.
 pub(crate) enum App {
     Thread { stop: Arc<AtomicBool>, thread: JoinHandle<Log> },
     Process(Child),
 }
 
 impl App {
-    /// An app on a thread with a runtime of its own, once it is connected.
+    /// Starts an app on a thread with its own runtime. Returns once the app is connected.
     pub(crate) async fn start(plan: Plan) -> Self {
-        let (stop, (tell, told)) = (Arc::<AtomicBool>::default(), oneshot::channel());
+        let (stop, (connected, is_connected)) = (Arc::<AtomicBool>::default(), oneshot::channel());
         let (flag, name) = (stop.clone(), plan.name.clone());
-        let work = move || run(&plan, &flag, || tell.send(()).expect("somebody waits"), |_| {});
+        let work =
+            move || run(&plan, &flag, || connected.send(()).expect("the receiver waits"), |_| {});
         let thread = thread::Builder::new().name(name).spawn(work).expect("a thread");
-        told.await.expect("the app connects");
+        is_connected.await.expect("the app connects");
         Self::Thread { stop, thread }
     }
 
-    /// Asks it to end; its log once all is answered.
+    /// Asks the app to end. Returns its log once all requests are answered.
     pub(crate) fn stop(&self) {
         match self {
             Self::Thread { stop, .. } => stop.store(true, Relaxed),
@@ -71,7 +72,7 @@ impl App {
     }
 }
 
-/// Asks as `plan` says until `stop`, and shows each entry to `see` when it is made.
+/// Sends the requests of `plan` until `stop`, and passes each entry to `see` when it is made.
 pub(crate) fn run(
     plan: &Plan,
     stop: &AtomicBool,
@@ -86,7 +87,7 @@ pub(crate) fn run(
         ready();
         let entries = load(plan, &stack, stop, see).await;
         control.end();
-        controls.await.expect("it only sleeps");
+        controls.await.expect("the task ends");
         let counts = stack.heard.counts();
         let ((stalls, lag), healed) = (control.seen(), (stack.healed)());
         let (answered, errors, texts) = (counts.answered, counts.errors, counts.texts);
@@ -121,7 +122,7 @@ async fn load(
                     let send = send.clone();
                     tokio::spawn(async move {
                         let Ok(decision) = later.await;
-                        // whoever is told is there until all have told
+                        // The receiver stays until all senders are done.
                         let _ = send.send(note(&decision, false));
                     });
                 }
@@ -141,12 +142,12 @@ async fn load(
     entries
 }
 
-/// The name of a key of this number.
+/// Returns the name of the key of this number.
 pub(crate) fn name(key: u16) -> String {
     format!("k{key:03}")
 }
 
-/// Keys at random, the same ones in every run.
+/// Returns random keys, equal in every run.
 fn draw(plan: &Plan, sent: u64) -> u16 {
     let draw = mix(sent * 2 + plan.number as u64);
     u16::try_from(draw % u64::from(plan.keys)).expect("below the number of keys")

@@ -1,5 +1,5 @@
-//! An app in a process of its own: this program again, told by an argument what to do. It prints
-//! its entries as they come, so that they are known when it is killed.
+//! An app in its own process: this program again, with its order as an argument. It prints its
+//! entries as they come, so that they are known when it is killed.
 
 use std::{
     env,
@@ -14,22 +14,22 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tower_sluice::Source;
+use tower_sluice::decision::Source;
 
 use crate::{
     app::{Plan, run},
     log::{Entry, Log, epoch},
 };
 
-/// What a child is told.
+/// The order to a child.
 #[derive(Serialize, Deserialize)]
 struct Order {
     plan: Plan,
-    /// When the parent began, in Unix time: the times it is told are counted from there.
+    /// The start of the parent, in Unix time. The times of the order count from there.
     epoch: Duration,
 }
 
-/// What a child tells, a line each.
+/// The report of a child, one line each.
 #[derive(Serialize, Deserialize)]
 enum Line {
     Ready,
@@ -37,11 +37,11 @@ enum Line {
     End { errors: std::collections::BTreeMap<String, u64>, answered: u64 },
 }
 
-/// What runs in the child: it ends when its input does.
+/// Runs in the child. Ends when its input ends.
 pub(crate) fn obey(order: &str) {
     let order: Order = serde_json::from_str(order).expect("an order");
     let shift = micros(epoch()) - micros(order.epoch);
-    let tell = |line: &Line| println!("{}", serde_json::to_string(line).expect("JSON"));
+    let print = |line: &Line| println!("{}", serde_json::to_string(line).expect("JSON"));
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     thread::spawn(move || {
@@ -51,29 +51,29 @@ pub(crate) fn obey(order: &str) {
     let log = run(
         &order.plan,
         &stop,
-        || tell(&Line::Ready),
+        || print(&Line::Ready),
         |entry| {
             let &Entry { key, asked, answered, allowed, source, at_once } = entry;
             let (asked, answered) = (micros(asked) + shift, micros(answered) + shift);
             let source = source.as_str().to_owned();
-            tell(&Line::Decision { key, asked, answered, allowed, source, at_once });
+            print(&Line::Decision { key, asked, answered, allowed, source, at_once });
         },
     );
-    tell(&Line::End { errors: log.errors, answered: log.answered });
+    print(&Line::End { errors: log.errors, answered: log.answered });
 }
 
 fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).expect("fits")
 }
 
-/// A child that runs.
+/// A running child.
 pub(crate) struct Child {
     process: Mutex<process::Child>,
     reader: JoinHandle<Log>,
 }
 
 impl Child {
-    /// Starts it, and waits until it is connected.
+    /// Starts the child, and waits until it is connected.
     pub(crate) fn start(plan: Plan) -> Self {
         let name = plan.name.clone();
         let order = serde_json::to_string(&Order { plan, epoch: epoch() }).expect("JSON");
@@ -85,7 +85,7 @@ impl Child {
         assert!(matches!(serde_json::from_str(&first), Ok(Line::Ready)), "{first}");
         let read = move || {
             let mut log = Log::default();
-            // the last line of one that was killed may be half a line
+            // The last line of a killed child may be incomplete.
             for line in lines.map_while(Result::ok) {
                 match serde_json::from_str(&line) {
                     Ok(Line::End { errors, answered }) => {
@@ -101,14 +101,14 @@ impl Child {
         Self { process: Mutex::new(process), reader }
     }
 
-    /// Ends it as a crash does.
+    /// Kills the child.
     pub(crate) fn kill(&self) {
         let mut process = self.process.lock().expect("no panic here");
-        process.kill().expect("it is ours");
+        process.kill().expect("the process is killed");
         process.wait().expect("it ends");
     }
 
-    /// Asks it to end.
+    /// Asks the child to end.
     pub(crate) fn stop(&self) {
         drop(self.process.lock().expect("no panic here").stdin.take());
     }

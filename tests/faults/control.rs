@@ -1,4 +1,4 @@
-//! A task that only sleeps, beside the load: how late it wakes is what the machine adds.
+//! A task that only sleeps, beside the load. Its delay is the delay that the machine adds.
 
 use std::{
     fs::File,
@@ -13,10 +13,10 @@ use std::{
 use crate::log::{Stall, now};
 
 const NAP: Duration = Duration::from_millis(1);
-/// More than this is a stall.
+/// A longer delay is a stall.
 const STALL: Duration = Duration::from_millis(5);
 
-/// What the task has seen.
+/// The observations of the task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Control {
     seen: Arc<Mutex<(Vec<Stall>, Duration)>>,
@@ -24,11 +24,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Sleeps and looks, on the thread of the caller, until [`Control::end`].
+    /// Sleeps and measures, on the thread of the caller, until [`Control::end`].
     ///
-    /// A late wake-up counts as a stall of the machine only if the kernel says that this thread
-    /// waited for a processor most of the time: were it our own code that kept the thread busy, that
-    /// would be a fault of ours and no excuse.
+    /// A late wake-up counts as a stall of the machine only if the kernel reports that this thread
+    /// waited for a processor most of the time. If our own code kept the thread busy, the delay is
+    /// a fault of the code.
     pub(crate) async fn watch(self) {
         let waits = Waits::open();
         let (mut slept, mut waited) = (now(), waits.so_far());
@@ -49,13 +49,13 @@ impl Control {
         self.over.store(true, Relaxed);
     }
 
-    /// The stalls, and how late it was at worst.
+    /// Returns the stalls, and the longest delay.
     pub(crate) fn seen(&self) -> (Vec<Stall>, Duration) {
         self.seen.lock().expect("no panic here").clone()
     }
 }
 
-/// How long this thread has waited for a processor, by the kernel's count.
+/// Returns the time for which this thread has waited for a processor, by the kernel's count.
 struct Waits(Option<File>);
 
 impl Waits {

@@ -1,4 +1,4 @@
-//! Faults: what they do to the world, and what must hold all the same.
+//! Faults: their effect on the world, and the requirements that hold nevertheless.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,40 +15,40 @@ use crate::{
     stage::{self, Ran},
 };
 
-/// What surrounds the apps, and what goes wrong with it.
+/// The environment of the apps, and its fault.
 pub(crate) trait World {
-    /// Where the app of this number finds Redis.
+    /// Returns the address of Redis for the app of this number.
     fn door(&self, app: usize) -> Door;
 
-    /// Does what goes wrong. What goes wrong again and again does so until `end`.
+    /// Causes the fault. A repeated fault repeats until `end`.
     async fn strike(&mut self, apps: &[App], end: Instant);
 
-    /// Puts it right again.
+    /// Repairs the fault.
     async fn heal(&mut self);
 
-    /// What this world has to say about it, after the load.
+    /// Returns the findings of this world, after the load.
     async fn look(&mut self, ran: &Ran) -> Findings {
         let _ = ran;
         Findings::default()
     }
 
-    /// Whether the fault is over when `strike` returns, not when its time is.
+    /// Returns `true` if the fault is over when `strike` returns, not at the end of its time.
     fn ends_itself(&self) -> bool {
         false
     }
 
-    /// Whether apps are processes of their own.
+    /// Returns `true` if apps are separate processes.
     fn has_processes(&self) -> bool {
         false
     }
 }
 
-/// What a world found out.
+/// The findings of a world.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) notes: Vec<String>,
     pub(crate) broken: Vec<String>,
-    /// Units above the limit that each key may have got beside what [`Must`] allows.
+    /// The units above the limit that each key may have received, in addition to [`Must`].
     pub(crate) allowance: BTreeMap<u16, u64>,
 }
 
@@ -58,7 +58,7 @@ impl Findings {
         self
     }
 
-    /// Breaks unless it `holds`.
+    /// Fails the row unless the condition holds.
     pub(crate) fn demand(mut self, holds: bool, what: String) -> Self {
         if !holds {
             self.broken.push(what);
@@ -67,34 +67,34 @@ impl Findings {
     }
 }
 
-/// What must hold, beside what always must (see [`judge`]).
+/// The requirements of a fault, in addition to those of every fault (see [`judge`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Must {
-    /// Units above the limit that a key may get in any window at most; `None` where there is no
+    /// The most units above the limit that a key may receive in any window. `None` if there is no
     /// bound.
     pub(crate) overshoot: Option<u64>,
-    /// Within this time of the fault every breaker is open.
+    /// The time after the fault within which every breaker is open.
     pub(crate) open: Option<Duration>,
-    /// Within this time of the repair every app has all its decisions from Redis again.
+    /// The time after the repair within which every app has all its decisions from Redis again.
     pub(crate) recover: Option<Duration>,
-    /// Kinds of errors that may be seen; none: Redis decides all.
+    /// The permitted kinds of errors. With none, Redis decides all.
     pub(crate) errors: &'static [&'static str],
-    /// Whether there may be none all the same.
+    /// `true` if the fault may cause no error.
     pub(crate) may_pass: bool,
 }
 
 impl Must {
-    /// Nobody notices: Redis decides everything, and no key gets above its limit.
+    /// The fault has no effect: Redis decides everything, and no key exceeds its limit.
     pub(crate) const UNNOTICED: Self =
         Self { overshoot: Some(0), open: None, recover: None, errors: &[], may_pass: true };
 
-    /// The policy decides what Redis does not, until a second after it is back at most.
+    /// The policy replaces missing decisions of Redis, until at most a second after Redis is back.
     pub(crate) const fn policy(overshoot: u64, errors: &'static [&'static str]) -> Self {
         let recover = Some(Duration::from_secs(1));
         Self { overshoot: Some(overshoot), open: None, recover, errors, may_pass: false }
     }
 
-    /// And breakers are open soon.
+    /// Also requires breakers to open soon.
     pub(crate) const fn opens(self, millis: u64) -> Self {
         Self { open: Some(Duration::from_millis(millis)), ..self }
     }
@@ -103,7 +103,7 @@ impl Must {
         Self { recover: Some(Duration::from_millis(millis)), ..self }
     }
 
-    /// Nobody need notice.
+    /// Permits the fault to have no effect.
     pub(crate) const fn may_pass(self) -> Self {
         Self { may_pass: true, ..self }
     }
@@ -119,13 +119,13 @@ pub(crate) struct Fault {
     pub(crate) holds: &'static str,
     must: Must,
     policy: Policy,
-    /// Whether nothing else is played meanwhile.
+    /// `true` if no other fault runs at the same time.
     pub(crate) alone: bool,
     act: Box<dyn Fn(&Fault, &Options) -> Row + Send + Sync>,
 }
 
 impl Fault {
-    /// A fault of the world that `make` makes.
+    /// Creates a fault of the world that `make` makes.
     pub(crate) fn new<W, M>(name: &'static str, holds: &'static str, must: Must, make: M) -> Self
     where
         W: World,
@@ -144,7 +144,7 @@ impl Fault {
         Self { name, holds, must, policy: Policy::Fallback, alone: false, act: Box::new(act) }
     }
 
-    /// A fault that is played in another way.
+    /// Creates a fault that runs in another way.
     pub(crate) fn other(
         name: &'static str,
         holds: &'static str,
@@ -164,7 +164,7 @@ impl Fault {
         }
     }
 
-    /// A fault of one server: what is done to it, and what puts it right.
+    /// Creates a fault of one server, from its cause and its repair.
     pub(crate) fn of_server<S, H>(
         name: &'static str,
         holds: &'static str,
@@ -186,12 +186,12 @@ impl Fault {
         Self { policy, ..self }
     }
 
-    /// For what needs the whole machine.
+    /// Marks a fault that needs the whole machine.
     pub(crate) fn alone(self) -> Self {
         Self { alone: true, ..self }
     }
 
-    /// Plays it on a thread of its name, so that panics are known as its own.
+    /// Runs the fault on a thread of its name, so that its panics are attributed to it.
     pub(crate) fn play(&self, options: &Options) -> Row {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name(self.name.to_owned());

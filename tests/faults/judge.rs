@@ -1,7 +1,7 @@
-//! Reads the logs of a fault that was played, and says what did not hold.
+//! Checks the logs of a fault against its requirements.
 //!
-//! Always must: every decision within its budget and a little, no panic, no key further above its
-//! limit than the fault allows, and decisions while the breaker is open that cost next to nothing.
+//! Every fault requires: each decision within its timeout and a margin, no panic, no key further
+//! above its limit than the fault allows, and nearly free decisions while the breaker is open.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,12 +14,12 @@ use crate::{
     stage::Ran,
 };
 
-/// What a decision may take above its budget: tokio's timers have steps of a millisecond, and rounds
-/// of the runtime are in between. Without optimization those take longer, here as below.
+/// The margin of a decision above its timeout: tokio's timers have steps of a millisecond, plus
+/// rounds of the runtime. Without optimization those take longer, here and below.
 const SLACK: Duration = Duration::from_millis(if cfg!(debug_assertions) { 15 } else { 5 });
-/// The 99th percentile of decisions while the breaker is open, at most.
+/// The highest permitted 99th percentile of decisions while the breaker is open.
 const OPEN: Duration = Duration::from_micros(if cfg!(debug_assertions) { 500 } else { 50 });
-/// How much longer a breaker may take to open.
+/// The margin for a breaker to open.
 const SLOWER: u32 = if cfg!(debug_assertions) { 2 } else { 1 };
 
 pub(crate) fn judge(
@@ -43,7 +43,7 @@ pub(crate) fn judge(
     row
 }
 
-/// The admissions of each key.
+/// Returns the admissions of each key.
 pub(crate) fn admissions(ran: &Ran) -> BTreeMap<u16, Vec<(Duration, Duration)>> {
     let mut admitted = BTreeMap::<_, Vec<_>>::new();
     for (_, entry) in ran.entries().filter(|(_, entry)| entry.allowed) {
@@ -74,20 +74,20 @@ fn durations(row: &mut Row, ran: &Ran) {
     let during = |entry: &&Entry| (ran.struck..ran.healed).contains(&entry.asked);
     let all = ran.entries().map(|(_, entry)| entry);
     row.times = Times::of(all.clone().filter(during).map(Entry::took));
-    let spared = |entry: &&Entry| entry.at_once && !entry.is_from_redis();
-    row.open = Times::of(all.filter(spared).map(Entry::took));
+    let without_store = |entry: &&Entry| entry.at_once && !entry.is_from_redis();
+    row.open = Times::of(all.filter(without_store).map(Entry::took));
     if let Some(open) = &row.open
         && open.p99 > OPEN
     {
         row.broken.push(format!("p99 of {:?} while the breaker is open", open.p99));
     }
 
-    let (mut late, mut excused, mut worst) = (0, 0, Duration::ZERO);
+    let (mut late, mut stalled_late, mut worst) = (0, 0, Duration::ZERO);
     for log in &ran.logs {
         row.lag = row.lag.max(log.lag);
         for entry in log.entries.iter().filter(|entry| entry.took() > BUDGET + SLACK) {
             if stalled(log, entry) {
-                excused += 1;
+                stalled_late += 1;
             } else {
                 (late, worst) = (late + 1, worst.max(entry.took()));
             }
@@ -96,8 +96,8 @@ fn durations(row: &mut Row, ran: &Ran) {
     if late > 0 {
         row.broken.push(format!("{late} decisions beyond their budget, of up to {worst:.1?}"));
     }
-    if excused > 0 {
-        row.notes.push(format!("{excused} beyond their budget while the machine stalled"));
+    if stalled_late > 0 {
+        row.notes.push(format!("{stalled_late} beyond their budget while the machine stalled"));
     }
 }
 
@@ -115,10 +115,10 @@ fn sources(row: &mut Row, must: &Must, ran: &Ran) {
         entries.sort_by_key(|entry| entry.answered);
         let astray = |entry: &&&Entry| !entry.is_from_redis() && entry.answered >= ran.struck;
         let since = |entry: &&Entry| entry.answered - ran.struck;
-        // of both apps the slower one
+        // The slower of both apps counts.
         detect = detect.max(entries.iter().find(astray).map(since));
-        let spared = |entry: &&&Entry| astray(entry) && entry.at_once;
-        opened = opened.max(entries.iter().find(spared).map(since));
+        let without_store = |entry: &&&Entry| astray(entry) && entry.at_once;
+        opened = opened.max(entries.iter().find(without_store).map(since));
         if let Some(last) = entries.iter().rposition(|entry| astray(&entry)) {
             let back = entries[last].answered.saturating_sub(ran.healed);
             recover = recover.filter(|_| last + 1 < entries.len()).map(|so_far| so_far.max(back));
@@ -132,7 +132,7 @@ fn sources(row: &mut Row, must: &Must, ran: &Ran) {
         row.within("the breakers opened", opened, bound * SLOWER, stalled);
     }
     if let Some(bound) = must.recover {
-        row.within("all was by Redis again", recover, bound, stalled);
+        row.within("all decisions were by Redis again", recover, bound, stalled);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What apps write down of every decision.
+//! The log that apps keep of every decision.
 
 use std::{
     collections::BTreeMap,
@@ -6,18 +6,19 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use tower_sluice::Source;
+use tower_sluice::decision::Source;
 
-/// When this program began, by both clocks.
+/// The start of this program, by both clocks.
 static EPOCH: LazyLock<(Instant, SystemTime)> =
     LazyLock::new(|| (Instant::now(), SystemTime::now()));
 
-/// The time since this program began; all times of a log are such.
+/// Returns the time since this program began. All times of a log are relative to it.
 pub(crate) fn now() -> Duration {
     EPOCH.0.elapsed()
 }
 
-/// When this program began, in Unix time: what makes the times of two processes comparable.
+/// Returns the start of this program in Unix time, which makes the times of two processes
+/// comparable.
 pub(crate) fn epoch() -> Duration {
     EPOCH.1.duration_since(UNIX_EPOCH).expect("after 1970")
 }
@@ -30,7 +31,7 @@ pub(crate) struct Entry {
     pub(crate) answered: Duration,
     pub(crate) allowed: bool,
     pub(crate) source: Source,
-    /// It was there when the store was asked: nothing was sent.
+    /// The answer was immediate: nothing was sent.
     pub(crate) at_once: bool,
 }
 
@@ -43,36 +44,37 @@ impl Entry {
         self.source == Source::Redis
     }
 
-    /// The time in which it was decided, as narrow as is known: what was decided locally was
-    /// decided when the answer came.
+    /// Returns the interval of the decision, as narrow as is known. A local decision was made when
+    /// the answer arrived.
     pub(crate) fn decided(&self) -> (Duration, Duration) {
         let first = if self.is_from_redis() { self.asked } else { self.answered };
         (first, self.answered)
     }
 }
 
-/// A time in which a thread that wanted to run could not, though nothing of ours ran on it.
+/// A time in which a runnable thread could not run, although no code of the suite ran on it.
 pub(crate) type Stall = (Duration, Duration);
 
-/// All that one app wrote down.
+/// The log of one app.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) entries: Vec<Entry>,
-    /// Errors of the store inside the policy, by kind; calls that the breaker spared are none.
+    /// Errors of the store inside the policy, by kind. Calls that the breaker rejected do not
+    /// count.
     pub(crate) errors: BTreeMap<String, u64>,
     /// A text of each kind.
     pub(crate) texts: BTreeMap<String, String>,
-    /// What the store inside the policy answered, late charges among them.
+    /// Answers of the store inside the policy, including late charges.
     pub(crate) answered: u64,
-    /// Accounts whose place held something broken.
+    /// Accounts whose key held an invalid value.
     pub(crate) healed: u64,
     pub(crate) stalls: Vec<Stall>,
-    /// How late the control task was at worst.
+    /// The longest delay of the control task.
     pub(crate) lag: Duration,
 }
 
 impl Log {
-    /// How long the machine stalled, in all.
+    /// The total time for which the machine stalled.
     pub(crate) fn stalled(&self) -> Duration {
         self.stalls.iter().map(|(from, to)| *to - *from).sum()
     }

@@ -1,9 +1,10 @@
-//! The fault suite: real servers, real faults, load all the while, and what must hold meanwhile.
+//! The fault suite: real servers and real faults under load, and the requirements that hold during
+//! them.
 //!
-//! `cargo test --all-features --test faults` plays every fault for some seconds and fails if a bound is broken;
-//! `scripts/faults` plays them longer, in release, and prints the table of `README.md` beside this
-//! file. `-- --list` lists the faults and `-- --only NAME` plays one.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
+//! `cargo test --all-features --test faults` runs every fault for some seconds and fails if a bound
+//! is broken. `scripts/faults` runs them longer, in release, and prints the table of `README.md` in
+//! this folder. `-- --list` lists the faults and `-- --only NAME` runs one.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod app;
 mod child;
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Plays the faults, a few at a time where that is possible; rows in the order of the faults.
+/// Runs the faults, a few at a time where possible. Rows keep the order of the faults.
 fn play(faults: &[Fault], options: &Options) -> Vec<Row> {
     let (together, alone): (Vec<_>, Vec<_>) =
         faults.iter().enumerate().partition(|(_, fault)| !fault.alone);

@@ -1,26 +1,26 @@
-//! What the command line says: which faults, and how long.
+//! The command line: the faults to run, and their duration.
 
 use std::time::Duration;
 
 use crate::servers::{Flavour, Server};
 
-/// How faults are played.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) before: Duration,
     pub(crate) during: Duration,
     pub(crate) after: Duration,
-    /// Decisions per second that one app asks for.
+    /// The requests per second of one app.
     pub(crate) rate: u32,
     pub(crate) keys: u16,
-    /// Faults that are played at the same time.
+    /// The faults that run at the same time.
     pub(crate) at_a_time: usize,
     pub(crate) long: bool,
     flavour: Flavour,
     pub(crate) list: bool,
     only: Vec<String>,
     parts: Vec<String>,
-    /// What an app in a process of its own is to do.
+    /// The order to an app in its own process.
     pub(crate) child: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Options {
         Self { before, during, after, rate, keys, at_a_time, long, ..Self::short() }
     }
 
-    /// Arguments of cargo's own test programs are let pass: `cargo test` gives the same to all.
+    /// Ignores the arguments of cargo's own test programs: `cargo test` gives them to all.
     pub(crate) fn read(args: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut options, mut args) = (Self::short(), args);
         while let Some(arg) = args.next() {
@@ -73,12 +73,12 @@ impl Options {
         Ok(options)
     }
 
-    /// A server that answers.
+    /// Starts a server that answers.
     pub(crate) async fn server(&self) -> Server {
         self.server_with(&[]).await
     }
 
-    /// A server with more arguments.
+    /// Starts a server with more arguments.
     pub(crate) async fn server_with(&self, args: &[&str]) -> Server {
         Server::start(self.flavour, args).await
     }
@@ -87,7 +87,8 @@ impl Options {
         self.flavour
     }
 
-    /// Whether a fault is to be played: it was named, or has a part of a name, or nothing was said.
+    /// Returns `true` if a fault is selected: by its name, by a part of its name, or because no
+    /// name was given.
     pub(crate) fn wants(&self, name: &str) -> bool {
         let named = self.only.iter().any(|only| only == name);
         let part = self.parts.iter().any(|part| name.contains(part.as_str()));

@@ -1,15 +1,15 @@
-//! How far a key got above its limit.
+//! The units of a key above its limit.
 
 use std::time::Duration;
 
 use tower_sluice::Quota;
 
-/// The most units that were admitted above the limit in any window: above `B + Δ/T` in a window of
-/// length `Δ`, where `B` is the burst and one more comes back each `T`.
+/// Returns the most units that were admitted above the limit in any window: above `B + Δ/T` in a
+/// window of length `Δ`, where `B` is the burst and one unit returns each `T`.
 ///
-/// Each admission is given as the time in which it was decided, since a client cannot know the
-/// instant. A window counts those that lie wholly in it, so nothing is reported that some order of
-/// events would explain.
+/// Each admission is given as the interval of its decision, because a client cannot know the
+/// instant. A window counts the intervals that lie wholly in it, so that nothing is reported that
+/// some order of events would explain.
 pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64 {
     let mut by_end = admitted.to_vec();
     by_end.sort_by_key(|(_, end)| *end);
@@ -26,8 +26,8 @@ pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64
     u64::try_from(most).expect("a count")
 }
 
-/// A judge that finds nothing would look like a store that does nothing wrong: whether it finds what
-/// made-up logs have in them.
+/// Checks that made-up logs with known excesses are found. A check that finds nothing would look
+/// like a correct store.
 pub(crate) fn check_itself() {
     let quota = Quota::per_second(10).burst(10);
     let at = |millis: u64| (Duration::from_millis(millis), Duration::from_millis(millis));
@@ -35,18 +35,18 @@ pub(crate) fn check_itself() {
     let found = |log: &[(Duration, Duration)]| overshoot(log, &quota);
 
     let burst: Vec<_> = (0..10).map(|_| at(0)).chain(steady(1, 50)).collect();
-    assert_eq!(found(&burst), 0, "a burst, and then what comes back");
-    assert_eq!(found(&[&burst[..], &[at(4_999)]].concat()), 1, "one too many");
-    assert_eq!(found(&[&burst[..], &[at(5_000)]].concat()), 0, "and one that has come back");
+    assert_eq!(found(&burst), 0, "a burst, and then returning units");
+    assert_eq!(found(&[&burst[..], &[at(4_999)]].concat()), 1, "one unit too many");
+    assert_eq!(found(&[&burst[..], &[at(5_000)]].concat()), 0, "a unit that has returned");
 
     let lost: Vec<_> = burst.iter().copied().chain((0..10).map(|_| at(2_550))).collect();
     assert_eq!(found(&lost), 10, "a second burst");
     let twice: Vec<_> = burst.iter().chain(&burst).copied().collect();
-    assert_eq!(found(&twice), 10 + 49, "two stores that do not know of each other");
+    assert_eq!(found(&twice), 10 + 49, "two stores that share nothing");
 
     let vague: Vec<_> = (0..11).map(|_| (at(0).0, at(100).1)).collect();
-    assert_eq!(found(&vague), 0, "the last may have been decided when one had come back");
+    assert_eq!(found(&vague), 0, "the last may follow the return of a unit");
     let vague: Vec<_> = (0..11).map(|_| (at(0).0, at(99).1)).collect();
-    assert_eq!(found(&vague), 1, "and here it cannot have been");
+    assert_eq!(found(&vague), 1, "the last precedes the return of a unit");
     assert_eq!(found(&[]), 0);
 }

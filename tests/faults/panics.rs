@@ -8,7 +8,7 @@ use std::{
 
 static SEEN: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
-/// Notes panics from now on. Threads are named after their fault.
+/// Records panics from now on. Threads are named after their fault.
 pub(crate) fn watch() {
     panic::set_hook(Box::new(|info| {
         let name = thread::current().name().unwrap_or_default().to_owned();
@@ -17,7 +17,7 @@ pub(crate) fn watch() {
     }));
 }
 
-/// What panicked during the fault of this name.
+/// Returns the panics during the fault of this name.
 pub(crate) fn of(name: &str) -> Vec<String> {
     let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     seen.iter().filter(|(thread, _)| thread == name).map(|(_, what)| what.clone()).collect()

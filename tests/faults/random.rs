@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same in every run.
+//! Pseudo-random numbers, equal in every run.
 
-/// A number for each number (splitmix64).
+/// Maps a number to a pseudo-random number (splitmix64).
 pub(crate) fn mix(n: u64) -> u64 {
     let n = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

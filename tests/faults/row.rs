@@ -1,4 +1,4 @@
-//! What is said of a fault: a row of a table in Markdown.
+//! The result of a fault: a row of a Markdown table.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 pub(crate) struct Row {
     name: &'static str,
     holds: &'static str,
-    /// Units above the limit: of the worst key, of all keys.
+    /// Units above the limit: for the worst key, and for all keys.
     pub(crate) overshoot: Option<(u64, u64)>,
     /// Decisions during the fault.
     pub(crate) times: Option<Times>,
@@ -16,12 +16,12 @@ pub(crate) struct Row {
     pub(crate) errors: BTreeMap<String, u64>,
     pub(crate) texts: BTreeMap<String, String>,
     pub(crate) sources: BTreeMap<&'static str, u64>,
-    /// Until the first decision without Redis, and until the breaker was open.
+    /// The time to the first decision without Redis, and to the open breaker.
     pub(crate) detect: Option<Duration>,
     pub(crate) opened: Option<Duration>,
-    /// Until the last decision without Redis; `Some(None)` if it was never over.
+    /// The time to the last decision without Redis. `Some(None)` if it did not end.
     pub(crate) recover: Option<Option<Duration>>,
-    /// How late the control task was at worst.
+    /// The longest delay of the control task.
     pub(crate) lag: Duration,
     pub(crate) notes: Vec<String>,
     pub(crate) broken: Vec<String>,
@@ -54,15 +54,15 @@ impl Row {
         Self { name, holds, ..Self::default() }
     }
 
-    /// Breaks unless it `holds`.
+    /// Fails the row unless the condition holds.
     pub(crate) fn demand(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
             self.broken.push(what());
         }
     }
 
-    /// Breaks unless `what` was within its bound. What is beyond it by no more than the machine
-    /// stalled is noted instead.
+    /// Fails the row unless `what` was within its bound. A delay beyond it by no more than the
+    /// stall of the machine is only noted.
     pub(crate) fn within(
         &mut self,
         what: &str,
@@ -78,7 +78,7 @@ impl Row {
                 whole(stalled)
             )),
             Some(time) => self.broken.push(format!("{what} only after {}", whole(time))),
-            None => self.broken.push(format!("it never was that {what}")),
+            None => self.broken.push(format!("never: {what}")),
         }
     }
 
@@ -90,7 +90,7 @@ impl Row {
         }
     }
 
-    /// For whoever waits.
+    /// Returns a line for the console.
     pub(crate) fn line(&self) -> String {
         format!("{}: {}", self.name, self.verdict())
     }
@@ -122,11 +122,11 @@ impl Row {
     }
 }
 
-/// The rows as a table.
+/// Formats the rows as a table.
 pub(crate) fn table(rows: &[Row]) -> String {
     let head = [
         "fault",
-        "what must hold",
+        "requirement",
         "overshoot: worst key / all",
         "decision during the fault, ms: p50 / p99 / max",
         "p99, breaker open",
@@ -157,7 +157,7 @@ fn whole(time: Duration) -> String {
     format!("{} ms", time.as_micros().div_ceil(1_000))
 }
 
-/// In milliseconds, to a hundredth.
+/// Formats a time in milliseconds, to a hundredth.
 fn millis(time: Duration) -> String {
     format!("{:.2}", time.as_secs_f64() * 1_000.0)
 }

@@ -1,29 +1,30 @@
-//! The store under test: Redis behind a budget, a breaker and a policy.
+//! The store under test: Redis behind a timeout, a breaker and a policy.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use redis::aio::ConnectionLike;
 use serde::{Deserialize, Serialize};
 use tower_sluice::{
-    LocalStore, Quota, RedisStore, Store,
-    store::{Breaker, Deadline, DynStore, Link, RedisError},
+    LocalStore, Quota, RedisStore, StoreExt,
+    store::{Breaker, DynStore, Link, RedisError, Timeout},
 };
 
 use crate::witness::{Heard, Witness};
 
-/// The limit of every key, which asks for twice as much.
+/// The limit of every key. The load is twice as high.
 pub(crate) const QUOTA: Quota = Quota::per_second(10).burst(10);
-/// Its burst: what a loss of state, or a fallback as a whole, may admit above it.
+/// The burst of every key: the most that a loss of state, or a fallback as a whole, may admit above
+/// the limit.
 pub(crate) const BURST: u64 = 10;
-/// What a decision may take.
+/// The timeout of a decision.
 pub(crate) const BUDGET: Duration = Duration::from_millis(100);
-/// App processes, or what stands for them.
+/// App processes, or their stand-ins.
 pub(crate) const APPS: usize = 2;
 
-/// What is under test, inside the policy.
-pub(crate) type Guarded<C = Link> = Breaker<Deadline<RedisStore<C>>>;
+/// The store under test, inside the policy.
+pub(crate) type Guarded<C = Link> = Breaker<Timeout<RedisStore<C>>>;
 
-/// What becomes of a decision that Redis did not make.
+/// The policy for decisions that Redis does not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Policy {
     Fallback,
@@ -31,7 +32,7 @@ pub(crate) enum Policy {
     FailClosed,
 }
 
-/// Where an app finds Redis.
+/// The address of Redis for an app.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Door {
     Server(String),
@@ -39,7 +40,7 @@ pub(crate) enum Door {
     Sentinels(Vec<String>, String),
 }
 
-/// A store, and what can be learnt of it beside its decisions.
+/// A store, and its observable state beside its decisions.
 pub(crate) struct Stack {
     pub(crate) store: Arc<DynStore<Infallible>>,
     pub(crate) heard: Heard,
@@ -49,25 +50,25 @@ pub(crate) struct Stack {
 impl Stack {
     pub(crate) async fn build(door: &Door, policy: Policy) -> Result<Self, RedisError> {
         Ok(match door {
-            Door::Server(url) => Self::dress(RedisStore::connect(url).await?, policy),
-            Door::Cluster(urls) => Self::dress(RedisStore::cluster(&words(urls)).await?, policy),
+            Door::Server(url) => Self::wrap(RedisStore::connect(url).await?, policy),
+            Door::Cluster(urls) => Self::wrap(RedisStore::cluster(&words(urls)).await?, policy),
             Door::Sentinels(urls, name) => {
-                Self::dress(RedisStore::sentinel(&words(urls), name).await?, policy)
+                Self::wrap(RedisStore::sentinel(&words(urls), name).await?, policy)
             }
         })
     }
 
-    fn dress<C>(store: RedisStore<C>, policy: Policy) -> Self
+    fn wrap<C>(store: RedisStore<C>, policy: Policy) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        // readable, so that a fault can tell whose account it does something to
+        // Readable keys let a fault select accounts by name.
         let store = store.readable_keys();
         let (heard, counted) = (Heard::default(), store.clone());
-        let guarded = Witness::new(store.deadline(BUDGET).breaker(), heard.clone());
+        let guarded = Witness::new(store.timeout(BUDGET).breaker(), heard.clone());
         let processes = u32::try_from(APPS).expect("few");
         let store = match policy {
-            Policy::Fallback => guarded.fallback(LocalStore::new()).one_of(processes).boxed(),
+            Policy::Fallback => guarded.fallback(LocalStore::new()).instances(processes).boxed(),
             Policy::FailOpen => guarded.fail_open().boxed(),
             Policy::FailClosed => guarded.fail_closed().boxed(),
         };

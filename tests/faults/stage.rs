@@ -1,4 +1,4 @@
-//! Plays a fault: load before it, during it and after it.
+//! Runs a fault: load before it, during it and after it.
 
 use std::{thread, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     stack::{APPS, Policy},
 };
 
-/// What happened.
+/// The record of a run.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) logs: Vec<Log>,
-    /// When the fault struck, and when it was put right.
+    /// The instants at which the fault struck and was repaired.
     pub(crate) struck: Duration,
     pub(crate) healed: Duration,
     pub(crate) ended: Duration,
@@ -61,10 +61,10 @@ pub(crate) async fn play(
 
     let ended = now();
     apps.iter().for_each(App::stop);
-    // apps go on with what was asked; the world must be able to answer meanwhile
+    // Apps finish their requests, and the world must be able to answer them.
     let logs = thread::spawn(move || apps.into_iter().map(App::log).collect());
     while !logs.is_finished() {
         sleep(Duration::from_millis(5)).await;
     }
-    Ran { logs: logs.join().expect("it only waits"), struck, healed, ended }
+    Ran { logs: logs.join().expect("the thread only waits"), struck, healed, ended }
 }

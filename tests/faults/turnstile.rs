@@ -1,5 +1,5 @@
-//! A place where clients connect that leads to another server when it is turned, as a name does
-//! whose address changes, and that counts.
+//! A proxy that can be switched to another server, like a name whose address changes, and that
+//! counts connections.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -29,7 +29,7 @@ pub(crate) struct Turnstile {
 pub(crate) struct Counts {
     pub(crate) accepted: Vec<Duration>,
     open: usize,
-    /// How many there were at the same time, at most.
+    /// The most connections at the same time.
     pub(crate) peak: usize,
 }
 
@@ -46,7 +46,7 @@ impl Turnstile {
         Door::Server(format!("redis://{}", self.address))
     }
 
-    /// Ends the connections that are there; new ones lead to `target`.
+    /// Ends the current connections. New ones lead to `target`.
     pub(crate) fn turn(&self, target: SocketAddr) {
         self.target.send_replace(target);
     }
@@ -62,7 +62,7 @@ impl Drop for Turnstile {
     }
 }
 
-/// Its connections end with it.
+/// Ends the connections.
 async fn accept(
     listener: TcpListener,
     target: watch::Sender<SocketAddr>,

@@ -1,20 +1,20 @@
-//! Stands between the guarded store and the policy, and counts what the policy gets to hear.
+//! A store between the guarded store and the policy, which counts the answers that the policy
+//! receives.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use redis::aio::ConnectionLike;
 use tower_sluice::{
-    Answer, Charge, Decision, Store,
-    store::{BoxFuture, BreakerError, DeadlineError, RedisError, Unsupported},
+    Decision, Store,
+    store::{Answer, BoxFuture, BreakerError, Charge, Op, RedisError, TimeoutError, Unsupported},
 };
 
 use crate::stack::Guarded;
 
-type Failure = BreakerError<DeadlineError<RedisError>>;
+type Failure = BreakerError<TimeoutError<RedisError>>;
 type Answered = Result<Decision, Failure>;
 
 #[derive(Clone, Debug)]
@@ -41,9 +41,9 @@ impl Heard {
 
     fn note(&self, answer: &Answered) {
         let (kind, text) = match answer {
-            // nobody was asked
+            // The store was not called.
             Err(BreakerError::Open { .. }) => return,
-            Err(BreakerError::Store(DeadlineError::Store(error))) => {
+            Err(BreakerError::Store(TimeoutError::Store(error))) => {
                 (error.kind().as_str(), error.to_string())
             }
             Err(BreakerError::Store(error)) => ("budget", error.to_string()),
@@ -92,31 +92,15 @@ where
     type Error = Failure;
     type Future = BoxFuture<Answered>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.note(self.inner.take(charges))
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.note(self.inner.settle(charge, units))
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.note(self.inner.reset(charge))
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.note(self.inner.block(charge, time))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.note(self.inner.unblock(charge))
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        self.note(self.inner.call(op))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.inner.undo(charges, taken, units);
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.supports(charges)
     }
 }

@@ -1,4 +1,4 @@
-//! Records of blocked keys, which are slots too.
+//! Blocks, whose records are slots of a table.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use super::{
 
 const ROOM: usize = 1;
 
-/// Bob's block claims the slot of Alice's, which has ended, just when hers begins again.
+/// Bob's block claims the slot of Alice's expired block just as she is blocked again.
 #[test]
-fn whoever_is_blocked_again_stays_blocked() {
+fn a_key_that_is_blocked_again_stays_blocked() {
     orders(3, || {
         let blocks = Arc::new(Blocks::default());
         assert!(blocks.set(ALICE, 1, 10, ROOM) && blocks.set(OTHER, 1, LONG, ROOM));
@@ -29,12 +29,12 @@ fn whoever_is_blocked_again_stays_blocked() {
         let bob = bob.join().expect("no panic");
         assert_eq!(blocks.left(BOB, 20), if bob { 40 } else { 0 });
         assert!(alice != bob, "there is room for one");
-        assert!(blocks.any(LONG - 1), "the longest block is the last to be looked for");
+        assert!(blocks.any(LONG - 1), "the longest block ends last");
     });
 }
 
 #[test]
-fn a_block_and_its_end_have_an_order() {
+fn a_block_and_an_unblock_have_an_order() {
     every_order(|| {
         let blocks = Arc::new(Blocks::default());
         assert!(blocks.set(ALICE, 1, 30, ROOM));

@@ -1,4 +1,4 @@
-//! Accounts are opened once, and no charge is lost or lands elsewhere while slots change hands.
+//! Accounts open once. No charge is lost or reaches another account while slots change owners.
 
 use super::{
     every_order, orders,
@@ -16,7 +16,7 @@ fn two_first_charges_open_one_account() {
         let (table, one, other) = Table::new(2, &[]).both(take, take);
         let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
         assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
-        assert_eq!((table.look(ALICE), table.in_debt(20)), (Some(20 + 2 * T), 1));
+        assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 2 * T), 1));
     });
 }
 
@@ -29,7 +29,7 @@ fn first_charges_by_clocks_apart_open_one_account() {
         let (early, late) = (20 + T, 21 + T);
         let first = (Some(Own(early)), None, Some(early));
         assert!(said == first || said == (None, Some(Own(late)), Some(late)), "{said:?}");
-        assert_eq!(table.in_debt(21), 1);
+        assert_eq!(table.active(21), 1);
     });
 }
 
@@ -44,9 +44,9 @@ fn two_charges_of_one_account_both_count() {
     });
 }
 
-/// Alice comes back to an account that may be forgotten while Bob claims its slot.
+/// Alice returns to an account that may be reclaimed, while Bob claims its slot.
 #[test]
-fn a_charge_that_races_a_claim_is_neither_lost_nor_anothers() {
+fn a_charge_that_races_a_claim_counts_for_its_own_account() {
     orders(3, || {
         let (table, alice, bob) = Table::new(2, &[(ALICE, 10), (OTHER, LONG)])
             .both(|table| table.take(ALICE, 20), |table| table.take(BOB, 20));
@@ -61,14 +61,15 @@ fn a_charge_that_races_a_claim_is_neither_lost_nor_anothers() {
     });
 }
 
-/// By Alice's clock her account is in debt, by Bob's it may be forgotten.
+/// By Alice's clock her account is in debt. By Bob's clock it may be reclaimed.
 #[test]
-fn an_account_in_debt_is_never_forgotten() {
+fn an_account_in_debt_is_never_reclaimed() {
     every_order(|| {
         let (_, bob, alice) = Table::new(1, &[(ALICE, 25)])
             .both(|table| table.take(BOB, 30), |table| table.take(ALICE, 22));
         assert_eq!(bob, Some(Own(30 + T)));
-        // forgotten, she starts anew no earlier than when that was permitted
+        // If her account was reclaimed, it reopens no earlier than the instant at which that was
+        // permitted.
         assert!(alice.is_none() || alice == Some(Own(30 + T)), "{alice:?}");
     });
 }
@@ -85,7 +86,7 @@ fn a_look_never_misses_an_account_that_exists() {
 }
 
 #[test]
-fn of_three_newcomers_one_claims_the_slot_that_is_free() {
+fn one_of_three_new_keys_claims_the_free_slot() {
     orders(2, || {
         let (table, one, (two, three)) = Table::new(2, &[(ALICE, 10), (OTHER, LONG)]).all(
             |table| table.take(ALICE, 20),
@@ -109,6 +110,6 @@ fn three_first_charges_open_one_account() {
         let mut said = [one, two, three].map(|said| said.expect("fits"));
         said.sort_unstable();
         assert_eq!(said, [Own(20 + T), Own(20 + 2 * T), Own(20 + 3 * T)]);
-        assert_eq!((table.look(ALICE), table.in_debt(20)), (Some(20 + 3 * T), 1));
+        assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 3 * T), 1));
     });
 }

@@ -1,4 +1,4 @@
-//! Refunds and resets: each has its place in an order with charges, and none helps a stale one.
+//! Refunds and resets take effect in some order with charges, and never validate a stale charge.
 
 use super::{
     every_order, orders,
@@ -9,8 +9,8 @@ use super::{
     },
 };
 
-/// Alice's charge has read the instant of her slot when Bob claims the slot; were his account lowered
-/// to that same instant, her swap would succeed on it.
+/// Alice's charge has read the instant of her slot when Bob claims the slot. If his account were
+/// lowered to that instant, her compare-and-swap would succeed on it.
 #[test]
 fn a_lowered_instant_never_makes_a_stale_swap_succeed() {
     orders(3, || {
@@ -30,9 +30,10 @@ fn a_lowered_instant_never_makes_a_stale_swap_succeed() {
     });
 }
 
-/// The same, were a slot claimed at the very instant at which it may be forgotten.
+/// A slot must not be claimed at the very instant at which it may be reclaimed: the claimed account
+/// could be lowered to the instant that Alice's charge has read.
 #[test]
-fn no_slot_is_claimed_that_could_be_lowered_to_what_it_was() {
+fn a_slot_is_not_claimed_in_the_instant_of_its_end() {
     every_order(|| {
         let claim_and_lower = |table: &Table| {
             let said = table.take(BOB, 20);
@@ -46,7 +47,7 @@ fn no_slot_is_claimed_that_could_be_lowered_to_what_it_was() {
     });
 }
 
-/// Alice's account is forgotten and opened anew while a refund of before is on its way.
+/// Alice's account is reclaimed and opened again while an earlier refund is under way.
 #[test]
 fn nothing_is_lowered_below_a_claim() {
     every_order(|| {
@@ -90,9 +91,9 @@ fn a_reset_and_a_charge_have_an_order() {
     });
 }
 
-/// Bob's claim finds Alice's account full again, and a refund of hers comes meanwhile.
+/// Bob's claim finds Alice's account full while a refund of hers is under way.
 #[test]
-fn a_refund_that_races_a_claim_reaches_nobody_else() {
+fn a_refund_that_races_a_claim_reaches_no_other_account() {
     every_order(|| {
         let (table, (), bob) = Table::new(5, &[(ALICE, 15), (OTHER, LONG)])
             .both(|table| table.refund(ALICE, 12), |table| table.take(BOB, 20));
@@ -111,7 +112,7 @@ fn a_refund_a_charge_and_a_claim_have_an_order() {
         let accounts = (table.look(ALICE), table.look(BOB), table.look_shared(22));
         let seen = (alice, bob, accounts);
         let expected = [
-            // refund, charge; charge, refund
+            // Refund, charge; charge, refund.
             (Some(Own(30)), Some(Shared(32)), (Some(30), None, 32)),
             (Some(Own(35)), Some(Shared(32)), (Some(25), None, 32)),
             // Bob between the refund and the charge
@@ -121,9 +122,9 @@ fn a_refund_a_charge_and_a_claim_have_an_order() {
     });
 }
 
-/// A unit charged at 15 is undone before the reset or not at all: what is charged after it stays.
+/// A unit charged at 15 is undone before the reset or not at all. A charge after the reset stays.
 #[test]
-fn a_reset_voids_receipts_of_what_was_charged_before() {
+fn a_reset_voids_receipts_of_earlier_charges() {
     every_order(|| {
         let reset_and_charge = |table: &Table| {
             table.reset(ALICE, 20);
@@ -135,7 +136,7 @@ fn a_reset_voids_receipts_of_what_was_charged_before() {
     });
 }
 
-/// A charge by a reading of the clock that is newer than the one of the reset that ends it.
+/// The charge reads a newer clock than the reset that ends it.
 #[test]
 fn a_reset_voids_receipts_of_charges_by_a_newer_clock() {
     every_order(|| {
@@ -144,7 +145,7 @@ fn a_reset_voids_receipts_of_charges_by_a_newer_clock() {
             table.both(|table| table.take(ALICE, 22), |table| table.reset(ALICE, 22));
         let before = table.look(ALICE);
         table.undo(ALICE, 23, 22);
-        // if it was charged before the reset it is gone, and if it was not its units are lost
+        // Either the reset ended the charge, or its units are lost.
         assert!([Some(Own(35)), Some(Own(32))].contains(&said), "{said:?}");
         assert_eq!(table.look(ALICE), before);
     });

@@ -1,9 +1,10 @@
-//! Whatever the order of events between threads: the slot table and the accounts that newcomers
-//! share, compiled from the crate's own files with loom's atomics and locks in place of the standard
-//! library's. A small model is run in every order that the memory model allows, a larger one in all
-//! with so many preemptions; `LOOM_MAX_PREEMPTIONS` sets another number.
+//! The embedded store's slot table, overflow accounts and blocks under every order of events
+//! between threads. They are compiled from the crate's own files, with loom's atomics and locks in
+//! place of the standard library's. A small model runs in every order that the memory model allows.
+//! A larger model runs in all orders with a bounded number of preemptions; `LOOM_MAX_PREEMPTIONS`
+//! sets another bound.
 //!
-//! A clock that is behind another's stands for a thread that read the time and was then held up.
+//! A clock that is behind another clock stands for a thread that read the time and then stalled.
 
 mod blocking;
 #[path = "../../src/store/local/blocks.rs"]
@@ -21,9 +22,9 @@ mod slots;
 mod sync;
 mod table;
 
-/// Where the files look for what they name from the crate's root.
+/// The module by which the files name items of the crate root.
 mod name {
-    pub(crate) use tower_sluice::RuleName;
+    pub(crate) use tower_sluice::rule::RuleName;
 }
 
 /// Runs the model in every order.
@@ -33,7 +34,7 @@ fn every_order(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Runs the model in all orders in which threads are interrupted so often.
+/// Runs the model in all orders with at most `preemptions` preemptions.
 fn orders(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));

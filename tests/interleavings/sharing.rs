@@ -1,4 +1,4 @@
-//! Newcomers without a slot share an account, and whoever gets a slot later takes its debt along.
+//! New keys without a slot share an account, and a key that gets a slot later takes over its debt.
 
 use super::{
     every_order,
@@ -10,7 +10,7 @@ use super::{
 };
 
 #[test]
-fn newcomers_without_room_are_held_to_one_quota_together() {
+fn new_keys_without_a_slot_share_one_quota() {
     every_order(|| {
         let (table, bob, carol) = Table::new(1, &[(ALICE, LONG), (OTHER, LONG)])
             .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 20));
@@ -20,9 +20,9 @@ fn newcomers_without_room_are_held_to_one_quota_together() {
     });
 }
 
-/// Their sets are not locked against each other.
+/// Charges from two sets may run at the same time.
 #[test]
-fn newcomers_of_two_sets_leave_the_later_debt_to_be_seen() {
+fn new_keys_of_two_sets_leave_the_later_debt_visible() {
     every_order(|| {
         let (table, one, other) =
             Table::new(2, &[]).both(|table| table.share(20), |table| table.share(20));
@@ -32,9 +32,9 @@ fn newcomers_of_two_sets_leave_the_later_debt_to_be_seen() {
     });
 }
 
-/// Bob finds no room; when Carol comes there is some.
+/// Bob finds no slot. Carol comes later and finds one.
 #[test]
-fn a_newcomer_takes_shared_debt_into_its_slot() {
+fn a_new_key_takes_shared_debt_into_its_slot() {
     every_order(|| {
         let (_, bob, carol) = Table::new(2, &[(ALICE, 25), (OTHER, LONG)])
             .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 26));
@@ -57,9 +57,9 @@ fn a_shared_account_counts_a_refund_and_a_charge() {
     });
 }
 
-/// Whoever has heard of a shared charge sees it, though the map is not looked into without need.
+/// A thread that made a shared charge sees it, although the map is read only if needed.
 #[test]
-fn a_shared_charge_is_seen_by_whoever_was_told() {
+fn a_shared_charge_is_visible_to_its_caller() {
     every_order(|| {
         let charge_and_look = |table: &Table| (table.take(BOB, 20), table.look_shared(20));
         let (_, (said, seen), other) = Table::new(5, &[(ALICE, LONG), (OTHER, LONG)])

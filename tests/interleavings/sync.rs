@@ -1,4 +1,4 @@
-//! Loom's counterparts of `src/store/local/sync.rs`, and sets so small that models end.
+//! Loom's counterparts of `src/store/local/sync.rs`, with sets small enough for models to end.
 
 use std::cell::Cell;
 pub(super) use std::sync::{OnceLock, PoisonError};
@@ -15,14 +15,15 @@ loom::thread_local! {
     static THREAD: Cell<usize> = Cell::new(0);
 }
 
-/// Says which thread of the model this is; the first one is 0.
+/// Sets the number of this thread in the model. The first thread is 0.
 pub(super) fn is_thread(number: usize) {
     THREAD.with(|thread| thread.set(number));
 }
 
-/// Loom remembers of each atomic the last access only, so that a load hides an earlier one of
-/// another thread from a store that follows: orders are left out (its issues 166 and 392). Here each
-/// thread that loads leaves a mark of its own, and whoever stores meets the marks of all others.
+/// An atomic that makes loom explore every order. Loom remembers only the last access of each
+/// atomic, so that a load hides an earlier load of another thread from a later store, and orders
+/// are missing (loom issues 166 and 392). Here each thread that loads leaves its own mark, and
+/// each store touches the marks of all other threads.
 #[derive(Debug, Default)]
 pub(super) struct AtomicU64 {
     value: atomic::AtomicU64,
@@ -53,7 +54,7 @@ impl AtomicU64 {
         self.changing().compare_exchange(current, new, success, failure)
     }
 
-    /// Loom's does not fail without a reason either.
+    /// Never fails spuriously, as in loom.
     pub(super) fn compare_exchange_weak(
         &self,
         current: u64,

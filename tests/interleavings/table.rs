@@ -1,31 +1,31 @@
-//! One set of slots, charged as the embedded store does, by the plainest GCRA.
+//! One set of slots, charged like the embedded store, by the simplest GCRA.
 
 use std::sync::Arc;
 
 use loom::thread;
-use tower_sluice::RuleName;
+use tower_sluice::rule::RuleName;
 
 use super::{
-    overflow::{Address, Overflow},
+    overflow::{Overflow, SharedAddress},
     slots::Slots,
     sync::is_thread,
 };
 
-/// A unit's worth of time.
+/// The time in which one unit returns.
 pub(crate) const T: u64 = 10;
 
-/// Accounts: their search begins at the slot that the lowest bit says.
+/// Accounts. The lowest bit of an account selects the slot at which its search begins.
 pub(crate) const ALICE: u64 = 2;
 pub(crate) const BOB: u64 = 4;
 pub(crate) const CAROL: u64 = 6;
 pub(crate) const OTHER: u64 = 3;
-/// When a debt ends that no model lives to see.
+/// The end of a debt that outlasts every model.
 pub(crate) const LONG: Instant = 1_000;
 
-/// Where an account stands: full again at this instant.
+/// The state of an account: the instant at which it is full again.
 pub(crate) type Instant = u64;
 
-/// An account of one's own, or the one that newcomers share.
+/// A charge to the key's own account, or to the account that keys without a slot share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Charged {
     Own(Instant),
@@ -39,7 +39,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A set whose accounts hold `limit` units; slots are in debt as told, from the first on.
+    /// Creates a set whose accounts hold `limit` units. The first slots have the given debts.
     pub(crate) fn new(limit: u64, debts: &[(u64, Instant)]) -> Self {
         let table = Self { slots: Slots::new(1), shared: Overflow::new(1), limit };
         for (id, until) in debts {
@@ -64,7 +64,7 @@ impl Table {
         })
     }
 
-    /// Charges a unit to the account that newcomers share.
+    /// Charges a unit to the account that keys without a slot share.
     pub(crate) fn share(&self, now: Instant) -> Option<Charged> {
         self.shared.update(self.address(), |stored| {
             let new = self.step(*stored, now);
@@ -87,15 +87,15 @@ impl Table {
         }
     }
 
-    /// Lowers the account to `to`, or as far as the table lets it.
+    /// Lowers the account to `to`, or as far as the table permits.
     pub(crate) fn lower(&self, id: u64, now: Instant, to: Instant) {
         let _ = self.slots.lower(id, now, |_, _| (Some(to), ()));
     }
 
-    /// Ends the account; the clock says `now` once it is lowered.
+    /// Ends the account. The clock reads `now` once the account is lowered.
     pub(crate) fn reset(&self, id: u64, now: Instant) {
-        let cold = |stored, floor| ((stored > floor).then_some(floor), ());
-        let _ = self.slots.reset(id, now, cold, || now);
+        let empty = |stored, floor| ((stored > floor).then_some(floor), ());
+        let _ = self.slots.reset(id, now, empty, || now);
     }
 
     /// Undoes a unit that was charged at that instant.
@@ -107,7 +107,7 @@ impl Table {
         }
     }
 
-    /// Where the account stands, one's own or none.
+    /// Returns the state of the key's own account, if it has one.
     pub(crate) fn look(&self, id: u64) -> Option<Instant> {
         self.slots.look(id, |stored| stored)
     }
@@ -116,12 +116,12 @@ impl Table {
         self.shared.get(self.address(), now)
     }
 
-    pub(crate) fn in_debt(&self, now: Instant) -> usize {
-        self.slots.in_debt(now)
+    pub(crate) fn active(&self, now: Instant) -> usize {
+        self.slots.active(now)
     }
 
-    fn address(&self) -> Address {
-        Address::new(self.slots.set_of(ALICE), RuleName::default(), 0)
+    fn address(&self) -> SharedAddress {
+        SharedAddress::new(self.slots.set_of(ALICE), RuleName::default(), 0)
     }
 
     /// Runs all three at once.

@@ -16,7 +16,7 @@ fn serve(address: &str) -> Server {
     tokio::task::block_in_place(|| Server::start(command))
 }
 
-/// `http://admin:password@…`, as somebody types it who has been told the password.
+/// Opens `http://admin:password@…`, as a user with the password types it.
 async fn start(page: &Page<'_>) -> Outcome<Server> {
     let server = serve(ANY_PORT);
     page.go(&format!("http://admin:correct-horse@{}/admin", server.address)).await?;
@@ -24,7 +24,7 @@ async fn start(page: &Page<'_>) -> Outcome<Server> {
     Ok(server)
 }
 
-/// What clients of the API that call themselves `alice` are answered, one after another.
+/// Returns the statuses of successive API requests by clients named `alice`.
 async fn asked(page: &Page<'_>, times: u32) -> Outcome<Vec<u64>> {
     let script = format!(
         "const seen = []; for (let n = 0; n < {times}; n++) seen.push((await fetch(location.origin + '/api', \
@@ -47,13 +47,13 @@ async fn answers(page: &Page<'_>, button: &str, says: &str) -> Outcome {
 pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     let mut server = start(page).await?;
     same("three pass in an hour", &asked(page, 5).await?, &[200, 200, 200, 429, 429])?;
-    let told = format!("{REFUSED}.querySelector('.number').textContent.startsWith('2 refused')");
-    page.until("two refusals", &told).await?;
+    let denied = format!("{REFUSED}.querySelector('.number').textContent.startsWith('2 denied')");
+    page.until("two denials", &denied).await?;
     let listed = format!("{REFUSED}.querySelectorAll('.recent li').length === 2");
-    page.until("each of them", &listed).await?;
+    page.until("each denial", &listed).await?;
     page.until(
         "the store's health",
-        "/local well/.test(document.querySelector('.health').textContent)",
+        "/local healthy/.test(document.querySelector('.health').textContent)",
     )
     .await?;
 
@@ -62,21 +62,21 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     answers(page, "peek", "0 of 3").await?;
     let seen = "document.querySelector('#answer code').textContent";
     let listed = format!("{REFUSED}.querySelector('.recent code').textContent === {seen}");
-    page.until("the fingerprint that refusals have", &listed).await?;
+    page.until("the fingerprint of the denials", &listed).await?;
     page.run(format!("{REFUSED}.querySelector('details').open = true")).await?;
     looks::right(page, "admin").await?;
 
     answers(page, "reset", "reset, done by local").await?;
-    same("it is full again", &asked(page, 4).await?, &[200, 200, 200, 429])?;
+    same("the account is full again", &asked(page, 4).await?, &[200, 200, 200, 429])?;
     answers(page, "block", "block, done by local").await?;
     answers(page, "peek", "blocked for").await?;
     answers(page, "reset", "reset, done by local").await?;
     same("a reset ends no block", &asked(page, 1).await?, &[429])?;
     answers(page, "unblock", "unblock, done by local").await?;
-    same("and an unblock does", &asked(page, 4).await?, &[200, 200, 200, 429])?;
+    same("an unblock ends the block", &asked(page, 4).await?, &[200, 200, 200, 429])?;
     switches(page).await?;
 
-    // by keyboard, and wrong
+    // Enters a wrong key by keyboard.
     page.choose("#layer", "site").await?;
     page.until("the rule's kind of key", "document.querySelector('#kind').value === 'address'")
         .await?;
@@ -90,35 +90,33 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     looks::at_home(page).await
 }
 
-/// A switch that did not turn is told of until one does, whatever looks say meanwhile.
+/// A failed toggle stays reported until one succeeds, through later polls.
 async fn outage(page: &Page<'_>, server: &mut Server) -> Outcome {
     const FAILED: &str = "document.querySelector('#failed').textContent";
-    let button = "button[aria-label='Only reports: api']";
+    let button = "button[aria-label='Report only: api']";
     let address = server.address.to_string();
     let _ = server.child.kill();
     let _ = server.child.wait();
     page.click(button).await?;
-    page.until(
-        "that it is not done",
-        &format!("{FAILED}.startsWith('report-only of api failed: ')"),
-    )
-    .await?;
+    page.until("the failed toggle", &format!("{FAILED}.startsWith('report-only of api failed: ')"))
+        .await?;
     looks::right(page, "admin-away").await?;
     let state =
         |is: &str| format!("document.querySelector('#state').textContent.startsWith({is:?})");
-    page.until("that it is away", &state("no answer")).await?;
+    page.until("the lost server", &state("no response")).await?;
     *server = serve(&address);
-    page.until("that it is back", &state("live")).await?;
-    page.until("still that it was not done", FAILED).await?;
+    page.until("the returned server", &state("live")).await?;
+    page.until("the failed toggle, still", FAILED).await?;
     page.click(button).await?;
-    page.until("that it is done", &format!("{FAILED} === ''")).await.map(drop)
+    page.until("the toggle", &format!("{FAILED} === ''")).await.map(drop)
 }
 
-/// Report-only of the rule and of the layer, and the kill switch, which asks first.
+/// Toggles report-only of the rule and of the layer, and the kill switch, which asks for
+/// confirmation.
 async fn switches(page: &Page<'_>) -> Outcome {
     for (label, passes) in [
-        ("Only reports: rule user of api", "true"),
-        ("Only reports: api", "true"),
+        ("Report only: rule user of api", "true"),
+        ("Report only: api", "true"),
         ("Limits: api", "false"),
     ] {
         let button = format!("button[aria-label='{label}']");

@@ -1,4 +1,4 @@
-//! A page in the browser, and what a person does with it.
+//! A page in the browser, and the actions of a user.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ pub(crate) struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// A browser may fail to start on a machine that is busy.
+    /// A browser may fail to start on a busy machine.
     pub(crate) async fn open(driver: &'a Driver) -> Outcome<Self> {
         let mut failed = String::new();
         for _ in 0..ATTEMPTS {
@@ -62,17 +62,17 @@ impl<'a> Page<'a> {
 
     pub(crate) async fn go(&self, url: &str) -> Outcome {
         self.post("url", json!({ "url": url })).await?;
-        // or what is fetched later than the first 250 times leaves no entry
+        // Without this, only the first 250 fetches leave an entry.
         self.run("performance.setResourceTimingBufferSize(1e6)").await.map(drop)
     }
 
-    /// What a script returns.
+    /// Runs a script. Returns its result.
     pub(crate) async fn run(&self, script: impl AsRef<str>) -> Outcome<Value> {
         let body = json!({ "script": script.as_ref(), "args": [] });
         self.post("execute/sync", body).await
     }
 
-    /// The value of an expression, once it is neither false nor 0 nor empty.
+    /// Returns the value of an expression, once it is neither false nor 0 nor empty.
     pub(crate) async fn until(&self, what: &str, expression: &str) -> Outcome<Value> {
         let script = format!("return {expression}");
         let end = Instant::now() + PATIENCE;
@@ -107,12 +107,12 @@ impl<'a> Page<'a> {
         id.map(str::to_owned).ok_or_else(|| format!("{selector}: not found"))
     }
 
-    /// Says yes to what the page asks in a dialogue.
+    /// Accepts the dialogue of the page.
     pub(crate) async fn accept(&self) -> Outcome {
         self.post("alert/accept", json!({})).await.map(drop)
     }
 
-    /// Keys pressed one by one, wherever the focus is.
+    /// Presses keys one by one, at the current focus.
     pub(crate) async fn press(&self, keys: &[char]) -> Outcome {
         let press = |key: &char| {
             ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key.to_string() }))
@@ -122,7 +122,7 @@ impl<'a> Page<'a> {
         self.post("actions", actions).await.map(drop)
     }
 
-    /// Writes into a field as a person does: what was there is selected and replaced.
+    /// Writes into a field like a user: selects and replaces the old text.
     pub(crate) async fn write(&self, selector: &str, text: &str) -> Outcome {
         let element = self.find(selector).await?;
         self.run(format!("document.querySelector({selector:?}).select()")).await?;
@@ -130,7 +130,7 @@ impl<'a> Page<'a> {
         self.post(&format!("element/{element}/value"), json!({ "text": text })).await.map(drop)
     }
 
-    /// Chooses the option of a select that has the value.
+    /// Chooses the option of a select element by its value.
     pub(crate) async fn choose(&self, select: &str, value: &str) -> Outcome {
         self.click(&format!("{select} option[value='{value}']")).await
     }
@@ -148,7 +148,7 @@ impl<'a> Page<'a> {
         self.cdp("Emulation.setEmulatedMedia", media).await.map(drop)
     }
 
-    /// What the browser shows, or all of the page, as PNG.
+    /// Returns the visible part of the page, or all of it, as PNG.
     pub(crate) async fn picture(&self, all: bool) -> Outcome<Vec<u8>> {
         let parameters = json!({ "format": "png", "captureBeyondViewport": all });
         let taken = self.cdp("Page.captureScreenshot", parameters).await?;
@@ -160,7 +160,7 @@ impl<'a> Page<'a> {
         fs::write(path, self.picture(true).await?).map_err(|why| why.to_string())
     }
 
-    /// The browser's console since it was last asked.
+    /// Returns the lines of the browser's console since the last call.
     async fn console(&self) -> Outcome<Vec<String>> {
         let lines = self.post("se/log", json!({ "type": "browser" })).await?;
         let line = |line: &Value| {
@@ -170,7 +170,7 @@ impl<'a> Page<'a> {
         Ok(lines.as_array().into_iter().flatten().map(line).collect())
     }
 
-    /// Nothing was complained of in the console.
+    /// Checks that the console has no complaint.
     pub(crate) async fn silent(&self) -> Outcome {
         match self.complaints().await?.first() {
             None => Ok(()),
@@ -178,14 +178,15 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// A browser writes down every answer that is not 200 or so, and a server that is away.
+    /// Drops lines about failed requests: a browser logs every answer other than 200, and a lost
+    /// server.
     async fn complaints(&self) -> Outcome<Vec<String>> {
         let mut lines = self.console().await?;
         lines.retain(|line| !line.contains(" - Failed to load resource: "));
         Ok(lines)
     }
 
-    /// All that helps to understand a failure.
+    /// Prints the details that help to understand a failure.
     pub(crate) async fn show(&self, name: &str) {
         let text = self.run("return document.body.innerText").await;
         eprintln!(

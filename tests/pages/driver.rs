@@ -1,4 +1,4 @@
-//! `chromedriver`, on a port of its own choice, and how it is asked.
+//! `chromedriver`, on a port that it chooses, and its protocol.
 
 use std::{
     io::{BufRead, BufReader},
@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::{Outcome, folder};
 
-/// A machine may be slow; what hangs for so long does hang.
+/// The time after which a command counts as hanging, even on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Driver {
@@ -34,7 +34,7 @@ impl Driver {
     pub(crate) async fn start() -> Outcome<Self> {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped());
-        // nothing is left in the home of who runs it
+        // No file is left in the home of the user.
         command.env("XDG_CONFIG_HOME", folder()).env("XDG_CACHE_HOME", folder());
         let mut child = command.spawn().map_err(|why| format!("chromedriver: {why}"))?;
         let lines = lines(&mut child);
@@ -44,7 +44,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The `value` of the answer to a command.
+    /// Returns the `value` of the answer to a command.
     pub(crate) async fn ask(&self, method: Method, path: &str, body: &Value) -> Outcome<Value> {
         let url = format!("http://127.0.0.1:{}{path}", self.port);
         let body = if method == Method::POST { body.to_string() } else { String::new() };
@@ -69,8 +69,8 @@ impl Driver {
         }
     }
 
-    /// A browser, with what it needs where there is no screen, no bus, little shared memory and no
-    /// user but root.
+    /// Opens a browser with the flags for a machine without a screen, without a bus, with little
+    /// shared memory, and with root as the only user.
     pub(crate) async fn session(&self, profile: &str) -> Outcome<String> {
         let flags = [
             "--headless=new",
@@ -94,7 +94,7 @@ impl Driver {
     }
 }
 
-/// Ended kindly, it ends its browsers.
+/// Terminated instead of killed, so that the driver ends its browsers.
 impl Drop for Driver {
     fn drop(&mut self) {
         let kill = format!("kill {}", self.child.id());
@@ -111,7 +111,7 @@ impl Drop for Driver {
 fn lines(child: &mut Child) -> Receiver<String> {
     let (sender, lines) = channel();
     let stdout = child.stdout.take().map(BufReader::new);
-    // read to the end, so that it is never stopped by a full pipe
+    // Reads to the end, so that a full pipe never stops the driver.
     thread::spawn(move || {
         for line in stdout.into_iter().flat_map(|stdout| stdout.lines().map_while(Result::ok)) {
             let _ = sender.send(line);

@@ -1,4 +1,4 @@
-// What is wrong with the looks of a page: a list of words.
+// The faults in the appearance of a page: a list of words.
 const faults = [];
 const said = (node) => JSON.stringify(node.textContent.trim().slice(0, 40));
 const root = document.documentElement;

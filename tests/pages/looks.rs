@@ -1,4 +1,4 @@
-//! Whether a page looks right, as far as a script can tell: at both widths, light and dark.
+//! Checks of a page's appearance, as far as a script can see it: at three widths, light and dark.
 
 use serde_json::Value;
 
@@ -7,11 +7,11 @@ use crate::{Outcome, browser::Page};
 pub(crate) const DESKTOP: (u32, u32) = (1280, 800);
 pub(crate) const PHONE: (u32, u32) = (390, 844);
 
-/// Two: the first may still be of the size before.
+/// Two frames: the first may still have the old size.
 const FRAMES: &str = "return new Promise((then) => \
                       requestAnimationFrame(() => requestAnimationFrame(() => then(true))))";
 
-/// Looks at the page in every way, and keeps a picture of each.
+/// Checks the page at every size and colour scheme, and keeps a picture of each.
 pub(crate) async fn right(page: &Page<'_>, name: &str) -> Outcome {
     for (width, size) in [("desktop", DESKTOP), ("phone", PHONE), ("small", (360, 640))] {
         for scheme in ["light", "dark"] {
@@ -30,7 +30,7 @@ pub(crate) async fn right(page: &Page<'_>, name: &str) -> Outcome {
     page.resize(DESKTOP, "light").await
 }
 
-/// Nothing was fetched but from the server of the page.
+/// Checks that everything was fetched from the server of the page.
 pub(crate) async fn at_home(page: &Page<'_>) -> Outcome {
     let elsewhere = "return performance.getEntriesByType('resource').map((entry) => entry.name) \
                      .filter((name) => new URL(name).origin !== location.origin && \

@@ -1,8 +1,8 @@
 //! Pages of the examples in a real browser: Chromium without a screen, driven over `WebDriver`.
 //!
-//! `scripts/pages` installs it and runs this; with `--readme` it draws the README's pictures instead.
-//! What a page showed where something failed lies in `target/pages`.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
+//! `scripts/pages` installs it and runs this program. With `--readme` it draws the pictures of the
+//! README instead. A picture of each failed page is in `target/pages`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod admin;
 mod browser;
@@ -18,7 +18,7 @@ use std::{path::PathBuf, process::ExitCode};
 use browser::Page;
 use driver::Driver;
 
-/// What went wrong, in words.
+/// The error, as a text.
 type Outcome<T = ()> = Result<T, String>;
 
 #[tokio::main]
@@ -27,7 +27,7 @@ async fn main() -> ExitCode {
     let ended = match Driver::start().await {
         Err(why) => Err(why),
         Ok(driver) if pictures => scene(&driver, "readme", readme::draw).await,
-        // a scene is a file with a function, and a line here
+        // A scene is a file with a function, and a line here.
         Ok(driver) => {
             let played = scene(&driver, "playground", playground::play).await;
             played.and(scene(&driver, "admin", admin::play).await)
@@ -38,7 +38,7 @@ async fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A browser of its own for each, so that one does not disturb another.
+/// Opens a separate browser for each scene, so that scenes do not disturb each other.
 async fn scene(driver: &Driver, name: &str, play: impl AsyncFn(&Page) -> Outcome) -> Outcome {
     let page = Page::open(driver).await?;
     let mut ended = play(&page).await;
@@ -53,7 +53,7 @@ async fn scene(driver: &Driver, name: &str, play: impl AsyncFn(&Page) -> Outcome
     ended.map_err(|why| format!("{name}: {why}"))
 }
 
-/// Where pictures of failures and the browser's own files go.
+/// Returns the folder of failure pictures and of the browser's own files.
 fn folder() -> PathBuf {
     let beside = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let folder = beside.parent().unwrap_or(&beside).join("pages");

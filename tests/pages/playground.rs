@@ -1,4 +1,4 @@
-//! The playground as somebody plays with it.
+//! The playground as a visitor uses it.
 
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ pub(crate) async fn start(page: &Page<'_>) -> Outcome<Server> {
     Ok(server)
 }
 
-/// How many of a lane the page has counted as `admitted` or `refused`.
+/// Returns the number of requests that the page has counted as `admitted` or `refused` in a lane.
 fn counted(lane: &str, fate: &str) -> String {
     format!(
         "Number(/(\\d+) {fate}/.exec(document.querySelector('#{lane} .counts').textContent)?.[1])"
@@ -38,7 +38,7 @@ fn holds(name: &str, is: bool, value: impl std::fmt::Debug) -> Outcome {
     if is { Ok(()) } else { Err(format!("{name}: {value:?}")) }
 }
 
-/// Sets a field of the limit, and waits for what only the limit with it says.
+/// Sets a field of the limit, and waits for the text of the new limit.
 async fn set(page: &Page<'_>, name: &str, value: &str, says: &str) -> Outcome {
     page.write(&format!("[name={name}]"), value).await?;
     let said = format!("document.querySelector('#ours .what').textContent.includes({says:?})");
@@ -51,19 +51,23 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     sum(page, "ours", 1).await?;
     let first = page.run("return document.querySelector('#answer').textContent").await?;
     let first = first.as_str().unwrap_or_default();
-    holds("one was admitted", first.starts_with("HTTP/1.1 200 OK"), first)?;
-    holds("it is told what is left", first.contains("ratelimit: \"playground\";r=9"), first)?;
+    holds("one request is admitted", first.starts_with("HTTP/1.1 200 OK"), first)?;
+    holds(
+        "the response shows the units left",
+        first.contains("ratelimit: \"playground\";r=9"),
+        first,
+    )?;
 
-    // one that a slow machine does not refill under the test
+    // A limit that does not refill during the test on a slow machine.
     set(page, "period_ms", "864000000", "/10d").await?;
     page.click("#burst").await?;
     sum(page, "ours", 20).await?;
     let refused = page.run(format!("return {}", counted("ours", "refused"))).await?;
-    holds("ten of twenty are refused", refused == 10, &refused)?;
-    // of a burst any may be answered last
+    holds("ten of twenty are denied", refused == 10, &refused)?;
+    // Any request of a burst may be answered last.
     page.click("#one").await?;
     page.until(
-        "the refusal's header fields",
+        "the header fields of the rejection",
         "/^HTTP\\/1.1 429 Too Many Requests[^]*^retry-after: [1-9]/m.test(\
          document.querySelector('#answer').textContent)",
     )
@@ -86,7 +90,7 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     looks::at_home(page).await
 }
 
-/// For who wants no motion the picture changes in steps.
+/// For visitors who prefer reduced motion, the picture changes in steps.
 async fn calm(page: &Page<'_>) -> Outcome {
     let pictures = "return new Promise((then) => { \
         const canvas = document.querySelector('#ours canvas'); \
@@ -105,7 +109,7 @@ async fn calm(page: &Page<'_>) -> Outcome {
     holds("at most two pictures a second", few, &steps)
 }
 
-/// Each that the page offers by a burst, last the first again.
+/// Sends a burst with each algorithm of the page, ending with the first one again.
 async fn algorithms(page: &Page<'_>) -> Outcome {
     let offered = "return [...document.querySelectorAll('[name=algorithm] option')].map((option) => option.value)";
     let offered = page.run(offered).await?;
@@ -118,7 +122,7 @@ async fn algorithms(page: &Page<'_>) -> Outcome {
         sum(page, "ours", 0).await?;
         page.click("#burst").await?;
         sum(page, "ours", 20).await?;
-        // paced units come one by one
+        // Paced units return one by one.
         let admitted = if algorithm == "paced_window" { 1 } else { 10 };
         let seen = page.run(format!("return {}", counted("ours", "admitted"))).await?;
         page.keep(&format!("playground-{algorithm}")).await?;
@@ -127,16 +131,16 @@ async fn algorithms(page: &Page<'_>) -> Outcome {
     Ok(())
 }
 
-/// What cannot be is told in the crate's own words, and the limit before stays.
+/// An invalid limit is reported in the crate's own words, and the previous limit stays.
 async fn wrong(page: &Page<'_>) -> Outcome {
     page.write("[name=units]", "0").await?;
-    page.until("what is wrong", "/units is 0/.test(document.querySelector('#wrong').textContent)")
+    page.until("the error", "/units is 0/.test(document.querySelector('#wrong').textContent)")
         .await?;
     looks::right(page, "playground-wrong").await?;
     page.click("#one").await?;
     sum(page, "ours", 21).await?;
     page.write("[name=units]", "10").await?;
-    page.until("nothing wrong", "document.querySelector('#wrong').textContent === ''").await?;
+    page.until("no error", "document.querySelector('#wrong').textContent === ''").await?;
     sum(page, "ours", 0).await
 }
 
@@ -159,11 +163,11 @@ async fn keyboard(page: &Page<'_>) -> Outcome {
     }
     page.press(&[ENTER]).await?;
     sum(page, "ours", 20).await?;
-    page.until("refusals", &counted("ours", "refused")).await.map(drop)
+    page.until("denials", &counted("ours", "refused")).await.map(drop)
 }
 
-/// Two bursts, an edge between them: the naive window lets both through. Where the machine is held up,
-/// units come back in between, or the edge is missed: then with more time.
+/// Sends two bursts around a window boundary: the naive window admits both. On a stalled machine
+/// units return in between, or the boundary is missed. The test then retries with longer periods.
 async fn across(page: &Page<'_>) -> Outcome {
     page.write("#many", "10").await?;
     let mut seen = Vec::new();
@@ -179,9 +183,9 @@ async fn across(page: &Page<'_>) -> Outcome {
         if ours.as_u64() > Some(0) && naive == 0 {
             return Ok(());
         }
-        seen.push(format!("{ours} refused, by the naive window {naive}"));
+        seen.push(format!("{ours} denied, by the naive window {naive}"));
     }
-    Err(format!("the edge makes no difference: {}", seen.join("; ")))
+    Err(format!("the boundary makes no difference: {}", seen.join("; ")))
 }
 
 async fn waiting(page: &Page<'_>) -> Outcome {
@@ -196,10 +200,11 @@ async fn waiting(page: &Page<'_>) -> Outcome {
     let admitted = page.run(format!("return {}", counted("ours", "admitted"))).await?;
     holds("waiting is admitted", admitted == 4, (&admitted, &said))?;
 
-    // who waits for the limit before is in nobody's way
+    // Requests that wait under the previous limit block no other request.
     set(page, "max_wait_ms", "864000000", "waits up to 864000000 ms").await?;
     set(page, "period_ms", "36000000", "/10h").await?;
-    // one passes, and seven wait: a key waits with as many requests as its quota has, ten here
+    // One passes, and seven wait: a key may have as many waiting requests as its quota has units,
+    // ten here.
     page.write("#many", "2").await?;
     for _ in 0..4 {
         page.click("#burst").await?;
@@ -211,38 +216,39 @@ async fn waiting(page: &Page<'_>) -> Outcome {
     sum(page, "ours", 4).await
 }
 
-/// One after another, under a new limit too, and no more once stopped.
+/// Sends requests one after another, under a new limit too, and none after the stop.
 async fn steadily(page: &Page<'_>) -> Outcome {
     const PRESSED: &str = "document.querySelector('#steady').ariaPressed";
     page.click("#steady").await?;
     page.until("a few", &format!("{} > 6", counted("ours", "refused"))).await?;
     set(page, "burst", "2", "burst 2").await?;
-    // those under way when the limit changed may have taken units of the new one unseen
+    // Requests in flight at the change may have taken units of the new limit unseen.
     let (admitted, refused) = (counted("ours", "admitted"), counted("ours", "refused"));
     let seen = format!("{admitted} <= 2 && {refused} > 6");
     page.until("the new limit", &seen).await?;
     page.click("#steady").await?;
-    page.until("that it is stopped", &format!("{PRESSED} === 'false'")).await.map(drop)
+    page.until("the stop", &format!("{PRESSED} === 'false'")).await.map(drop)
 }
 
-/// The page says that the server is away, and goes on when it is back: by the limit that was in force,
-/// whatever is wrong with the one that is being written.
+/// The page reports a lost server, and continues when the server returns: with the limit in force,
+/// even if the limit being written is invalid.
 async fn outage(page: &Page<'_>, server: &mut Server) -> Outcome {
     const WRONG: &str = "/units is 0/.test(document.querySelector('#wrong').textContent)";
     page.write("[name=units]", "0").await?;
-    page.until("what is wrong", WRONG).await?;
+    page.until("the error", WRONG).await?;
     let address = server.address.to_string();
     let _ = server.child.kill();
     let _ = server.child.wait();
-    page.until("that it is away", "document.querySelector('#said.bad')?.textContent").await?;
+    page.until("the lost server", "document.querySelector('#said.bad')?.textContent").await?;
     *server = serve(&address);
-    page.until("that it is back", "!document.querySelector('#said.bad')").await?;
-    page.until("still what is wrong", WRONG).await?;
+    page.until("the returned server", "!document.querySelector('#said.bad')").await?;
+    page.until("the error, still", WRONG).await?;
     page.click("#one").await?;
     sum(page, "ours", 1).await
 }
 
-/// Something to look at: a double burst across the naive edge, units that come back, refusals.
+/// Draws a scene for the picture: a double burst across the naive boundary, returning units,
+/// denials.
 pub(crate) async fn telling(page: &Page<'_>) -> Outcome {
     page.until("the limit", "document.querySelector('#ours .what').textContent").await?;
     page.write("#many", "10").await?;
@@ -252,17 +258,17 @@ pub(crate) async fn telling(page: &Page<'_>) -> Outcome {
     page.click("#steady").await?;
     page.until("a while", &format!("{} >= 26", counted("ours", "admitted"))).await?;
     page.click("#steady").await?;
-    // any of a burst may be answered last, and a machine that is held up refills before the picture:
-    // then once more
+    // Any request of a burst may be answered last, and a stalled machine refills before the
+    // picture. In that case the burst is repeated.
     page.write("#many", "16").await?;
     let spent = format!(
         "return new Promise((then) => {{ \
-         const refused = () => {}; const before = refused(); const start = performance.now(); \
+         const denied = () => {}; const before = denied(); const start = performance.now(); \
          document.querySelector('#burst').click(); \
          const look = () => {{ \
              const few = /^[0-3] of/.test(document.querySelector('#ours .left').textContent) && \
                  document.querySelector('#answer').textContent.includes('retry-after'); \
-             if (refused() > before && few && performance.now() - start > 400) then(true); \
+             if (denied() > before && few && performance.now() - start > 400) then(true); \
              else if (performance.now() - start > 5000) then(false); \
              else requestAnimationFrame(look); }}; \
          look(); }})",

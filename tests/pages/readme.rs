@@ -4,10 +4,10 @@ use std::{fs, path::Path};
 
 use crate::{Outcome, browser::Page, looks::DESKTOP, playground};
 
-/// Kept small, as everybody who clones takes them along.
+/// The largest size of a picture in bytes, because every clone downloads it.
 const MOST: usize = 120_000;
 
-/// Of the playground, while there is something to see on both lanes.
+/// Draws the playground while both lanes show requests.
 pub(crate) async fn draw(page: &Page<'_>) -> Outcome {
     let server = playground::start(page).await?;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/playground");

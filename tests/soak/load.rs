@@ -1,4 +1,4 @@
-//! Requests of keys that stay and keys that come and go, as many of these as of those.
+//! Requests of steady keys and of temporary keys, equally many of each.
 
 use std::{
     sync::{
@@ -12,19 +12,19 @@ use futures::future::join_all;
 use tokio::time::{Interval, interval};
 use tower_sluice::{Key, Limiter, Quota, Store};
 
-/// Asked for twice as often as it admits; two seconds without a request cost it nothing.
+/// A quota whose load is twice its rate. Two seconds without a request cost it nothing.
 pub(crate) const STEADY: Quota = Quota::per_second(50).burst(100);
 const CHURNING: Quota = Quota::per_minute(10);
 pub(crate) const KEYS: usize = 32;
 const TICK: Duration = Duration::from_millis(10);
-/// Tasks at a time, each of which asks for its part of the keys.
+/// Concurrent tasks, each with its part of the keys.
 const TASKS: usize = 4;
 
 pub(crate) struct Load<S> {
     limiter: Limiter<S>,
     counts: Arc<Counts>,
     ticks: Interval,
-    /// Keys so far that came and went.
+    /// The temporary keys so far.
     gone: u64,
 }
 
@@ -49,7 +49,8 @@ where
         &self.counts
     }
 
-    /// One request of every steady key, and as many of others: each of those is asked for twice.
+    /// Sends one request for every steady key, and as many for temporary keys: two for each of
+    /// those.
     pub(crate) async fn tick(&mut self) {
         self.ticks.tick().await;
         let tasks = (0..TASKS).map(|task| {
@@ -72,7 +73,7 @@ where
         self.gone += KEYS as u64 / 2;
     }
 
-    /// Asks for every steady key until it is refused.
+    /// Takes from every steady key until it is denied.
     pub(crate) async fn drain(&mut self) {
         for (key, admitted) in self.counts.admitted.iter().enumerate() {
             while ask(&self.limiter, &self.counts, steady(key), &STEADY).await {

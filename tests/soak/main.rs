@@ -1,9 +1,9 @@
-//! The soak: load for minutes, half of it from keys that come and go. Memory must stay flat, and
-//! what the steady keys were admitted must be what their quota allows, to the unit.
+//! The soak test: load for minutes, half of it from temporary keys. Memory must stay flat, and the
+//! units admitted for steady keys must be those of their quota, to the unit.
 //!
 //! `scripts/release-check soak` runs it for twenty minutes on each store; `cargo test --release
-//! --all-features --test soak -- --minutes 1 --store local` for as long and on what one likes.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that reports")]
+//! --all-features --test soak -- --minutes 1 --store local` for another time and on one store.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod load;
 mod options;
@@ -85,7 +85,7 @@ async fn look<S: Subject>(subject: &S, load: &Load<S::Store>, start: Duration) -
     }
 }
 
-/// Bytes of this process in memory; 0 where nobody tells.
+/// Returns the memory of this process in bytes, or 0 if it is unknown.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok());

@@ -1,4 +1,4 @@
-//! What the command line says: how long, and which store.
+//! The command line: the duration, and the store.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Other options are let pass: `cargo test` gives its own to all.
+    /// Ignores other options: `cargo test` gives its own to all.
     pub(crate) fn read(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut options =
             Self { time: Duration::from_secs(60), stores: vec![Kind::Local, Kind::Redis] };

@@ -1,4 +1,4 @@
-//! What was seen in the course of time, and whether it drifts.
+//! Samples over time, and the check for drift.
 
 use std::{fmt::Write, time::Duration};
 
@@ -6,13 +6,13 @@ use crate::load::STEADY;
 
 const MIB: u64 = 1 << 20;
 
-/// One look.
+/// One sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) elapsed: Duration,
     pub(crate) decisions: u64,
     pub(crate) errors: u64,
-    /// Units of the steady key that has most of them, and of the one that has least.
+    /// Units of the steady key with the most units, and of the one with the fewest.
     pub(crate) most: u64,
     pub(crate) least: u64,
     /// Bytes of this process, and of the server.
@@ -23,15 +23,15 @@ pub(crate) struct Sample {
 /// A whole run.
 #[derive(Debug)]
 pub(crate) struct Course {
-    /// The last one was taken when nothing was left of any steady key.
+    /// The last sample was taken when no steady key had units left.
     pub(crate) samples: Vec<Sample>,
-    /// From when all keys had been asked for until before they were drained.
+    /// The time from the first request of all keys to the start of draining them.
     pub(crate) sure: Duration,
     /// The longest time between two requests of a key.
     pub(crate) pause: Duration,
 }
 
-/// What the quota admits in this time: its burst, and a unit per interval.
+/// Returns the units that the quota admits in this time: its burst, and a unit per interval.
 fn allowed(elapsed: Duration) -> u64 {
     let units = elapsed.as_nanos() / STEADY.interval().as_nanos();
     u64::from(STEADY.limit()) + u64::try_from(units).expect("fits")
@@ -42,7 +42,7 @@ fn peak(samples: &[Sample], bytes: impl Fn(&Sample) -> u64) -> u64 {
 }
 
 impl Course {
-    /// A line for each tenth.
+    /// Formats a line for each tenth of the samples.
     pub(crate) fn table(&self) -> String {
         let mut table = String::from(
             "| minutes | decisions | errors | allowed of a key | most admitted | least admitted | \
@@ -62,7 +62,7 @@ impl Course {
         table
     }
 
-    /// What is wrong with it.
+    /// Returns the faults of the run.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let over = self.samples.iter().find(|sample| sample.most > allowed(sample.elapsed));
@@ -81,7 +81,7 @@ impl Course {
         faults
     }
 
-    /// A third is for warming up; then the second third against the last.
+    /// The first third warms up. The second third is compared with the last.
     fn grows(&self, what: &str, bytes: impl Fn(&Sample) -> u64) -> Option<String> {
         let third = self.samples.len() / 3;
         let before = peak(&self.samples[third..2 * third], &bytes);

@@ -1,4 +1,4 @@
-//! A store that is soaked: by which clock it decides, and what it holds in memory.
+//! The store under test: its clock, and its memory.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ pub(crate) trait Subject {
 
     fn store(&self) -> Self::Store;
 
-    /// By the clock that the store decides by: another runs at another pace.
+    /// The time by the clock of the store. Another clock runs at another pace.
     async fn now(&self) -> Duration;
 
-    /// Bytes, apart from this process.
+    /// Bytes outside this process.
     async fn memory(&self) -> u64;
 }
 

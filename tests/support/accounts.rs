@@ -1,18 +1,19 @@
-//! Accounts in Redis as a test sees them: quotas of every algorithm, what lies on a server, and
-//! where.
+//! Accounts in Redis for tests: quotas of every algorithm, and the keys and values of a server.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::{sync::Arc, time::Duration};
 
 use redis::{Client, aio::MultiplexedConnection};
 use tower_sluice::{
-    Algorithm, Charge, Decision, Key, Quota, RedisStore, RuleName, Store, store::RedisError,
+    Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt,
+    rule::RuleName,
+    store::{Charge, RedisError},
 };
 
-/// A period whose windows and buckets end once in weeks, and so not while a test runs.
+/// A period whose windows and buckets end once in weeks, and so do not end while a test runs.
 pub(crate) const LONG: Duration = Duration::from_secs(100 * 86_400);
 
-/// `units` per `period` as each algorithm counts them.
+/// Returns `units` per `period` for each algorithm.
 pub(crate) fn quotas(units: u32, period: Duration) -> [(&'static str, Quota); 6] {
     let quota = |algorithm| Quota::new(units, period).expect("a quota").algorithm(algorithm);
     [
@@ -29,12 +30,12 @@ pub(crate) fn rule(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
 }
 
-/// Where a store with readable keys and no prefix of its own keeps the account of a text.
+/// Returns the Redis key of an account in a store with readable keys and the default prefix.
 pub(crate) fn address(rule: &str, key: &str) -> String {
     format!("sluice:1:{{{rule}:%02{key}}}")
 }
 
-/// A quota of a rule and somebody whose account is charged.
+/// A rule, its quota, and the key whose account is charged.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(crate) rule: RuleName,
@@ -43,13 +44,13 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// The account of `key` under the rule `default`.
+    /// Returns the account of `key` under the rule `default`.
     pub(crate) fn new(key: impl Into<Key>, quota: Quota) -> Self {
         Self { rule: RuleName::default(), key: key.into(), quotas: Arc::new([quota]) }
     }
 
     pub(crate) fn charge(&self, cost: u32) -> Charge<'_> {
-        Charge::new(self.rule, &self.key, &self.quotas).cost(cost)
+        Charge::new(self.rule, &self.key, &self.quotas).with_cost(cost)
     }
 
     pub(crate) async fn take<S>(&self, store: &S, cost: u32) -> Result<Decision, RedisError>
@@ -59,12 +60,12 @@ impl Account {
         store.take(&[self.charge(cost)]).await
     }
 
-    /// Whether a unit passes.
+    /// Returns `true` if a unit passes.
     pub(crate) async fn passes<S: Store<Error = RedisError>>(&self, store: &S) -> bool {
         self.take(store, 1).await.unwrap_or_else(|error| panic!("{error}")).is_allowed()
     }
 
-    /// How many of so many units pass, taken one by one.
+    /// Returns the number of units that pass, of `of`, taken one by one.
     pub(crate) async fn passed<S: Store<Error = RedisError>>(&self, store: &S, of: u32) -> u32 {
         let mut passed = 0;
         for _ in 0..of {
@@ -73,14 +74,14 @@ impl Account {
         passed
     }
 
-    /// Units that are left.
+    /// Returns the units left.
     pub(crate) async fn left<S: Store<Error = RedisError>>(&self, store: &S) -> u32 {
         let look = self.take(store, 0).await.unwrap_or_else(|error| panic!("{error}"));
         look.outcomes()[0].remaining()
     }
 }
 
-/// A store that has not connected yet.
+/// Returns a store that has not connected yet.
 pub(crate) fn lazy(url: &str) -> RedisStore {
     RedisStore::connect_lazy(url).expect("an address")
 }
@@ -89,13 +90,13 @@ pub(crate) async fn connect(url: &str) -> RedisStore {
     RedisStore::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A connection of the test's own.
+/// Opens a separate connection for the test.
 pub(crate) async fn raw(url: &str) -> MultiplexedConnection {
     let client = Client::open(url).expect("an address");
     client.get_multiplexed_async_connection().await.expect("connects")
 }
 
-/// All keys of a server, and how many milliseconds they have left (below zero: no end).
+/// Returns all keys of a server, and the milliseconds until they expire (below zero: no expiry).
 pub(crate) async fn keys(connection: &mut MultiplexedConnection) -> Vec<(Vec<u8>, i64)> {
     let (mut cursor, mut found) = (0_u64, Vec::new());
     loop {
@@ -108,14 +109,14 @@ pub(crate) async fn keys(connection: &mut MultiplexedConnection) -> Vec<(Vec<u8>
             found.push((name, left.expect("a time")));
         }
         if cursor == 0 {
-            // one that ended in between
+            // Drops keys that expired in between.
             found.retain(|(_, left)| *left != -2);
             return found;
         }
     }
 }
 
-/// Numbers that look random and are the same in each run (splitmix64).
+/// Pseudo-random numbers, equal in each run (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(pub(crate) u64);
 

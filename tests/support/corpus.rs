@@ -1,25 +1,26 @@
-//! Answers of ours in every family of header fields, and the numbers that are to be read in them.
+//! Answers in every family of header fields, with the numbers that clients should read in them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use tower_sluice::{
-    Headers, Key, Limiter, Quota, RateLimitLayer, Rule, RuleName, key::Everyone, testing::FakeClock,
+    Headers, Key, Limiter, Quota, RateLimitLayer, Rule, key::Everyone, rule::RuleName,
+    testing::FakeClock,
 };
 
 use crate::support::{answer, get, quota};
 
-/// One answer. The numbers were worked out by hand.
+/// One answer. The numbers were computed by hand.
 #[derive(Debug, Serialize)]
 pub(crate) struct Case {
     pub(crate) family: &'static str,
     pub(crate) status: u16,
     pub(crate) policies: Vec<Policy>,
-    /// The first one decides: older families tell of it alone.
+    /// The first limit is the decisive one: older families report only this one.
     pub(crate) limits: Vec<Limit>,
     pub(crate) retry_after: Option<u64>,
-    /// When it was made, in Unix time.
+    /// The time of the answer, in Unix time.
     pub(crate) made: u64,
     #[serde(skip)]
     pub(crate) headers: HeaderMap,
@@ -36,7 +37,7 @@ pub(crate) struct Policy {
 pub(crate) struct Limit {
     pub(crate) name: &'static str,
     pub(crate) r: u64,
-    /// Absent where nothing is to come.
+    /// Absent if no unit is due.
     pub(crate) t: Option<u64>,
 }
 
@@ -48,13 +49,14 @@ const FAMILIES: [(&str, Headers); 5] = [
     ("x-delta", Headers::XRateLimitDelta),
 ];
 
-/// A quota's name on the wire, q, w, r and t, which is 0 where it is absent.
+/// The name of a quota on the wire, and its q, w, r and t. A t of 0 is absent.
 type Told = (&'static str, u64, u64, u64, u64);
 
-/// A rule's name, its quotas, what is owed, what a request costs, and what is told of each quota.
+/// A rule's name, its quotas, the units in debt, the cost of a request, and the reported values of
+/// each quota.
 type Row<'a> = (&'a str, &'a [Quota], i64, u32, &'a [Told]);
 
-/// Every row in every family.
+/// Returns every row in every family.
 pub(crate) async fn corpus() -> Vec<Case> {
     let punctuation = r##"~`!@#$%^&*()_-+={[}]|\:;"'<,>.?/"##;
     let long = "x".repeat(64).leak();
@@ -109,7 +111,7 @@ pub(crate) async fn corpus() -> Vec<Case> {
 async fn case(family: &'static str, headers: Headers, row: Row<'_>) -> Case {
     let (name, quotas, owed, cost, items) = row;
     let (store, name) = (FakeClock::new().store(64), RuleName::new(name).expect("a name"));
-    Limiter::named(name, store.clone()).settle(Key::everyone(), &quotas, -owed).now();
+    Limiter::named(name, store.clone()).adjust(Key::everyone(), &quotas, owed).now();
     let rule = Rule::named(name, Everyone, quotas).cost(cost);
     let layer = RateLimitLayer::rules(rule, store).headers(headers);
     let made = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();

@@ -1,5 +1,4 @@
-//! Time that is driven, and what tests watch while it goes: calls of a store, and requests that
-//! are held open.
+//! Driven time, and observation of a store's calls and of requests that are held open.
 
 use std::{
     convert::Infallible,
@@ -17,12 +16,13 @@ use tokio::sync::Semaphore;
 use tokio_test::{task, task::Spawn};
 use tower::{Service, ServiceExt, service_fn};
 use tower_sluice::{
-    Answer, Charge, Decision, Key, Limiter, LocalStore, Quota, RuleName, Store,
-    store::{BoxFuture, Unsupported},
+    Decision, Key, Limiter, LocalStore, Quota, Store,
+    rule::RuleName,
+    store::{Answer, BoxFuture, Charge, Op, Unsupported},
     testing::FakeClock,
 };
 
-/// The store's clock and the runtime's, which is paused: moved together.
+/// The clock of the store and the paused clock of the runtime, which move together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Time(pub(crate) FakeClock);
 
@@ -50,13 +50,13 @@ pub(crate) fn limiter<S: Store>(name: &str, store: S) -> Limiter<S> {
     Limiter::named(RuleName::new(name).expect("a name"), store)
 }
 
-/// Units left to `key` under rule `name`.
+/// Returns the units left for `key` under rule `name`.
 pub(crate) fn left(store: &LocalStore, name: &str, key: impl Into<Key>, quota: &Quota) -> u32 {
     let look = limiter(name, store.clone()).peek(key, quota).now();
     look.remaining().expect("one quota")
 }
 
-/// What a store says that is wrapped and answers at once all the same.
+/// The immediate decision of a wrapped store.
 pub(crate) trait AtOnce {
     fn now(self) -> Decision;
 }
@@ -70,7 +70,7 @@ impl<F: Future<Output = Result<Decision, Infallible>>> AtOnce for Answer<F> {
     }
 }
 
-/// A call that is under way: nothing of it has been polled.
+/// A call in flight that has not been polled yet.
 pub(crate) async fn begin<S>(service: &mut S, request: Request<()>) -> Spawn<S::Future>
 where
     S: Service<Request<()>, Error: fmt::Debug>,
@@ -78,7 +78,7 @@ where
     task::spawn(service.ready().await.expect("ready").call(request))
 }
 
-/// A store that counts how it is called; clones count together.
+/// A store that counts its calls. Clones count together.
 #[derive(Clone, Debug)]
 pub(crate) struct Counting<S> {
     store: S,
@@ -90,7 +90,7 @@ impl<S> Counting<S> {
         Self { store, counts: Arc::default() }
     }
 
-    /// To ask without counting.
+    /// The inner store, for calls that do not count.
     pub(crate) fn store(&self) -> &S {
         &self.store
     }
@@ -117,36 +117,24 @@ impl<S: Store> Store for Counting<S> {
     type Error = S::Error;
     type Future = S::Future;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<S::Future> {
-        self.count(0).take(charges)
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<S::Future> {
-        self.count(1).settle(charge, units)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<S::Future> {
-        self.store.reset(charge)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<S::Future> {
-        self.store.block(charge, time)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<S::Future> {
-        self.store.unblock(charge)
+    fn call(&self, op: Op<'_>) -> Answer<S::Future> {
+        match op {
+            Op::Take(_) => self.count(0).call(op),
+            Op::Adjust(..) => self.count(1).call(op),
+            _ => self.store.call(op),
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.count(2).undo(charges, taken, units);
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.store.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.supports(charges)
     }
 }
 
-/// Answers with the status that `handle` makes of a request.
+/// Answers with the status that `handle` returns for a request.
 pub(crate) fn handler<F>(
     handle: F,
 ) -> impl Service<
@@ -165,7 +153,7 @@ where
     })
 }
 
-/// Answers each request once the test lets it go.
+/// Answers each request once the test releases it.
 pub(crate) fn held(
     door: &Arc<Semaphore>,
 ) -> impl Service<

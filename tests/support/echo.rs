@@ -20,7 +20,7 @@ use tower::{Service, service_fn};
 
 pub(crate) const GATHER: &str = "/test.Echo/Gather";
 
-/// Messages as they are.
+/// Passes messages unchanged.
 #[derive(Clone, Copy)]
 struct Raw;
 
@@ -58,8 +58,8 @@ impl Decoder for Raw {
     }
 }
 
-/// A service that answers what it is sent; `Gather`, which a client streams to, with how many
-/// messages it was sent.
+/// A service that returns its request. `Gather`, a client-streaming method, returns the number of
+/// messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Echo;
 

@@ -1,10 +1,9 @@
-//! Whether a text is one that Prometheus reads: its text exposition format, version 0.0.4, taken
-//! strictly.
+//! Strict check of Prometheus' text exposition format, version 0.0.4.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is wrong with `text`, if anything is: names, types once and before their samples, the samples
-/// of one family together and each once, numbers, and a line feed at the end.
+/// Returns the error in `text`, if any. Checks names, types once and before their samples, the
+/// samples of one family together and each once, numbers, and a line feed at the end.
 pub(crate) fn fault(text: &str) -> Option<String> {
     let mut kinds = BTreeMap::new();
     let (mut samples, mut closed) = (BTreeSet::new(), BTreeSet::new());
@@ -39,7 +38,7 @@ pub(crate) fn fault(text: &str) -> Option<String> {
         let family = family(name, &kinds);
         if family != current {
             if !closed.insert(family.to_owned()) {
-                return wrong("its family stands elsewhere too");
+                return wrong("its family is split");
             }
             family.clone_into(&mut current);
         }
@@ -58,7 +57,7 @@ pub(crate) fn fault(text: &str) -> Option<String> {
     samples.is_empty().then(|| "no sample".into())
 }
 
-/// A summary and a histogram have samples with names of their own.
+/// A summary and a histogram have samples with further names.
 fn family<'a>(name: &'a str, kinds: &BTreeMap<&str, &str>) -> &'a str {
     let short = ["_sum", "_count", "_bucket"].iter().find_map(|end| name.strip_suffix(end));
     match short.and_then(|short| Some((short, *kinds.get(short)?))) {
@@ -67,7 +66,7 @@ fn family<'a>(name: &'a str, kinds: &BTreeMap<&str, &str>) -> &'a str {
     }
 }
 
-/// Name, labels and value.
+/// Splits a sample into name, labels and value.
 fn sample(line: &str) -> Option<(&str, &str, &str)> {
     let (before, value) = line.rsplit_once(' ')?;
     let (name, labels) = match before.split_once('{') {

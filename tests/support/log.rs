@@ -1,4 +1,4 @@
-//! What is logged.
+//! The log of a test.
 
 use std::{
     io,
@@ -9,12 +9,13 @@ use tracing::{Level, subscriber::DefaultGuard};
 
 /// The lines of this thread.
 ///
-/// One test to a file: what another thread does first decides whether this one's lines are caught.
+/// Tests that read a log must not run in parallel: the first thread that meets a log line decides
+/// whether it is enabled.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// A log of lines at this level or above it, kept until the guard is dropped.
+    /// Starts a log of lines at this level or above, which ends when the guard is dropped.
     pub(crate) fn start(level: Level) -> (Self, DefaultGuard) {
         let log = Self::default();
         let writer = log.clone();
@@ -25,7 +26,7 @@ impl Log {
         (log, tracing::subscriber::set_default(lines.finish()))
     }
 
-    /// The lines since it was last read.
+    /// Returns the lines since the last call.
     pub(crate) fn read(&self) -> Vec<String> {
         let bytes = std::mem::take(&mut *self.0.lock().expect("a log"));
         String::from_utf8(bytes).expect("text").lines().map(str::to_owned).collect()

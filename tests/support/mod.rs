@@ -1,16 +1,22 @@
-//! What several tests share: requests, a service that watches how it is called, and stores that
-//! make their callers wait or fail.
+//! Helpers of several tests: requests, a service that records its calls, and stores that delay or
+//! fail.
 #![allow(dead_code, reason = "each test uses a part")]
 
+#[cfg(feature = "admin")]
+pub(crate) mod admin;
 #[cfg(feature = "testing")]
 pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
 #[cfg(feature = "testing")]
 pub(crate) mod process;
+pub(crate) mod programs;
 pub(crate) mod random;
 pub(crate) mod regressions;
 pub(crate) mod shaky;
+pub(crate) mod slow;
+#[cfg(feature = "testing")]
+pub(crate) mod tables;
 
 use std::{
     convert::Infallible,
@@ -21,7 +27,6 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
-    time::Duration,
 };
 
 use http::{HeaderMap, Request, Response};
@@ -29,23 +34,23 @@ use proptest::prelude::Strategy;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
-    Answer, Charge, Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::Everyone,
-    store::{BoxFuture, OwnedCharges},
+    store::{Answer, BoxFuture, Charge, Op, OwnedOp},
 };
 
-/// A GET without a body.
+/// Creates a GET without a body.
 pub(crate) fn get(path: &str) -> Request<()> {
     Request::get(path).body(()).expect("a request")
 }
 
-/// A GET with these headers.
+/// Creates a GET with these headers.
 pub(crate) fn with(headers: &[(&str, &str)]) -> Request<()> {
     let request = headers.iter().fold(Request::get("/"), |request, (k, v)| request.header(*k, *v));
     request.body(()).expect("a request")
 }
 
-/// What `service` answers to `request`, once it is ready.
+/// Returns the answer of `service` to `request`, once it is ready.
 pub(crate) async fn ask<S, Q, P>(service: &mut S, request: Q) -> P
 where
     S: Service<Q, Response = P, Error: fmt::Debug>,
@@ -53,13 +58,13 @@ where
     service.ready().await.expect("ready").call(request).await.expect("an answer")
 }
 
-/// The value of a header that stands there once, or "" where it is absent.
+/// Returns the value of a header that occurs at most once, or "" if it is absent.
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
-    assert!(headers.get_all(name).iter().count() <= 1, "{name} stands there more than once");
+    assert!(headers.get_all(name).iter().count() <= 1, "{name} occurs more than once");
     headers.get(name).map_or("", |value| value.to_str().expect("text"))
 }
 
-/// What a service of `layer` around [`Strict`] answers to `request`.
+/// Returns the answer of `layer` around [`Strict`] to `request`.
 pub(crate) async fn answer<L>(layer: &L, request: Request<()>) -> Response<String>
 where
     L: Layer<Strict>,
@@ -68,7 +73,7 @@ where
     ask(&mut layer.layer(Strict::default()), request).await
 }
 
-/// All header lines, sorted.
+/// Returns all header lines, sorted.
 pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
     let mut lines: Vec<_> = headers
         .iter()
@@ -78,7 +83,7 @@ pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
     lines
 }
 
-/// The quota of this text.
+/// Parses a quota.
 pub(crate) fn quota(text: &str) -> Quota {
     text.parse().expect("a quota")
 }
@@ -89,22 +94,22 @@ pub(crate) fn periods() -> impl Strategy<Value = u64> {
     (6_u32..64, 0_u64..).prop_map(|(shift, n)| (n >> shift).clamp(1, TEN_YEARS))
 }
 
-/// A layer whose clock stands still.
+/// A layer whose clock does not move.
 pub(crate) type Owing = RateLimitLayer<Rule<Everyone>, LocalStore>;
 
-/// A layer of rule `api` over `quotas`, whose accounts owe `owed` units.
+/// Creates a layer of rule `api` over `quotas`, whose accounts are `owed` units in debt.
 #[cfg(feature = "testing")]
 pub(crate) fn owing(quotas: &[Quota], owed: i64) -> Owing {
-    use tower_sluice::{Key, Limiter, RuleName, testing::FakeClock};
+    use tower_sluice::{Key, Limiter, rule::RuleName, testing::FakeClock};
 
     let store = FakeClock::new().store(64);
     let name = RuleName::new("api").expect("a name");
-    Limiter::named(name, store.clone()).settle(Key::everyone(), quotas, -owed).now();
+    Limiter::named(name, store.clone()).adjust(Key::everyone(), quotas, owed).now();
     RateLimitLayer::rules(Rule::named(name, Everyone, quotas), store)
 }
 
-/// Answers 200 and counts its calls; panics, as Tower's contract permits, when it is called
-/// without having said that it is ready. A clone has to be asked anew.
+/// A service that answers 200 and counts its calls. As Tower's contract permits, it panics if it is
+/// called before it is ready. Each clone must become ready separately.
 #[derive(Debug, Default)]
 pub(crate) struct Strict {
     ready: bool,
@@ -112,7 +117,7 @@ pub(crate) struct Strict {
 }
 
 impl Strict {
-    /// The calls to it and all its clones, to be read later.
+    /// Returns a function that reads the calls to this service and all its clones.
     pub(crate) fn calls(&self) -> impl Fn() -> usize + use<> {
         let calls = self.calls.clone();
         move || calls.load(Relaxed)
@@ -142,7 +147,7 @@ impl Service<Request<()>> for Strict {
     }
 }
 
-/// An embedded store behind a door: every answer comes later, when the test lets it through.
+/// An embedded store whose answers wait until the test lets them through.
 #[derive(Clone, Debug)]
 pub(crate) struct Gated {
     store: LocalStore,
@@ -160,21 +165,9 @@ impl Gated {
         gated
     }
 
-    /// Lets so many answers through.
+    /// Lets a number of answers through.
     pub(crate) fn admit(&self, answers: usize) {
         self.door.add_permits(answers);
-    }
-
-    fn later(
-        &self,
-        charges: &[Charge<'_>],
-        ask: impl FnOnce(&LocalStore, &[Charge<'_>]) -> Decision + Send + 'static,
-    ) -> Answer<BoxFuture<Result<Decision, Infallible>>> {
-        let (this, charges) = (self.clone(), OwnedCharges::from(charges));
-        Answer::Later(Box::pin(async move {
-            this.door.acquire().await.expect("never closed").forget();
-            Ok(charges.with(|charges| ask(&this.store, charges)))
-        }))
     }
 }
 
@@ -182,24 +175,12 @@ impl Store for Gated {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.later(charges, |store, charges| store.take(charges).now())
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.later(&[*charge], move |store, charges| store.settle(&charges[0], units).now())
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.later(&[*charge], |store, charges| store.reset(&charges[0]).now())
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.later(&[*charge], move |store, charges| store.block(&charges[0], time).now())
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.later(&[*charge], |store, charges| store.unblock(&charges[0]).now())
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let (this, op) = (self.clone(), OwnedOp::from(op));
+        Answer::Later(Box::pin(async move {
+            this.door.acquire().await.expect("never closed").forget();
+            Ok(op.with(|op| this.store.call(op).now()))
+        }))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -207,7 +188,7 @@ impl Store for Gated {
     }
 }
 
-/// A store that fails whatever it is asked, at once or later.
+/// A store that fails every call, at once or later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Broken {
     Now,
@@ -228,23 +209,7 @@ impl Store for Broken {
     type Error = std::io::Error;
     type Future = Ready<Result<Decision, std::io::Error>>;
 
-    fn take(&self, _: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.fail()
-    }
-
-    fn settle(&self, _: &Charge<'_>, _: i64) -> Answer<Self::Future> {
-        self.fail()
-    }
-
-    fn reset(&self, _: &Charge<'_>) -> Answer<Self::Future> {
-        self.fail()
-    }
-
-    fn block(&self, _: &Charge<'_>, _: Duration) -> Answer<Self::Future> {
-        self.fail()
-    }
-
-    fn unblock(&self, _: &Charge<'_>) -> Answer<Self::Future> {
+    fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
         self.fail()
     }
 }

@@ -1,8 +1,12 @@
-//! Processes that share a store which may fail, each with one of its own to fall back on.
+//! Processes that share a store which may fail, each with its own fallback store.
 
 use std::convert::Infallible;
 
-use tower_sluice::{Answer, Decision, Limiter, LocalStore, Outcome, Quota, Store, store::Fallback};
+use tower_sluice::{
+    Decision, Limiter, LocalStore, Quota, StoreExt,
+    decision::Outcome,
+    store::{Answer, Fallback},
+};
 
 use super::{
     driven::Time,
@@ -11,7 +15,7 @@ use super::{
 
 pub(crate) const HOURLY: Quota = Quota::per_hour(100);
 
-/// One process: a store shared with others, and its own.
+/// One process: the shared store, and its own.
 #[derive(Clone)]
 pub(crate) struct Process {
     pub(crate) shared: Shaky,
@@ -20,15 +24,15 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// One of `n`, none of which has been asked anything.
+    /// Creates one of `n` processes without earlier requests.
     pub(crate) fn one_of(n: u32, time: &Time) -> Self {
         Self::beside(&Shaky::new(time.0.store(1_024)), n, time)
     }
 
-    /// Another process that shares the store.
+    /// Creates another process that shares the store.
     pub(crate) fn beside(shared: &Shaky, n: u32, time: &Time) -> Self {
         let (shared, local) = (shared.clone(), time.0.store(1_024));
-        let store = shared.clone().fallback(local.clone()).one_of(n);
+        let store = shared.clone().fallback(local.clone()).instances(n);
         Self { shared, local, store }
     }
 
@@ -40,16 +44,16 @@ impl Process {
         decided(self.limiter().take(key, &quotas, cost)).await
     }
 
-    pub(crate) async fn settle(
+    pub(crate) async fn adjust(
         &self,
         key: &str,
         quotas: impl AsRef<[Quota]>,
         units: i64,
     ) -> Decision {
-        decided(self.limiter().settle(key, &quotas, units)).await
+        decided(self.limiter().adjust(key, &quotas, units)).await
     }
 
-    /// How many single units pass, at most `most`.
+    /// Returns the number of single units that pass, at most `most`.
     pub(crate) async fn admits(&self, key: &str, quota: Quota, most: u32) -> u32 {
         let mut passed = 0;
         while passed < most && self.take(key, quota, 1).await.is_allowed() {
@@ -58,19 +62,20 @@ impl Process {
         passed
     }
 
-    /// The shared store answers again, and whatever is to be told to it has been.
+    /// Restores the shared store, and waits until all late charges have reached it.
     pub(crate) async fn recover(&self) {
         self.shared.is(Mood::Well);
         self.take("recovery", HOURLY, 0).await;
         settled().await;
     }
 
-    /// Units left in the shared store.
+    /// Returns the units left in the shared store.
     pub(crate) fn shared_left(&self, key: &str, quotas: impl AsRef<[Quota]>) -> Vec<u32> {
         left(&Limiter::new(self.shared.store.clone()).peek(key, &quotas).now())
     }
 
-    /// Units left in this process's store, under the whole quota: each of the share counts.
+    /// Returns the units used in this process's store, against the whole quota: each unit of the
+    /// share counts.
     pub(crate) fn local_owes(&self, key: &str, quota: Quota) -> u32 {
         let look = Limiter::new(self.local.clone()).peek(key, &quota).now();
         quota.limit() - left(&look)[0]

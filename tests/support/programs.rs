@@ -1,4 +1,4 @@
-//! The examples as programs, and what a client of them sees.
+//! The examples as programs, and a client for them.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::{
@@ -18,8 +18,8 @@ use serde_json::Value;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ANY_PORT: &str = "127.0.0.1:0";
 
-/// The program, which cargo puts beside the folder of the tests it builds. `cargo test` has built it,
-/// `cargo test --test examples` has not.
+/// Returns the program, which cargo places beside the folder of the tests. `cargo test` has built
+/// it, `cargo test --test it tooling::examples` has not.
 pub(crate) fn example(name: &str) -> Command {
     let here = env::current_exe().expect("the path of this test");
     let profile = here.ancestors().nth(2).expect("target/<profile>/deps/<test>");
@@ -31,7 +31,7 @@ pub(crate) fn example(name: &str) -> Command {
     Command::new(path)
 }
 
-/// Builds it with the features of this test, by the profile whose folder that is.
+/// Builds the example with the features of this test, by the profile of this folder.
 fn build(name: &str, folder: &Path) {
     let mut features = Vec::new();
     let mut feature = |name: &'static str, on: bool| features.extend(on.then_some(name));
@@ -57,7 +57,7 @@ fn build(name: &str, folder: &Path) {
     assert!(built.success(), "{name} does not build");
 }
 
-/// Whether none of its sources, which cargo lists beside the program, is younger.
+/// Returns `true` if no source of the program, as listed by cargo beside it, is newer.
 fn is_fresh(program: &Path) -> bool {
     let changed = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
     let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
@@ -65,7 +65,7 @@ fn is_fresh(program: &Path) -> bool {
     latest.is_some() && changed(program) >= latest
 }
 
-/// A program that fails or ends by itself, and says no more than a pipe holds.
+/// Waits for a program that ends by itself, and whose output fits in a pipe.
 pub(crate) fn end(mut command: Command) -> Output {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("starts");
@@ -73,14 +73,14 @@ pub(crate) fn end(mut command: Command) -> Output {
     while child.try_wait().expect("its state").is_none() {
         if start.elapsed() > PATIENCE {
             child.kill().expect("ends");
-            panic!("it did not end: {:?}", child.wait_with_output());
+            panic!("the program did not end: {:?}", child.wait_with_output());
         }
         thread::sleep(Duration::from_millis(20));
     }
-    child.wait_with_output().expect("what it said")
+    child.wait_with_output().expect("its output")
 }
 
-/// A running server, ended when dropped.
+/// A running server, which is killed on drop.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
@@ -104,7 +104,7 @@ impl Server {
         server
     }
 
-    /// The next line printed that has `part` in it.
+    /// Returns the next printed line that contains `part`.
     pub(crate) fn line_with(&self, part: &str) -> String {
         loop {
             let line = self.lines.recv_timeout(PATIENCE).expect("a line");
@@ -118,12 +118,12 @@ impl Server {
         self.get_with(path, "")
     }
 
-    /// A `GET` with more header lines, each ended by `\r\n`.
+    /// Sends a `GET` with additional header lines, each ended by `\r\n`.
     pub(crate) fn get_with(&self, path: &str, more: &str) -> Answer {
         ask(TcpStream::connect(self.address).expect("connects"), path, more)
     }
 
-    /// A `POST` of JSON, with more header lines.
+    /// Sends a `POST` of JSON, with additional header lines.
     pub(crate) fn post(&self, path: &str, more: &str, body: &Value) -> Answer {
         let body = body.to_string();
         let kind = "content-type: application/json";

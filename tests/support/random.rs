@@ -1,10 +1,10 @@
-//! Random quotas, times that matter to them, and the numbers of a decision.
+//! Random quotas, instants at their boundaries, and the numbers of a decision.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_sluice::{Decision, Outcome, Quota};
+use tower_sluice::{Decision, Quota, decision::Outcome};
 
 /// Remaining, full, next, retry.
 pub(crate) type Row = (u32, Duration, Duration, Option<Duration>);
@@ -28,7 +28,7 @@ pub(crate) fn quota() -> impl Strategy<Value = Quota> {
     (1..30_u32, period, 1..30_u32).prop_filter_map("too fast", |(n, p, b)| quota_of(n, p, b))
 }
 
-/// A time near a third of an interval: `quota` decides how long that is.
+/// A time near a third of an interval. The interval is that of `quota`.
 pub(crate) fn time() -> impl Strategy<Value = (u64, u64)> {
     (prop_oneof![Just(0), 0..8_u64, 0..200_u64], 0..3_u64)
 }

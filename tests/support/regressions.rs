@@ -1,9 +1,9 @@
-//! Where property tests keep their failing cases.
+//! The place where property tests keep their failing cases.
 
 use proptest::test_runner::{Config, FileFailurePersistence};
 
-/// The default configuration, with failing cases of `file` (a `file!()`) kept in
-/// `proptest-regressions`. A kept case is played first, from then on: commit it with the fix.
+/// Returns the default configuration, which keeps failing cases of `file` (a `file!()`) in
+/// `proptest-regressions`. Kept cases run first from then on: commit them with the fix.
 pub(crate) fn keeping(file: &str) -> Config {
     let file = file.trim_end_matches(".rs");
     let path = format!("{}/proptest-regressions/{file}.txt", env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,4 @@
-//! A store that answers, fails, hangs or is late at will, and counts how it is called.
+//! A store that answers, fails, hangs or is late on request, and counts its calls.
 
 use std::{
     future::{pending, ready},
@@ -10,26 +10,26 @@ use std::{
 };
 
 use tower_sluice::{
-    Answer, Charge, Decision, LocalStore, Store,
-    store::{BoxError, BoxFuture, Condition, OwnedCharges, Unsupported},
+    Decision, LocalStore, Store, StoreExt,
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, OwnedOp, Unsupported},
 };
 
-/// How it answers.
+/// The behaviour of the store.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mood {
     Well,
-    /// Without asking anybody.
+    /// Fails at once.
     Failing,
-    /// At the first look.
+    /// Fails at the first poll.
     FailingSoon,
-    /// The charge is made when the answer comes.
+    /// Charges when the answer arrives.
     Late(Duration),
     FailingLate(Duration),
-    /// The charge is made, and the answer never comes.
+    /// Charges, and never answers.
     Hanging,
 }
 
-/// An embedded store in a [`Mood`]; clones share it.
+/// An embedded store in a [`Mood`]. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Shaky {
     pub(crate) store: LocalStore,
@@ -39,14 +39,14 @@ pub(crate) struct Shaky {
 #[derive(Debug)]
 struct State {
     mood: Mutex<Mood>,
-    /// Settles until they fail.
+    /// The adjustments until they fail.
     settles: AtomicUsize,
     calls: AtomicUsize,
     given_back: AtomicUsize,
     on_their_way: AtomicUsize,
 }
 
-/// Counts an answer while it is on its way.
+/// Counts an answer while it is in flight.
 struct OnItsWay(Arc<State>);
 
 impl OnItsWay {
@@ -81,12 +81,12 @@ impl Shaky {
         self.settles_fail_after(usize::MAX);
     }
 
-    /// Fails settles after so many more, until its mood changes.
+    /// Fails adjustments after `settles` more, until the mood changes.
     pub(crate) fn settles_fail_after(&self, settles: usize) {
         self.state.settles.store(settles, SeqCst);
     }
 
-    /// Calls so far that want an answer.
+    /// Returns the calls so far that need an answer.
     pub(crate) fn calls(&self) -> usize {
         self.state.calls.load(SeqCst)
     }
@@ -95,27 +95,24 @@ impl Shaky {
         self.state.given_back.load(SeqCst)
     }
 
-    /// Answers that are waited for.
+    /// Returns the pending answers.
     pub(crate) fn on_their_way(&self) -> usize {
         self.state.on_their_way.load(SeqCst)
     }
 
-    fn ask<W>(&self, mood: Mood, charges: &[Charge<'_>], work: W) -> Answered
-    where
-        W: FnOnce(&LocalStore, &[Charge<'_>]) -> Decision + Send + 'static,
-    {
+    fn ask(&self, mood: Mood, op: Op<'_>) -> Answered {
         self.state.calls.fetch_add(1, SeqCst);
         let broken = || Err(BoxError::from("redis://10.0.0.7 is down"));
-        let (store, charges) = (self.store.clone(), OwnedCharges::from(charges));
+        let (store, op) = (self.store.clone(), OwnedOp::from(op));
         let on_its_way = OnItsWay::new(&self.state);
         match mood {
-            Mood::Well => Answer::Now(Ok(charges.with(|charges| work(&store, charges)))),
+            Mood::Well => Answer::Now(Ok(op.with(|op| store.call(op).now()))),
             Mood::Failing => Answer::Now(broken()),
             Mood::FailingSoon => Answer::Later(Box::pin(std::future::ready(broken()))),
             Mood::Late(time) => Answer::Later(Box::pin(async move {
                 let _on_its_way = on_its_way;
                 tokio::time::sleep(time).await;
-                Ok(charges.with(|charges| work(&store, charges)))
+                Ok(op.with(|op| store.call(op).now()))
             })),
             Mood::FailingLate(time) => Answer::Later(Box::pin(async move {
                 let _on_its_way = on_its_way;
@@ -123,7 +120,7 @@ impl Shaky {
                 broken()
             })),
             Mood::Hanging => {
-                charges.with(|charges| drop(work(&store, charges)));
+                op.with(|op| drop(store.call(op).now()));
                 Answer::Later(Box::pin(async move {
                     let _on_its_way = on_its_way;
                     std::future::pending().await
@@ -141,29 +138,13 @@ impl Store for Shaky {
     type Error = BoxError;
     type Future = BoxFuture<Result<Decision, BoxError>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answered {
-        self.ask(self.mood(), charges, |store, charges| store.take(charges).now())
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answered {
+    fn call(&self, op: Op<'_>) -> Answered {
         let one_less = |settles: usize| settles.checked_sub(1);
-        let works = self.state.settles.fetch_update(SeqCst, SeqCst, one_less).is_ok();
-        let mood = if works { self.mood() } else { Mood::Failing };
-        self.ask(mood, &[*charge], move |store, charges| store.settle(&charges[0], units).now())
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answered {
-        self.ask(self.mood(), &[*charge], |store, charges| store.reset(&charges[0]).now())
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answered {
-        self.ask(self.mood(), &[*charge], move |store, charges| {
-            store.block(&charges[0], time).now()
-        })
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answered {
-        self.ask(self.mood(), &[*charge], |store, charges| store.unblock(&charges[0]).now())
+        let works = match op {
+            Op::Adjust(..) => self.state.settles.fetch_update(SeqCst, SeqCst, one_less).is_ok(),
+            _ => true,
+        };
+        self.ask(if works { self.mood() } else { Mood::Failing }, op)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -173,29 +154,29 @@ impl Store for Shaky {
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.store.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.supports(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
+    fn health(&self) -> BoxFuture<Health> {
         match self.mood() {
-            Mood::Well => Box::pin(ready(Condition::well("shaky", "as ever"))),
+            Mood::Well => Box::pin(ready(Health::healthy("shaky", "as ever"))),
             Mood::Hanging => Box::pin(pending()),
-            mood => Box::pin(ready(Condition::failing("shaky", format!("{mood:?}")))),
+            mood => Box::pin(ready(Health::failing("shaky", format!("{mood:?}")))),
         }
     }
 }
 
-/// Every call of a store that wants an answer, by name.
+/// Makes the call of a store with this name, of those that need an answer.
 pub(crate) fn call<S: Store>(store: &S, name: &str, charge: Charge<'_>) -> Answer<S::Future> {
     match name {
         "take" => store.take(&[charge]),
-        "settle" => store.settle(&charge, -1),
+        "adjust" => store.adjust(&charge, 1),
         "reset" => store.reset(&charge),
         "block" => store.block(&charge, Duration::from_secs(1)),
         _ => store.unblock(&charge),
     }
 }
 
-/// The names that [`call`] knows.
-pub(crate) const CALLS: [&str; 5] = ["take", "settle", "reset", "block", "unblock"];
+/// The names that [`call`] accepts.
+pub(crate) const CALLS: [&str; 5] = ["take", "adjust", "reset", "block", "unblock"];

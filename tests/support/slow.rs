@@ -1,12 +1,15 @@
-//! A store that does what it is asked at once, and tells when the test lets it.
+//! A store that acts at once, and answers when the test releases the answer.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc};
 
 use tokio::sync::Semaphore;
-use tower_sluice::{Answer, Charge, Decision, LocalStore, Store, store::BoxFuture};
+use tower_sluice::{
+    Decision, LocalStore, Store,
+    store::{Answer, BoxFuture, Charge, Op},
+};
 
-/// An embedded store whose answers are held back: those to questions behind one door, and those to
-/// changes behind another.
+/// An embedded store whose answers are held back: decisions by one semaphore, and changes by
+/// another.
 #[derive(Clone, Debug)]
 pub(crate) struct Slow {
     pub(crate) store: LocalStore,
@@ -14,7 +17,7 @@ pub(crate) struct Slow {
     changes: Arc<Semaphore>,
 }
 
-type Told = Answer<BoxFuture<Result<Decision, Infallible>>>;
+type HeldAnswer = Answer<BoxFuture<Result<Decision, Infallible>>>;
 
 impl Slow {
     pub(crate) fn new(store: LocalStore) -> Self {
@@ -22,22 +25,18 @@ impl Slow {
         Self { store, questions: shut(), changes: shut() }
     }
 
-    /// Lets the answers to so many questions come.
+    /// Releases the answers of a number of decisions.
     pub(crate) fn tell(&self, answers: usize) {
         self.questions.add_permits(answers);
     }
 
-    /// Lets the answers to so many changes come.
+    /// Releases the answers of a number of changes.
     pub(crate) fn confirm(&self, changes: usize) {
         self.changes.add_permits(changes);
     }
-
-    fn changed(&self, decision: Decision) -> Told {
-        held(&self.changes, decision)
-    }
 }
 
-fn held(door: &Arc<Semaphore>, decision: Decision) -> Told {
+fn held(door: &Arc<Semaphore>, decision: Decision) -> HeldAnswer {
     let door = door.clone();
     Answer::Later(Box::pin(async move {
         door.acquire().await.expect("never closed").forget();
@@ -49,24 +48,12 @@ impl Store for Slow {
     type Error = Infallible;
     type Future = BoxFuture<Result<Decision, Infallible>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Told {
-        held(&self.questions, self.store.take(charges).now())
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Told {
-        self.changed(self.store.settle(charge, units).now())
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Told {
-        self.changed(self.store.reset(charge).now())
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Told {
-        self.changed(self.store.block(charge, time).now())
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Told {
-        self.changed(self.store.unblock(charge).now())
+    fn call(&self, op: Op<'_>) -> HeldAnswer {
+        let decision = self.store.call(op).now();
+        match op {
+            Op::Take(_) => held(&self.questions, decision),
+            _ => held(&self.changes, decision),
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {

@@ -1,15 +1,15 @@
-//! The published scenario tables, and playing them on a store.
+//! The published scenario tables, and a function that runs them on a store.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use tower_sluice::testing::{Case, Played, Subject, TABLES, play};
 
-/// The text of a published table.
+/// Returns the text of a published table.
 pub(crate) fn read(file: &str) -> &'static str {
     let found = TABLES.iter().find(|(name, _)| *name == file);
     found.unwrap_or_else(|| panic!("{file} is not in TABLES; add it in src/testing/tables.rs")).1
 }
 
-/// Plays a table; returns the numbers of its cases that were played and that were skipped.
+/// Runs a table. Returns the numbers of its cases that ran and that were skipped.
 pub(crate) async fn all_pass(subject: &mut impl Subject, file: &str) -> (usize, usize) {
     let (mut passed, mut skipped) = (0, 0);
     for case in Case::read(read(file)).expect("a list of cases") {

@@ -1,11 +1,11 @@
 //! The content of rejections, and keys other than addresses.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{Router, body::Body, routing::get};
 use axum_governor::extractor as theirs;
 use governor::{clock::QuantaInstant, middleware::NoOpMiddleware};
-use http::{HeaderName, Request, header::RETRY_AFTER};
+use http::{HeaderName, Method, Request, Version, header::RETRY_AFTER};
 use tower::ServiceExt;
 use tower_governor::{
     GovernorError, GovernorLayer,
@@ -13,8 +13,9 @@ use tower_governor::{
     key_extractor::{KeyExtractor, PeerIpKeyExtractor},
 };
 use tower_sluice::{
-    LocalStore, Missing, PeerIp, RateLimitLayer, Rule,
-    key::{Extension, Header, Route},
+    LocalStore, PeerIp, RateLimitLayer, Rule,
+    key::{ExtensionKey, HeaderKey, RouteKey},
+    rule::OnMissingKey,
 };
 
 use crate::{
@@ -37,8 +38,11 @@ pub async fn fill(table: &mut Table) {
     table.row(14, "one account tried from 1 000 addresses", cells);
     table.ours(15, "a user's name claimed without login; then the user", claimed().await);
     table.ours(18, "ten spellings of one path, limited by route", spelled().await);
-    table.ours(12, "`{`, `}`, `*`, newline and NUL in Redis keys", held("redis_keys"));
-    table.ours(21, "slow keys to open the breaker", held("attacks"));
+    table.ours(12, "`{`, `}`, `*`, newline and NUL in Redis keys", held("servers keys"));
+    table.ours(21, "slow keys to open the breaker", held("it attacks"));
+    table.row(26, "a claimed gRPC content type: status of two rejections", claimed_grpc().await);
+    table.row(27, "a rejection with and without an `Accept` of 400 KiB", long_accept().await);
+    table.row(30, "50 spellings of one header, with white space around", spaces().await);
     table.ours(22, "timing tells whether a key is limited", Cell::new("accepted", true));
 }
 
@@ -49,7 +53,7 @@ fn held(test: &str) -> Cell {
 async fn retry_after() -> Cells {
     let mut cells = Peer::ALL.map(|_| Cell::none());
     for (cell, peer) in cells.iter_mut().zip(Peer::ALL) {
-        let mut told = Vec::new();
+        let mut values = Vec::new();
         for millis in [900, 1_900] {
             let limit = Limit { burst: 1, interval: Duration::from_millis(millis) };
             // A rejection does not depend on the place of the server.
@@ -57,9 +61,9 @@ async fn retry_after() -> Cells {
             let mut app = app.or_else(|| peer.app(Place::ForwardedFor, limit)).expect("an app");
             ask(&mut app, from(ip(ATTACKER), &[])).await;
             let refused = ask(&mut app, from(ip(ATTACKER), &[])).await;
-            told.push(refused.headers()[RETRY_AFTER].to_str().expect("text").to_owned());
+            values.push(refused.headers()[RETRY_AFTER].to_str().expect("text").to_owned());
         }
-        *cell = Cell::new(told.join(", "), told == ["1", "2"]);
+        *cell = Cell::new(values.join(", "), values == ["1", "2"]);
     }
     cells
 }
@@ -79,7 +83,7 @@ async fn guessed(request: impl Fn(u32) -> Request<Body>) -> Cells {
     let theirs = axum_governor::GovernorLayer::new(theirs.expect("a configuration"));
     let rules = (
         Rule::new("ip", PeerIp::new(), apps::quota(THREE)),
-        Rule::new("account", Header::from(ACCOUNT.clone()), apps::quota(THREE)),
+        Rule::new("account", HeaderKey::from(ACCOUNT.clone()), apps::quota(THREE)),
     );
     let by_account = three().key_extractor(Account).finish().expect("a configuration");
     let by_peer = three().finish().expect("a configuration");
@@ -104,7 +108,7 @@ fn three() -> GovernorConfigBuilder<PeerIpKeyExtractor, NoOpMiddleware<QuantaIns
     builder
 }
 
-/// A header as a key, as in tower_governor's documentation.
+/// A header as a key, as in tower_governor's example `custom_key_bearer`.
 #[derive(Clone, Debug)]
 struct Account;
 
@@ -117,8 +121,81 @@ impl KeyExtractor for Account {
 
     fn extract<T>(&self, request: &Request<T>) -> Result<String, GovernorError> {
         let account = request.headers().get(&ACCOUNT).and_then(|value| value.to_str().ok());
-        account.map(str::to_owned).ok_or(GovernorError::UnableToExtractKey)
+        account.map(|account| account.trim().to_owned()).ok_or(GovernorError::UnableToExtractKey)
     }
+}
+
+/// Claims gRPC in a `GET` over HTTP/2 and in a `POST` over HTTP/1.1, which cannot be gRPC.
+async fn claimed_grpc() -> Cells {
+    each_anywhere(async |mut app: App| {
+        admitted(&mut app, (0..3).map(|_| from(ip(ATTACKER), &[]))).await;
+        let mut statuses = Vec::new();
+        for (method, version) in [(Method::GET, Version::HTTP_2), (Method::POST, Version::HTTP_11)]
+        {
+            let mut request = from(ip(ATTACKER), &[("content-type", "application/grpc")]);
+            (*request.method_mut(), *request.version_mut()) = (method, version);
+            statuses.push(ask(&mut app, request).await.status().as_u16().to_string());
+        }
+        Cell::new(statuses.join(", "), statuses == ["429", "429"])
+    })
+    .await
+}
+
+/// Measures rejections in microseconds: the fastest of ten batches.
+async fn long_accept() -> Cells {
+    let accept = "text/plain;q=0.5, ".repeat(400 * 1024 / 18);
+    each_anywhere(async |mut app: App| {
+        admitted(&mut app, (0..3).map(|_| from(ip(ATTACKER), &[]))).await;
+        let [mut with, mut without] = [f64::INFINITY; 2];
+        for _ in 0..10 {
+            let long = from(ip(ATTACKER), &[("accept", &accept)]);
+            with = with.min(microseconds(&mut app, &long).await);
+            without = without.min(microseconds(&mut app, &from(ip(ATTACKER), &[])).await);
+        }
+        Cell::new(format!("{with:.0} µs, {without:.0} µs"), with < without + 50.0)
+    })
+    .await
+}
+
+/// Returns the time of a rejection of this request, from a batch of a hundred.
+async fn microseconds(app: &mut App, request: &Request<Body>) -> f64 {
+    let batch: Vec<_> = (0..100)
+        .map(|_| {
+            let mut copy = Request::new(Body::empty());
+            copy.headers_mut().clone_from(request.headers());
+            copy.extensions_mut().clone_from(request.extensions());
+            copy
+        })
+        .collect();
+    let start = Instant::now();
+    assert_eq!(admitted(app, batch).await, 0, "all are rejected");
+    start.elapsed().as_secs_f64() * 1e6 / 100.0
+}
+
+/// Runs the attack on each peer, in any place, because a rejection does not depend on it.
+async fn each_anywhere(attack: impl AsyncFn(App) -> Cell) -> Cells {
+    let mut cells = Peer::ALL.map(|_| Cell::none());
+    for (cell, peer) in cells.iter_mut().zip(Peer::ALL) {
+        let app = peer.app(Place::Direct, THREE);
+        *cell = attack(app.or_else(|| peer.app(Place::ForwardedFor, THREE)).expect("an app")).await;
+    }
+    cells
+}
+
+/// An HTTP/2 server leaves white space around a value in place.
+async fn spaces() -> Cells {
+    let by_account = three().key_extractor(Account).finish().expect("a configuration");
+    let run = async |mut app: App| {
+        let spelled = |n: usize| format!("{}alice{}", " ".repeat(n % 5), "\t".repeat(n / 5));
+        let requests = (0..50).map(|n| tried(ip(ATTACKER), &spelled(n)));
+        Cell::at_most(3, admitted(&mut app, requests).await, 50)
+    };
+    [
+        run(apps::ours(HeaderKey::from(ACCOUNT.clone()), THREE)).await,
+        Cell::none(),
+        run(apps::around(&GovernorLayer::new(by_account))).await,
+        run(apps::axum_governor(theirs::Header(&ACCOUNT), THREE)).await,
+    ]
 }
 
 /// The logged-in user, as an outer layer identified it.
@@ -126,8 +203,8 @@ impl KeyExtractor for Account {
 struct User(&'static str);
 
 async fn claimed() -> Cell {
-    let rule = Rule::new("user", Extension::by(|user: &User| user.0), apps::quota(THREE));
-    let rules = rule.missing(Missing::Skip);
+    let rule = Rule::new("user", ExtensionKey::by(|user: &User| user.0), apps::quota(THREE));
+    let rules = rule.on_missing_key(OnMissingKey::Skip);
     let mut app = apps::around(&RateLimitLayer::rules(rules, LocalStore::new()));
     admitted(&mut app, (0..10).map(|_| tried(ip(ATTACKER), "alice"))).await;
     let requests = (0..3).map(|_| {
@@ -152,7 +229,7 @@ async fn spelled() -> Cell {
         "/./users/1",
     ];
     let app = Router::new().route("/users/{id}", get(async || "user")).layer(RateLimitLayer::new(
-        Route,
+        RouteKey,
         apps::quota(THREE),
         LocalStore::new(),
     ));

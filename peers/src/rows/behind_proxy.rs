@@ -3,7 +3,7 @@
 
 use crate::{
     apps::{
-        App,
+        self, App,
         Place::{self, Forwarded, ForwardedFor, RealIp},
     },
     cell::Cell,
@@ -26,7 +26,7 @@ type Lines = fn(String) -> Vec<(&'static str, String)>;
 type Line = fn(u32) -> String;
 
 /// One request for each of ten thousand addresses.
-const ATTACKS: [(u32, &str, Place, Lines); 8] = [
+const ATTACKS: [(u32, &str, Place, Lines); 10] = [
     (1, "10 000 left entries of `X-Forwarded-For`", ForwardedFor, |spoofed| {
         vec![(FOR, format!("{spoofed}, {ATTACKER}"))]
     }),
@@ -50,6 +50,13 @@ const ATTACKS: [(u32, &str, Place, Lines); 8] = [
     }),
     (9, "10 000 `X-Forwarded-For`, the proxy writes `Forwarded`", Forwarded, |spoofed| {
         vec![(FOR, spoofed), (FORWARDED, format!("for={ATTACKER}"))]
+    }),
+    (31, "10 000 `Host`s that read like an element of `Forwarded`", Forwarded, |spoofed| {
+        vec![(FORWARDED, format!("for={ATTACKER};host=\",for={spoofed};x=\""))]
+    }),
+    (31, "the same after a left element, with quotes in the `Host`", Forwarded, |spoofed| {
+        let host = format!("\\\",for={spoofed};x=\\\"");
+        vec![(FORWARDED, format!("for={spoofed}, for={ATTACKER};host=\"{host}\""))]
     }),
 ];
 
@@ -105,4 +112,23 @@ pub async fn fill(table: &mut Table) {
         Cell::all(admitted(&mut app, (0..3).map(|_| proxied(&[]))).await, 3)
     });
     table.row(7, "entries that are no address; then the proxy's health checks", cells.await);
+
+    let cells = each(ForwardedFor, async |mut app: App| dropped(&mut app, None).await);
+    table.row(32, "1 000 requests whose header the proxy dropped", cells.await);
+    let inner = async |mut app: App| dropped(&mut app, Some("10.0.0.2")).await;
+    table.row(32, "the same at the inner one of two proxies", each(ForwardedFor, inner).await);
+    let cells = [
+        dropped(&mut apps::ours_allowing_proxies(), None).await,
+        Cell::none(),
+        Cell::none(),
+        dropped(&mut apps::axum_governor_allowing_proxies(), None).await,
+    ];
+    table.row(32, "the same, the proxies' network on the allow list", cells);
+}
+
+/// Sends 1 000 requests, with only what the outer proxy wrote.
+async fn dropped(app: &mut App, outer: Option<&str>) -> Cell {
+    let lines: Vec<_> = outer.map(|outer| (FOR, outer)).into_iter().collect();
+    let requests = (0..CLIENTS).map(|_| proxied(&lines));
+    Cell::at_most(BURST, admitted(app, requests).await, CLIENTS as usize)
 }

@@ -1,11 +1,15 @@
 //! Clients that connect to the server directly.
 
+use std::net::Ipv6Addr;
+
 use axum::body::{Body, to_bytes};
+use axum_governor::extractor as theirs;
 use http::{Method, Request};
 use tower::{Service, ServiceExt};
+use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, Rule};
 
 use crate::{
-    apps::{App, Place::Direct},
+    apps::{self, App, Place::Direct, THREE},
     cell::{Cell, grouped},
     log,
     requests::{ATTACKER, admitted, ask, from, ip, v4, v6},
@@ -15,6 +19,7 @@ use crate::{
 
 const REQUESTS: u32 = 10_000;
 const CLIENTS: u32 = 1_000;
+const NETWORKS: u32 = 65_536;
 const BURST: usize = 3;
 
 pub async fn fill(table: &mut Table) {
@@ -36,6 +41,11 @@ pub async fn fill(table: &mut Table) {
         Cell::all(admitted(&mut app, requests).await, CLIENTS as usize)
     });
     table.row(6, "no attack: 1 000 IPv4 clients on a `[::]` socket", cells.await);
+
+    let cells = each(Direct, async |app: App| networks(app).await).await;
+    let [_, smart, plain, _] = cells;
+    let cells = [networks(our_site()).await, smart, plain, networks(their_site()).await];
+    table.row(33, "65 536 networks (/64) of one /48, limited by /48 too", cells);
 
     let cells = each(Direct, async |mut app: App| {
         let methods = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "X"];
@@ -64,17 +74,17 @@ pub async fn fill(table: &mut Table) {
         drop(guard);
         let status = refused.status();
         let body = to_bytes(refused.into_body(), 1_000).await.expect("a short body");
-        let mut told = String::from_utf8_lossy(&body).into_owned();
-        lines.all().iter().for_each(|line| told.push_str(&line.text));
-        let told = [
+        let mut text = String::from_utf8_lossy(&body).into_owned();
+        lines.all().iter().for_each(|line| text.push_str(&line.text));
+        let (words, found) = [
             ("into_make_service_with_connect_info", "names the fix"),
             ("connect info", "names the cause"),
             ("", "names neither"),
         ]
         .iter()
-        .find(|(words, _)| told.contains(words))
+        .find(|(words, _)| text.contains(words))
         .expect("the last one fits");
-        Cell::new(format!("{}, {}", status.as_u16(), told.1), !told.0.is_empty())
+        Cell::new(format!("{}, {found}", status.as_u16()), !words.is_empty())
     });
     table.row(19, "no `ConnectInfo`: the first answer, with its log", cells.await);
 
@@ -90,4 +100,30 @@ pub async fn fill(table: &mut Table) {
         Cell::new(text, loud == 0 && keys == 0)
     });
     table.row(20, "1 000 refusals: log lines at info and above", cells.await);
+}
+
+/// Sends a request from each /64 of one /48.
+async fn networks(mut app: App) -> Cell {
+    let site = 0x2001_0db8_0001_u128 << 80;
+    let address = |n: u32| Ipv6Addr::from_bits(site + (u128::from(n) << 64));
+    let requests = (0..NETWORKS).map(|n| from(address(n), &[]));
+    Cell::at_most(BURST, admitted(&mut app, requests).await, NETWORKS as usize)
+}
+
+/// Limits by /64 and by /48.
+fn our_site() -> App {
+    let client = Rule::new("client", PeerIp::new(), apps::quota(THREE));
+    let site = Rule::new("site", PeerIp::v6_site(), apps::quota(THREE));
+    apps::around(&RateLimitLayer::rules((client, site), LocalStore::new()))
+}
+
+/// Limits by axum-governor's /56 and by /48.
+fn their_site() -> App {
+    let config = axum_governor::GovernorConfigBuilder::default()
+        .with_extractor(theirs::PeerIp::default())
+        .expect_connect_info()
+        .quota_default(apps::their_quota(THREE))
+        .stack("site", theirs::PeerIp::ipv6_prefix(48), apps::their_quota(THREE))
+        .finish();
+    apps::around(&axum_governor::GovernorLayer::new(config.expect("a configuration")))
 }

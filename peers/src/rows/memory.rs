@@ -5,7 +5,7 @@ use std::{process::Command, time::Instant};
 use axum::body::Body;
 use axum_governor::extractor as theirs;
 use http::{HeaderName, Request};
-use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, key::Header};
+use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, key::HeaderKey};
 
 use crate::{
     apps::{self, App, Peer, Place, THREE},
@@ -111,7 +111,7 @@ fn app(flood: &str, peer: Peer) -> Option<App> {
                 .finish();
             Some(apps::around(&axum_governor::GovernorLayer::new(config.expect("a configuration"))))
         }
-        ("long", Peer::Ours) => Some(apps::ours(Header::from(API_KEY.clone()), THREE)),
+        ("long", Peer::Ours) => Some(apps::ours(HeaderKey::from(API_KEY.clone()), THREE)),
         ("long", Peer::AxumGovernor) => Some(apps::axum_governor(theirs::Header(&API_KEY), THREE)),
         _ => None,
     }

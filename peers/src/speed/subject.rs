@@ -15,7 +15,7 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_rate_limiter::RateLimitFields as Fields;
-use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer, key::Header};
+use tower_sluice::{Headers, LocalStore, PeerIp, Quota, RateLimitLayer, key::HeaderKey};
 
 /// Serves requests in sequence.
 pub type Runner = Box<dyn FnMut(Vec<Request<Body>>) -> Served + Send>;
@@ -159,7 +159,7 @@ fn ours_by_text(limit: Limit) -> impl Layer<Hello, Service: Limited> {
     let (burst, interval) = limit.parts();
     let quota = Quota::new(1, interval).expect("a quota").burst(burst);
     let store = LocalStore::with_capacity(1_000_000);
-    RateLimitLayer::new(Header::new("x-api-key"), quota, store).headers(Headers::None)
+    RateLimitLayer::new(HeaderKey::new("x-api-key"), quota, store).headers(Headers::None)
 }
 
 /// `x-api-key` as a key of tower_governor.

@@ -8,7 +8,7 @@ use std::{
 
 use crate::server::{Limit, Subject};
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wire/told.lua");
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wire/summary.lua");
 const CONNECTIONS: &str = "16";
 /// Linux counts a process's time in hundredths of a second.
 const MICROS_A_TICK: f64 = 10_000.0;
@@ -82,8 +82,8 @@ impl Driven {
         let mut server =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut port = String::new();
-        let told = server.stdout.take().expect("a pipe");
-        BufReader::new(told).read_line(&mut port).expect("it prints its port");
+        let stdout = server.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut port).expect("it prints its port");
         let url = format!("http://127.0.0.1:{}/", port.trim());
         Self { server, url, places: *places }
     }
@@ -96,15 +96,15 @@ impl Driven {
         let output = wrk.output().expect("wrk runs");
         let ticks = self.ticks() - before;
         let text = String::from_utf8_lossy(&output.stdout);
-        let told = text.lines().find_map(|line| line.strip_prefix("told "));
-        let told = told.unwrap_or_else(|| panic!("wrk says {output:?}"));
+        let summary = text.lines().find_map(|line| line.strip_prefix("summary "));
+        let summary = summary.unwrap_or_else(|| panic!("wrk says {output:?}"));
         let numbers: Vec<f64> =
-            told.split(' ').map(|number| number.parse().expect("a number")).collect();
+            summary.split(' ').map(|number| number.parse().expect("a number")).collect();
         let &[requests, micros, refused, broken, p50, p99] = numbers.as_slice() else {
-            panic!("wrk says {told:?}")
+            panic!("wrk says {summary:?}")
         };
         let title = subject.title();
-        assert!(requests > 0.0 && broken == 0.0, "{title}: {broken} requests broken; {told}");
+        assert!(requests > 0.0 && broken == 0.0, "{title}: {broken} requests broken; {summary}");
         if let Some(limit) = limit {
             let due = if limit == Limit::One && subject != Subject::Bare { requests } else { 0.0 };
             assert!(refused == due, "{title}: {refused} of {requests} refused");

@@ -1,4 +1,4 @@
-//! Properties that need no model: others' charges are safe, and no number overflows.
+//! Properties without a model: the charges of other callers are safe, and nothing overflows.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
     sequences,
 };
 
-/// Any algorithm with numbers that a slow model could not follow.
+/// A quota of any algorithm, with values for which a model would be too slow.
 fn extreme_quota() -> impl Strategy<Value = Quota> {
     let number = || prop_oneof![Just(0), Just(1), 2u32..50, any::<u32>(), Just(u32::MAX)];
     let period = prop_oneof![
@@ -47,9 +47,9 @@ fn extreme_quota() -> impl Strategy<Value = Quota> {
 proptest! {
     #![proptest_config(sequences())]
 
-    /// With my charge given back, an account has no more left than if I had never charged.
+    /// After the undo of a charge, the account has no more units than without that charge.
     #[test]
-    fn an_undo_never_undoes_the_charge_of_another(
+    fn an_undo_never_reverses_the_charge_of_another_caller(
         kind in 0usize..7, units in 1u32..13, period in periods(), start in start(),
         first in 1u32..4, before in short_steps(), mine in 1u32..6, after in short_steps(),
     ) {
@@ -64,38 +64,41 @@ proptest! {
         ];
         let quota = quota(units, 4 * period).algorithm(algorithm[kind]);
         let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
-        let mut with = Account::cold(&quota);
-        with.take(&quota, now, Ask::units(first));
-        // An account that would have ended without me starts another life, on another grid.
-        let lives = |account: &Account, now| account.forget_at(&quota) > now;
+        let mut with = Account::new(&quota);
+        with.take(&quota, now, Demand::units(first));
+        // An account that would have expired without the charge starts again at another instant.
+        let is_live = |account: &Account, now| account.expires_at(&quota) > now;
         for (jump, cost, max_wait) in before {
             now += jump.nanos(&quota, last);
-            last = with.take(&quota, now, Ask { max_wait, ..Ask::units(cost) }).0.numbers.into();
+            let demand = Demand { max_wait, ..Demand::units(cost) };
+            last = with.take(&quota, now, demand).0.snapshot.into();
         }
         let mut without = with.clone();
-        let (charged, receipt) = with.take(&quota, now, Ask::units(mine));
+        let (charged, receipt) = with.take(&quota, now, Demand::units(mine));
         for (jump, cost, max_wait) in after {
-            if !charged.allowed || !lives(&without, now) {
+            if !charged.allowed || !is_live(&without, now) {
                 break;
             }
-            let ask = Ask { max_wait, ..Ask::units(cost) };
-            let step = with.take(&quota, now, ask).0;
-            if step.allowed {
-                let other = without.take(&quota, now, ask).0;
-                prop_assert!(other.allowed, "{:?} passes only after mine", ask);
+            let demand = Demand { max_wait, ..Demand::units(cost) };
+            let evaluation = with.take(&quota, now, demand).0;
+            if evaluation.allowed {
+                let other = without.take(&quota, now, demand).0;
+                prop_assert!(other.allowed, "{:?} is allowed only with the charge", demand);
             }
             let mut back = with.clone();
             back.undo(&quota, now, receipt);
-            let row = |account: &Account| account.look(&quota, now, Ask::units(0)).numbers.into();
+            let look = Demand::units(0);
+            let row = |account: &Account| account.look(&quota, now, look).snapshot.into();
             let (back, never): (Row, Row) = (row(&back), row(&without));
-            prop_assert!(back.remaining <= never.remaining, "{:?} and never {:?}", back, never);
-            prop_assert!(back.full >= never.full, "{:?} and never {:?}", back, never);
-            now += jump.nanos(&quota, Row::from(step.numbers));
+            prop_assert!(back.remaining <= never.remaining, "undone {:?}, never {:?}", back, never);
+            prop_assert!(back.full >= never.full, "undone {:?}, never {:?}", back, never);
+            now += jump.nanos(&quota, Row::from(evaluation.snapshot));
         }
     }
 
-    /// Quotas and algorithms change, clocks of threads are a little apart: nothing overflows (the
-    /// debug profile checks), a refusal has a reason, and settling goes one way.
+    /// Nothing overflows (the debug profile checks) when quotas and algorithms change and the
+    /// clocks of threads differ a little. A denial has a wait. A refund never takes units, and a
+    /// late charge never returns any.
     #[test]
     fn nothing_overflows(
         quotas in prop::collection::vec(extreme_quota(), 1..4),
@@ -115,19 +118,19 @@ proptest! {
             let mut account = if gcra { Account::Word(word) } else { Account::State(state.take()) };
             match op {
                 Op::Take { cost, headroom, max_wait } => {
-                    let ask = Ask { cost, headroom, max_wait };
-                    account.look(quota, now, ask);
-                    account.open(quota, now, Ask { headroom: 1, ..ask });
-                    let (step, receipt) = account.take(quota, now, ask);
-                    last = step.numbers.into();
-                    prop_assert!(step.allowed || (last.retry > 0 && cost > 0));
-                    if step.allowed {
+                    let demand = Demand { cost, headroom, max_wait };
+                    account.look(quota, now, demand);
+                    account.open(quota, now, Demand { headroom: 1, ..demand });
+                    let (evaluation, receipt) = account.take(quota, now, demand);
+                    last = evaluation.snapshot.into();
+                    prop_assert!(evaluation.allowed || (last.retry > 0 && cost > 0));
+                    if evaluation.allowed {
                         charges.push(receipt);
                     }
                 }
-                Op::Settle(units) => {
-                    let before = Row::from(account.look(quota, now, Ask::units(0)).numbers);
-                    last = account.settle(quota, now, units).into();
+                Op::Adjust(units) => {
+                    let before = Row::from(account.look(quota, now, Demand::units(0)).snapshot);
+                    last = account.adjust(quota, now, units.saturating_neg()).into();
                     prop_assert!(units >= 0 || last.remaining <= before.remaining);
                     prop_assert!(units <= 0 || last.remaining >= before.remaining);
                 }
@@ -140,7 +143,7 @@ proptest! {
             }
             match account {
                 Account::Word(stored) => word = stored,
-                Account::State(kept) => state = kept,
+                Account::State(stored) => state = stored,
             }
         }
     }

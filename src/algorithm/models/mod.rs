@@ -1,7 +1,10 @@
-//! Every algorithm against a slow model of its own: what was ever charged, counted anew at each
-//! question, and waits found by trying instants.
+//! Tests of each algorithm against a slow model.
+//!
+//! A model keeps every charge, counts all of them for each result, and finds waits by trying
+//! instants.
 
 mod hostile;
+mod properties;
 mod refilling;
 mod sequence;
 mod windows;
@@ -10,63 +13,61 @@ use std::{fmt::Debug, time::Duration};
 
 use proptest::{prelude::*, test_runner::TestCaseResult};
 
-use self::{
-    refilling::{SlowBucket, SlowGcra},
-    sequence::{Jump, Op, start, steps},
-    windows::{SlowAligned, SlowAnchored, SlowSliding},
-};
+use self::sequence::{Jump, Op};
 use super::{
     tests::{Account, Row},
     *,
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// Sequences for each property: seven kinds of quota, and two for all.
+/// Sequences per property. There are seven properties for kinds of quotas, and two for all kinds.
 const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 
-/// A charge that may be undone.
+/// A charge that a later operation may undo.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     at: u64,
     units: u64,
-    /// Units to give back.
+    /// Units to return.
     back: u64,
-    /// Nanoseconds owed right after it, of GCRA.
-    owed: u64,
-    /// Units of its window right after it, of windows that pace.
+    /// GCRA: the time until full, directly after the charge, in nanoseconds.
+    work: u64,
+    /// Paced windows: the units charged in the window, directly after the charge.
     count: u64,
     queued: bool,
     receipt: Receipt,
 }
 
-/// The slow model of an account. What it says of an instant to come is what happens by itself.
+/// The slow model of an account. Its results for a later instant assume that nothing is charged
+/// until then.
 trait Model: Clone + Debug {
     fn of(quota: &Quota) -> Self;
-    /// Forgets what is over at `now`, once and for all.
+    /// Drops the account if it has expired at `now`.
     fn arrive(&mut self, now: u64);
-    /// The first contact with a cold account.
+    /// Creates the account if it does not exist.
     fn open(&mut self, now: u64);
-    /// Whether `need` units pass at `t` when the capacity is raised by `soft`.
+    /// Returns `true` if `need` units fit at `t`, with a capacity that is larger by `soft`.
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool;
-    fn untouched(&self, t: u64) -> bool;
+    fn is_full(&self, t: u64) -> bool;
     fn charge(&mut self, now: u64, units: u64);
-    /// Nanoseconds owed, of GCRA.
-    fn owed(&self, _now: u64) -> u64 {
+    /// GCRA: returns the time until full, in nanoseconds.
+    fn work_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Units charged in the window of `now`, of windows that pace.
+    /// Paced windows: returns the units charged in the window of `now`.
     fn count_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Stops where the capacity and `max_debt` are charged.
-    fn late(&mut self, now: u64, units: u64);
+    /// Charges late, up to the capacity plus `max_debt`.
+    fn charge_late(&mut self, now: u64, units: u64);
     fn refund(&mut self, now: u64, units: u64);
     fn undo(&mut self, now: u64, charge: Charge);
-    /// The end of what a caller may queue for.
-    fn queue(&self, _now: u64) -> u64 {
+    /// Returns the instant before which a caller may queue.
+    fn queue_end(&self, _now: u64) -> u64 {
         0
     }
-    /// The first instant from `now` on at which `pred` holds, which then holds for good.
+    /// Returns the first instant, not before `now`, at which `pred` is true. `pred` must stay true
+    /// after it.
     fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
         let mut width = 1;
         while !pred(now + width) {
@@ -82,11 +83,11 @@ trait Model: Clone + Debug {
         }
         yes
     }
-    /// The account as it is seen at `now`: a cold one as if it were opened then.
-    fn seen(&self, now: u64) -> Self {
-        let mut seen = self.clone();
-        seen.open(now);
-        seen
+    /// Returns the account as a decision at `now` reads it: created if it does not exist.
+    fn opened(&self, now: u64) -> Self {
+        let mut opened = self.clone();
+        opened.open(now);
+        opened
     }
     fn remaining(&self, t: u64) -> u64 {
         (1..).take_while(|units| self.fits(t, *units, 0)).last().unwrap_or(0)
@@ -101,56 +102,56 @@ fn ceil(a: u128, b: u128) -> u64 {
     u64::try_from(a.div_ceil(b)).expect("fits")
 }
 
-/// What a decision says.
+/// The values of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Said {
+struct Decided {
     allowed: bool,
     overage: bool,
     wait: u64,
     row: Row,
 }
 
-impl From<Step> for Said {
-    fn from(step: Step) -> Self {
-        let Step { allowed, overage, wait, numbers } = step;
-        Self { allowed, overage, wait, row: numbers.into() }
+impl From<Evaluation> for Decided {
+    fn from(evaluation: Evaluation) -> Self {
+        let Evaluation { allowed, overage, wait, snapshot } = evaluation;
+        Self { allowed, overage, wait, row: snapshot.into() }
     }
 }
 
-fn row<M: Model>(seen: &M, quota: &Quota, now: u64, retry: u64) -> Row {
+fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     Row {
-        remaining: u32::try_from(seen.remaining(now)).expect("fits"),
-        full: seen.first(now, |t| seen.untouched(t)) - now,
-        next: seen.next(now, quota.limit().into()),
+        remaining: u32::try_from(model.remaining(now)).expect("fits"),
+        full: model.first(now, |t| model.is_full(t)) - now,
+        next: model.next(now, quota.limit().into()),
         retry,
     }
 }
 
-/// Decides by the rules of the specification.
-fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, ask: Ask) -> Said {
-    let seen = model.seen(now);
-    let said = |allowed, overage, wait, row| Said { allowed, overage, wait, row };
-    let (need, soft) = (ask.need(), u64::from(quota.soft_units()));
+/// Decides as the specification says.
+fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
+    let opened = model.opened(now);
+    let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
+    let (need, soft) = (demand.need(), u64::from(quota.soft_units()));
     if need == 0 {
-        return said(true, false, 0, row(&seen, quota, now, 0));
+        return decided(true, false, 0, row(&opened, quota, now, 0));
     }
-    if !seen.fits(now, need, soft) && need > u64::from(quota.limit()) + soft {
-        return said(false, false, 0, row(&seen, quota, now, NEVER));
+    if !opened.fits(now, need, soft) && need > u64::from(quota.limit()) + soft {
+        return decided(false, false, 0, row(&opened, quota, now, NEVER));
     }
-    let overage = !seen.fits(now, need, 0) && seen.fits(now, need, soft);
-    let wait = seen.first(now, |t| seen.fits(t, need, soft)) - now;
-    if wait > 0 && (wait > ask.max_wait || now + wait >= seen.queue(now)) {
+    let overage = !opened.fits(now, need, 0) && opened.fits(now, need, soft);
+    let wait = opened.first(now, |t| opened.fits(t, need, soft)) - now;
+    if wait > 0 && (wait > demand.max_wait || now + wait >= opened.queue_end(now)) {
         if quota.initial_units().is_some() {
             model.open(now);
         }
-        return said(false, false, 0, row(&seen, quota, now, wait));
+        return decided(false, false, 0, row(&opened, quota, now, wait));
     }
     model.open(now);
-    model.charge(now, ask.cost.into());
-    said(true, overage, wait, row(model, quota, now, 0))
+    model.charge(now, demand.cost.into());
+    decided(true, overage, wait, row(model, quota, now, 0))
 }
 
-/// Periods that units divide and that they do not, down to a nanosecond a unit.
+/// Periods that are and are not multiples of the units, down to one nanosecond per unit.
 fn periods() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(SECOND),
@@ -166,7 +167,7 @@ fn soft() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(0u32), 1 => 1u32..4, 1 => 4u32..30]
 }
 
-/// The cap of late charges, of which most quotas have the default.
+/// The `max_debt` of a quota; half of the quotas have the default.
 fn debt() -> impl Strategy<Value = Option<u32>> {
     prop_oneof![2 => Just(None), 1 => (0u32..4).prop_map(Some), 1 => (4u32..40).prop_map(Some)]
 }
@@ -179,9 +180,9 @@ fn quota(units: u32, period: u64) -> Quota {
     Quota::new(units, Duration::from_nanos(period)).expect("a quota")
 }
 
-/// Plays a sequence on both, and holds what is said against what then happens.
+/// Plays a sequence on the algorithm and on its model, and compares the results of each operation.
 fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseResult {
-    let mut fast = Account::cold(&quota);
+    let mut fast = Account::new(&quota);
     let mut slow = M::of(&quota);
     let mut charges: Vec<Charge> = Vec::new();
     let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
@@ -190,42 +191,43 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
         slow.arrive(now);
         match op {
             Op::Take { cost, headroom, max_wait } => {
-                let ask = Ask { cost, headroom, max_wait };
-                let look = Said::from(fast.look(&quota, now, ask));
-                let (step, receipt) = fast.take(&quota, now, ask);
-                let said = Said::from(step);
+                let demand = Demand { cost, headroom, max_wait };
+                let look = Decided::from(fast.look(&quota, now, demand));
+                let (evaluation, receipt) = fast.take(&quota, now, demand);
+                let decided = Decided::from(evaluation);
                 let before = slow.clone();
-                let expected = decide(&mut slow, &quota, now, ask);
-                prop_assert_eq!(said, expected, "{:?} at {} of {:?}", ask, now, before);
-                let unchanged = if said.allowed && cost > 0 {
+                let expected = decide(&mut slow, &quota, now, demand);
+                prop_assert_eq!(decided, expected, "{:?} at {} of {:?}", demand, now, before);
+                let unchanged = if decided.allowed && cost > 0 {
                     charges.push(Charge {
                         at: now,
                         units: cost.into(),
                         back: cost.into(),
-                        owed: slow.owed(now),
-                        // its place is not known where units are left over as headroom
-                        count: match said.row.remaining {
+                        work: slow.work_at(now),
+                        // With headroom, units may remain although the charge queued: its position
+                        // is unknown.
+                        count: match decided.row.remaining {
                             0 => slow.count_at(now),
                             _ => u64::MAX,
                         },
-                        queued: said.wait > 0,
+                        queued: decided.wait > 0,
                         receipt,
                     });
-                    Said { row: look.row, ..said }
+                    Decided { row: look.row, ..decided }
                 } else {
-                    said
+                    decided
                 };
                 prop_assert_eq!(look, unchanged);
-                if !said.allowed {
-                    retry_holds(&fast, &quota, now, ask, said.row.retry)?;
+                if !decided.allowed {
+                    retry_holds(&fast, &quota, now, demand, decided.row.retry)?;
                 }
-                last = said.row;
+                last = decided.row;
             }
-            Op::Settle(units) => {
-                last = fast.settle(&quota, now, units).into();
+            Op::Adjust(units) => {
+                last = fast.adjust(&quota, now, units.saturating_neg()).into();
                 if units < 0 {
                     slow.open(now);
-                    slow.late(now, units.unsigned_abs());
+                    slow.charge_late(now, units.unsigned_abs());
                 } else {
                     slow.refund(now, units.unsigned_abs());
                 }
@@ -238,131 +240,71 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                     fast.undo(&quota, now, charge.receipt);
                     slow.undo(now, charge);
                 }
-                last = fast.look(&quota, now, Ask::units(0)).numbers.into();
+                last = fast.look(&quota, now, Demand::units(0)).snapshot.into();
             }
         }
         slow.arrive(now);
-        let expected = row(&slow.seen(now), &quota, now, last.retry);
+        let expected = row(&slow.opened(now), &quota, now, last.retry);
         prop_assert_eq!(last, expected, "after {:?} at {} of {:?}", op, now, slow);
-        numbers_hold(fast.clone(), &quota, now, last)?;
+        snapshot_holds(fast.clone(), &quota, now, last)?;
     }
     Ok(())
 }
 
-/// Waiting exactly `retry` passes, a nanosecond less does not.
-fn retry_holds(account: &Account, quota: &Quota, now: u64, ask: Ask, retry: u64) -> TestCaseResult {
-    let passes = |t| account.look(quota, t, Ask { max_wait: 0, ..ask }).allowed;
+/// Checks that the demand is allowed after exactly `retry`, and denied one nanosecond earlier.
+fn retry_holds(
+    account: &Account,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+    retry: u64,
+) -> TestCaseResult {
+    let passes = |t| account.look(quota, t, Demand { max_wait: 0, ..demand }).allowed;
     if retry == NEVER {
         return Ok(());
     }
-    prop_assert!(retry > 0 && passes(now + retry), "{:?} is too early for {:?}", retry, ask);
-    prop_assert!(!passes(now + retry - 1), "{:?} is too late for {:?}", retry, ask);
+    prop_assert!(
+        retry > 0 && passes(now + retry),
+        "after {:?}, {:?} is still denied",
+        retry,
+        demand
+    );
+    prop_assert!(!passes(now + retry - 1), "before {:?}, {:?} is already allowed", retry, demand);
     Ok(())
 }
 
-/// What the numbers of an account promise.
-fn numbers_hold(mut account: Account, quota: &Quota, now: u64, row: Row) -> TestCaseResult {
-    // A cold account is shown as if it were opened now.
-    account.open(quota, now, Ask::units(1));
+/// Checks that later results of an account match its current values.
+fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> TestCaseResult {
+    // Results for a new account are those of an account created now.
+    account.open(quota, now, Demand::units(1));
     let passes = |units| {
-        let step = account.look(quota, now, Ask::units(units));
-        step.allowed && !step.overage
+        let evaluation = account.look(quota, now, Demand::units(units));
+        evaluation.allowed && !evaluation.overage
     };
-    let remaining = |t| Row::from(account.look(quota, t, Ask::units(0)).numbers).remaining;
+    let remaining = |t| Row::from(account.look(quota, t, Demand::units(0)).snapshot).remaining;
     prop_assert!(passes(row.remaining) && !passes(row.remaining + 1), "{:?}", row);
     if row.next > 0 {
         prop_assert!(remaining(now + row.next) > row.remaining, "{:?}", row);
         prop_assert!(remaining(now + row.next - 1) <= row.remaining, "{:?}", row);
     }
 
-    let full = |t| Row::from(account.look(quota, t, Ask::units(0)).numbers).full == 0;
+    let full = |t| Row::from(account.look(quota, t, Demand::units(0)).snapshot).full == 0;
     prop_assert!(full(now + row.full), "{:?}", row);
     prop_assert!(row.full == 0 || !full(now + row.full - 1), "{:?}", row);
 
-    let forgotten = account.forget_at(quota).max(now);
-    let lends = matches!(quota.counted_by(), Algorithm::FixedWindow { carry_over: 1.., .. });
-    if quota.initial_units().is_none() && !lends {
-        prop_assert_eq!(forgotten, now + row.full);
+    let expired = account.expires_at(quota).max(now);
+    let carries_over = matches!(quota.counted_by(), Algorithm::FixedWindow { carry_over: 1.., .. });
+    if quota.initial_units().is_none() && !carries_over {
+        prop_assert_eq!(expired, now + row.full);
     }
     for cost in [0, 1, quota.limit(), quota.limit() + 1, quota.limit() + quota.soft_units()] {
-        let look = |account: &Account| Said::from(account.look(quota, forgotten, Ask::units(cost)));
-        prop_assert_eq!(look(&account), look(&Account::cold(quota)));
+        let look =
+            |account: &Account| Decided::from(account.look(quota, expired, Demand::units(cost)));
+        prop_assert_eq!(look(&account), look(&Account::new(quota)));
     }
     Ok(())
 }
 
 fn sequences() -> ProptestConfig {
     ProptestConfig { cases: SEQUENCES, ..ProptestConfig::default() }
-}
-
-proptest! {
-    #![proptest_config(sequences())]
-
-    #[test]
-    fn gcra(
-        units in 1u32..11, burst in 1u32..25, soft in soft(), period in periods(),
-        start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = quota(units, period).burst(burst).soft(soft);
-        run::<SlowGcra>(with_debt(quota, debt), start, steps)?;
-    }
-
-    #[test]
-    fn refilling_accounts_that_start_at_initial(
-        bucket: bool, units in 1u32..11, burst in 1u32..25, initial in 0u32..25, soft in soft(),
-        period in periods(), start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = quota(units, period).burst(burst).initial(initial.min(burst)).soft(soft);
-        let quota = with_debt(quota, debt);
-        if bucket {
-            run::<SlowBucket>(quota.algorithm(Algorithm::TokenBucket), start, steps)?;
-        } else {
-            run::<SlowGcra>(quota, start, steps)?;
-        }
-    }
-
-    #[test]
-    fn token_bucket(
-        units in 1u32..11, burst in 1u32..25, soft in soft(), period in periods(),
-        start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = with_debt(quota(units, period).burst(burst).soft(soft), debt);
-        run::<SlowBucket>(quota.algorithm(Algorithm::TokenBucket), start, steps)?;
-    }
-
-    #[test]
-    fn fixed_window(
-        units in 1u32..13, carry_over in prop_oneof![2 => Just(0u32), 3 => 1u32..15], paced: bool,
-        soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = quota(units, period).algorithm(Algorithm::FixedWindow { carry_over, paced });
-        let quota = if paced { quota } else { quota.soft(soft) };
-        run::<SlowAligned>(with_debt(quota, debt), start, steps)?;
-    }
-
-    #[test]
-    fn anchored_window(
-        units in 1u32..13, soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = quota(units, period).algorithm(Algorithm::AnchoredWindow).soft(soft);
-        run::<SlowAnchored>(with_debt(quota, debt), start, steps)?;
-    }
-
-    #[test]
-    fn sliding_window(
-        units in 1u32..13, buckets in prop_oneof![2 => Just(1u32), 3 => 2u32..17], soft in soft(),
-        width in periods(), start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = quota(units, width * u64::from(buckets));
-        let quota = quota.algorithm(Algorithm::SlidingWindow { buckets }).soft(soft);
-        run::<SlowSliding>(with_debt(quota, debt), start, steps)?;
-    }
-
-    #[test]
-    fn sliding_log(
-        units in 1u32..13, soft in soft(), period in periods(), start in start(), debt in debt(), steps in steps(),
-    ) {
-        let quota = quota(units, period).algorithm(Algorithm::SlidingLog).soft(soft);
-        run::<SlowSliding>(with_debt(quota, debt), start, steps)?;
-    }
 }

@@ -1,9 +1,9 @@
-//! GCRA and the token bucket, slowly.
+//! Slow models of GCRA and the token bucket.
 
 use super::{Charge, Model, ceil};
 use crate::quota::Quota;
 
-/// Work that drains one nanosecond a nanosecond.
+/// GCRA as work that decreases by one nanosecond per nanosecond.
 #[derive(Clone, Debug)]
 pub(super) struct SlowGcra {
     interval: u64,
@@ -11,7 +11,7 @@ pub(super) struct SlowGcra {
     late_limit: u64,
     soft: u64,
     initial: Option<u64>,
-    /// Work, and when it was that much.
+    /// The work, and the instant at which it had that value.
     account: Option<(u64, u64)>,
 }
 
@@ -34,8 +34,8 @@ impl Model for SlowGcra {
         }
     }
     fn arrive(&mut self, now: u64) {
-        let kept = self.initial.map_or(0, |_| self.burst * self.interval);
-        self.account.take_if(|(work, since)| *since + *work + kept <= now);
+        let retention = self.initial.map_or(0, |_| self.burst * self.interval);
+        self.account.take_if(|(work, since)| *since + *work + retention <= now);
     }
     fn open(&mut self, now: u64) {
         let initial = self.initial.unwrap_or(self.burst);
@@ -45,16 +45,16 @@ impl Model for SlowGcra {
         let need = u128::from(need) * u128::from(self.interval);
         u128::from(self.work(t)) + need <= ((self.burst + soft) * self.interval).into()
     }
-    fn untouched(&self, t: u64) -> bool {
+    fn is_full(&self, t: u64) -> bool {
         self.work(t) == 0
     }
     fn charge(&mut self, now: u64, units: u64) {
         self.account = Some((self.work(now) + units * self.interval, now));
     }
-    fn owed(&self, now: u64) -> u64 {
+    fn work_at(&self, now: u64) -> u64 {
         self.work(now)
     }
-    fn late(&mut self, now: u64, units: u64) {
+    fn charge_late(&mut self, now: u64, units: u64) {
         for _ in 0..units.min(2 * self.late_limit) {
             let most = self.late_limit * self.interval;
             let work = self.work(now);
@@ -71,18 +71,18 @@ impl Model for SlowGcra {
         }
     }
     fn undo(&mut self, now: u64, charge: Charge) {
-        let mine = charge.owed.saturating_sub(now - charge.at).min(charge.back * self.interval);
-        let newest = charge.at + charge.owed == now + self.work(now);
+        let mine = charge.work.saturating_sub(now - charge.at).min(charge.back * self.interval);
+        let newest = charge.at + charge.work == now + self.work(now);
         if self.work(now) > 0 && (newest || !charge.queued) {
             self.account = Some((self.work(now).saturating_sub(mine), now));
         }
     }
-    fn queue(&self, _now: u64) -> u64 {
+    fn queue_end(&self, _now: u64) -> u64 {
         if self.soft > 0 { 0 } else { u64::MAX }
     }
 }
 
-/// Refill by refill.
+/// A token bucket that replays each refill.
 #[derive(Clone, Debug)]
 pub(super) struct SlowBucket {
     units: i128,
@@ -96,7 +96,7 @@ pub(super) struct SlowBucket {
 #[derive(Clone, Copy, Debug)]
 struct Grid {
     opened: u64,
-    /// The last refill.
+    /// The instant of the last refill.
     last: u64,
     tokens: i128,
 }
@@ -134,9 +134,9 @@ impl Model for SlowBucket {
     }
     fn arrive(&mut self, now: u64) {
         let refills = self.burst.unsigned_abs().div_ceil(self.units.unsigned_abs());
-        let kept = self.initial.map_or(0, |_| refills * u128::from(self.period));
+        let retention = self.initial.map_or(0, |_| refills * u128::from(self.period));
         let grid = self.at(now);
-        if grid.tokens == self.burst && u128::from(grid.last) + kept <= now.into() {
+        if grid.tokens == self.burst && u128::from(grid.last) + retention <= now.into() {
             self.account = None;
         }
     }
@@ -147,17 +147,17 @@ impl Model for SlowBucket {
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
         i128::from(need) <= self.at(t).tokens + i128::from(soft)
     }
-    fn untouched(&self, t: u64) -> bool {
+    fn is_full(&self, t: u64) -> bool {
         self.at(t).tokens == self.burst
     }
     fn charge(&mut self, now: u64, units: u64) {
-        if self.untouched(now) {
+        if self.is_full(now) {
             self.account = Some(Grid { opened: now, last: now, tokens: self.burst });
         }
         let grid = self.at(now);
         self.account = Some(Grid { tokens: grid.tokens - i128::from(units), ..grid });
     }
-    fn late(&mut self, now: u64, units: u64) {
+    fn charge_late(&mut self, now: u64, units: u64) {
         for _ in 0..units.min(100) {
             if self.at(now).tokens > -self.max_debt {
                 self.charge(now, 1);

@@ -8,9 +8,10 @@ use crate::{decision::NEVER, quota::Quota};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Jump {
     Nanos(u64),
-    /// So many sixteenths of the period, and a nanosecond more or less.
+    /// A number of sixteenths of the period, plus -1, 0 or 1 nanoseconds.
     Period(u64, i64),
-    /// To what the last row says, and a nanosecond more or less.
+    /// The time until full of the last row, plus -1, 0 or 1 nanoseconds. `Next` and `Retry`
+    /// likewise.
     Full(i64),
     Next(i64),
     Retry(i64),
@@ -23,8 +24,8 @@ pub(super) enum Op {
         headroom: u32,
         max_wait: u64,
     },
-    Settle(i64),
-    /// The last charge but so many, up to so many units of it.
+    Adjust(i64),
+    /// The index of a charge, counted from the last, and the most units to undo.
     Undo(usize, u32),
 }
 
@@ -65,12 +66,12 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     let undone = prop_oneof![2 => Just(u32::MAX), 1 => 0u32..4];
     prop_oneof![
         8 => take,
-        2 => units.prop_map(Op::Settle),
+        2 => units.prop_map(Op::Adjust),
         2 => (0usize..4, undone).prop_map(|(nth, units)| Op::Undo(nth, units))
     ]
 }
 
-/// Jumps that let few accounts become full.
+/// Short jumps, with which few accounts become full.
 pub(super) fn short_steps() -> impl Strategy<Value = Vec<(Jump, u32, u64)>> {
     let jump = prop_oneof![
         3 => Just(Jump::Nanos(0)),
@@ -85,7 +86,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<(Jump, Op)>> {
     prop::collection::vec((jump(), op()), 1..24)
 }
 
-/// Near the epoch, or today.
+/// An instant near the epoch or near the present.
 pub(super) fn start() -> impl Strategy<Value = u64> {
     prop_oneof![0..20 * SECOND, (0..SECOND).prop_map(|ns| 1_800_000_000 * SECOND + ns)]
 }

@@ -1,11 +1,11 @@
-//! The windows and the log, slowly.
+//! Slow models of the windows and the log.
 
 use std::collections::BTreeMap;
 
 use super::{Charge, Model, ceil};
 use crate::quota::{Algorithm, Quota};
 
-/// The counts of all windows ever.
+/// An aligned window that keeps the counts of all windows.
 #[derive(Clone, Debug)]
 pub(super) struct SlowAligned {
     units: u64,
@@ -26,14 +26,15 @@ impl SlowAligned {
             Some(used) => self.units + self.units.saturating_sub(used).min(self.carry_over),
         }
     }
-    /// The instants at which the units of a window pass.
+    /// Returns the instants at which the units of a window become available.
     fn instants(&self, window: u64) -> Vec<u64> {
         let (start, allowance) = (window * self.period, self.allowance(window));
         let spaced = |k| ceil(u128::from(k) * u128::from(self.period), allowance.into());
         let offset = |k| if self.paced { spaced(k) } else { 0 };
         (0..allowance).map(|k| start + offset(k)).collect()
     }
-    /// The instants from `now` on at which anything may change, of this window and the next.
+    /// Returns the instants of this window and the next at which a result may change, from `now`
+    /// on.
     fn coming(&self, now: u64) -> impl Iterator<Item = u64> {
         let window = now / self.period;
         let mut instants = vec![now, (window + 1) * self.period];
@@ -65,13 +66,13 @@ impl Model for SlowAligned {
         let come = self.instants(window).into_iter().filter(|instant| *instant <= t).count();
         self.count(window) + need <= come as u64 + soft
     }
-    fn untouched(&self, t: u64) -> bool {
+    fn is_full(&self, t: u64) -> bool {
         self.count(t / self.period) == 0
     }
     fn charge(&mut self, now: u64, units: u64) {
         *self.counts.entry(now / self.period).or_default() += units;
     }
-    fn late(&mut self, now: u64, units: u64) {
+    fn charge_late(&mut self, now: u64, units: u64) {
         let count = self.counts.entry(now / self.period).or_default();
         *count = count.saturating_add(units).min(self.late_limit).max(*count);
     }
@@ -88,7 +89,7 @@ impl Model for SlowAligned {
             self.refund(now, charge.back);
         }
     }
-    fn queue(&self, now: u64) -> u64 {
+    fn queue_end(&self, now: u64) -> u64 {
         if self.paced { (now / self.period + 1) * self.period } else { 0 }
     }
     fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
@@ -132,13 +133,13 @@ impl Model for SlowAnchored {
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
         self.count(t) + need <= self.units + soft
     }
-    fn untouched(&self, t: u64) -> bool {
+    fn is_full(&self, t: u64) -> bool {
         self.count(t) == 0
     }
     fn charge(&mut self, now: u64, units: u64) {
         self.charges.push((now, units));
     }
-    fn late(&mut self, now: u64, units: u64) {
+    fn charge_late(&mut self, now: u64, units: u64) {
         let late = units.min(self.late_limit.saturating_sub(self.count(now)));
         self.charges.push((now, late));
     }
@@ -156,7 +157,7 @@ impl Model for SlowAnchored {
     }
 }
 
-/// Every charge ever, in buckets of one width; of no width in a log.
+/// A sliding window or log that keeps every charge, in buckets of one width. A log has no width.
 #[derive(Clone, Debug)]
 pub(super) struct SlowSliding {
     units: u64,
@@ -170,13 +171,13 @@ impl SlowSliding {
     fn bucket(&self, t: u64) -> u64 {
         self.width.map_or(t, |width| t / width)
     }
-    /// The share of a bucket that is inside at `t`: of `width`, or of 1.
+    /// Returns the part of a bucket that is inside the period at `t`, out of `width` or of 1.
     fn inside(&self, bucket: u64, t: u64) -> u128 {
         let t = i128::from(t);
         let bucket = i128::from(bucket);
         let inside = match self.width.map(i128::from) {
             None => i128::from(bucket > t - i128::from(self.period)),
-            // what of [start, end) lies in the period before now, the newest bucket in full
+            // The part of [start, end) in the period before `t`; the newest bucket counts in full.
             Some(width) => {
                 let horizon = t - i128::from(self.period);
                 (bucket * width + width - horizon).clamp(0, width)
@@ -188,7 +189,7 @@ impl SlowSliding {
         let each = |(bucket, units): (&u64, &u64)| u128::from(*units) * self.inside(*bucket, t);
         self.charges.iter().map(each).sum()
     }
-    fn below(&self, t: u64, used: u64) -> bool {
+    fn fits_in(&self, t: u64, used: u64) -> bool {
         self.used(t) <= u128::from(used) * u128::from(self.width.unwrap_or(1))
     }
 }
@@ -205,17 +206,17 @@ impl Model for SlowSliding {
     fn arrive(&mut self, _now: u64) {}
     fn open(&mut self, _now: u64) {}
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool {
-        (self.units + soft).checked_sub(need).is_some_and(|used| self.below(t, used))
+        (self.units + soft).checked_sub(need).is_some_and(|used| self.fits_in(t, used))
     }
-    fn untouched(&self, t: u64) -> bool {
+    fn is_full(&self, t: u64) -> bool {
         self.used(t) == 0
     }
     fn charge(&mut self, now: u64, units: u64) {
         *self.charges.entry(self.bucket(now)).or_default() += units;
     }
-    fn late(&mut self, now: u64, units: u64) {
+    fn charge_late(&mut self, now: u64, units: u64) {
         for _ in 0..units.min(100) {
-            if self.below(now, self.late_limit - 1) {
+            if self.fits_in(now, self.late_limit - 1) {
                 self.charge(now, 1);
             }
         }

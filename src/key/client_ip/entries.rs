@@ -1,4 +1,4 @@
-//! The entries of a header, last first.
+//! Iterates over the entries of a list header, last entry first.
 
 use std::iter::Rev;
 
@@ -7,15 +7,16 @@ use http::{
     header::{GetAll, ValueIter},
 };
 
-/// Entries that are looked at in a request.
-pub(super) const MOST_ENTRIES: usize = 32;
-/// Bytes that are looked at in a request.
-pub(super) const MOST_BYTES: usize = 4_096;
+/// The maximum number of entries that are read per request.
+pub(super) const MAX_ENTRIES: usize = 32;
+/// The maximum number of bytes that are read per request.
+pub(super) const MAX_BYTES: usize = 4_096;
 
-/// What stands between commas, in all lines of a header as if they were one, from the right.
+/// The comma-separated entries of all lines of a header, from the right. The lines count as one
+/// list.
 ///
-/// A client may send whatever a server takes, and proxies write behind it: so the work is bounded
-/// by what is looked at, and how much stands left of that does not matter.
+/// Clients may send as much as the server accepts, and proxies append to it. Only the entries that
+/// are read count towards the bounds; text to the left of them does not matter.
 pub(super) struct Entries<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<&'a [u8]>,
@@ -23,14 +24,14 @@ pub(super) struct Entries<'a> {
     bytes: usize,
 }
 
-/// More would have to be looked at.
+/// The bounds are exceeded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
 impl<'a> Entries<'a> {
     pub(super) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
         let lines = lines.iter().rev();
-        Self { lines, line: None, entries: MOST_ENTRIES, bytes: MOST_BYTES }
+        Self { lines, line: None, entries: MAX_ENTRIES, bytes: MAX_BYTES }
     }
 }
 
@@ -42,7 +43,7 @@ impl<'a> Iterator for Entries<'a> {
             Some(line) => line,
             None => self.lines.next()?.as_bytes(),
         };
-        // the line stays: whoever asks on gets no further
+        // Keeps the line on an error, so that further calls return the error again.
         self.line = Some(line);
         let Some(entries) = self.entries.checked_sub(1) else { return Some(Err(TooMuch)) };
         let unseen = line.len().saturating_sub(self.bytes);
@@ -78,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn all_lines_are_one_list_read_from_the_right() {
+    fn all_lines_form_one_list_read_from_the_right() {
         assert_eq!(good(&["a, b", "c", " d\t,e "]), ["e", "d", "c", "b", "a"]);
         assert_eq!(good(&[",", "", "a,"]), ["", "a", "", "", ""]);
         assert!(good(&[]).is_empty());
     }
 
     #[test]
-    fn no_more_than_32_entries_are_looked_at() {
+    fn at_most_32_entries_are_read() {
         let (most, more) = (vec!["a"; 32].join(","), vec!["a"; 33].join(","));
         assert_eq!(good(&[&most]).len(), 32);
         let seen = entries(&[&more]);
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_4_kib_are_looked_at() {
+    fn at_most_4_kib_are_read() {
         let long = "x".repeat(4_096);
         assert_eq!(good(&[&long]).len(), 1);
         assert_eq!(entries(&[&format!("{long}x")])[0], Err(TooMuch));
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_left_of_the_answer_does_not_matter() {
+    fn text_left_of_the_read_entries_does_not_matter() {
         let padded = format!("{}, 203.0.113.9", "y,".repeat(50_000));
         assert_eq!(entries(&[&padded])[0].as_deref(), Ok("203.0.113.9"));
     }

@@ -1,15 +1,16 @@
-//! One entry of a forwarding header: an address as proxies write it.
+//! Parses one entry of a forwarding header: an address in the forms that proxies write.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address of 45 bytes, a zone and a port fit.
-pub(super) const LONGEST: usize = 128;
+/// The maximum length of an entry: an address of 45 bytes, a zone and a port fit.
+pub(super) const MAX_LENGTH: usize = 128;
 
-/// The address of an entry: bare, with a port, in brackets, with a zone; a mapped one unfolded.
+/// Returns the address of an entry. The address may have a port, brackets or a zone. An IPv4-mapped
+/// address is converted to IPv4.
 ///
-/// `None` for whatever else proxies and clients write, `unknown` and `_hidden` among it.
+/// `None` for all other text, for example `unknown` and `_hidden`.
 pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
-    if entry.len() > LONGEST {
+    if entry.len() > MAX_LENGTH {
         return None;
     }
     let text = str::from_utf8(entry).ok()?;
@@ -30,7 +31,7 @@ pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Without the zone: it says something on the host that wrote it only.
+/// Drops the zone, which has a meaning only on the host that wrote it.
 fn v6(text: &str) -> Option<IpAddr> {
     let address = text.split_once('%').map_or(text, |(address, _)| address);
     address.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
@@ -41,7 +42,7 @@ fn is_port(text: &str) -> bool {
 }
 
 fn is_number(port: &str) -> bool {
-    // a parser of integers would take a sign
+    // An integer parser would accept a sign.
     port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
 }
 
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_an_address_is_read() {
+    fn every_form_of_an_address_is_parsed() {
         for (spelling, address) in [
             ("203.0.113.9", "203.0.113.9"),
             ("203.0.113.9:4711", "203.0.113.9"),
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_is_written_is_no_address() {
+    fn other_text_is_not_an_address() {
         let others = [
             "",
             " ",

@@ -1,21 +1,21 @@
-//! Elements of `Forwarded`, last first (RFC 7239, 4; RFC 9110, 5.6).
+//! Parses the elements of `Forwarded`, last element first (RFC 7239, 4; RFC 9110, 5.6).
 //!
-//! A proxy appends its element behind whatever a client sent, in the same line or in a line of its
-//! own, and may quote what a client chose, such as the `Host`. So lines are read apart, since a
-//! quoted string does not go on in another one. A line that the walk reaches is split from the
-//! left, where alone it is known what is quoted. A line in which a string does not end, or which is
-//! too long to be split within the bound, is an error for its sender. Each element that the walk
-//! reaches is then read as a whole, or is an error as a whole.
+//! A proxy appends its element after the text of the client, in the same line or in a line of its
+//! own. It may quote text that the client chose, such as the `Host`. Lines are parsed separately,
+//! because a quoted string does not continue in another line. Each line is split from the left,
+//! because only that order shows what is quoted. A line is an error if a string in it does not end,
+//! or if it is too long to be split within the bound. An element is parsed as a whole, or is an
+//! error as a whole.
 //!
-//! A client may open a quote and so shift what counts as quoted in the elements that proxies append
-//! to its line. It gains an error by that, and no address:
+//! A client may open a quote, and thus change what counts as quoted in the elements that proxies
+//! append to its line. The result is an error, and never an address of the client's choice:
 //!
-//! - Correct proxies write an even number of quotes that are not escaped. Shifted by one, the last
-//!   of them leaves a string open at the end of the line, unless an escaped quote ended the shift.
-//! - An escaped quote ends the shift where a proxy's string holds one: counted as outside, it opens
-//!   a string that the proxy's own quote then closes. Right of it, elements are what proxies wrote.
-//!   The element that holds it has a backslash outside of strings, which the grammar does not know.
-//!   That element is an error, and nothing left of it is reached.
+//! - Correct proxies write an even number of unescaped quotes. Shifted by one, the last of them
+//!   leaves a string open at the end of the line, unless an escaped quote ended the shift.
+//! - An escaped quote in a string of a proxy ends the shift: it counts as outside, so it opens a
+//!   string that the proxy's own quote closes. To the right of it, elements are as the proxies
+//!   wrote them. The element with the escaped quote has a backslash outside of strings, which the
+//!   grammar does not allow. That element is an error, and nothing to the left of it is read.
 
 use std::{iter::Rev, net::IpAddr};
 
@@ -25,8 +25,8 @@ use http::{
 };
 
 use super::{
-    entries::{MOST_BYTES, MOST_ENTRIES},
-    entry::{self, LONGEST},
+    entries::{MAX_BYTES, MAX_ENTRIES},
+    entry::{self, MAX_LENGTH},
 };
 
 /// The elements of all lines, from the right.
@@ -35,13 +35,13 @@ pub(super) struct Elements<'a> {
     line: Option<Line<'a>>,
     elements: usize,
     bytes: usize,
-    fault: Option<Fault>,
+    error: Option<ElementError>,
 }
 
-/// Why there is no further element.
+/// The reason why no further element is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// More than 32 elements, or 4 KiB, would have to be looked at.
+pub(super) enum ElementError {
+    /// More than 32 elements or 4 KiB would have to be read.
     TooMuch,
     /// A quoted string does not end in its line.
     OpenQuote,
@@ -50,58 +50,59 @@ pub(super) enum Fault {
 impl<'a> Elements<'a> {
     pub(super) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
         let lines = lines.iter().rev();
-        Self { lines, line: None, elements: MOST_ENTRIES, bytes: MOST_BYTES, fault: None }
+        Self { lines, line: None, elements: MAX_ENTRIES, bytes: MAX_BYTES, error: None }
     }
 
-    /// The line with the next element; `None` where no line is left.
-    fn line(&mut self) -> Option<Result<Line<'a>, Fault>> {
+    /// Returns the line with the next element, or `None` if no line is left.
+    fn line(&mut self) -> Option<Result<Line<'a>, ElementError>> {
         if let Some(line) = self.line.take() {
             return Some(Ok(line));
         }
         let text = self.lines.next()?.as_bytes();
         if text.len() > self.bytes {
-            return Some(Err(Fault::TooMuch));
+            return Some(Err(ElementError::TooMuch));
         }
         self.bytes = self.bytes.saturating_sub(text.len() + 1);
-        Some(Line::split(text).ok_or(Fault::OpenQuote))
+        Some(Line::split(text).ok_or(ElementError::OpenQuote))
     }
 }
 
 impl<'a> Iterator for Elements<'a> {
-    type Item = Result<&'a [u8], Fault>;
+    type Item = Result<&'a [u8], ElementError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if let Some(fault) = self.fault {
-            return Some(Err(fault));
+        if let Some(error) = self.error {
+            return Some(Err(error));
         }
         let line = self.line()?;
-        let left = self.elements.checked_sub(1).ok_or(Fault::TooMuch);
+        let left = self.elements.checked_sub(1).ok_or(ElementError::TooMuch);
         match line.and_then(|line| left.map(|left| (line, left))) {
             Ok((line, left)) => {
                 let (element, rest) = line.last();
                 (self.line, self.elements) = (rest, left);
                 Some(Ok(element))
             }
-            Err(fault) => {
-                self.fault = Some(fault);
-                Some(Err(fault))
+            Err(error) => {
+                self.error = Some(error);
+                Some(Err(error))
             }
         }
     }
 }
 
-/// A line, and where it is to be split.
+/// A line with the positions of its separators.
 struct Line<'a> {
     text: &'a [u8],
-    /// The last of the commas outside of quoted strings, each at its number modulo the length.
-    commas: [usize; MOST_ENTRIES],
+    /// The positions of the last commas outside quoted strings, each at its index modulo the
+    /// length.
+    commas: [usize; MAX_ENTRIES],
     count: usize,
 }
 
 impl<'a> Line<'a> {
-    /// `None` where a quoted string does not end.
+    /// Splits a line. Returns `None` if a quoted string does not end.
     fn split(text: &'a [u8]) -> Option<Self> {
-        let mut line = Self { text, commas: [0; MOST_ENTRIES], count: 0 };
+        let mut line = Self { text, commas: [0; MAX_ENTRIES], count: 0 };
         let (mut quoted, mut escaped) = (false, false);
         for (at, byte) in text.iter().enumerate() {
             match byte {
@@ -109,7 +110,7 @@ impl<'a> Line<'a> {
                 b'\\' => escaped = quoted,
                 b'"' => quoted = !quoted,
                 b',' if !quoted => {
-                    line.commas[line.count % MOST_ENTRIES] = at;
+                    line.commas[line.count % MAX_ENTRIES] = at;
                     line.count += 1;
                 }
                 _ => {}
@@ -118,19 +119,19 @@ impl<'a> Line<'a> {
         (!quoted).then_some(line)
     }
 
-    /// The last element, and the line without it.
+    /// Returns the last element, and the line without it.
     fn last(self) -> (&'a [u8], Option<Self>) {
         let Some(count) = self.count.checked_sub(1) else { return (self.text, None) };
-        let at = self.commas[count % MOST_ENTRIES];
+        let at = self.commas[count % MAX_ENTRIES];
         (&self.text[at + 1..], Some(Self { text: &self.text[..at], count, ..self }))
     }
 }
 
-/// The address of the only `for` of an element.
+/// Returns the address of the only `for` parameter of an element.
 ///
-/// `None` unless the whole element is read: names are tokens; a value is a quoted string or holds
-/// neither quotes, backslashes nor white space. Colons and brackets pass without quotes, as some
-/// proxies write them, and so does white space around `;` and `=`.
+/// `None` unless the whole element is valid: names are tokens; a value is a quoted string, or has
+/// no quotes, backslashes and white space. Colons and brackets are accepted without quotes, because
+/// some proxies write them so. White space around `;` and `=` is accepted too.
 pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);
@@ -152,15 +153,15 @@ pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     found?.address()
 }
 
-/// The text behind `=`.
+/// The value of a parameter.
 enum Value<'a> {
     Bare(&'a [u8]),
-    /// Without its quotes, with its escapes.
+    /// The text between the quotes, with its escapes.
     Quoted(&'a [u8]),
 }
 
 impl<'a> Value<'a> {
-    /// The value at the start of `text`, and what follows the `;` behind it.
+    /// Parses the value at the start of `text`. Returns it with the text after the next `;`.
     fn read(text: &'a [u8]) -> Option<(Self, Option<&'a [u8]>)> {
         let Some(inside) = text.strip_prefix(b"\"") else {
             let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
@@ -188,7 +189,7 @@ impl<'a> Value<'a> {
             Self::Bare(text) => text,
             Self::Quoted(text) if !text.contains(&b'\\') => text,
             Self::Quoted(text) => {
-                let (mut plain, mut length, mut escaped) = ([0; LONGEST], 0, false);
+                let (mut plain, mut length, mut escaped) = ([0; MAX_LENGTH], 0, false);
                 for byte in text {
                     escaped = *byte == b'\\' && !escaped;
                     if !escaped {
@@ -203,7 +204,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// RFC 9110, 5.6.2.
+/// Checks for a token (RFC 9110, 5.6.2).
 fn is_token(text: &[u8]) -> bool {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
     !text.is_empty() && text.iter().all(is_part)
@@ -215,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    fn elements(lines: &[&str]) -> Vec<Result<String, Fault>> {
+    fn elements(lines: &[&str]) -> Vec<Result<String, ElementError>> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(FORWARDED, line.parse().expect("a value"));
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn commas_within_quoted_strings_separate_nothing() {
+    fn commas_inside_quoted_strings_do_not_separate() {
         for (line, split) in [
             (r#"a=b,c=d"#, &["c=d", "a=b"][..]),
             (r#"a="b,c",d="e,""#, &[r#"d="e,""#, r#"a="b,c""#]),
@@ -247,27 +248,33 @@ mod tests {
     }
 
     #[test]
-    fn a_string_that_does_not_end_makes_its_line_an_error_and_no_other() {
+    fn an_unterminated_string_is_an_error_of_its_line_only() {
         for open in [r#"""#, r#"a="b,c"#, r#"a="b","c"#, r#"a="\","#, r#"a="\\\",b"#] {
             let seen = elements(&[open, "a,b"]);
             assert_eq!(seen[..2], [Ok("b".to_owned()), Ok("a".to_owned())], "{open}");
-            assert!(seen[2..].iter().all(|it| *it == Err(Fault::OpenQuote)) && seen.len() == 40);
-            assert_eq!(elements(&["a", open])[0], Err(Fault::OpenQuote), "{open}");
+            assert!(
+                seen[2..].iter().all(|it| *it == Err(ElementError::OpenQuote)) && seen.len() == 40
+            );
+            assert_eq!(elements(&["a", open])[0], Err(ElementError::OpenQuote), "{open}");
         }
     }
 
     #[test]
-    fn no_more_than_32_elements_and_4_kib_are_looked_at() {
+    fn at_most_32_elements_and_4_kib_are_read() {
         let (most, more) = (vec!["a"; 32].join(","), vec!["a"; 70].join(","));
         assert_eq!(good(&[&most]).len(), 32);
         let seen = elements(&[&more]);
         assert!(seen[..32].iter().all(|it| *it == Ok("a".to_owned())));
-        assert!(seen[32..].iter().all(|it| *it == Err(Fault::TooMuch)) && seen.len() == 40);
+        assert!(seen[32..].iter().all(|it| *it == Err(ElementError::TooMuch)) && seen.len() == 40);
         let long = "x".repeat(4_096);
         assert_eq!(good(&[&long]).len(), 1);
-        assert_eq!(elements(&[&format!("{long}x")])[0], Err(Fault::TooMuch));
+        assert_eq!(elements(&[&format!("{long}x")])[0], Err(ElementError::TooMuch));
         let seen = elements(&[&long, "a"]);
-        assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(Fault::TooMuch)));
+        assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(ElementError::TooMuch)));
+        // the comma between two lines counts
+        let half = "x".repeat(2_048);
+        assert_eq!(elements(&[&half[1..], &half]).last(), Some(&Ok("x".repeat(2_047))));
+        assert_eq!(elements(&[&half, &half])[1], Err(ElementError::TooMuch));
     }
 
     fn read(element: &str) -> Option<String> {
@@ -275,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_has_one_for() {
+    fn the_only_for_of_an_element_is_its_address() {
         for (element, address) in [
             ("for=203.0.113.9", "203.0.113.9"),
             ("for=203.0.113.9:4711", "203.0.113.9"),
@@ -294,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_that_is_not_read_as_a_whole_has_none() {
+    fn an_invalid_element_has_no_address() {
         for element in [
             "",
             ";",

@@ -1,36 +1,37 @@
-//! The client behind proxies.
+//! Keys from the address of a client behind proxies.
 
+mod client_header;
 mod entries;
 mod entry;
 mod forwarded;
-mod source;
 
 use std::{fmt, net::IpAddr};
 
-use http::{HeaderName, StatusCode, request::Parts};
+use http::{HeaderName, StatusCode};
 
-use self::source::{Source, Why};
+use self::client_header::{ClientHeader, HeaderFault};
 use super::{
-    Key, KeyError, KeyExtractor, KeyKind,
+    Key, KeyError, KeyExtractor, KeyKind, RequestHead,
     network::{NetworkError, Networks},
     peer_ip::peer_address,
     prefix::Prefix,
 };
 
-/// As many entries of a header are looked at.
-const MOST_HOPS: u8 = 32;
+/// The maximum number of entries that are read from a header.
+const MAX_HOPS: u8 = 32;
 
-/// The client's address as trusted proxies tell it.
+/// The address of the client, as reported by trusted proxies.
 ///
-/// Anybody may send `X-Forwarded-For`; what a trusted proxy *appends* to it is the address it was
-/// called from. So the header is read only where the peer itself is trusted, and then from the
-/// right, all its lines as one: entries of trusted proxies are skipped, and the first one that is
-/// not trusted is the client, whatever it wrote further left. Where all are trusted it is the
-/// leftmost. A peer that is not trusted is the client, and what it sends is not read.
+/// Clients can send `X-Forwarded-For` themselves. Only the entry that a trusted proxy *appends* is
+/// reliable: the address that called the proxy. Therefore the header is read only if the peer is
+/// trusted, and then from the right. All lines of the header count as one list. Entries of trusted
+/// proxies are skipped. The first entry that is not trusted is the client, and entries to the left
+/// of it are ignored. If all entries are trusted, the leftmost is the client. A peer that is not
+/// trusted is itself the client, and its header is not read.
 ///
-/// IPv6 is cut to its first 64 bits and mapped addresses are unfolded, as by
+/// IPv6 addresses are cut to their first 64 bits and IPv4-mapped addresses are converted, as by
 /// [`PeerIp`](super::PeerIp). Ports, brackets and zones are dropped. NAT64 and 6to4 addresses stay
-/// what they are, so that all who come through one NAT64 are one by default.
+/// unchanged, so by default all clients behind one NAT64 share one account.
 ///
 /// ```
 /// use tower_sluice::{ClientIp, Quota, RateLimitLayer, LocalStore};
@@ -38,11 +39,11 @@ const MOST_HOPS: u8 = 32;
 /// let client = ClientIp::behind(["10.0.0.0/8", "2001:db8:5::/48"])?;
 /// let layer = RateLimitLayer::new(client, Quota::per_second(10), LocalStore::new());
 /// # drop(layer);
-/// # Ok::<(), tower_sluice::NetworkError>(())
+/// # Ok::<(), tower_sluice::key::NetworkError>(())
 /// ```
 ///
-/// A customer of a hoster has more than one /64 to draw from; a second rule holds the whole /48,
-/// at a higher quota:
+/// A customer of a hosting provider often has more than one /64. A second rule with a higher quota
+/// limits the whole /48:
 ///
 /// ```
 /// use tower_sluice::{ClientIp, LocalStore, Quota, RateLimitLayer, Rule};
@@ -52,35 +53,36 @@ const MOST_HOPS: u8 = 32;
 /// let client = Rule::new("client", client, Quota::per_second(10));
 /// let layer = RateLimitLayer::rules((client, site), LocalStore::new());
 /// # drop(layer);
-/// # Ok::<(), tower_sluice::NetworkError>(())
+/// # Ok::<(), tower_sluice::key::NetworkError>(())
 /// ```
 ///
-/// # What cannot be read
+/// # Unreadable headers
 ///
-/// An entry that is reached and is no address (`unknown`, an empty one) stops the walk, since to
-/// step over it would trust what stands left of it; so do more than 32 entries or 4 KiB. Such a
-/// request is refused with 400, or what [`unreadable`](ClientIp::unreadable) says; it never counts
-/// as the proxy.
+/// The search stops at an entry that is not an address (`unknown`, or an empty one). Skipping it
+/// would trust the entries to the left of it. The search also stops after 32 entries or 4 KiB. Such
+/// a request is rejected with 400, or handled by the policy of
+/// [`unreadable`](ClientIp::unreadable). It never counts as a request of the proxy.
 ///
-/// # A trusted proxy that names no client
+/// # Requests without a client
 ///
-/// A request without the header, from a trusted proxy, counts as the proxy: probes of load balancers
-/// come so, and so do requests of a proxy that is not set up to send the header.
-/// [`without_header`](ClientIp::without_header) rejects them instead. A client may be able to make
-/// a proxy drop the header (`connection: x-forwarded-for`), which gains it the proxy's account and
-/// nothing else: an address in the trusted networks is not known to be a client's, and an
-/// [allow list](crate::AccessList::client_networks) does not match it. A deny list does. The first
-/// such request is a line in the log (feature `tracing`).
+/// A request of a trusted proxy without the header counts as a request of the proxy. Load balancer
+/// probes have no header, and neither do requests of a proxy that is not configured to send it.
+/// [`without_header`](ClientIp::without_header) can reject them instead.
 ///
-/// # What it does not protect against
+/// Some proxies let a client remove the header (`connection: x-forwarded-for`). The client then
+/// uses the account of the proxy and gains nothing else: an address in the trusted networks is not
+/// known to be a client, so an [allow list](crate::AccessList::client_networks) does not match it.
+/// A deny list does. Feature `tracing` logs the first such request.
 ///
-/// A proxy that passes on what clients send, instead of appending to it or setting it, makes the
-/// header the client's own. Nor is a network that others may send from, a cloud's for example, one
-/// to trust.
+/// # Limitations
+///
+/// A proxy must append to the header or replace it. A proxy that passes the header of the client
+/// unchanged lets the client choose the address. Do not trust a network from which others can send,
+/// for example the network of a cloud.
 #[derive(Clone, Debug)]
 pub struct ClientIp {
     trusted: Trusted,
-    source: Source,
+    source: ClientHeader,
     prefix: Prefix,
     unreadable: Unreadable,
     without_header: WithoutHeader,
@@ -90,37 +92,37 @@ pub struct ClientIp {
 enum Trusted {
     Networks(Networks),
     Hops(u8),
-    Anybody,
+    AnyPeer,
 }
 
-/// Policy for a request whose proxies are trusted and whose client cannot be read.
+/// The policy for a request whose client cannot be read from the header of trusted proxies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreadable {
-    /// It is refused with this status.
+    /// Rejects the request with this status.
     Reject(StatusCode),
-    /// All such requests share one account of the rule, that of
-    /// [`Missing::Share`](crate::Missing::Share).
+    /// Charges all such requests to one account of the rule, the account of
+    /// [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share).
     Share,
 }
 
-/// Policy for a request that a trusted proxy sends without the header that names the client; see
+/// The policy for a request of a trusted proxy without the header that names the client. See
 /// [`ClientIp::without_header`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithoutHeader {
-    /// The request counts as the proxy's own.
+    /// Counts the request as one of the proxy.
     #[default]
     CountAsPeer,
-    /// The request is rejected with this status, whatever the policy for missing identities.
+    /// Rejects the request with this status, regardless of the policy for missing identities.
     Reject(StatusCode),
 }
 
-/// A client's address.
+/// The address of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// True if the address is known to be no trusted proxy's own.
+    /// Set if the address is known not to be one of a trusted proxy.
     pub(crate) is_confirmed: bool,
 }
 
@@ -135,70 +137,71 @@ impl Client {
 }
 
 impl ClientIp {
-    /// Behind proxies in these networks: `"10.0.0.0/8"`, or an address alone. With none, every
-    /// peer is the client, and no header is read.
+    /// Trusts the proxies in these networks: `"10.0.0.0/8"`, or a single address. Without a
+    /// network, each peer is the client and no header is read.
     ///
-    /// No network at all, and an address alone that looks like a network's (`"10.0.0.0"`), are
-    /// [lints](crate::Lint::KeyExtractor) of a layer; one proxy of that address is `"10.0.0.0/32"`.
+    /// Two settings are [lints](crate::lint::Lint::KeyExtractor) of a layer: an empty list, and a single
+    /// address that looks like a network address (`"10.0.0.0"`). For one proxy with that address,
+    /// write `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
-    /// When a network cannot be read, has host bits set, or is all of IPv4 or IPv6; the error
-    /// names it. Where every peer is a proxy, say
+    /// Fails if a network cannot be parsed, has host bits set, or is all of IPv4 or IPv6. The error
+    /// names the network. If every peer is a proxy, use
     /// [`behind_any_peer_dangerous`](ClientIp::behind_any_peer_dangerous) or
     /// [`hops`](ClientIp::hops).
     pub fn behind<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        match networks.everybody() {
-            Some(everybody) => Err(everybody),
+        match networks.unrestricted() {
+            Some(error) => Err(error),
             None => Ok(Self::trusting(Trusted::Networks(networks))),
         }
     }
 
-    /// Behind whoever connects, and behind everybody they name: the leftmost entry is the client.
+    /// Trusts every peer and every entry of the header: the leftmost entry is the client.
     ///
-    /// Whoever reaches this server has any address it likes, one per request if it likes. It is
-    /// for a server that only a proxy can reach which *replaces* the header by one address.
+    /// A client that can reach this server directly can claim any address, and a different one with
+    /// each request. Use this only for a server that is reachable solely through a proxy that
+    /// *replaces* the header with one address.
     #[must_use]
     pub fn behind_any_peer_dangerous() -> Self {
-        Self::trusting(Trusted::Anybody)
+        Self::trusting(Trusted::AnyPeer)
     }
 
-    /// Behind so many proxies, each of which appends one entry: the client is the entry at that
-    /// place from the right.
+    /// Trusts a fixed number of proxies, each of which appends one entry. The client is entry
+    /// number `hops` from the right.
     ///
-    /// It needs no peer address, so that it serves behind a Unix socket. A request with fewer
-    /// entries has no identity (see [`Missing`](crate::Missing)). Prefer
-    /// [`behind`](ClientIp::behind): whoever reaches this server past a proxy, or finds one proxy
-    /// less in front of it than is counted here, has any address it likes.
+    /// No peer address is needed, so this works behind a Unix socket. A request with fewer entries
+    /// has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). Prefer [`behind`](ClientIp::behind): a
+    /// client can claim any address if it can bypass a proxy, or if there are fewer proxies than
+    /// `hops`.
     ///
     /// # Panics
     ///
-    /// When `hops` is outside 1 to 32; without a proxy, [`PeerIp`](super::PeerIp) is the
-    /// extractor.
+    /// Panics if `hops` is outside 1 to 32. Without a proxy, use [`PeerIp`](super::PeerIp).
     #[track_caller]
     #[must_use]
     pub const fn hops(hops: u8) -> Self {
-        assert!(hops >= 1 && hops <= MOST_HOPS, "hops: give 1 to 32; without a proxy, use PeerIp");
+        assert!(hops >= 1 && hops <= MAX_HOPS, "hops: give 1 to 32; without a proxy, use PeerIp");
         Self::trusting(Trusted::Hops(hops))
     }
 
-    /// [`hops`](ClientIp::hops) of a number from outside.
+    /// Fallible form of [`hops`](ClientIp::hops), for a number known only at run time.
     ///
     /// # Errors
     ///
-    /// When `hops` is outside 1 to 32.
+    /// Fails if `hops` is outside 1 to 32.
     pub fn try_hops(hops: u8) -> Result<Self, HopsError> {
-        if (1..=MOST_HOPS).contains(&hops) { Ok(Self::hops(hops)) } else { Err(HopsError(hops)) }
+        if (1..=MAX_HOPS).contains(&hops) { Ok(Self::hops(hops)) } else { Err(HopsError(hops)) }
     }
 
     const fn trusting(trusted: Trusted) -> Self {
         Self {
             trusted,
-            source: Source::XForwardedFor,
-            prefix: Prefix::USUAL,
+            source: ClientHeader::XForwardedFor,
+            prefix: Prefix::DEFAULT,
             unreadable: Unreadable::Reject(StatusCode::BAD_REQUEST),
             without_header: WithoutHeader::CountAsPeer,
         }
@@ -207,55 +210,55 @@ impl ClientIp {
     /// Reads `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)) instead of
     /// `X-Forwarded-For`.
     ///
-    /// Quoted strings and their escapes are read as that RFC and
-    /// [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.4) have them: a comma that a
-    /// proxy quoted separates nothing. An element that does not follow the grammar as a whole cannot
-    /// be read, nor can a line with a string that does not end or with more than 4 KiB. Ports and
-    /// IPv6 addresses that a proxy wrote without quotes are read all the same.
+    /// Quoted strings and their escapes follow RFC 7239 and
+    /// [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.4): a comma inside quotes
+    /// separates nothing. An element that does not follow the grammar as a whole is unreadable. A line is
+    /// unreadable if a string in it does not end, or if it is longer than 4 KiB. Ports and IPv6
+    /// addresses are also accepted without quotes.
     ///
-    /// # What it does not protect against
+    /// # Limitations
     ///
-    /// A proxy that writes what clients send, such as the `Host`, without escaping the quotes and
-    /// backslashes in it.
+    /// The proxy must escape quotes and backslashes in text from clients, such as the `Host`.
     #[must_use]
     pub fn forwarded(self) -> Self {
-        Self { source: Source::Forwarded, ..self }
+        Self { source: ClientHeader::Forwarded, ..self }
     }
 
-    /// Reads one header that holds one address, such as `x-real-ip` or `cf-connecting-ip`, instead
-    /// of `X-Forwarded-For`. Sent twice, or with more than an address, it cannot be read.
+    /// Reads a header with a single address, such as `x-real-ip` or `cf-connecting-ip`, instead of
+    /// `X-Forwarded-For`. The header is unreadable if it is sent twice or contains more than an
+    /// address.
     ///
-    /// Only for a header that the proxy in front *always* overwrites: some pass on what the client
-    /// sent.
+    /// Use only a header that the proxy *always* overwrites. Some proxies pass the header of the
+    /// client unchanged.
     ///
     /// ```
     /// use http::HeaderName;
     /// use tower_sluice::ClientIp;
     ///
     /// ClientIp::behind(["10.0.0.7"])?.header(HeaderName::from_static("x-real-ip"));
-    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
     #[must_use]
     pub fn header(self, name: HeaderName) -> Self {
-        Self { source: Source::Single(name), ..self }
+        Self { source: ClientHeader::Single(name), ..self }
     }
 
-    /// How many leading bits of an IPv4 address count, 1 to 32; at first all.
+    /// Sets the number of leading bits of an IPv4 address that are used, 1 to 32. Defaults to 32.
     ///
     /// # Panics
     ///
-    /// When `bits` is outside 1 to 32.
+    /// Panics if `bits` is outside 1 to 32.
     #[track_caller]
     #[must_use]
     pub fn ipv4_prefix(self, bits: u8) -> Self {
         Self { prefix: self.prefix.v4(bits), ..self }
     }
 
-    /// How many leading bits of an IPv6 address count, 1 to 128; at first 64.
+    /// Sets the number of leading bits of an IPv6 address that are used, 1 to 128. Defaults to 64.
     ///
     /// # Panics
     ///
-    /// When `bits` is outside 1 to 128.
+    /// Panics if `bits` is outside 1 to 128.
     #[track_caller]
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
@@ -268,18 +271,19 @@ impl ClientIp {
         Self { unreadable, ..self }
     }
 
-    /// Counts IPv6 by /48, for a second rule at a higher quota: see
+    /// Uses IPv6 addresses by /48, for a second rule with a higher quota. See
     /// [`PeerIp::v6_site`](super::PeerIp::v6_site).
     #[must_use]
     pub fn v6_site(self) -> Self {
         self.ipv6_prefix(48)
     }
 
-    /// Sets the policy for a request that a trusted proxy sends without the header. Defaults to
+    /// Sets the policy for a request of a trusted proxy without the header. Defaults to
     /// [`WithoutHeader::CountAsPeer`].
     ///
-    /// Rejecting needs probes of load balancers and orchestrators to be exempt, by their path. With
-    /// [`hops`](ClientIp::hops) such a request has no identity, and this policy has no effect.
+    /// If you reject such requests, exempt the probes of load balancers and orchestrators by their
+    /// path. With [`hops`](ClientIp::hops) a request without the header has no identity, and this
+    /// policy has no effect.
     ///
     /// ```
     /// use http::StatusCode;
@@ -290,35 +294,35 @@ impl ClientIp {
     /// let client = ClientIp::behind(["10.0.0.0/24"])?
     ///     .without_header(WithoutHeader::Reject(StatusCode::BAD_REQUEST));
     /// let layer = RateLimitLayer::new(client, Quota::per_second(10), LocalStore::new())
-    ///     .allow(AccessList::from_fn(|parts| parts.uri.path() == "/health"));
+    ///     .allow(AccessList::from_fn(|head| head.uri.path() == "/health"));
     /// # drop(layer);
-    /// # Ok::<(), tower_sluice::NetworkError>(())
+    /// # Ok::<(), tower_sluice::key::NetworkError>(())
     /// ```
     #[must_use]
     pub fn without_header(self, without_header: WithoutHeader) -> Self {
         Self { without_header, ..self }
     }
 
-    /// The client's whole address, a mapped one unfolded: for log lines and lists, where a
-    /// [`Key`] says too little. Where no client is named it is a trusted proxy's, so that an address in
-    /// the trusted networks is no reason to exempt a request.
+    /// Returns the whole address of the client, for logs and lists. An IPv4-mapped address is
+    /// converted to IPv4. If the header names no client, this is the address of a trusted proxy.
+    /// Therefore do not exempt a request because its address is in the trusted networks.
     ///
     /// # Errors
     ///
-    /// When the peer is unknown, or the client; the error never holds what was sent.
-    pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
-        self.client(parts).map(|client| client.address)
+    /// Fails if the peer or the client is unknown. The error never contains text from the request.
+    pub fn address<'a>(&self, head: impl Into<RequestHead<'a>>) -> Result<IpAddr, KeyError> {
+        self.client(&head.into()).map(|client| client.address)
     }
 
-    /// The client, and whether it is known to be one.
-    pub(crate) fn client(&self, parts: &Parts) -> Result<Client, KeyError> {
-        self.find(parts).map_err(|unknown| self.error(unknown))
+    /// Returns the client, and whether the address is known to be a client's.
+    pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
+        self.find(head).map_err(|unknown| self.error(unknown))
     }
 
-    fn find(&self, parts: &Parts) -> Result<Client, Unknown> {
-        let addresses = self.source.addresses(&parts.headers);
-        let mut addresses = addresses.map(|address| address.map_err(Unknown::Unreadable));
-        let peer = || peer_address(parts).ok_or(Unknown::Peer);
+    fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+        let addresses = self.source.addresses(head.headers);
+        let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
+        let peer = || peer_address(head).ok_or(UnknownClient::Peer);
         match &self.trusted {
             Trusted::Networks(networks) => {
                 let peer = peer()?;
@@ -342,57 +346,57 @@ impl ClientIp {
                 }
             }
             Trusted::Hops(hops) => {
-                let single = matches!(self.source, Source::Single(_));
+                let single = matches!(self.source, ClientHeader::Single(_));
                 let hops = if single { 1 } else { usize::from(*hops) };
                 let mut nearer = addresses.by_ref().take(hops - 1);
                 nearer.try_for_each(|address| address.map(drop))?;
-                let client = addresses.next().unwrap_or(Err(Unknown::Missing));
+                let client = addresses.next().unwrap_or(Err(UnknownClient::Missing));
                 client.map(Client::confirmed)
             }
-            Trusted::Anybody => {
+            Trusted::AnyPeer => {
                 let leftmost = addresses.try_fold(None, |_, address| address.map(Some))?;
                 leftmost.map_or_else(|| self.count_as(peer()?), |it| Ok(Client::confirmed(it)))
             }
         }
     }
 
-    /// A trusted peer that sent no header.
-    fn count_as(&self, peer: IpAddr) -> Result<Client, Unknown> {
+    /// Handles a request of a trusted peer without the header.
+    fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
             WithoutHeader::CountAsPeer => Ok(Client::unconfirmed(peer)),
-            WithoutHeader::Reject(status) => Err(Unknown::WithoutHeader(status)),
+            WithoutHeader::Reject(status) => Err(UnknownClient::WithoutHeader(status)),
         }
     }
 
     #[cold]
-    fn error(&self, unknown: Unknown) -> KeyError {
+    fn error(&self, unknown: UnknownClient) -> KeyError {
         let name = self.source.name();
         match (unknown, self.unreadable) {
-            (Unknown::Peer, _) => KeyError::no_peer(),
-            (Unknown::WithoutHeader(status), _) => {
-                KeyError::refused(status, format!("no header {name} from a trusted proxy"))
+            (UnknownClient::Peer, _) => KeyError::no_peer(),
+            (UnknownClient::WithoutHeader(status), _) => {
+                KeyError::unusable(status, format!("no header {name} from a trusted proxy"))
             }
-            (Unknown::Missing, _) => KeyError::missing(format!("client's address in {name}")),
-            (Unknown::Unreadable(why), Unreadable::Reject(status)) => {
-                KeyError::refused(status, format!("header {name} {why}"))
+            (UnknownClient::Missing, _) => KeyError::missing(format!("client's address in {name}")),
+            (UnknownClient::Unreadable(why), Unreadable::Reject(status)) => {
+                KeyError::unusable(status, format!("header {name} {why}"))
             }
-            (Unknown::Unreadable(why), Unreadable::Share) => {
-                KeyError::refused(StatusCode::BAD_REQUEST, format!("header {name} {why}"))
+            (UnknownClient::Unreadable(why), Unreadable::Share) => {
+                KeyError::unusable(StatusCode::BAD_REQUEST, format!("header {name} {why}"))
             }
         }
     }
 
-    /// Logs the first time only, since every request may be such a one.
+    /// Logs only the first such request, because all requests may be like it.
     #[cfg(feature = "tracing")]
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();
         LOGGED.call_once(|| {
             let name = self.source.name();
             tracing::warn!(
-                "a request through trusted proxies names no client in {name}, and the last address \
-                 known is the proxy {proxy}: if it is a probe, exempt its path; otherwise let the \
-                 outermost proxy set the header, and name only the proxies' own networks; \
+                "a request from a trusted proxy names no client in {name}, and the last known address \
+                 is the proxy {proxy}: for a probe, exempt its path; otherwise let the outermost \
+                 proxy set the header, and trust only the networks of the proxies; \
                  ClientIp::without_header can reject requests without the header"
             );
         });
@@ -403,10 +407,10 @@ impl ClientIp {
 }
 
 impl KeyExtractor for ClientIp {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match self.find(parts) {
+    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        match self.find(head) {
             Ok(client) => Ok(Some(self.prefix.key(client.address))),
-            Err(Unknown::Unreadable(_)) if self.unreadable == Unreadable::Share => {
+            Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))
             }
             Err(unknown) => Err(self.error(unknown)),
@@ -424,26 +428,26 @@ impl KeyExtractor for ClientIp {
     fn lints(&self) -> Vec<String> {
         match &self.trusted {
             Trusted::Networks(networks) => networks.lints(),
-            Trusted::Hops(_) | Trusted::Anybody => Vec::new(),
+            Trusted::Hops(_) | Trusted::AnyPeer => Vec::new(),
         }
     }
 }
 
-/// Why there is no client.
-enum Unknown {
+/// The reason why the client is unknown.
+enum UnknownClient {
     Peer,
     Missing,
     WithoutHeader(StatusCode),
-    Unreadable(Why),
+    Unreadable(HeaderFault),
 }
 
-/// A number of proxies outside 1 to 32.
+/// An error for a number of proxies outside 1 to 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopsError(u8);
 
 impl fmt::Display for HopsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hops is {}; give 1 to {MOST_HOPS}; without a proxy, use PeerIp", self.0)
+        write!(f, "hops is {}; give 1 to {MAX_HOPS}; without a proxy, use PeerIp", self.0)
     }
 }
 

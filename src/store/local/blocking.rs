@@ -1,4 +1,4 @@
-//! Blocking keys, and the denial of those that are blocked.
+//! Blocking keys, and denying blocked keys.
 
 use std::time::Duration;
 
@@ -9,36 +9,37 @@ use crate::{
     store::Charge,
 };
 
-/// Slots of accounts for each slot of a block: one for every four keys of the capacity.
+/// Slots of the account table per slot of the block table. That is one slot per four keys of the
+/// capacity.
 const SLOTS_PER_BLOCK: usize = 8;
 
 impl Ledger {
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
         let now = self.clock.now();
         let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
-        let room = self.instants.len() / SLOTS_PER_BLOCK;
-        let fits = self.blocks.set(self.addresses.block(charge), now, until, room);
-        if !fits {
-            self.blocks_denied.note_block(now, room);
+        let slots = self.gcra_table.len() / SLOTS_PER_BLOCK;
+        let has_room = self.blocks.set(self.hasher.block_id(charge), now, until, slots);
+        if !has_room {
+            self.block_warning.record_block(now, slots);
             return Decision::new(false, now).from_source(Source::Overflow);
         }
         Decision::new(true, now)
     }
 
     pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
-        self.blocks.end(self.addresses.block(charge), self.clock.now());
+        self.blocks.end(self.hasher.block_id(charge), self.clock.now());
         Decision::allow()
     }
 
-    /// The refusal of a blocked key; none of the charges is made.
+    /// Returns a denial if a key is blocked. Nothing is charged.
     #[cold]
-    pub(super) fn refuse_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
-        let refusing = charges.iter().filter(|c| c.units() > 0 && !c.is_report_only());
-        let left = |charge| (charge, self.blocks.left(self.addresses.block(charge), now));
-        let (charge, left) = refusing.map(left).max_by_key(|(_, left)| *left)?;
+    pub(super) fn deny_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+        let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
+        let left = |charge| (charge, self.blocks.left(self.hasher.block_id(charge), now));
+        let (charge, left) = deciding.map(left).max_by_key(|(_, left)| *left)?;
         let limit = charge.quotas().first().map_or(1, Quota::limit);
         let left = Duration::from_nanos(left);
-        let outcome = Outcome::new(charge.rule(), 0, limit, 0, left, left, Some(left));
-        (!left.is_zero()).then(|| Decision::new(false, now).blocked().outcome(outcome))
+        let outcome = Outcome::block(charge.rule(), limit, left);
+        (!left.is_zero()).then(|| Decision::new(false, now).with_blocked().outcome(outcome))
     }
 }

@@ -1,12 +1,12 @@
-//! One monotonic clock, shared by every store of the process.
+//! The monotonic clock of all stores in the process.
 
 use std::{
     sync::{Arc, LazyLock},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Building a clock takes microseconds on a virtual machine (it asks the processor for its
-/// features, which traps), so it is built once.
+/// The shared clock. It is built once, because that takes microseconds on a virtual machine: it
+/// reads the features of the processor, which traps.
 static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     let ticks = quanta::Clock::new();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -15,8 +15,8 @@ static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     Clock { ticks, epoch }
 });
 
-/// Nanoseconds of Unix time as it was when the clock was built and has run on since, whatever
-/// becomes of the wall clock: windows are aligned to it, and it never steps back.
+/// A clock that starts with the Unix time at its creation and never goes back. Later changes of the
+/// wall clock do not affect it. Windows are aligned to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     ticks: quanta::Clock,
@@ -28,16 +28,17 @@ impl Clock {
         SHARED.clone()
     }
 
-    /// A clock at the Unix epoch that stands still until its hands are moved.
+    /// Creates a clock at the Unix epoch that moves only when the returned mock is advanced.
     #[cfg_attr(
         not(any(feature = "simulate", feature = "testing")),
-        expect(dead_code, reason = "driven in simulations and tests")
+        expect(dead_code, reason = "used in simulations and tests")
     )]
     pub(crate) fn driven() -> (Self, Arc<quanta::Mock>) {
-        let (ticks, hands) = quanta::Clock::mock();
-        (Self { ticks, epoch: 0 }, hands)
+        let (ticks, mock) = quanta::Clock::mock();
+        (Self { ticks, epoch: 0 }, mock)
     }
 
+    /// Returns nanoseconds of Unix time.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())

@@ -1,43 +1,44 @@
-//! Charging several accounts: look at all, then charge all.
+//! Decisions over one or several accounts. All accounts are charged, or none.
 
 use smallvec::SmallVec;
 
 use super::{
     Stats,
-    accounts::{Account, Accounts, Addresses},
+    accounts::{Account, Accounts, AddressHasher, decision},
     blocks::Blocks,
     clock::Clock,
-    crowd::Crowd,
-    instants::Instants,
-    windows::Windows,
+    gcra_table::GcraTable,
+    overflow_warning::OverflowWarning,
+    state_table::StateTable,
 };
 use crate::{
-    algorithm::{self, Receipt, Step, gcra::Gcra},
-    decision::{Decision, NEVER, Numbers, Outcome},
+    algorithm::{self, Evaluation, Receipt, gcra::Gcra},
+    decision::{Decision, NEVER, Outcome, Snapshot},
     observe::late_charge_cut,
     quota::Quota,
     store::Charge,
 };
 
-/// Two slots a key: at the configured capacity a set of 16 then overflows for less than one key in
-/// a thousand.
+/// Slots per key of the capacity. With two, a set of 16 is full for less than one key in a thousand
+/// at that capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-/// How often a decision over several accounts looks again because another thread charged in
-/// between. It ends, since two newcomers who share an account may each fit and both never.
-const RACES: usize = 16;
-/// Times that a denial is repeated by a newer reading of the clock.
-const AGAIN: usize = 2;
+/// The maximum number of attempts of a decision over several accounts, each of which fails if
+/// another thread charges in between. A limit is needed, because two new keys that share an account
+/// may fit alone but never together.
+const MAX_ATTEMPTS: usize = 16;
+/// The maximum number of times that a denial is repeated with a later reading of the clock.
+const MAX_REPEATS: usize = 2;
 
-type Steps = SmallVec<[Step; 4]>;
+type Evaluations = SmallVec<[Evaluation; 4]>;
 
-/// All accounts of a store.
+/// All accounts and blocks of a store.
 pub(super) struct Ledger {
     pub(super) clock: Clock,
-    pub(super) addresses: Addresses,
-    pub(super) instants: Instants,
-    windows: Windows,
+    pub(super) hasher: AddressHasher,
+    pub(super) gcra_table: GcraTable,
+    state_table: StateTable,
     pub(super) blocks: Blocks,
-    pub(super) blocks_denied: Crowd,
+    pub(super) block_warning: OverflowWarning,
 }
 
 impl Ledger {
@@ -45,20 +46,20 @@ impl Ledger {
         let slots = keys.saturating_mul(SLOTS_PER_KEY);
         Self {
             clock,
-            addresses: Addresses::new(),
-            instants: Instants::new(slots),
-            windows: Windows::new(slots),
+            hasher: AddressHasher::new(),
+            gcra_table: GcraTable::new(slots),
+            state_table: StateTable::new(slots),
             blocks: Blocks::default(),
-            blocks_denied: Crowd::default(),
+            block_warning: OverflowWarning::default(),
         }
     }
 
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
         Stats {
-            slots: self.instants.len(),
-            in_debt: self.instants.in_debt(now) + self.windows.in_debt(now),
-            overflowed: self.instants.overflowed() + self.windows.overflowed(),
+            slots: self.gcra_table.len(),
+            active: self.gcra_table.active(now) + self.state_table.active(now),
+            overflowed: self.gcra_table.overflowed() + self.state_table.overflowed(),
             blocked: self.blocks.len(now),
         }
     }
@@ -68,7 +69,7 @@ impl Ledger {
         self.take_at(charges, self.clock.now())
     }
 
-    /// Decides by a reading of the clock that was made before.
+    /// Decides with an earlier reading of the clock.
     #[inline]
     fn take_at(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         let mut decision = self.decide(charges, now);
@@ -78,19 +79,19 @@ impl Ledger {
         decision
     }
 
-    /// Repeats a denial that the time since its reading of the clock may have overtaken, at most
-    /// twice. Other threads charge by readings of their own: a thread that was held up between
-    /// reading and charging would otherwise be denied by the few nanoseconds that its reading is
-    /// older than theirs.
+    /// Repeats a denial with a later reading of the clock, at most twice, if enough time has passed
+    /// to change the result. A thread may be interrupted between its reading and its charge, while
+    /// other threads charge by later readings. Without the repetition, it would be denied because
+    /// its reading is a few nanoseconds older than theirs.
     #[inline(never)]
     fn decide_again(&self, charges: &[Charge<'_>], mut now: u64, decision: &mut Decision) {
-        let patience = charges.iter().map(|charge| charge.ask().max_wait).max().unwrap_or(0);
-        for _ in 0..AGAIN {
+        let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
+        for _ in 0..MAX_REPEATS {
             let later = self.clock.now();
-            let retry = decision.binding().map_or(NEVER, Outcome::retry);
-            let passed = later.saturating_sub(now);
-            // waiting for `retry` would pass, and no shorter wait
-            if passed == 0 || retry == NEVER || passed < retry.saturating_sub(patience) {
+            let retry_ns = decision.binding().map_or(NEVER, Outcome::retry_ns);
+            let elapsed = later.saturating_sub(now);
+            // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
+            if elapsed == 0 || retry_ns == NEVER || elapsed < retry_ns.saturating_sub(max_wait) {
                 return;
             }
             *decision = self.decide(charges, later);
@@ -105,7 +106,7 @@ impl Ledger {
     fn decide(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let [charge] = charges
             && let [quota] = charge.quotas()
-            && charge.place().is_none()
+            && charge.quota_index().is_none()
             && !self.blocks.any(now)
         {
             return self.take_one(charge, quota, now);
@@ -113,15 +114,17 @@ impl Ledger {
         self.take_several(charges, now)
     }
 
-    /// The common case, without lists. What only the rest needs stays out of it: an [`Account`] in
-    /// memory costs as much as the decision.
+    /// Decides about one charge of one quota, which is the common case. It builds no lists and no
+    /// [`Account`], because an [`Account`] in memory costs as much as the decision.
     #[inline]
     fn take_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Decision {
-        let ask = charge.ask();
+        let demand = charge.demand();
         if let Some(gcra) = Gcra::counting(quota) {
-            let id = self.addresses.id(charge, 0);
-            if let Some(weighed) = self.instants.find(id, |stored| gcra.charge(stored, now, ask)) {
-                return decision(charge, gcra.step(weighed), now);
+            let id = self.hasher.id(charge, 0);
+            if let Some(charged) =
+                self.gcra_table.find(id, |stored| gcra.charge(stored, now, demand))
+            {
+                return decision(charge, gcra.evaluation(charged), now);
             }
         }
         decision(charge, self.charge_one(charge, quota, now), now)
@@ -129,227 +132,221 @@ impl Ledger {
 
     #[cold]
     #[inline(never)]
-    fn charge_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Step {
-        self.charge(&self.addresses.account(charge, 0, quota), now)
+    fn charge_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Evaluation {
+        self.charge(&self.hasher.account(charge, 0, quota), now)
     }
 
     #[inline(never)]
     fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if self.blocks.any(now)
-            && let Some(refusal) = self.refuse_blocked(charges, now)
+            && let Some(denial) = self.deny_blocked(charges, now)
         {
-            return refusal;
+            return denial;
         }
-        let accounts = self.addresses.accounts(charges);
-        for race in 1..=RACES {
-            if let Some(decision) = self.take_all(&accounts, now, race == RACES) {
+        let accounts = self.hasher.accounts(charges);
+        for attempt in 1..=MAX_ATTEMPTS {
+            if let Some(decision) = self.take_all(&accounts, now, attempt == MAX_ATTEMPTS) {
                 return decision;
             }
         }
         Decision::deny()
     }
 
-    /// Looks at all, then charges all. `None` when another thread charged in between: what was
-    /// charged is given back, and it is time to look again, or, the `last` time, to refuse.
+    /// Looks at all accounts, then charges all. If another thread charged in between, undoes the
+    /// charges made so far and returns `None`, or a denial in the `last` attempt.
     fn take_all(&self, accounts: &Accounts<'_>, now: u64, last: bool) -> Option<Decision> {
         let all = &accounts.distinct;
         let look = |account: &Account<'_>| self.look(account, now);
-        let mut steps: Steps = all.iter().map(look).collect();
-        let fits = all.iter().zip(&steps).all(|(account, step)| account.permits(step));
+        let mut evaluations: Evaluations = all.iter().map(look).collect();
+        let fits = all.iter().zip(&evaluations).all(|(account, it)| account.permits(it));
         if !fits {
-            // a refusal tells the waits of those who do not queue
-            steps = all.iter().map(|account| look(&account.hurried())).collect();
+            // The waits of a denial are those of callers that do not queue.
+            evaluations = all.iter().map(|account| look(&account.without_queueing())).collect();
         }
         let never =
-            !fits && all.iter().zip(&steps).any(|(a, step)| !a.report_only && step.is_never());
-        for (at, account) in all.iter().enumerate() {
+            !fits && all.iter().zip(&evaluations).any(|(a, it)| !a.report_only && it.is_never());
+        for (index, account) in all.iter().enumerate() {
             if !fits {
                 if !never {
                     self.open(account, now);
                 }
-            } else if accounts.charges(account, &steps) {
-                let step = self.charge(account, now);
-                if !step.allowed {
-                    for (account, step) in all.iter().zip(&steps).take(at) {
-                        if accounts.charges(account, &steps) {
-                            self.undo_step(account, now, step);
+            } else if accounts.charges(account, &evaluations) {
+                let evaluation = self.charge(account, now);
+                if !evaluation.allowed {
+                    for (account, charged) in all.iter().zip(&evaluations).take(index) {
+                        if accounts.charges(account, &evaluations) {
+                            self.undo_charge(account, now, charged);
                         }
                     }
-                    steps = all.iter().map(|account| look(&account.hurried())).collect();
-                    steps[at] = step;
-                    return last.then(|| accounts.decision(&steps, now, false));
+                    evaluations =
+                        all.iter().map(|account| look(&account.without_queueing())).collect();
+                    evaluations[index] = evaluation;
+                    return last.then(|| accounts.decision(&evaluations, now, false));
                 }
-                steps[at] = step;
+                evaluations[index] = evaluation;
             } else {
-                // of a rule that only reports: a first contact all the same
+                // A report-only rule that is not charged still creates the account.
                 self.open(account, now);
             }
         }
-        Some(accounts.decision(&steps, now, fits))
+        Some(accounts.decision(&evaluations, now, fits))
     }
 
-    pub(super) fn settle(&self, charge: &Charge<'_>, units: i64) -> Decision {
-        // what mirrors another store's accounts has no cost, and loses nothing
-        let pays = charge.units() > 0;
+    pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
+        // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
+        let is_mirror = charge.cost() == 0;
         self.each(charge, |account, now| {
-            let (numbers, cut) = self.settle_one(account, now, units);
-            if cut && pays {
+            let (snapshot, cut) = self.adjust_one(account, now, units);
+            if cut && !is_mirror {
                 late_charge_cut(account.quota);
             }
-            numbers
+            snapshot
         })
     }
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
         self.each(charge, |account, now| {
-            // not before any charge that it ends: threads charge by readings of their own
+            // Read after the reset: other threads may charge by later readings than `now`.
             let clock = || self.clock.now();
             let Some(gcra) = Gcra::counting(account.quota) else {
-                let show = |state: Option<&_>| account.numbers(state, now);
-                return self.windows.end(account.at(), now, show, clock);
+                let show = |state: Option<&_>| account.snapshot(state, now);
+                return self.state_table.reset(account.address(), now, show, clock);
             };
-            let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
-            let cold = |stored, floor| ((stored > floor).then_some(floor), show(floor, floor));
-            self.instants.reset(account.at(), now, cold, show, clock)
+            let show = |stored, now| gcra.look(stored, now, account.demand).snapshot;
+            let reset = |stored, floor| ((stored > floor).then_some(floor), show(floor, floor));
+            self.gcra_table.reset(account.address(), now, reset, show, clock)
         })
     }
 
     pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let now = self.clock.now();
-        let accounts = self.addresses.accounts(charges);
-        let on_them = taken.on(Charge::named(charges));
-        for (at, account) in accounts.distinct.iter().enumerate() {
-            let named = accounts.first_named(at).and_then(|named| on_them.outcomes().get(named));
-            let charged = named.filter(|outcome| taken.charged(outcome.rule()));
-            let receipt = charged.and_then(|it| Receipt::new(taken, it, account.ask, units));
+        let accounts = self.hasher.accounts(charges);
+        let decided = taken.on(Charge::quota_ids(charges));
+        for (index, account) in accounts.distinct.iter().enumerate() {
+            let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
+            let charged = first.filter(|outcome| taken.charged(outcome.rule()));
+            let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
             if let Some(receipt) = receipt {
                 self.undo_one(account, now, receipt);
             }
         }
     }
 
-    fn look(&self, account: &Account<'_>, now: u64) -> Step {
-        let Account { quota, ask, .. } = *account;
+    fn look(&self, account: &Account<'_>, now: u64) -> Evaluation {
+        let Account { quota, demand, .. } = *account;
         match Gcra::counting(quota) {
-            Some(gcra) => {
-                self.instants.look(account.at(), now, |stored| gcra.look(stored, now, ask))
-            }
+            Some(gcra) => self
+                .gcra_table
+                .look(account.address(), now, |stored| gcra.look(stored, now, demand)),
             None => self
-                .windows
-                .look(account.at(), now, |state| algorithm::look(state, quota, now, ask)),
+                .state_table
+                .look(account.address(), now, |state| algorithm::look(state, quota, now, demand)),
         }
     }
 
-    /// Charges the account if the ask fits.
+    /// Charges the account if the demand fits.
     #[inline]
-    fn charge(&self, account: &Account<'_>, now: u64) -> Step {
-        let Account { quota, ask, .. } = *account;
+    fn charge(&self, account: &Account<'_>, now: u64) -> Evaluation {
+        let Account { quota, demand, .. } = *account;
         match Gcra::counting(quota) {
             Some(gcra) => {
-                let take = |stored, now| gcra.take(stored, now, ask);
-                self.instants.update(account.at(), now, take)
+                let take = |stored, now| gcra.take(stored, now, demand);
+                self.gcra_table.update(account.address(), now, take)
             }
             None => {
-                let take = |state: &mut _| algorithm::take(state, quota, now, ask);
-                self.windows.update(account.at(), now, take, |step| {
-                    step.allowed || quota.initial_units().is_some()
+                let take = |state: &mut _| algorithm::take(state, quota, now, demand);
+                self.state_table.update(account.address(), now, take, |evaluation| {
+                    evaluation.allowed || quota.initial_units().is_some()
                 })
             }
         }
     }
 
-    /// Opens a cold account that starts at `initial` units, though the decision refuses.
+    /// Creates an account with `initial` units, although the decision does not charge it.
     fn open(&self, account: &Account<'_>, now: u64) {
-        let Account { quota, ask, .. } = *account;
+        let Account { quota, demand, .. } = *account;
         if quota.initial_units().is_none() {
             return;
         }
         match Gcra::counting(quota) {
             Some(gcra) => {
-                let open = |stored, now| (gcra.open(stored, now, ask), ());
-                self.instants.update(account.at(), now, open);
+                let open = |stored, now| (gcra.open(stored, now, demand), ());
+                self.gcra_table.update(account.address(), now, open);
             }
             None => {
-                let open = |state: &mut _| algorithm::open(state, quota, now, ask);
-                self.windows.update(account.at(), now, open, |()| true);
+                let open = |state: &mut _| algorithm::open(state, quota, now, demand);
+                self.state_table.update(account.address(), now, open, |()| true);
             }
         }
     }
 
-    /// The account after the step, and whether a late charge was cut.
-    fn settle_one(&self, account: &Account<'_>, now: u64, units: i64) -> (Numbers, bool) {
+    /// Returns the account after the adjustment, and `true` if a late charge was cut.
+    fn adjust_one(&self, account: &Account<'_>, now: u64, units: i64) -> (Snapshot, bool) {
         let (quota, late) = (account.quota, units.unsigned_abs());
         match Gcra::counting(quota) {
-            Some(gcra) if units < 0 => {
-                let settle = |stored, now| {
-                    let (new, numbers) = gcra.settle(stored, now, units);
-                    (new, (numbers, gcra.cuts(stored, now, late)))
+            Some(gcra) if units > 0 => {
+                let adjust = |stored, now| {
+                    let (new, snapshot) = gcra.adjust(stored, now, units);
+                    (new, (snapshot, gcra.caps_late_charge(stored, now, late)))
                 };
-                self.instants.update(account.at(), now, settle)
+                self.gcra_table.update(account.address(), now, adjust)
             }
             Some(gcra) => {
-                let back = |stored, floor| gcra.settle(stored, floor, units);
-                let show = |stored, now| gcra.look(stored, now, account.ask).numbers;
-                (self.instants.lower(account.at(), now, back, show), false)
+                let back = |stored, floor| gcra.adjust(stored, floor, units);
+                let show = |stored, now| gcra.look(stored, now, account.demand).snapshot;
+                (self.gcra_table.lower(account.address(), now, back, show), false)
             }
-            None if units < 0 => {
-                let settle = |state: &mut _| {
-                    let cut = algorithm::cuts(Option::as_ref(state), quota, now, late);
-                    (algorithm::settle(state, quota, now, units), cut)
+            None if units > 0 => {
+                let adjust = |state: &mut _| {
+                    let cut = algorithm::caps_late_charge(Option::as_ref(state), quota, now, late);
+                    (algorithm::adjust(state, quota, now, units), cut)
                 };
-                self.windows.update(account.at(), now, settle, |_| true)
+                self.state_table.update(account.address(), now, adjust, |_| true)
             }
             None => {
-                let settle = |state: &mut _| algorithm::settle(state, quota, now, units);
-                let show = |state: Option<&_>| account.numbers(state, now);
-                (self.windows.lower(account.at(), now, settle, show), false)
+                let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
+                let show = |state: Option<&_>| account.snapshot(state, now);
+                (self.state_table.lower(account.address(), now, adjust, show), false)
             }
         }
     }
 
-    /// Undoes a charge that was just made, since another one could not be.
-    fn undo_step(&self, account: &Account<'_>, now: u64, step: &Step) {
+    /// Undoes a charge of this decision, because a later charge did not fit.
+    fn undo_charge(&self, account: &Account<'_>, now: u64, charged: &Evaluation) {
         let mut taken = Decision::new(true, now);
-        taken.passes(step.overage, step.wait);
-        if let Some(receipt) = Receipt::new(&taken, &account.outcome(step), account.ask, None) {
+        taken.set_allowed(charged.overage, charged.wait);
+        if let Some(receipt) = Receipt::new(&taken, &account.outcome(charged), account.demand, None)
+        {
             self.undo_one(account, now, receipt);
         }
     }
 
     fn undo_one(&self, account: &Account<'_>, now: u64, receipt: Receipt) {
-        let (at, quota, charged) = (account.at(), account.quota, receipt.charged);
+        let (address, quota, charged) = (account.address(), account.quota, receipt.charged);
         match Gcra::counting(quota) {
             Some(gcra) => {
                 let back = |stored, now| gcra.undo(stored, now, receipt);
-                self.instants.undo(at, now, charged, back);
+                self.gcra_table.undo(address, now, charged, back);
             }
             None => {
                 let back = |state: &mut _| algorithm::undo(state, quota, now, receipt);
-                self.windows.undo(at, charged, back);
+                self.state_table.undo(address, charged, back);
             }
         }
     }
 
-    /// Applies `step` to every account of `charge` and says what is left.
-    fn each(&self, charge: &Charge<'_>, step: impl Fn(&Account<'_>, u64) -> Numbers) -> Decision {
+    /// Applies `change` to every account of `charge`, and returns the accounts after it.
+    fn each(
+        &self,
+        charge: &Charge<'_>,
+        change: impl Fn(&Account<'_>, u64) -> Snapshot,
+    ) -> Decision {
         let now = self.clock.now();
-        let accounts = self.addresses.accounts(&[charge.cost(0)]);
-        let settled = |account: &Account<'_>| Step::passed(step(account, now));
-        let steps: Steps = accounts.distinct.iter().map(settled).collect();
-        accounts.decision(&steps, now, true)
+        let accounts = self.hasher.accounts(&[charge.with_cost(0)]);
+        let changed = |account: &Account<'_>| Evaluation::allowed(change(account, now));
+        let evaluations: Evaluations = accounts.distinct.iter().map(changed).collect();
+        accounts.decision(&evaluations, now, true)
     }
-}
-
-/// What is said of one charge of one quota.
-#[inline]
-fn decision(charge: &Charge<'_>, step: Step, now: u64) -> Decision {
-    let report_only = charge.is_report_only();
-    let mut decision = Decision::new(step.allowed || report_only, now);
-    if !report_only {
-        decision.passes(step.overage, step.wait);
-    }
-    decision.push(Outcome::with(charge.rule(), 0, step.numbers).report_only(report_only));
-    decision
 }
 
 #[cfg(test)]
@@ -361,17 +358,17 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A ledger whose clock stands at ten seconds.
+    /// Creates a ledger whose clock stands at ten seconds.
     fn ledger() -> Ledger {
-        let (clock, hands) = Clock::driven();
-        hands.increment(10 * SECOND);
+        let (clock, mock) = Clock::driven();
+        mock.increment(10 * SECOND);
         Ledger::new(clock, 64)
     }
 
-    /// Another thread made the first charge by a newer reading; the last unit is there for one that
-    /// was held up since it read the clock.
+    /// Another thread makes the first charge by a later reading of the clock. The last unit is
+    /// still available to a thread that was interrupted after its reading.
     #[test]
-    fn an_older_reading_of_the_clock_is_not_denied_by_nanoseconds() {
+    fn an_older_reading_of_the_clock_does_not_cause_a_denial() {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let three = Quota::per_hour(3);
         for algorithm in [
@@ -401,12 +398,11 @@ mod tests {
         }
     }
 
-    /// A queue has its place one wait later.
     #[test]
-    fn an_older_reading_of_the_clock_finds_the_last_place_of_a_queue() {
+    fn an_older_reading_of_the_clock_gets_the_last_position_of_a_queue() {
         let (key, quotas) = (Key::from("one"), [Quota::per_second(1).burst(1)]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
-        let charge = charge.max_wait(Duration::from_secs(2));
+        let charge = charge.with_max_wait(Duration::from_secs(2));
         let ledger = ledger();
         for behind in [0, 1, 5] {
             assert!(ledger.take_at(&[charge], 10 * SECOND - behind).is_allowed(), "{behind}");
@@ -415,14 +411,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refill_since_the_reading_of_the_clock_is_seen() {
+    fn a_refill_after_the_reading_of_the_clock_counts() {
         let (key, quota) =
             (Key::from("one"), Quota::per_second(1).algorithm(Algorithm::TokenBucket));
-        let (quotas, (clock, hands)) = ([quota], Clock::driven());
+        let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);
         assert!(ledger.take_at(&charge, 0).is_allowed());
-        hands.increment(SECOND);
+        mock.increment(SECOND);
         assert!(ledger.take_at(&charge, SECOND - 1).is_allowed());
     }
 }

@@ -1,41 +1,43 @@
-//! The embedded store: exact, bounded at construction, and the same cost at any load.
+//! The embedded store. It is exact, its memory is fixed at construction, and a decision costs the
+//! same at any load.
 
 mod accounts;
 mod blocking;
 mod blocks;
 mod clock;
-mod crowd;
-mod instants;
+mod gcra_table;
 mod ledger;
-mod life;
 mod overflow;
+mod overflow_warning;
+mod rebuild;
 mod slots;
+mod state_table;
 mod sync;
-mod windows;
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, sync::Arc};
 
 pub(crate) use self::clock::Clock;
-use self::{ledger::Ledger, life::Life};
+use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
-    Answer, BoxFuture, Charge, Condition, Never, Store, Unsupported, can_queue, rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue, rules::KnownRules,
 };
 use crate::{decision::Decision, observe::set_keys};
 
-/// The embedded store: accounts in this process's memory.
+/// An embedded store that keeps accounts in the memory of the process.
 ///
-/// Its memory is fixed at construction, at 35 bytes for each key of the capacity. A flood of fresh
-/// keys cannot grow it, except by at most 270 kB for each rule and quota that shares accounts.
+/// Its memory is fixed at construction: 35 bytes for each key of the capacity. A flood of new keys
+/// does not increase it, except by at most 270 kB for each rule and quota with shared accounts.
 ///
-/// An account in debt is never forgotten. When there is no room for a new key, new keys share an
-/// account per rule and quota until there is: they may be denied early, and no exhausted key is freed.
-/// A key whose quota is full has no account, so it counts as new. [`Stats::overflowed`] counts
-/// decisions over shared accounts, and the first of them is logged.
+/// The store never drops an account in debt, which is an account that is not full. If it has no
+/// room for a new key, new keys share one account per rule and quota until there is room. They may
+/// then be denied early, but no exhausted key is freed. A key whose quota is full has no account,
+/// so it counts as new. [`Stats::overflowed`] counts decisions over shared accounts, and the first
+/// one is logged.
 ///
 /// # Capacity
 ///
-/// A full account takes no slot, and an account in debt takes one per quota of its rule. So the
-/// capacity is
+/// A full account needs no slot. A key in debt needs one slot per quota of its rule. The capacity
+/// that a service needs is
 ///
 /// *new keys per second · seconds until a key's quota is full again · quotas of the rule*.
 ///
@@ -47,11 +49,11 @@ use crate::{decision::Decision, observe::set_keys};
 /// | anchored window, sliding log | *period* |
 /// | sliding window | *period + period / buckets* at most |
 ///
-/// 25 000 new keys per second with one request each, at 5 per minute, are in debt for 12 seconds
-/// each, which makes 300 000 keys. Honest new keys that are denied during such a flood
-/// (`tests/flood_capacity.rs`):
+/// For example, 25 000 new keys per second send one request each, and the quota is 5 per minute.
+/// Each key is in debt for 12 seconds, so 300 000 keys are in debt at a time. The table shows the
+/// share of honest new keys that are denied during such a flood (`tests/it/local/flood_capacity.rs`):
 ///
-/// | capacity | memory | when 12 s are over | 36 to 48 s after its start |
+/// | capacity | memory | after 12 s | 36 to 48 s after the start |
 /// |---|---|---|---|
 /// | 65 536 | 2.3 MB | 100 % | 98 % |
 /// | 131 072 (the default) | 4.6 MB | 70 % | 88 % |
@@ -62,23 +64,24 @@ use crate::{decision::Decision, observe::set_keys};
 ///
 /// # Algorithms other than GCRA
 ///
-/// An account of GCRA, the default algorithm, is one instant. Accounts of the
-/// [others](crate::Algorithm) hold more (a sliding log 16 bytes a charge). They have a table of
-/// their own with the same number of entries and the same rules, made with the first of them. It
-/// takes memory as accounts come, up to that bound.
+/// An account of GCRA, the default algorithm, is one instant. Accounts of the [other
+/// algorithms](crate::Algorithm) are larger; a sliding log has 16 bytes per charge. They are in a
+/// second table, which has the same number of entries and the same rules. The first such account
+/// creates the table. Its memory grows with its accounts, up to that number.
 ///
 /// # Blocks
 ///
-/// Keys that are [blocked](Store::block) have a table of their own, made with the first block: a slot
-/// for every four keys of the capacity, at 17 bytes each (4.3 bytes for each key of the capacity).
-/// There is room for a blocked key for every eight keys of the capacity: 16 384 by default. Beyond
-/// that some blocks are denied, and from twice as many on all. A denied block is an error
-/// ([`BlockError::Full`](super::BlockError::Full)), logged once and counted; the key is not blocked.
+/// [Blocked](crate::StoreExt::block) keys are in a separate table, which the first block creates.
+/// It has one slot for every four keys of the capacity, at 17 bytes each (4.3 bytes for each key of
+/// the capacity). There is room for one blocked key for every eight keys of the capacity: 16 384 by
+/// default. Beyond that number, some blocks fail. Beyond twice that number, all fail. A block that
+/// fails returns [`BlockError::Full`](super::BlockError::Full), is counted, and is logged once; the
+/// key is not blocked.
 ///
 /// # Sharing
 ///
-/// A clone is the same store. What a process admits is exact whatever the number of threads; other
-/// processes do not share it.
+/// Clones share the accounts. Decisions are exact with any number of threads. Other processes do
+/// not share the accounts.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota};
@@ -86,7 +89,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// let store = LocalStore::with_capacity(1_000_000); // 35 MB
 /// let limiter = Limiter::new(store.clone());
 /// limiter.take("alice", &Quota::per_minute(5), 1).now();
-/// assert_eq!(store.stats().in_debt, 1);
+/// assert_eq!(store.stats().active, 1);
 /// ```
 #[derive(Clone)]
 pub struct LocalStore {
@@ -94,41 +97,42 @@ pub struct LocalStore {
     layers: Arc<Layers>,
 }
 
-/// What is known of the layers over a store.
+/// State about the layers that use the store.
 struct Layers {
     rules: KnownRules,
-    life: Life,
+    rebuilds: RebuildDetector,
 }
 
-/// How full a [`LocalStore`] is.
+/// Statistics of a [`LocalStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Slots of the table, about two per key of the capacity. Accounts of algorithms other than GCRA
-    /// have a second table with as many.
+    /// The number of slots in the table, about two per key of the capacity. The second table, for
+    /// algorithms other than GCRA, has the same number.
     pub slots: usize,
-    /// Slots of both tables whose account is not full: it cannot be forgotten now.
-    pub in_debt: usize,
-    /// Decisions so far over an account that newcomers share for want of a slot. Above 0 the
-    /// capacity was too small for what came.
+    /// The number of accounts in both tables that are not full. They cannot be dropped.
+    pub active: usize,
+    /// The number of decisions over an account that new keys shared because no slot was free. If it
+    /// is above 0, the capacity was too small.
     pub overflowed: u64,
-    /// Keys that are [blocked](Store::block). Their table has a slot for every four keys of the
-    /// capacity.
+    /// The number of [blocked](crate::StoreExt::block) keys. Their table has one slot for every
+    /// four keys of the capacity.
     pub blocked: usize,
 }
 
 impl LocalStore {
-    /// Keys in debt at a time that there is room for, unless told otherwise.
+    /// The default capacity, in keys.
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
-    /// A store for 131 072 keys in debt at a time (4.6 MB).
+    /// Creates a store for 131 072 keys in debt at a time (4.6 MB).
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// A store for `keys` keys in debt at a time, at 35 bytes each, rounded up to a whole set.
+    /// Creates a store for `keys` keys in debt at a time, at 35 bytes each. The number is rounded
+    /// up to a multiple of 8.
     #[must_use]
     #[track_caller]
     pub fn with_capacity(keys: usize) -> Self {
@@ -137,21 +141,33 @@ impl LocalStore {
 
     #[track_caller]
     pub(crate) fn on(clock: Clock, keys: usize) -> Self {
-        let layers = Layers { rules: KnownRules::default(), life: Life::new(clock.clone()) };
+        let layers =
+            Layers { rules: KnownRules::default(), rebuilds: RebuildDetector::new(clock.clone()) };
         Self { ledger: Arc::new(Ledger::new(clock, keys)), layers: Arc::new(layers) }
     }
 
-    /// How full the store is. Looks at every slot: call it now and then, not per request. The
-    /// gauges `ratelimit.keys` and `ratelimit.slots` (feature `metrics`) are set by it.
+    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.slots` (feature
+    /// `metrics`). It reads every slot, so call it at intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let stats = self.untold_stats();
-        set_keys(stats.in_debt, stats.slots);
+        let stats = self.stats_without_gauges();
+        set_keys(stats.active, stats.slots);
         stats
     }
 
-    /// The same of a store that is none of the server's.
-    pub(crate) fn untold_stats(&self) -> Stats {
+    /// Runs an operation. Not part of [`call`](Store::call), so that a `take` is inlined alone.
+    fn change(&self, op: Op<'_>) -> Decision {
+        match op {
+            Op::Take(charges) => self.ledger.take(charges),
+            Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
+            Op::Reset(charge) => self.ledger.reset(charge),
+            Op::Block(charge, time) => self.ledger.block(charge, time),
+            Op::Unblock(charge) => self.ledger.unblock(charge),
+        }
+    }
+
+    /// Like [`stats`](LocalStore::stats), without setting the gauges.
+    pub(crate) fn stats_without_gauges(&self) -> Stats {
         self.ledger.stats()
     }
 }
@@ -161,25 +177,14 @@ impl Store for LocalStore {
     type Future = Never<Result<Decision, Infallible>>;
 
     #[inline]
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.layers.life.decides();
-        Answer::Now(Ok(self.ledger.take(charges)))
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.ledger.settle(charge, units)))
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.ledger.reset(charge)))
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.ledger.block(charge, time)))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        Answer::Now(Ok(self.ledger.unblock(charge)))
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match op {
+            Op::Take(charges) => {
+                self.layers.rebuilds.decided();
+                Answer::Now(Ok(self.ledger.take(charges)))
+            }
+            change => Answer::Now(Ok(self.change(change))),
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -188,25 +193,25 @@ impl Store for LocalStore {
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         can_queue(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.layers.rules.agree(charges)?;
-        self.layers.life.layered();
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.layers.rules.register(charges)?;
+        self.layers.rebuilds.layer_built();
         Ok(())
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
+    fn health(&self) -> BoxFuture<Health> {
         let store = self.clone();
         Box::pin(async move {
-            let Stats { slots, in_debt, overflowed, .. } = store.stats();
+            let Stats { slots, active, overflowed, .. } = store.stats();
             let over = match overflowed {
                 0 => String::new(),
-                n => format!("; {n} decisions over a shared account: the capacity was too small"),
+                n => format!("; {n} decisions over a shared account: increase the capacity"),
             };
-            Condition::well("local", format!("{in_debt} of {slots} slots in debt{over}"))
+            Health::healthy("local", format!("{active} of {slots} slots in debt{over}"))
         })
     }
 }

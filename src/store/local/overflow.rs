@@ -1,14 +1,14 @@
-//! What newcomers share when every slot of their set is in debt.
+//! Accounts that new keys share when every slot of their set is in debt.
 //!
-//! Per rule, place of a quota and group of sets there is one account. Its debt is everybody's:
-//! newcomers are held to one quota together, and one who gets a slot later starts with the debt it
-//! had part in. So a flood of fresh keys neither frees an exhausted key nor locks out other rules,
-//! and its memory is bounded by the number of rules.
+//! One account exists per rule, quota and group of sets. All new keys of the group use it, so one
+//! quota limits them together. A key that gets a slot later starts with the debt of the shared
+//! account. So a flood of new keys neither frees an exhausted key nor affects other rules. The
+//! number of rules bounds the memory.
 //!
-//! At its capacity a table has some sets without room (four in a thousand) while it is half empty.
-//! They cost nobody but their own newcomers: each set has the instant until which newcomers of it
-//! may owe something. A group is many sets in a large table, and without that the newcomers of all
-//! of them would start with what those of one owe.
+//! At its capacity, a table is half empty, yet four in a thousand of its sets are full. Only the
+//! new keys of these sets share an account. For this reason each set keeps the instant until which
+//! its new keys may be in debt. A group is many sets in a large table. Without that instant, the
+//! new keys of all sets of a group would start with the debt from one set.
 
 use std::collections::HashMap;
 
@@ -22,30 +22,29 @@ use crate::name::RuleName;
 const SHARDS: usize = 16;
 const GROUPS: usize = 4_096;
 
-/// Which shared account.
+/// The address of a shared account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
+pub(super) struct SharedAddress {
     set: usize,
     rule: RuleName,
-    place: usize,
+    quota_index: usize,
 }
 
-impl Address {
-    /// The account that newcomers of this set share under the quota at `place` of `rule`.
-    pub(super) fn new(set: usize, rule: RuleName, place: usize) -> Self {
-        Self { set, rule, place }
+impl SharedAddress {
+    pub(super) fn new(set: usize, rule: RuleName, quota_index: usize) -> Self {
+        Self { set, rule, quota_index }
     }
 
-    /// The address of the first set of its group.
+    /// Returns the address with the first set of the group.
     fn group(self) -> Self {
         Self { set: self.set % GROUPS, ..self }
     }
 }
 
-/// Shared accounts of type `A`; the default one is cold.
+/// Shared accounts of type `A`. The default value is a new account.
 #[derive(Debug)]
 pub(super) struct Overflow<A> {
-    /// Per set: until when its newcomers owe something. Past it there is nothing to look up.
+    /// Per set: the instant until which its new keys may be in debt. After it, no lookup is needed.
     until: Box<[AtomicU64]>,
     shards: [Shard<A>; SHARDS],
 }
@@ -53,11 +52,11 @@ pub(super) struct Overflow<A> {
 #[derive(Debug)]
 struct Shard<A> {
     decisions: AtomicU64,
-    accounts: Mutex<HashMap<Address, A>>,
+    accounts: Mutex<HashMap<SharedAddress, A>>,
 }
 
 impl<A: Clone + Default> Overflow<A> {
-    /// What the newcomers of so many sets share.
+    /// Creates the shared accounts of a table with `sets` sets.
     pub(super) fn new(sets: usize) -> Self {
         Self {
             until: (0..sets).map(|_| AtomicU64::default()).collect(),
@@ -65,8 +64,8 @@ impl<A: Clone + Default> Overflow<A> {
         }
     }
 
-    /// The shared account, cold where newcomers of this set owe nothing.
-    pub(super) fn get(&self, address: Address, now: u64) -> A {
+    /// Returns the shared account, or a new one if the new keys of this set are not in debt.
+    pub(super) fn get(&self, address: SharedAddress, now: u64) -> A {
         if self.until[address.set].load(Acquire) <= now {
             return A::default();
         }
@@ -74,37 +73,40 @@ impl<A: Clone + Default> Overflow<A> {
         shard.accounts().get(&group).cloned().unwrap_or_default()
     }
 
-    /// Changes the shared account; `change` also says until when it is to be kept.
-    pub(super) fn update<R>(&self, address: Address, change: impl FnOnce(&mut A) -> (u64, R)) -> R {
+    /// Changes the shared account. `change` also returns the instant at which the account expires.
+    pub(super) fn update<R>(
+        &self,
+        address: SharedAddress,
+        change: impl FnOnce(&mut A) -> (u64, R),
+    ) -> R {
         let (group, shard) = self.shard(address);
         shard.decisions.fetch_add(1, Relaxed);
-        let (until, said) = change(shard.accounts().entry(group).or_default());
+        let (until, result) = change(shard.accounts().entry(group).or_default());
         self.until[address.set].fetch_max(until, Release);
-        said
+        result
     }
 
-    /// Changes the shared account, if there is one.
-    pub(super) fn lower(&self, address: Address, change: impl FnOnce(&mut A)) {
+    /// Changes the shared account if it exists.
+    pub(super) fn lower(&self, address: SharedAddress, change: impl FnOnce(&mut A)) {
         let (group, shard) = self.shard(address);
         if let Some(account) = shard.accounts().get_mut(&group) {
             change(account);
         }
     }
 
-    /// Decisions made over shared accounts so far.
+    /// Returns the number of decisions over shared accounts.
     pub(super) fn decisions(&self) -> u64 {
         self.shards.iter().map(|shard| shard.decisions.load(Relaxed)).sum()
     }
 
-    /// Where the account is, and by which name.
-    fn shard(&self, address: Address) -> (Address, &Shard<A>) {
+    fn shard(&self, address: SharedAddress) -> (SharedAddress, &Shard<A>) {
         let group = address.group();
         (group, &self.shards[group.set % SHARDS])
     }
 }
 
 impl<A> Shard<A> {
-    fn accounts(&self) -> MutexGuard<'_, HashMap<Address, A>> {
+    fn accounts(&self) -> MutexGuard<'_, HashMap<SharedAddress, A>> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

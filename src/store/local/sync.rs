@@ -1,10 +1,10 @@
-//! What the threads of a process share the slot table by. Whoever includes its files with another
-//! `sync` beside them has another table: `tests/interleavings` tries all orders of events on one.
+//! Atomics and locks of the slot table. `tests/interleavings` compiles the table with another
+//! `sync` module, to test all orders of events.
 
 pub(super) use std::sync::{
     Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
 
-/// Slots of a set.
+/// The number of slots in a set.
 pub(super) const WAYS: usize = 16;

@@ -1,36 +1,36 @@
-//! Keys in Redis: of fixed length, with no byte of the user's, one slot of a cluster each.
+//! Keys in Redis: of fixed length, without user input, and in one cluster slot per account.
 
 use std::fmt::Write;
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
-use crate::{fingerprint::Secret, key::Key, name::RuleName};
+use crate::{fingerprint::FingerprintKey, key::Key, name::RuleName};
 
-/// Of what is kept under the keys: another version finds nothing of this one.
+/// The version of the stored format. Other versions do not share keys.
 const VERSION: u32 = 1;
 
-/// `<prefix>:<version>:{<hash>}`, the hash being SipHash-2-4 of 128 bits over the rule's name and
-/// the key.
+/// Builds keys `<prefix>:<version>:{<hash>}`. The hash is the 128-bit SipHash-2-4 of the rule's
+/// name and the key.
 #[derive(Clone)]
 pub(super) struct Addresses {
     pub(super) prefix: String,
-    pub(super) secret: Secret,
+    pub(super) secret: FingerprintKey,
     pub(super) readable: bool,
 }
 
 impl Addresses {
     pub(super) fn new() -> Self {
-        Self { prefix: "sluice".into(), secret: Secret::PUBLIC, readable: false }
+        Self { prefix: "sluice".into(), secret: FingerprintKey::PUBLIC, readable: false }
     }
 
     pub(super) fn account(&self, rule: RuleName, key: &Key) -> String {
-        // made for every decision: in one piece
+        // One allocation, because this runs for every decision.
         let mut address = String::with_capacity(self.prefix.len() + 32);
         let _ = write!(address, "{}:{VERSION}:{{", self.prefix);
         if self.readable {
-            spell(&mut address, rule, key);
+            push_readable(&mut address, rule, key);
         } else {
-            // no name has the byte between them
+            // Names do not contain the separator byte.
             let hash = self.secret.hash128(&[rule.as_str().as_bytes(), &[0xff], &key.to_bytes()]);
             BASE64_URL_SAFE_NO_PAD.encode_string(hash, &mut address);
         }
@@ -38,20 +38,20 @@ impl Addresses {
         address
     }
 
-    /// The list of a log at `place` of the account: in the same slot.
-    pub(super) fn list(account: &str, place: usize) -> String {
-        format!("{account}:{place}")
+    /// Returns the key of the list of a sliding log, in the slot of its account.
+    pub(super) fn list(account: &str, quota_index: usize) -> String {
+        format!("{account}:{quota_index}")
     }
 }
 
-/// In clear, but for bytes that would end the braces or a line.
-fn spell(address: &mut String, rule: RuleName, key: &Key) {
+/// Appends the rule and the key in plain text. Escapes other bytes, such as braces and line ends.
+fn push_readable(address: &mut String, rule: RuleName, key: &Key) {
     let escaped = |byte: &u8| match byte {
         b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => (*byte as char).to_string(),
         byte => format!("%{byte:02x}"),
     };
-    let spelt = |bytes: &[u8]| bytes.iter().map(escaped).collect::<String>();
-    let _ = write!(address, "{}:{}", spelt(rule.as_str().as_bytes()), spelt(&key.to_bytes()));
+    let text = |bytes: &[u8]| bytes.iter().map(escaped).collect::<String>();
+    let _ = write!(address, "{}:{}", text(rule.as_str().as_bytes()), text(&key.to_bytes()));
 }
 
 #[cfg(test)]
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_a_fixed_length_and_no_byte_of_the_users() {
+    fn addresses_have_a_fixed_length_and_no_user_input() {
         let addresses = Addresses::new();
         let (rule, long) = (RuleName::default(), "x".repeat(10_000));
         for key in ["", "}", "{a}b", "a\r\nb\0*", &long] {
@@ -70,17 +70,18 @@ mod tests {
         }
     }
 
-    /// Or a new version finds nothing of the one before. By another implementation of the hash.
+    /// A new release must find the accounts of the previous one. The value comes from another
+    /// implementation of the hash.
     #[test]
-    fn an_address_stays_what_it_is() {
-        let secret = Secret::from(*b"sixteen bytes ..");
+    fn addresses_are_stable() {
+        let secret = FingerprintKey::from(*b"sixteen bytes ..");
         let addresses = Addresses { secret, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("alice"));
         assert_eq!(address, "sluice:1:{qy8D-8W5JMFQOhgV5NIJ5g}");
     }
 
     #[test]
-    fn rules_keys_kinds_and_secrets_are_told_apart() {
+    fn rules_keys_kinds_and_secrets_change_the_address() {
         let (one, two) =
             (RuleName::new("a").expect("a name"), RuleName::new("ab").expect("a name"));
         let mut addresses = Addresses::new();
@@ -88,12 +89,12 @@ mod tests {
         assert_ne!(plain, addresses.account(two, &Key::from("c")));
         let number = Key::from(7_u32);
         assert_ne!(addresses.account(one, &number), addresses.account(one, &Key::from("7")));
-        addresses.secret = Secret::from(*b"sixteen bytes ..");
+        addresses.secret = FingerprintKey::from(*b"sixteen bytes ..");
         assert_ne!(plain, addresses.account(one, &Key::from("bc")));
     }
 
     #[test]
-    fn readable_addresses_keep_their_own_braces() {
+    fn readable_addresses_escape_braces_of_keys() {
         let addresses = Addresses { readable: true, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("}{ü"));
         assert_eq!(address, "sluice:1:{default:%02%7d%7b%c3%bc}");

@@ -1,4 +1,4 @@
-//! The connections to a cluster, made anew when a part of it has been silent.
+//! The connections to a cluster, replaced when a part of it no longer replies.
 
 use std::{
     fmt,
@@ -21,48 +21,48 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{link::PATIENCE, silence::Silence};
+use super::{link::TIMEOUT, watchdog::Watchdog};
 
-/// Parts of a cluster whose silence is told apart: neighbouring slots live on the same server.
-const PARTS: u16 = 64;
+/// The number of slot groups with a watchdog each. Neighbouring slots live on the same server.
+const SLOT_GROUPS: u16 = 64;
 const SLOTS: u16 = 16_384;
-/// Between two tries to make the connections anew.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The pause between two attempts to reconnect.
+const RENEW_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections to the masters of a cluster, which follow slots as they move, and failovers.
+/// Connections to the masters of a cluster, which follow moved slots and failovers.
 ///
-/// A slot is followed when its old master says that it is elsewhere, or is gone. One that is frozen
-/// says nothing, and its connection looks alive: after a failover it would be asked until it thaws.
-/// So new connections are made beside the old ones when a part of the cluster has not answered
-/// anything for a second, and take their place once that part answers there. Callers do not wait
-/// for it.
+/// The connections follow a slot when its old master redirects the call or is gone. A frozen master
+/// does neither, and its connection looks alive: after a failover, calls would go to it until it
+/// resumes. New connections are therefore opened beside the old ones when a part of the cluster has
+/// not replied for a second. They replace the old ones once that part replies on them. Callers do
+/// not wait for that.
 ///
-/// Made by [`RedisStore::cluster`](super::RedisStore::cluster). A clone is the same connections.
+/// Created by [`RedisStore::cluster`](super::RedisStore::cluster). A clone shares the connections.
 #[derive(Clone)]
 pub struct ClusterLink(Arc<Inner>);
 
 struct Inner {
     client: ClusterClient,
     connection: Mutex<ClusterConnection>,
-    silences: [Silence; PARTS as usize],
-    renewing: AtomicBool,
+    watchdogs: [Watchdog; SLOT_GROUPS as usize],
+    is_renewing: AtomicBool,
 }
 
 impl ClusterLink {
     pub(super) async fn connect(client: ClusterClient) -> redis::RedisResult<Self> {
         let connection = Mutex::new(client.get_async_connection().await?);
-        let silences = std::array::from_fn(|_| Silence::new());
-        let renewing = AtomicBool::new(false);
-        Ok(Self(Arc::new(Inner { client, connection, silences, renewing })))
+        let watchdogs = std::array::from_fn(|_| Watchdog::new());
+        let is_renewing = AtomicBool::new(false);
+        Ok(Self(Arc::new(Inner { client, connection, watchdogs, is_renewing })))
     }
 
-    /// Makes new connections unless that is under way, for want of an answer about `key`.
+    /// Starts to replace the connections, unless that is in progress, because `key` got no reply.
     fn renew(&self, key: &[u8]) {
-        // where there is no runtime, the next command starts it
+        // Without a runtime, the next command starts it.
         let Ok(runtime) = Handle::try_current() else { return };
-        if !self.0.renewing.swap(true, AcqRel) {
-            let right = Renewing(Arc::downgrade(&self.0));
-            drop(runtime.spawn(renew(right, self.0.client.clone(), key.to_vec())));
+        if !self.0.is_renewing.swap(true, AcqRel) {
+            let guard = RenewGuard(Arc::downgrade(&self.0));
+            drop(runtime.spawn(renew(guard, self.0.client.clone(), key.to_vec())));
         }
     }
 }
@@ -73,35 +73,36 @@ impl Inner {
     }
 }
 
-/// The right to make new connections; it ends with its task, or with its runtime.
-struct Renewing(Weak<Inner>);
+/// Held by the one task that opens new connections; released when the task ends or its runtime
+/// drops it.
+struct RenewGuard(Weak<Inner>);
 
-impl Drop for Renewing {
+impl Drop for RenewGuard {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade() {
-            inner.renewing.store(false, Release);
+            inner.is_renewing.store(false, Release);
         }
     }
 }
 
-/// New connections are no better while no replica has been promoted: they are taken if `key` is
-/// answered there.
-async fn renew(right: Renewing, client: ClusterClient, key: Vec<u8>) {
-    let look = async {
+/// Opens new connections and keeps them if `key` is answered on them. They are not better before a
+/// replica is promoted.
+async fn renew(guard: RenewGuard, client: ClusterClient, key: Vec<u8>) {
+    let connect = async {
         let mut fresh = client.get_async_connection().await.ok()?;
         let mut get = Cmd::new();
-        // of what the scripts may do, what does nothing
+        // A command that the scripts need as well, so it is permitted; it changes nothing.
         get.arg("GET").arg(key);
         fresh.req_packed_command(&get).await.and_then(Value::extract_error).ok()?;
         Some(fresh)
     };
-    match timeout(2 * PATIENCE, look).await {
+    match timeout(2 * TIMEOUT, connect).await {
         Ok(Some(fresh)) => {
-            let Some(inner) = right.0.upgrade() else { return };
+            let Some(inner) = guard.0.upgrade() else { return };
             *inner.connection() = fresh;
-            inner.silences.iter().for_each(Silence::answered);
+            inner.watchdogs.iter().for_each(Watchdog::reply_received);
         }
-        _ => sleep(PAUSE).await,
+        _ => sleep(RENEW_PAUSE).await,
     }
 }
 
@@ -109,19 +110,19 @@ impl ConnectionLike for ClusterLink {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
             let key = key(command);
-            let silence = &self.0.silences[part(key.unwrap_or_default())];
-            if silence.asked()
+            let watchdog = &self.0.watchdogs[slot_group(key.unwrap_or_default())];
+            if watchdog.request_sent()
                 && let Some(key) = key
             {
                 self.renew(key);
             }
             let mut connection = self.0.connection().clone();
-            let answer = connection.req_packed_command(command).await;
-            let answer = answer.and_then(Value::extract_error);
-            if !answer.as_ref().is_err_and(redis::RedisError::is_timeout) {
-                silence.answered();
+            let reply = connection.req_packed_command(command).await;
+            let reply = reply.and_then(Value::extract_error);
+            if !reply.as_ref().is_err_and(redis::RedisError::is_timeout) {
+                watchdog.reply_received();
             }
-            answer
+            reply
         })
     }
 
@@ -148,7 +149,7 @@ impl fmt::Debug for ClusterLink {
     }
 }
 
-/// The first key of a script call.
+/// Returns the first key of a script call.
 fn key(command: &Cmd) -> Option<&[u8]> {
     let mut args = command.args_iter();
     let (Some(Arg::Simple(b"EVALSHA" | b"EVAL")), Some(Arg::Simple(key))) =
@@ -159,17 +160,17 @@ fn key(command: &Cmd) -> Option<&[u8]> {
     Some(key)
 }
 
-/// The part of the cluster where a key of ours is, which has its braces.
-fn part(key: &[u8]) -> usize {
+/// Returns the slot group of one of our keys, which contain braces.
+fn slot_group(key: &[u8]) -> usize {
     let inside =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
     let slot = inside.unwrap_or(key).iter().fold(0, |crc, byte| {
-        // CRC-16 as the cluster takes it
+        // CRC-16 as defined by Redis Cluster.
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc: u16, _| {
             if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
         })
     }) % SLOTS;
-    usize::from(slot / (SLOTS / PARTS))
+    usize::from(slot / (SLOTS / SLOT_GROUPS))
 }
 
 #[cfg(test)]
@@ -177,10 +178,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_where_the_cluster_has_them() {
-        // as CLUSTER KEYSLOT says: 12182, 5061, 15495
+    fn slots_match_those_of_redis_cluster() {
+        // The output of CLUSTER KEYSLOT: 12182, 5061, 15495.
         for (key, slot) in [("sluice:1:{foo}", 12_182_usize), ("{bar}:0", 5_061), ("a", 15_495)] {
-            assert_eq!(part(key.as_bytes()), slot / 256, "{key}");
+            assert_eq!(slot_group(key.as_bytes()), slot / 256, "{key}");
         }
         let mut command = Cmd::new();
         command.arg("EVALSHA").arg("0123").arg(1).arg("{foo}").arg("plan");

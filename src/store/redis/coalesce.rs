@@ -1,8 +1,8 @@
-//! Decisions that wait at the same moment travel in one call.
+//! Batching: decisions that wait at the same time share one call.
 //!
-//! A decision goes at once, by its own call, while few are under way: nothing is gained by waiting
-//! then. Under load it waits for a batch, which leaves when the one before it is answered, or when
-//! it is full. There is no timer that anybody waits for.
+//! While few calls are in flight, a decision is sent at once by its own call, because waiting would
+//! gain nothing. Under load it waits for a batch. A batch is sent when the one before it is
+//! answered, or when it is full. No decision waits for a timer.
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
@@ -14,125 +14,131 @@ use tokio::{
 
 use super::{
     RedisStore,
-    batch::{Answers, Batch},
+    batch::{Batch, BatchReply},
     error::{RedisError, RedisErrorKind},
-    link::{PATIENCE, runtime},
-    question::{Purpose, Question},
-    queue::{STUCK, Ticket, Waiting},
-    script::Frame,
+    link::{TIMEOUT, runtime},
+    queue::{BatchGuard, STALL_TIMEOUT, Waiter},
+    request::{Request, ScriptOp},
+    script::ScriptKind,
 };
 use crate::{decision::Decision, observe::store_failed};
 
-/// A question of more accounts goes by itself: a batch is to be short for others on the server.
-pub(super) const ACCOUNTS: usize = 4;
+/// The maximum number of accounts of a batched request. Larger requests are sent alone, because a
+/// long batch delays other users of the server.
+pub(super) const MAX_ACCOUNTS: usize = 4;
 
-/// Takes what `question` asks, by its own call or together with others.
+/// Charges `request`, by its own call or in a batch.
 pub(super) async fn take<C>(
     store: RedisStore<C>,
-    question: Box<Question>,
+    request: Box<Request>,
 ) -> Result<Decision, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    if let Some(_alone) = store.settings.queue.enter() {
-        // in a box of its own, or those who wait would have room for it as well
-        let reply = Box::pin(store.call(&question, Purpose::Take)).await?;
-        return Ok(reply.told(&question));
+    if let Some(_permit) = store.settings.queue.try_direct() {
+        // Boxed: otherwise the futures of waiting callers would include its size.
+        let reply = Box::pin(store.execute(&request, ScriptOp::Take)).await?;
+        return Ok(reply.decision(&request));
     }
-    let answer = wait(&store, question).await;
-    answer.inspect_err(|error| store_failed(error.kind().as_str()))
+    let decision = take_in_batch(&store, request).await;
+    decision.inspect_err(|error| store_failed(error.kind().as_str()))
 }
 
-async fn wait<C>(store: &RedisStore<C>, question: Box<Question>) -> Result<Decision, RedisError>
+async fn take_in_batch<C>(
+    store: &RedisStore<C>,
+    request: Box<Request>,
+) -> Result<Decision, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let (tell, mut told) = oneshot::channel();
+    let (tx, mut rx) = oneshot::channel();
     let (runtime, start) = (runtime()?, Instant::now());
-    store.settings.queue.wait(Waiting { question, tell, runtime });
-    call_batches(store, start);
-    let mut until = start + STUCK;
-    while until <= start + PATIENCE {
-        match timeout_at(until, &mut told).await {
-            Ok(Ok(answer)) => return answer,
-            Ok(Err(_)) => return Err(RedisError::new(RedisErrorKind::Other, "the batch ended")),
-            // whoever was to call the next batch may have ended, or stand still
-            Err(_) => call_batches(store, until),
+    store.settings.queue.push(Waiter { request, tx, runtime });
+    spawn_batches(store, start);
+    let mut until = start + STALL_TIMEOUT;
+    while until <= start + TIMEOUT {
+        match timeout_at(until, &mut rx).await {
+            Ok(Ok(decision)) => return decision,
+            Ok(Err(_)) => {
+                return Err(RedisError::new(RedisErrorKind::Other, "the task of the batch ended"));
+            }
+            // The task of the next batch may have ended, or its runtime may be blocked.
+            Err(_) => spawn_batches(store, until),
         }
-        until += STUCK;
+        until += STALL_TIMEOUT;
     }
-    Err(RedisError::new(RedisErrorKind::Timeout, "no answer in time"))
+    Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
 }
 
-/// Sends batches on their way, each on the runtime of the first who waits for it: that one is still
-/// driven.
-fn call_batches<C>(store: &RedisStore<C>, now: Instant)
+/// Spawns all batches that are due, each on the runtime of its first caller, which is known to be
+/// running.
+fn spawn_batches<C>(store: &RedisStore<C>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    while let Some((first, ticket)) = store.settings.queue.call(now) {
+    while let Some((first, guard)) = store.settings.queue.next_batch(now) {
         let runtime = first.runtime.clone();
-        let ride = Ride { store: store.clone(), ticket: Some(ticket) };
-        // a runtime that ends drops it at once, and the next batch is called here
-        drop(runtime.spawn(ride.go(first)));
-        store.settings.queue.called();
+        let task = BatchTask { store: store.clone(), guard: Some(guard) };
+        // A runtime that shuts down drops the task at once. The drop spawns the next batch.
+        drop(runtime.spawn(task.run(first)));
+        store.settings.queue.batch_spawned();
     }
 }
 
-/// A batch under way. However it ends, the next is called.
-struct Ride<C>
+/// The task of a batch. Its drop spawns the next batch in any case.
+struct BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     store: RedisStore<C>,
-    ticket: Option<Ticket>,
+    guard: Option<BatchGuard>,
 }
 
-impl<C> Ride<C>
+impl<C> BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    async fn go(self, first: Waiting) {
-        // who asks at the same moment comes along
+    async fn run(self, first: Waiter) {
+        // Lets requests of the same moment join.
         yield_now().await;
-        let Self { store, ticket: Some(ticket) } = &self else { return };
+        let Self { store, guard: Some(guard) } = &self else { return };
         let mut batch = Batch::default();
-        ticket.board(first, &mut batch);
+        guard.collect(first, &mut batch);
         if batch.is_empty() {
             return;
         }
-        // nobody waits for longer
-        let Ok(answers) = timeout(PATIENCE, store.answers(&batch)).await else { return };
-        ticket.tell();
-        call_batches(store, Instant::now());
-        match answers {
-            Ok(answers) => batch.tell(&answers),
-            // then nothing was charged; who would be refused without a charge still is
+        // No caller waits longer.
+        let Ok(reply) = timeout(TIMEOUT, store.call_batch(&batch)).await else { return };
+        guard.replying();
+        spawn_batches(store, Instant::now());
+        match reply {
+            Ok(reply) => batch.reply(&reply),
+            // Nothing was charged. Single calls still return the denials, which need no memory.
             Err(error) if error.kind() == RedisErrorKind::Memory => {
-                let again = batch.callers().map(async |caller| {
-                    let decision = store.alone(&caller.question).await;
-                    drop(caller.tell.send(decision));
+                let retried = batch.callers().map(async |caller| {
+                    let decision = store.take_alone(&caller.request).await;
+                    drop(caller.tx.send(decision));
                 });
-                join_all(again).await;
+                join_all(retried).await;
             }
             Err(error) => {
                 for caller in batch.callers() {
-                    drop(caller.tell.send(Err(error.clone())));
+                    drop(caller.tx.send(Err(error.clone())));
                 }
             }
         }
-        // those who ask again wait for each other, as they did
+        // Keeps the callers together: those that send another request join one batch.
         yield_now().await;
     }
 }
 
-impl<C> Drop for Ride<C>
+impl<C> Drop for BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        self.ticket = None;
-        call_batches(&self.store, Instant::now());
+        self.guard = None;
+        spawn_batches(&self.store, Instant::now());
     }
 }
 
@@ -140,16 +146,16 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    async fn answers(&self, batch: &Batch) -> Result<Answers, RedisError> {
-        let script = self.script(Frame::Batch, [b'g']);
+    async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
+        let script = self.script(ScriptKind::Batch, [b'g']);
         let (keys, args) = batch.encode();
         let value = self.run(script, &keys, args).await?;
-        let answers = self.trusted(batch.read(&value))?;
-        self.note_healed(answers.healed());
-        Ok(answers)
+        let reply = self.checked(batch.read(&value))?;
+        self.note_healed(reply.healed());
+        Ok(reply)
     }
 
-    async fn alone(&self, question: &Question) -> Result<Decision, RedisError> {
-        Ok(self.answer(question, Purpose::Take).await?.told(question))
+    async fn take_alone(&self, request: &Request) -> Result<Decision, RedisError> {
+        Ok(self.execute_unrecorded(request, ScriptOp::Take).await?.decision(request))
     }
 }

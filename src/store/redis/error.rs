@@ -1,4 +1,4 @@
-//! Why Redis could not decide.
+//! Errors of Redis stores.
 
 use std::{error::Error, fmt};
 
@@ -6,45 +6,48 @@ use redis::ErrorKind as Raw;
 
 use crate::store::Unsupported;
 
-/// Why a [`RedisStore`](super::RedisStore) could not decide. None of these is a refusal.
+/// An error of a [`RedisStore`](super::RedisStore). An error is not a denial.
 ///
-/// The text never has a password or a key in it.
+/// The text contains neither passwords nor keys.
 #[derive(Clone, Debug)]
 pub struct RedisError {
     kind: RedisErrorKind,
     text: String,
 }
 
-/// What went wrong, in the words of an operator.
+/// The kind of a [`RedisError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisErrorKind {
-    /// There is no connection: refused, reset, or not back yet.
+    /// No connection: the server cannot be reached, or the connection was reset and is not open
+    /// again yet.
     Disconnected,
-    /// No answer in time. The charge may still be made.
+    /// No reply in time. The charge may still be made.
     Timeout,
-    /// The server is out of memory (`OOM`), and nothing was written.
+    /// The server is out of memory (`OOM`). Nothing was written.
     Memory,
     /// The server is a replica, or has too few of them (`READONLY`, `MASTERDOWN`, `NOREPLICAS`).
     Replica,
     /// The server is starting or busy with another script (`LOADING`, `BUSY`).
     Busy,
-    /// The user may not do that (`NOAUTH`, `WRONGPASS`, `NOPERM`).
+    /// The user lacks a permission, or the login failed (`NOAUTH`, `WRONGPASS`, `NOPERM`).
     Denied,
-    /// The cluster has no node for the key now (`CLUSTERDOWN`, `TRYAGAIN`, `MOVED`, `ASK`).
+    /// The cluster has no node for the key at the moment (`CLUSTERDOWN`, `TRYAGAIN`, `MOVED`,
+    /// `ASK`).
     Cluster,
-    /// The answer is none of ours: it was cut, changed, or comes from something else.
+    /// The reply is invalid: truncated, modified, or from another program.
     Reply,
-    /// The store cannot count such a quota.
+    /// The store does not support the quota.
     Quota,
     /// The address or a setting is wrong.
     Config,
-    /// Anything else the server said.
+    /// Any other error of the server.
     Other,
 }
 
 impl RedisErrorKind {
-    /// One word, for labels.
+    /// Returns one word, for labels: `disconnected`, `timeout`, `memory`, `replica`, `busy`,
+    /// `denied`, `cluster`, `reply`, `quota`, `config` or `other`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -68,16 +71,16 @@ impl RedisError {
         Self { kind, text: text.into() }
     }
 
-    pub(super) fn reply(what: &str) -> Self {
-        Self::new(RedisErrorKind::Reply, format!("the reply is none of ours: {what}"))
+    pub(super) fn invalid_reply(problem: &str) -> Self {
+        Self::new(RedisErrorKind::Reply, format!("the reply is invalid: {problem}"))
     }
 
-    /// With what to do about it.
-    pub(super) fn advice(self, what: &str) -> Self {
-        Self { text: format!("{}; {what}", self.text), ..self }
+    /// Appends the fix to the text.
+    pub(super) fn with_fix(self, fix: &str) -> Self {
+        Self { text: format!("{}; {fix}", self.text), ..self }
     }
 
-    /// What went wrong.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> RedisErrorKind {
         self.kind
@@ -93,8 +96,8 @@ impl fmt::Display for RedisError {
 impl Error for RedisError {}
 
 impl From<Unsupported> for RedisError {
-    fn from(what: Unsupported) -> Self {
-        Self::new(RedisErrorKind::Quota, what.to_string())
+    fn from(unsupported: Unsupported) -> Self {
+        Self::new(RedisErrorKind::Quota, unsupported.to_string())
     }
 }
 
@@ -106,7 +109,7 @@ impl From<redis::RedisError> for RedisError {
 
 fn kind(error: &redis::RedisError) -> RedisErrorKind {
     match (error.kind(), code(error)) {
-        // as a cluster's connection says it of all nodes
+        // The connection of a cluster reports it in this form, for all nodes.
         (Raw::Io, _)
             if error.detail().is_some_and(|text| text.contains("AuthenticationFailed")) =>
         {
@@ -128,8 +131,9 @@ fn kind(error: &redis::RedisError) -> RedisErrorKind {
     }
 }
 
-/// The word that says what went wrong. Of a command in a script Redis 6 tells it at the end of an
-/// error of its own: `ERR Error running script (…): @user_script: 12: -OOM command not allowed`.
+/// Returns the error code of the server. For a command in a script, Redis 6 reports the code at the
+/// end of another error: `ERR Error running script (…): @user_script: 12: -OOM command not
+/// allowed`.
 pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
     let inner = || error.detail()?.rsplit_once(": -")?.1.split(' ').next();
     match error.code() {
@@ -138,8 +142,8 @@ pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
     }
 }
 
-/// Whether a script, or the choice of a database, ran into a command that its user may not call:
-/// Redis up to 7.0, and Valkey, say so in words only.
+/// Returns `true` if a script, or the choice of a database, needed a command that the user may not
+/// call. Redis up to 7.0, and Valkey, report that only as text.
 fn is_denied(detail: &str) -> bool {
     ["The user executing the script can't", "ACL failure in script", "no permissions"]
         .iter()

@@ -1,4 +1,4 @@
-//! One connection that many requests share and that comes back by itself.
+//! A shared connection that reconnects by itself.
 
 use std::{
     fmt,
@@ -25,28 +25,30 @@ use tokio::{
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
-use super::{error::code, silence::Silence};
+use super::{error::code, watchdog::Watchdog};
 use crate::store::BoxFuture;
 
-/// A connection attempt, and a command that nothing else ends, take at most so long.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// A command that finds no connection, and no attempt under way, waits so long for one.
-const GRACE: Duration = Duration::from_millis(25);
-/// The longest pause between attempts; each pause is a random share of its bound (full jitter).
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Pauses are no longer than this when somebody waits: the probe of a breaker, which comes once in
-/// a second, would find the next attempt too far off again and again.
-const WANTED_PAUSE: Duration = Duration::from_millis(100);
+/// The timeout of a connection attempt, and of a command.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for which a command waits while there is neither a connection nor an attempt in
+/// progress.
+const RECONNECT_GRACE: Duration = Duration::from_millis(25);
+/// The longest pause between attempts. Each pause is a random share of its bound (full jitter).
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
+const BASE_BACKOFF: Duration = Duration::from_millis(10);
+/// The longest pause while a command waits. The probe of a breaker, once per second, would
+/// otherwise miss the next attempt each time.
+const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
-/// Makes a connection.
+/// Opens a connection.
 pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
 
-/// One multiplexed connection to a server, or to the master that sentinels name, that comes back
-/// by itself: with exponential pauses and full jitter, one attempt at a time.
+/// A multiplexed connection to one server, or to the master that sentinels name. It reconnects by
+/// itself, with exponential backoff and full jitter, one attempt at a time.
 ///
-/// Made by [`RedisStore::connect`](super::RedisStore::connect) and its kin. A clone is the same
-/// connection.
+/// Created by [`RedisStore::connect`](super::RedisStore::connect),
+/// [`connect_lazy`](super::RedisStore::connect_lazy) and [`sentinel`](super::RedisStore::sentinel).
+/// A clone shares the connection.
 #[derive(Clone)]
 pub struct Link(Arc<Inner>);
 
@@ -54,13 +56,13 @@ struct Inner {
     dial: Dial,
     state: watch::Sender<State>,
     dialing: AtomicBool,
-    /// Tells who pauses between attempts that somebody waits for a connection.
+    /// Notifies the dialing task that a command waits for a connection.
     wanted: Arc<Notify>,
-    /// Attempts since a connection last held.
+    /// The number of attempts since the last stable connection.
     attempts: AtomicU32,
-    /// When the last of them began.
+    /// The start of the last attempt.
     last: Mutex<Instant>,
-    silence: Silence,
+    watchdog: Watchdog,
 }
 
 #[derive(Clone)]
@@ -70,7 +72,7 @@ enum State {
 }
 
 impl Link {
-    /// Connects with the first command.
+    /// Creates a link that connects on the first command.
     pub(super) fn new(dial: Dial) -> Self {
         Self(Arc::new(Inner {
             dial,
@@ -79,71 +81,71 @@ impl Link {
             wanted: Arc::default(),
             attempts: AtomicU32::new(0),
             last: Mutex::new(Instant::now()),
-            silence: Silence::new(),
+            watchdog: Watchdog::new(),
         }))
     }
 
-    /// The connection, after a short while if it is coming back.
-    async fn up(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
+    /// Returns the connection. While it is reconnecting, waits for a short time.
+    async fn connected(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
         let (start, mut states) = (Instant::now(), self.0.state.subscribe());
         let wait = async {
             loop {
                 match &*states.borrow_and_update() {
                     State::Up { connection, since } => return Ok((connection.clone(), *since)),
                     State::Down { failed: Some(error), trying: false }
-                        if start.elapsed() >= GRACE =>
+                        if start.elapsed() >= RECONNECT_GRACE =>
                     {
                         return Err(error.clone());
                     }
                     State::Down { .. } => {}
                 }
-                self.redial()?;
+                self.ensure_dialing()?;
                 self.0.wanted.notify_one();
-                // the next attempt may be far off; one that is under way may end with its runtime
-                let left =
-                    Some(GRACE.saturating_sub(start.elapsed())).filter(|left| !left.is_zero());
-                let _ = timeout(left.unwrap_or(GRACE), states.changed()).await;
+                // The next attempt may be far off, and the current one may end with its runtime.
+                let left = Some(RECONNECT_GRACE.saturating_sub(start.elapsed()))
+                    .filter(|left| !left.is_zero());
+                let _ = timeout(left.unwrap_or(RECONNECT_GRACE), states.changed()).await;
             }
         };
-        timeout(PATIENCE, wait).await.unwrap_or_else(|_| Err(gone("no connection in time")))
+        timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
     }
 
-    /// Starts to dial unless that is under way.
-    fn redial(&self) -> RedisResult<()> {
+    /// Starts to dial, unless that is in progress.
+    fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
         if !self.0.dialing.swap(true, AcqRel) {
-            drop(runtime.spawn(dial(Dialing(Arc::downgrade(&self.0)))));
+            drop(runtime.spawn(dial(DialGuard(Arc::downgrade(&self.0)))));
         }
         Ok(())
     }
 
-    /// Gives the connection of `since` up.
-    fn lose(&self, since: Instant, why: &RedisError) {
-        if since.elapsed() >= LONGEST_PAUSE {
+    /// Discards the connection of `since`.
+    fn discard(&self, since: Instant, error: &RedisError) {
+        if since.elapsed() >= MAX_BACKOFF {
             self.0.attempts.store(0, Relaxed);
         }
-        let lost = self.0.state.send_if_modified(|state| {
+        let was_current = self.0.state.send_if_modified(|state| {
             let current = matches!(state, State::Up { since: other, .. } if *other == since);
             if current {
-                *state = State::Down { failed: Some(why.clone()), trying: false };
+                *state = State::Down { failed: Some(error.clone()), trying: false };
             }
             current
         });
-        if lost {
-            self.0.silence.answered();
-            // where there is no runtime, the next command starts it
-            drop(self.redial());
+        if was_current {
+            self.0.watchdog.reply_received();
+            // Without a runtime, the next command starts it.
+            drop(self.ensure_dialing());
         }
     }
 
-    /// Gives up the connection that there is, since its answers are not those to what was asked.
-    pub(super) fn distrust(&self) {
+    /// Discards the current connection, because its replies do not match the requests.
+    pub(super) fn discard_current(&self) {
         let current = match &*self.0.state.borrow() {
             State::Up { since, .. } => Some(*since),
             State::Down { .. } => None,
         };
         if let Some(since) = current {
-            self.lose(since, &gone("an answer was none of ours"));
+            self.discard(since, &not_connected("a reply was invalid"));
         }
     }
 }
@@ -154,10 +156,10 @@ impl Inner {
     }
 }
 
-/// The right to dial, which one task has at a time; it ends with the task, or with its runtime.
-struct Dialing(Weak<Inner>);
+/// Held by the one task that dials; released when the task ends or its runtime drops it.
+struct DialGuard(Weak<Inner>);
 
-impl Drop for Dialing {
+impl Drop for DialGuard {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade() {
             inner.dialing.store(false, Release);
@@ -165,27 +167,27 @@ impl Drop for Dialing {
     }
 }
 
-/// Dials until there is a connection, or nobody left who wants one.
-async fn dial(right: Dialing) {
+/// Dials until a connection is open or the link is dropped.
+async fn dial(guard: DialGuard) {
     loop {
-        let Some(inner) = right.0.upgrade() else { return };
+        let Some(inner) = guard.0.upgrade() else { return };
         let attempt = inner.attempts.fetch_add(1, Relaxed);
         if attempt > 0 {
             let (last, wanted) = (*inner.last(), inner.wanted.clone());
             drop(inner);
-            rest(last, pause(attempt), &wanted).await;
+            back_off(last, backoff(attempt), &wanted).await;
         }
-        let Some(inner) = right.0.upgrade() else { return };
+        let Some(inner) = guard.0.upgrade() else { return };
         *inner.last() = Instant::now();
         inner.state.send_modify(|state| {
             if let State::Down { trying, .. } = state {
                 *trying = true;
             }
         });
-        let dialed = timeout(PATIENCE, (inner.dial)()).await;
-        match dialed.unwrap_or_else(|_| Err(gone("no connection in time"))) {
+        let dialed = timeout(TIMEOUT, (inner.dial)()).await;
+        match dialed.unwrap_or_else(|_| Err(not_connected("no connection in time"))) {
             Ok(connection) => {
-                inner.silence.answered();
+                inner.watchdog.reply_received();
                 inner.state.send_replace(State::Up { connection, since: Instant::now() });
                 return;
             }
@@ -197,30 +199,32 @@ async fn dial(right: Dialing) {
     }
 }
 
-/// Until `pause` is over since the `last` attempt, or a part of it if somebody waits.
-async fn rest(last: Instant, pause: Duration, wanted: &Notify) {
-    sleep_until(last + pause.min(WANTED_PAUSE)).await;
+/// Waits until `pause` has passed since the `last` attempt, or for a part of it while a command
+/// waits.
+async fn back_off(last: Instant, pause: Duration, wanted: &Notify) {
+    sleep_until(last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
     let _ = timeout_at(last + pause, wanted.notified()).await;
 }
 
-/// A random share of a bound that doubles with each attempt.
-fn pause(attempt: u32) -> Duration {
-    let bound = FIRST_PAUSE.saturating_mul(1 << attempt.min(16)).min(LONGEST_PAUSE);
+/// Returns a random share of a bound that doubles with each attempt.
+fn backoff(attempt: u32) -> Duration {
+    let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
     let random = RandomState::new().hash_one(attempt) % 1_000;
     bound * u32::try_from(random).unwrap_or(0) / 1_000
 }
 
-/// The runtime, without which there is no timer and no connection.
+/// Returns the current runtime. Timers and connections need one.
 pub(super) fn runtime() -> RedisResult<Handle> {
-    Handle::try_current().map_err(|_| gone("there is no tokio runtime"))
+    Handle::try_current()
+        .map_err(|_| not_connected("no tokio runtime; call the store from within one"))
 }
 
-fn gone(why: &'static str) -> RedisError {
+fn not_connected(why: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
 }
 
-/// Whether nothing good comes of this connection any more.
-fn is_lost(error: &RedisError) -> bool {
+/// Returns `true` if the connection must be replaced after this error.
+fn is_unusable(error: &RedisError) -> bool {
     error.is_connection_dropped()
         || error.kind() == Raw::Parse
         || matches!(code(error), Some("READONLY" | "MASTERDOWN" | "NOAUTH"))
@@ -229,30 +233,31 @@ fn is_lost(error: &RedisError) -> bool {
 impl ConnectionLike for Link {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
-            let (mut connection, mut since) = self.up().await?;
-            if self.0.silence.asked() {
-                self.lose(since, &gone("the connection was silent"));
-                (connection, since) = self.up().await?;
+            let (mut connection, mut since) = self.connected().await?;
+            if self.0.watchdog.request_sent() {
+                self.discard(since, &not_connected("the connection did not reply"));
+                (connection, since) = self.connected().await?;
             }
-            let mut asked = connection.req_packed_command(command);
-            let answer = match poll!(&mut asked) {
-                // there before anything could be sent: the connection had ended while nobody asked
+            let mut sent = connection.req_packed_command(command);
+            let reply = match poll!(&mut sent) {
+                // The error was there before anything was sent: the connection had ended while it
+                // was idle. Sending again is safe.
                 Poll::Ready(Err(error)) if error.is_connection_dropped() => {
-                    self.lose(since, &error);
-                    drop(asked);
-                    (connection, since) = self.up().await?;
+                    self.discard(since, &error);
+                    drop(sent);
+                    (connection, since) = self.connected().await?;
                     connection.req_packed_command(command).await
                 }
-                Poll::Ready(answer) => answer,
-                Poll::Pending => asked.await,
+                Poll::Ready(reply) => reply,
+                Poll::Pending => sent.await,
             };
-            let answer = answer.and_then(Value::extract_error);
-            match &answer {
-                Err(error) if is_lost(error) => self.lose(since, error),
+            let reply = reply.and_then(Value::extract_error);
+            match &reply {
+                Err(error) if is_unusable(error) => self.discard(since, error),
                 Err(error) if error.is_timeout() => {}
-                _ => self.0.silence.answered(),
+                _ => self.0.watchdog.reply_received(),
             }
-            answer
+            reply
         })
     }
 
@@ -263,14 +268,14 @@ impl ConnectionLike for Link {
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
         Box::pin(async move {
-            let (mut connection, since) = self.up().await?;
-            let answer = connection.req_packed_commands(commands, offset, count).await;
-            if let Err(error) = &answer
-                && is_lost(error)
+            let (mut connection, since) = self.connected().await?;
+            let reply = connection.req_packed_commands(commands, offset, count).await;
+            if let Err(error) = &reply
+                && is_unusable(error)
             {
-                self.lose(since, error);
+                self.discard(since, error);
             }
-            answer
+            reply
         })
     }
 
@@ -291,13 +296,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_are_random_shares_of_a_bound_that_doubles() {
+    fn backoff_is_a_random_share_of_a_bound_that_doubles() {
         for attempt in 1..40 {
-            let bound = FIRST_PAUSE.saturating_mul(1 << attempt.min(16)).min(LONGEST_PAUSE);
-            let pauses: Vec<_> = (0..200).map(|_| pause(attempt)).collect();
-            assert!(pauses.iter().all(|pause| *pause < bound), "{attempt}: {pauses:?}");
-            assert!(pauses.iter().any(|pause| *pause > bound / 2), "{attempt}");
-            assert!(pauses.iter().any(|pause| *pause < bound / 2), "{attempt}");
+            let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
+            let backoffs: Vec<_> = (0..200).map(|_| backoff(attempt)).collect();
+            assert!(backoffs.iter().all(|backoff| *backoff < bound), "{attempt}: {backoffs:?}");
+            assert!(backoffs.iter().any(|backoff| *backoff > bound / 2), "{attempt}");
+            assert!(backoffs.iter().any(|backoff| *backoff < bound / 2), "{attempt}");
         }
     }
 }

@@ -1,20 +1,20 @@
-//! Accounts in Redis or Valkey, shared by many processes.
+//! A store that keeps accounts in Redis or Valkey, shared by many processes.
 
 mod addresses;
 mod batch;
 mod cluster;
 mod coalesce;
 mod error;
-mod flight;
+mod fan_out;
 mod link;
 mod open;
 mod plan;
 mod probe;
-mod question;
 mod queue;
 mod reply;
+mod request;
 mod script;
-mod silence;
+mod watchdog;
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::AtomicUsize;
@@ -25,17 +25,16 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
 
 use self::{
     addresses::Addresses,
-    question::{Purpose, Question},
     queue::Queue,
     reply::Reply,
-    script::{Frame, Script, Scripts},
+    request::{Request, ScriptOp},
+    script::{Script, ScriptKind, Scripts},
 };
 pub use self::{
     cluster::ClusterLink,
@@ -44,34 +43,34 @@ pub use self::{
     probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Condition, Store, Unsupported, can_queue, rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue, rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
-    fingerprint::Secret,
+    fingerprint::FingerprintKey,
     observe::{late_charge_cut, store_failed},
     quota::Quota,
 };
 
-/// The store that many processes share: accounts in Redis or Valkey.
+/// A store that keeps accounts in Redis or Valkey, shared by many processes.
 ///
-/// A decision is one script call, whatever the number of rules and quotas, by the server's own
-/// clock, and gives the numbers that the embedded store gives. On a cluster, where accounts live on
-/// different servers, it is one call for each of them, all at once: what was charged is given back
-/// where another refuses, so that the limit is never exceeded, and for that one round trip others
-/// may be refused who would have passed.
+/// A decision is one script call, regardless of the number of rules and quotas. It uses the
+/// server's clock and returns the same numbers as [`LocalStore`](crate::LocalStore). On a cluster,
+/// the accounts of a request may be on different servers. The store then calls these servers
+/// concurrently, and undoes the charges if one of them denies. The limit is never exceeded. For one
+/// round trip, such a charge may cause the denial of another request.
 ///
-/// Under load, decisions that wait at the same moment travel in one call of up to 64 different
-/// questions, equal ones asked once with how many they are; each is decided as if it had come by
-/// itself, in the order in which they came. It happens only while more than sixteen calls of the
-/// store and its clones are under way, and there is no timer: a decision that comes at a quiet
-/// moment is sent at once. It is done for GCRA quotas that start full, and not on a cluster; see
+/// Under load, decisions that wait at the same time share one call. Such a batch holds up to 64
+/// different requests; equal requests are sent once, with their number. Each is decided as if it
+/// came alone, in the order of arrival. Decisions are batched only while more than sixteen calls of
+/// the store and its clones are in flight. There is no timer: at low load, a decision is sent at
+/// once. Only GCRA quotas that start full are batched, and none on a cluster; see
 /// [`coalesce`](RedisStore::coalesce).
 ///
-/// It can fail, so a layer takes it only with a word on what becomes of requests meanwhile:
+/// The store can fail. A layer accepts it only together with a policy for failures:
 ///
 /// ```no_run
-/// use tower_sluice::{PeerIp, Quota, RateLimitLayer, RedisStore, Store};
+/// use tower_sluice::{PeerIp, Quota, RateLimitLayer, RedisStore, StoreExt};
 ///
 /// # async fn run() -> Result<(), tower_sluice::store::RedisError> {
 /// let store = RedisStore::connect("redis://127.0.0.1").await?;
@@ -80,40 +79,41 @@ use crate::{
 /// # }
 /// ```
 ///
-/// In service, put a budget and a breaker around it, and a store of this process behind it:
+/// In production, add a timeout, a breaker and a local fallback store:
 ///
 /// ```no_run
 /// # use std::time::Duration;
-/// # use tower_sluice::{LocalStore, RedisStore, Store};
+/// # use tower_sluice::{LocalStore, RedisStore, StoreExt};
 /// # async fn run(secret: [u8; 16]) -> Result<(), tower_sluice::store::RedisError> {
 /// let store = RedisStore::connect("redis://limiter:password@redis.internal:6379/2?protocol=resp3")
 ///     .await?
 ///     .prefix("shop")
 ///     .secret(secret)
-///     .deadline(Duration::from_millis(50))
+///     .timeout(Duration::from_millis(50))
 ///     .breaker()
 ///     .fallback(LocalStore::with_capacity(100_000))
-///     .one_of(4);
+///     .instances(4);
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// Keys are `<prefix>:<version>:{<hash>}`, of fixed length and with nothing of the user's in them.
-/// Each ends by itself when its account may be forgotten.
+/// Keys have the form `<prefix>:<version>:{<hash>}`. Their length is fixed, and they contain no
+/// user input. Each key expires once its account can be dropped.
 ///
-/// # What it does not protect against
+/// A clone is the same store. The store needs a tokio runtime with a timer.
 ///
-/// - A server that evicts keys for want of memory (`maxmemory-policy allkeys-*`), that loses its
-///   data, or that fails over to a replica which had not heard of the last charges, forgets debt:
-///   each such loss admits at most one more burst per key. Two primaries that do not know of each
-///   other admit the limit each.
-/// - An answer that is given up for lost may have been charged; it is never asked for twice. Who
-///   leaves while waiting for a call with others is not charged; who leaves later may be.
-/// - What one call carries fails together. A runtime that ends takes the answers of the calls on
-///   it along, also from callers on other runtimes: they are told an error.
-/// - Whoever can write to the server can change the limits.
+/// # Limitations
 ///
-/// A clone is the same store. It needs a tokio runtime with a timer.
+/// - The store loses charges if the server evicts keys to free memory, under the policies
+///   `allkeys-*`. It also loses charges if the server loses its data, or fails over to a replica
+///   that lacks the last charges. Each loss admits at most one more burst per key. Two primaries
+///   that do not know of each other admit the limit each.
+/// - A request whose reply is lost may have been charged. It is never sent again. A caller that is
+///   dropped while it waits for a batch is not charged; one that is dropped later may be.
+/// - All decisions of one call fail together. A tokio runtime that shuts down drops the replies of
+///   the calls that it runs, including those for callers on other runtimes. These callers receive
+///   an error.
+/// - A client that can write to the server can change the limits.
 pub struct RedisStore<C = Link> {
     settings: Arc<Settings>,
     shared: Arc<Shared>,
@@ -123,22 +123,22 @@ pub struct RedisStore<C = Link> {
 #[derive(Clone)]
 struct Settings {
     addresses: Addresses,
-    /// Whether accounts live on different servers.
+    /// `true` if accounts may be on different servers.
     sharded: bool,
-    /// Whether decisions that wait at the same moment travel together.
+    /// `true` if decisions may share a call.
     coalesces: bool,
     rules: Arc<KnownRules>,
     queue: Arc<Queue>,
-    /// Nanoseconds of Unix time, in place of the server's clock.
+    /// Unix time in nanoseconds that replaces the server's clock.
     #[cfg(feature = "testing")]
-    hands: Option<Arc<AtomicU64>>,
+    test_clock: Option<Arc<AtomicU64>>,
 }
 
 #[derive(Default)]
 struct Shared {
     scripts: Scripts,
     healed: AtomicU64,
-    /// Charges that are being undone: nobody waits for them but tests.
+    /// The number of charges that are being undone, for tests.
     #[cfg(feature = "testing")]
     undoing: Arc<AtomicUsize>,
 }
@@ -147,10 +147,10 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// A store on one server, over a connection of your own.
+    /// Creates a store on one server, from a connection of your own.
     ///
-    /// It should come back by itself, and answer in a bounded time or be wrapped in a
-    /// [deadline](Store::deadline).
+    /// The connection should reconnect by itself. It should reply within a bounded time, or be
+    /// wrapped in a [deadline](crate::StoreExt::timeout).
     #[must_use]
     pub fn new(connection: C) -> Self {
         let settings = Settings {
@@ -160,63 +160,64 @@ where
             rules: Arc::default(),
             queue: Arc::default(),
             #[cfg(feature = "testing")]
-            hands: None,
+            test_clock: None,
         };
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
     }
 
-    /// A store on a cluster, over a connection of your own that sends each key to its node.
+    /// Creates a store on a cluster, from a connection of your own that sends each key to its node.
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
-        // accounts of several questions live on different servers
+        // A batch would hold accounts of different servers.
         (store.settings_mut().sharded, store.settings_mut().coalesces) = (true, false);
         store
     }
 
-    /// What keys begin with; `sluice` unless set. Stores with another prefix share no account.
+    /// Sets the prefix of all keys. Defaults to `sluice`. Stores with different prefixes share no
+    /// account.
     ///
     /// # Panics
     ///
-    /// When it is empty, longer than 64 bytes, or has anything but `[A-Za-z0-9_.:-]`: a brace would
-    /// put all accounts on one node of a cluster.
+    /// Panics if the prefix is empty, longer than 64 bytes, or has a byte other than
+    /// `[A-Za-z0-9_.:-]`. A brace would put all accounts on one node of a cluster.
     #[track_caller]
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
-        let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
         assert!(
-            (1..=64).contains(&prefix.len()) && prefix.bytes().all(fine),
+            (1..=64).contains(&prefix.len()) && prefix.bytes().all(allowed),
             "prefix {prefix:?}: give 1 to 64 of [A-Za-z0-9_.:-]"
         );
         self.settings_mut().addresses.prefix = prefix.to_owned();
         self
     }
 
-    /// Hashes keys with a secret: whoever reads the server cannot tell by trying whose account is
-    /// whose. All processes that share accounts need the same one.
+    /// Hashes keys with a secret, so that a client with read access to the server cannot find the
+    /// owner of an account by trying keys. All processes that share accounts need the same value.
     ///
-    /// Sixteen bytes, or a [`Secret`] made of more. Without it the hash is the same for everybody, and an address or a short name can be found
-    /// by hashing all there are.
+    /// Takes sixteen bytes, or a [`FingerprintKey`] made from more. Without it the hash is public:
+    /// hashing all possible addresses or short names finds the key.
     #[must_use]
-    pub fn secret(mut self, secret: impl Into<Secret>) -> Self {
+    pub fn secret(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings_mut().addresses.secret = secret.into();
         self
     }
 
-    /// Writes the rule and the key in clear, for debugging: whoever reads the server reads them,
-    /// and keys are as long as what users send.
+    /// Writes the rule and the key in plain text, for debugging. They are visible to all clients
+    /// with read access to the server, and the length of a key then depends on user input.
     #[must_use]
     pub fn readable_keys(mut self) -> Self {
         self.settings_mut().addresses.readable = true;
         self
     }
 
-    /// Whether decisions that wait at the same moment may travel in one call. They may, unless this
-    /// says otherwise; on a cluster they never do.
+    /// Enables or disables batching, which sends decisions that wait at the same time in one call.
+    /// Defaults to `true`. A cluster never batches.
     ///
-    /// A call of 64 decisions keeps the server busy for some tenths of a millisecond, several times
-    /// shorter than 64 calls do, but in one piece. Say `false` where others on the server cannot
-    /// wait for that.
+    /// A call of 64 decisions occupies the server for some tenths of a millisecond. That is several
+    /// times shorter than 64 single calls, but it is one uninterrupted block. Pass `false` if other
+    /// users of the server cannot wait for that time.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
@@ -227,24 +228,24 @@ where
     /// # }
     /// ```
     #[must_use]
-    pub fn coalesce(mut self, may: bool) -> Self {
+    pub fn coalesce(mut self, enabled: bool) -> Self {
         let settings = Arc::make_mut(&mut self.settings);
-        settings.coalesces = may && !settings.sharded;
+        settings.coalesces = enabled && !settings.sharded;
         self
     }
 
-    /// Accounts so far whose place held something that was none of ours, or broken. They were
-    /// started anew.
+    /// Returns the number of accounts so far whose key held a foreign or broken value. Each was
+    /// replaced by a new account.
     #[must_use]
     pub fn healed(&self) -> u64 {
         self.shared.healed.load(Relaxed)
     }
 
-    /// Decides by these hands, in nanoseconds of Unix time, in place of the server's clock.
+    /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.
     #[cfg(feature = "testing")]
-    pub(crate) fn driven(mut self, hands: Arc<AtomicU64>) -> Self {
-        self.settings_mut().hands = Some(hands);
-        self.shared = Arc::new(Shared { scripts: Scripts::driven(), ..Shared::default() });
+    pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
+        self.settings_mut().test_clock = Some(test_clock);
+        self.shared = Arc::new(Shared { scripts: Scripts::with_test_clock(), ..Shared::default() });
         self
     }
 
@@ -253,7 +254,8 @@ where
         self.shared.undoing.clone()
     }
 
-    /// For a store that finds other accounts, whatever its clones find.
+    /// Returns the settings for a change that selects other accounts. The new store shares neither
+    /// rules nor queue with its clones.
     fn settings_mut(&mut self) -> &mut Settings {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -265,15 +267,15 @@ where
         &self.settings.addresses
     }
 
-    fn script(&self, frame: Frame, letters: impl IntoIterator<Item = u8>) -> &Script {
-        self.shared.scripts.get(frame, letters.into_iter())
+    fn script(&self, kind: ScriptKind, letters: impl IntoIterator<Item = u8>) -> &Script {
+        self.shared.scripts.get(kind, letters.into_iter())
     }
 
-    /// The time that the script is told, where a test drives it.
-    fn time(&self) -> Vec<Vec<u8>> {
+    /// Returns the script arguments with the time of the test clock, if one is set.
+    fn clock_args(&self) -> Vec<Vec<u8>> {
         #[cfg(feature = "testing")]
-        if let Some(hands) = &self.settings.hands {
-            let now = hands.load(Relaxed);
+        if let Some(test_clock) = &self.settings.test_clock {
+            let now = test_clock.load(Relaxed);
             return vec![(now / 1_000).to_string().into(), (now % 1_000).to_string().into()];
         }
         Vec::new()
@@ -284,53 +286,58 @@ where
         self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
     }
 
-    async fn call(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
-        self.answer(question, purpose)
+    async fn execute(&self, request: &Request, op: ScriptOp<'_>) -> Result<Reply, RedisError> {
+        self.execute_unrecorded(request, op)
             .await
             .inspect_err(|error| store_failed(error.kind().as_str()))
     }
 
-    async fn answer(&self, question: &Question, purpose: Purpose<'_>) -> Result<Reply, RedisError> {
-        let frame = question.frame(purpose);
-        let (keys, args) = question.encode(purpose);
-        let script = self.script(frame, question.letters());
+    async fn execute_unrecorded(
+        &self,
+        request: &Request,
+        op: ScriptOp<'_>,
+    ) -> Result<Reply, RedisError> {
+        let kind = request.script_kind(op);
+        let (keys, args) = request.encode(op);
+        let script = self.script(kind, request.letters());
         let reply = match self.run(script, &keys, args).await? {
-            Value::BulkString(bytes) => Reply::read(&bytes, question, frame),
-            _ => Err(RedisError::reply("no string")),
+            Value::BulkString(bytes) => Reply::read(&bytes, request, kind),
+            _ => Err(RedisError::invalid_reply("not a bulk string")),
         };
-        let reply = self.trusted(reply)?;
-        self.note_healed(reply.accounts.iter().filter(|seen| seen.healed).count());
+        let reply = self.checked(reply)?;
+        self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
         Ok(reply)
     }
 
-    /// One script call. The server forgets scripts when it restarts: then it is sent the whole one.
+    /// Calls a script by its hash. A restarted server has lost its scripts and receives the full
+    /// text.
     async fn run<K: redis::ToRedisArgs>(
         &self,
         script: &Script,
         keys: &[K],
         mut args: Vec<Vec<u8>>,
     ) -> Result<Value, RedisError> {
-        args.extend(self.time());
-        let command = |how: &str, script: &str| {
+        args.extend(self.clock_args());
+        let command = |name: &str, script: &str| {
             let mut command = Cmd::new();
-            command.arg(how).arg(script).arg(keys.len()).arg(keys).arg(&args);
+            command.arg(name).arg(script).arg(keys.len()).arg(keys).arg(&args);
             command
         };
-        let answer = match self.send(&command("EVALSHA", &script.sha)).await {
+        let reply = match self.send(&command("EVALSHA", &script.sha)).await {
             Err(error) if error.kind() == Raw::Server(Server::NoScript) => {
                 self.send(&command("EVAL", &script.text)).await
             }
-            answer => answer,
+            reply => reply,
         };
-        Ok(answer?)
+        Ok(reply?)
     }
 
-    /// What was read; after an answer that is none of ours another connection is made.
-    fn trusted<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
+    /// Returns `read`. If the reply was invalid, the connection is replaced.
+    fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         let connection: &dyn Any = &self.connection;
         if let (Err(_), Some(link)) = (&read, connection.downcast_ref::<Link>()) {
-            // who is to have the next answer is not known either
-            link.distrust();
+            // Later replies may belong to other requests, too.
+            link.discard_current();
         }
         read
     }
@@ -339,25 +346,41 @@ where
         self.shared.healed.fetch_add(accounts as u64, Relaxed);
     }
 
-    async fn decide(
-        self,
-        question: Question,
-        purpose: Purpose<'static>,
-    ) -> Result<Decision, RedisError> {
-        Ok(self.call(&question, purpose).await?.told(&question))
+    async fn decide(self, request: Request, op: ScriptOp<'static>) -> Result<Decision, RedisError> {
+        Ok(self.execute(&request, op).await?.decision(&request))
     }
 
-    /// Changes the account of one charge.
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<<Self as Store>::Future> {
+        if let Err(unsupported) = self.supports(charges) {
+            return Answer::Now(Err(unsupported.into()));
+        }
+        let request = Request::new(charges, self.addresses());
+        match request.accounts.len() {
+            0 => Answer::Now(Ok(Decision::allow().from_source(Source::Redis))),
+            2.. if self.settings.sharded => {
+                Answer::Later(Box::pin(fan_out::take(self.clone(), request)))
+            }
+            1..=coalesce::MAX_ACCOUNTS
+                if self.settings.coalesces
+                    && request.script_kind(ScriptOp::Take) == ScriptKind::Plain =>
+            {
+                Answer::Later(Box::pin(coalesce::take(self.clone(), Box::new(request))))
+            }
+            _ => Answer::Later(Box::pin(self.clone().decide(request, ScriptOp::Take))),
+        }
+    }
+
+    /// Runs `op` on the account of one charge.
     fn change(
         &self,
         charge: &Charge<'_>,
-        purpose: Purpose<'static>,
+        op: ScriptOp<'static>,
     ) -> Answer<<Self as Store>::Future> {
-        if let Err(what) = self.check(&[*charge]) {
-            return Answer::Now(Err(what.into()));
+        if let Err(unsupported) = self.supports(&[*charge]) {
+            return Answer::Now(Err(unsupported.into()));
         }
-        let question = Question::of(&[charge.cost(0)], self.addresses());
-        Answer::Later(Box::pin(self.clone().decide(question, purpose)))
+        let request = Request::new(&[charge.with_cost(0)], self.addresses());
+        Answer::Later(Box::pin(self.clone().decide(request, op)))
     }
 }
 
@@ -368,69 +391,49 @@ where
     type Error = RedisError;
     type Future = BoxFuture<Result<Decision, RedisError>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        if let Err(what) = self.check(charges) {
-            return Answer::Now(Err(what.into()));
-        }
-        let question = Question::of(charges, self.addresses());
-        match question.accounts.len() {
-            0 => Answer::Now(Ok(Decision::allow().from_source(Source::Redis))),
-            2.. if self.settings.sharded => {
-                Answer::Later(Box::pin(flight::take(self.clone(), question)))
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let (charge, script_op) = match op {
+            Op::Take(charges) => return self.take(charges),
+            Op::Adjust(charge, units) => {
+                let amount = units.unsigned_abs();
+                // The script does not report a reduced charge. An amount above the limit is always
+                // reduced.
+                let cut = |(_, quota): &(usize, &Quota)| units > 0 && amount > quota.late_limit();
+                if let Some((_, quota)) = charge.charged_quotas().find(cut) {
+                    late_charge_cut(quota);
+                }
+                let late = if units > 0 { ScriptOp::Late } else { ScriptOp::Refund };
+                (charge, late(amount))
             }
-            1..=coalesce::ACCOUNTS
-                if self.settings.coalesces && question.frame(Purpose::Take) == Frame::Plain =>
-            {
-                Answer::Later(Box::pin(coalesce::take(self.clone(), Box::new(question))))
+            Op::Reset(charge) => (charge, ScriptOp::Reset),
+            Op::Block(charge, time) => {
+                (charge, ScriptOp::Block(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
             }
-            _ => Answer::Later(Box::pin(self.clone().decide(question, Purpose::Take))),
-        }
+            Op::Unblock(charge) => (charge, ScriptOp::Unblock),
+        };
+        self.change(charge, script_op)
     }
 
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        let moved = units.unsigned_abs();
-        // the script does not report what it cut; this is cut in any case
-        let cut = |(_, quota): &(usize, &Quota)| units < 0 && moved > quota.late_limit();
-        if let Some((_, quota)) = charge.placed().find(cut) {
-            late_charge_cut(quota);
-        }
-        let purpose = if units < 0 { Purpose::Late(moved) } else { Purpose::Refund(moved) };
-        self.change(charge, purpose)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.change(charge, Purpose::Reset)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.change(charge, Purpose::Block(nanos))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.change(charge, Purpose::Unblock)
-    }
-
-    /// Goes on by itself where there is a tokio runtime; elsewhere the charge stays.
+    /// Runs in the background on the current tokio runtime. Without a runtime, the charge stays.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
-            let question = Question::of(charges, self.addresses());
-            flight::undo(self, question, &taken.on(Charge::named(charges)), units);
+            let request = Request::new(charges, self.addresses());
+            fan_out::undo(self, request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
         can_queue(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.settings.rules.agree(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.settings.rules.register(charges)
     }
 
-    /// Looks at an account, as the first part of a decision.
-    fn health(&self) -> BoxFuture<Condition> {
-        Box::pin(probe::look(self.clone()))
+    /// Decides a charge of cost 0, as a real request would.
+    fn health(&self) -> BoxFuture<Health> {
+        Box::pin(probe::health(self.clone()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ready-made connections: one server, a cluster, the master that sentinels name.
+//! Constructors: one server, a cluster, or the master that sentinels name.
 
 use std::time::Duration;
 
@@ -15,43 +15,43 @@ use super::{
     addresses::Addresses,
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
-    link::{Link, PATIENCE},
-    probe::{Probe, explained},
+    link::{Link, TIMEOUT},
+    probe::{Probe, with_fix},
 };
 
-/// What is sent and not acknowledged by the other machine for so long ends the connection.
+/// The time after which unacknowledged data ends the TCP connection.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-const UNACKNOWLEDGED: Duration = Duration::from_secs(3);
-/// The longest pause before the cluster's connection tries again, in milliseconds.
-const CLUSTER_PAUSE: u64 = 100;
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest pause before the connection to a cluster retries, in milliseconds.
+const CLUSTER_MAX_BACKOFF_MS: u64 = 100;
 
 impl RedisStore {
-    /// A store on one server, `redis://[user:password@]host[:port][/db]`, over one connection that
-    /// all clones share and that comes back by itself. Add `?protocol=resp3` for RESP3; for
-    /// `rediss://` (TLS) the feature `redis-tls` is needed.
+    /// Connects to one server, `redis://[user:password@]host[:port][/db]`. All clones share one
+    /// connection, which reconnects by itself. Add `?protocol=resp3` for RESP3. An address
+    /// `rediss://` (TLS) needs the feature `redis-tls`.
     ///
-    /// It [probes](RedisStore::probe) the server; warnings are logged.
+    /// The constructor [probes](RedisStore::probe) the server and logs warnings.
     ///
     /// # Errors
     ///
-    /// When the address is none, the server cannot be reached, or the probe fails. To start while
-    /// the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
+    /// Returns an error if the address is invalid, the server cannot be reached, or the probe
+    /// fails. To start while the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
-        let store = Self::connect_lazy(url)?.probed().await;
+        let store = Self::connect_lazy(url)?.probe_and_log().await;
         store.map_err(|error| match (error.kind(), address(url)) {
             (RedisErrorKind::Disconnected, Ok(at)) => {
                 let at = at.addr();
-                error.advice(&format!("is it at {at}? `connect_lazy` starts without it"))
+                error.with_fix(&format!("is it at {at}? `connect_lazy` starts without it"))
             }
             _ => error,
         })
     }
 
-    /// The same without asking the server anything yet: it connects with the first request.
+    /// Like [`connect`](RedisStore::connect), but connects on the first request and does not probe.
     ///
     /// # Errors
     ///
-    /// When the address is none.
+    /// Returns an error if the address is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisError> {
         let client = Client::open(address(url)?)?;
         Ok(Self::new(Link::new(Box::new(move || {
@@ -62,13 +62,16 @@ impl RedisStore {
         }))))
     }
 
-    /// A store on the master `name` that the sentinels at `urls` know; after a failover it asks
-    /// them again. A user, password and database in the first address are those of the master, which
-    /// is reached by TLS if the first sentinel is; those in the others are the sentinels' own.
+    /// Connects to the master `name` that the sentinels at `urls` report. After a failover, the
+    /// store asks the sentinels again.
+    ///
+    /// The user, password and database in the first address are those of the master. The master is
+    /// reached by TLS if the first sentinel is. Credentials in the other addresses are those of the
+    /// sentinels.
     ///
     /// # Errors
     ///
-    /// As [`connect`](RedisStore::connect).
+    /// As for [`connect`](RedisStore::connect).
     pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
         let mut sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
         let (mut master, mut tls) = (RedisConnectionInfo::default(), None);
@@ -86,34 +89,34 @@ impl RedisStore {
             let client = SentinelClient::build(sentinels.clone(), name.clone(), Some(node), kind);
             Box::pin(async move { client?.get_async_connection_with_config(&config()).await })
         })));
-        store.probed().await
+        store.probe_and_log().await
     }
 }
 
 impl RedisStore<ClusterLink> {
-    /// A store on the cluster of which `urls` are some nodes. It follows slots as they move, and a
-    /// failover.
+    /// Connects to the cluster that has the nodes `urls`; some of its nodes are enough. The store
+    /// follows moved slots and failovers.
     ///
-    /// With `cluster-require-full-coverage no` on the servers, the loss of one shard leaves the
-    /// others in service.
+    /// With `cluster-require-full-coverage no` on the servers, the loss of one shard does not
+    /// affect the others.
     ///
     /// # Errors
     ///
-    /// As [`connect`](RedisStore::connect).
+    /// As for [`connect`](RedisStore::connect).
     pub async fn cluster(urls: &[&str]) -> Result<Self, RedisError> {
         let nodes = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
         let client = ClusterClientBuilder::new(nodes)
-            .connection_timeout(PATIENCE)
-            .response_timeout(PATIENCE)
-            .overall_response_timeout(Some(PATIENCE))
+            .connection_timeout(TIMEOUT)
+            .response_timeout(TIMEOUT)
+            .overall_response_timeout(Some(TIMEOUT))
             .min_retry_wait(1)
-            .max_retry_wait(CLUSTER_PAUSE)
+            .max_retry_wait(CLUSTER_MAX_BACKOFF_MS)
             .tcp_settings(tcp())
             .build()?;
         let connection = ClusterLink::connect(client).await;
         let connection =
-            connection.map_err(|error| explained(error.into(), &Addresses::new().prefix, true))?;
-        Self::sharded(connection).probed().await
+            connection.map_err(|error| with_fix(error.into(), &Addresses::new().prefix, true))?;
+        Self::sharded(connection).probe_and_log().await
     }
 }
 
@@ -121,7 +124,7 @@ impl<C> RedisStore<C>
 where
     C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
 {
-    async fn probed(self) -> Result<Self, RedisError> {
+    async fn probe_and_log(self) -> Result<Self, RedisError> {
         let Probe { warnings, .. } = self.probe().await?;
         #[cfg(feature = "tracing")]
         for warning in &warnings {
@@ -142,31 +145,31 @@ fn tls_of(address: &ConnectionAddr) -> Option<TlsMode> {
 
 fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE))
+        .set_connection_timeout(Some(TIMEOUT))
+        .set_response_timeout(Some(TIMEOUT))
 }
 
 fn tcp() -> TcpSettings {
     let settings = TcpSettings::default().set_nodelay(true);
     #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-    let settings = settings.set_user_timeout(UNACKNOWLEDGED);
+    let settings = settings.set_user_timeout(TCP_USER_TIMEOUT);
     settings
 }
 
-/// The address in `url`.
+/// Parses an address.
 fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
     let info = url.into_connection_info().map_err(|error| {
         let fix = fix(url, cfg!(feature = "redis-tls"));
         let text = match fix {
-            Some(fix) => format!("{:?} is no address: {fix}", shown(url)),
-            None => format!("{:?} is no address: {error}; give {SHAPE}", shown(url)),
+            Some(fix) => format!("{:?} is not an address: {fix}", redacted(url)),
+            None => format!("{:?} is not an address: {error}; give {URL_FORM}", redacted(url)),
         };
         RedisError::new(RedisErrorKind::Config, text)
     })?;
     Ok(info.set_tcp_settings(tcp()))
 }
 
-const SHAPE: &str = "redis://[user:password@]host[:port][/db]";
+const URL_FORM: &str = "redis://[user:password@]host[:port][/db]";
 
 /// Returns the fix of a known mistake.
 fn fix(url: &str, has_tls: bool) -> Option<String> {
@@ -176,14 +179,14 @@ fn fix(url: &str, has_tls: bool) -> Option<String> {
             Some(format!("{tls}:// needs the feature `redis-tls` of tower-sluice; enable it"))
         }
         None if is_host(url) => Some(format!("it lacks redis://; give redis://{url}")),
-        None => Some(format!("it lacks redis://; give {SHAPE}")),
+        None => Some(format!("it lacks redis://; give {URL_FORM}")),
         Some(_) => None,
     }
 }
 
-/// Returns the address as an error shows it: whole if nothing in it can be a password, else with
-/// `***` for each part that may be one.
-fn shown(url: &str) -> String {
+/// Returns the address for an error message. It is complete if it cannot contain a password;
+/// otherwise `***` replaces each part that may be one.
+fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if is_host(url) { url } else { "***" }.to_owned();
     };
@@ -194,7 +197,7 @@ fn shown(url: &str) -> String {
     if !is_plain(scheme) || !is_plain(name) || !port.bytes().all(|byte| byte.is_ascii_digit()) {
         return format!("{}://{user}***", if is_plain(scheme) { scheme } else { "***" });
     }
-    // a password with a slash or an `@` in it, or one that stands in the query
+    // A password may contain a slash or an `@`, or be in the query.
     let path = match path.strip_prefix('/') {
         _ if !user.is_empty() || path.is_empty() => "",
         Some(plain) if is_plain(plain) => path,
@@ -203,7 +206,7 @@ fn shown(url: &str) -> String {
     format!("{scheme}://{user}{host}{path}")
 }
 
-/// Returns `true` for a host and a port, which are no password that stands in the wrong place.
+/// Returns `true` for a host and port, which cannot be a misplaced password.
 fn is_host(text: &str) -> bool {
     let (name, port) = text.split_once(':').unwrap_or((text, ""));
     let is_port = !port.is_empty() && port.parse::<u16>().is_ok();
@@ -247,7 +250,7 @@ mod tests {
 
     #[test]
     fn an_address_without_a_password_is_shown_with_the_fix() {
-        for (url, has_tls, seen, said) in [
+        for (url, has_tls, redacted_url, text) in [
             ("localhost:6379", true, "localhost:6379", "give redis://localhost:6379"),
             ("10.0.0.7:6379", true, "10.0.0.7:6379", "give redis://10.0.0.7:6379"),
             ("localhost", true, "localhost", "give redis://localhost"),
@@ -255,10 +258,14 @@ mod tests {
             ("rediss://me:pass@db.example", false, "rediss://***@db.example", "`redis-tls`"),
             ("redis.example", true, "***", "give redis://[user:password@]"),
         ] {
-            assert_eq!(shown(url), seen);
-            assert!(fix(url, has_tls).is_some_and(|fix| fix.contains(said)), "{url}");
+            assert_eq!(redacted(url), redacted_url);
+            assert!(fix(url, has_tls).is_some_and(|fix| fix.contains(text)), "{url}");
         }
-        assert_eq!(shown("redis://localhost/x"), "redis://localhost/x");
+        assert_eq!(redacted("redis://localhost/x"), "redis://localhost/x");
+        // a password in the place of a host, a port or a scheme
+        assert_eq!(redacted("redis://pa$s"), "redis://***");
+        assert_eq!(redacted("redis://localhost:pass"), "redis://***");
+        assert_eq!(redacted("pa$s://localhost"), "***://***");
         assert_eq!(fix("rediss://db.example", true), None);
     }
 }

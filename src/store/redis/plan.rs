@@ -1,70 +1,70 @@
-//! Plans: what a script needs to know of a quota and of what is asked, in bytes.
+//! Plans: the binary arguments of a script, one per account, with its quotas and demands.
 //!
-//! Products with a quota's interval are made here, because a double in Lua would lose digits.
+//! Products with the interval of a quota are computed here, because a double in Lua loses digits.
 
 use super::script::letter;
 use crate::{
-    algorithm::{Ask, Receipt, gcra::Gcra},
+    algorithm::{Demand, Receipt, gcra::Gcra},
     quota::{Algorithm, Quota},
     store::Unsupported,
 };
 
-/// Longer than any account is remembered, in nanoseconds: forty years.
+/// An upper bound of the time for which accounts are kept, in nanoseconds: forty years.
 pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
-/// More units than any account holds, in five bytes.
+/// An upper bound of the units of an account. Fits into five bytes.
 const MOST_UNITS: u64 = 1 << 39;
-/// Doubles hold every integer below this.
+/// Doubles represent every integer below this value.
 const EXACT: u64 = 1 << 53;
 
-/// Bytes of a plan, little-endian.
+/// The bytes of a plan, little-endian.
 #[derive(Debug, Default)]
-pub(super) struct Plan(pub(super) Vec<u8>);
+pub(super) struct EncodedPlan(pub(super) Vec<u8>);
 
-/// What a script moves on an account.
+/// A change of an account.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Moved {
-    /// What is asked, if it fits.
+pub(super) enum Change {
+    /// Charges the demand if it fits.
     Charge,
-    /// No units: an account is ended, or its key blocked or not.
-    Nothing,
-    /// So many units, whether they fit or not.
+    /// No units: the account is reset, blocked or unblocked.
+    None,
+    /// Charges units, even if they do not fit.
     Late(u64),
-    /// Units given back.
-    Back(u64),
-    /// The units of a charge that its receipt still holds.
-    Undone(Receipt),
+    /// Refunds units.
+    Refund(u64),
+    /// Undoes a charge, as far as its receipt still holds units.
+    Undo(Receipt),
 }
 
-impl Plan {
-    /// The lowest `N` bytes.
+impl EncodedPlan {
+    /// Appends the lowest `N` bytes.
     pub(super) fn int<const N: usize>(mut self, number: u64) -> Self {
         self.0.extend_from_slice(&number.to_le_bytes()[..N]);
         self
     }
 
-    /// A time or an instant: microseconds, and the nanoseconds beyond them.
+    /// Appends a duration or an instant: microseconds, then the remaining nanoseconds.
     pub(super) fn nanos(self, nanos: u64) -> Self {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
-    /// One quota and what is asked of it. `key` is the number of the key of its list.
-    pub(super) fn place(mut self, quota: &Quota, ask: Ask, moved: Moved, key: usize) -> Self {
-        let raised = u64::from(quota.limit()) + u64::from(quota.soft_units());
-        let possible = ask.need() <= raised;
+    /// Appends one quota with its change. `key` is the index of its list among the keys.
+    pub(super) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
+        let capacity = u64::from(quota.limit()) + u64::from(quota.soft_units());
+        let possible = ask.need() <= capacity;
         self.0.push(letter(quota));
-        let apart = match moved {
-            Moved::Undone(receipt) => !receipt.queued,
+        let flag = match change {
+            Change::Undo(receipt) => !receipt.queued,
             _ => possible,
         };
-        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(apart));
+        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(flag));
         if quota.counted_by() == Algorithm::Gcra {
-            return plan.gcra(quota, ask, moved, possible);
+            return plan.gcra(quota, ask, change, possible);
         }
-        let (cost, need, end) = match moved {
-            Moved::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
-            Moved::Nothing => (0, ask.need(), 0),
-            Moved::Late(units) | Moved::Back(units) => (units, ask.need(), 0),
-            Moved::Undone(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
+        let (cost, need, end) = match change {
+            Change::Charge => (ask.cost.into(), ask.need(), ask.max_wait),
+            Change::None => (0, ask.need(), 0),
+            Change::Late(units) | Change::Refund(units) => (units, ask.need(), 0),
+            Change::Undo(Receipt { cost, units, end, .. }) => (units.into(), cost.into(), end),
         };
         let plan = plan.int::<5>(cost.min(MOST_UNITS)).int::<5>(need);
         let plan = plan.int::<5>(quota.late_limit());
@@ -99,33 +99,35 @@ impl Plan {
         }
     }
 
-    fn gcra(self, quota: &Quota, ask: Ask, moved: Moved, possible: bool) -> Self {
+    fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
         let gcra = Gcra::new(quota);
         let interval = quota.interval_nanos();
-        let worth = |units: u64| interval.saturating_mul(units).min(LONGEST);
+        let time_of = |units: u64| interval.saturating_mul(units).min(LONGEST);
         let limit = u64::from(quota.limit());
-        let plan = match moved {
-            Moved::Charge if possible => {
+        let plan = match change {
+            Change::Charge if possible => {
                 let slack = match quota.soft_units() {
                     0 => ask.max_wait,
-                    soft => worth(soft.into()),
+                    soft => time_of(soft.into()),
                 };
-                let room = worth(limit) + slack - worth(ask.need());
-                self.nanos(worth(ask.cost.into())).nanos(room)
+                let room = time_of(limit) + slack - time_of(ask.need());
+                self.nanos(time_of(ask.cost.into())).nanos(room)
             }
-            // below zero: never
-            Moved::Charge => self.nanos(worth(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
-            // longer ahead no receipt ends, but by queueing
-            Moved::Nothing => self.nanos(0).nanos(worth(limit + u64::from(quota.soft_units()))),
-            Moved::Late(units) => self.nanos(worth(units)).nanos(worth(quota.late_limit())),
-            Moved::Back(units) => self.nanos(worth(units)).nanos(0),
-            Moved::Undone(Receipt { units, end, .. }) => self.nanos(worth(units.into())).nanos(end),
+            // A negative room: never fits.
+            Change::Charge => self.nanos(time_of(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
+            // Without queueing, no receipt ends further ahead.
+            Change::None => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft_units()))),
+            Change::Late(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
+            Change::Refund(units) => self.nanos(time_of(units)).nanos(0),
+            Change::Undo(Receipt { units, end, .. }) => {
+                self.nanos(time_of(units.into())).nanos(end)
+            }
         };
-        plan.nanos(gcra.kept()).nanos(gcra.cold())
+        plan.nanos(gcra.retention()).nanos(gcra.initial_reset())
     }
 }
 
-/// Whether the scripts can count `quota` exactly.
+/// Returns an error if the scripts cannot count `quota` exactly.
 pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
     let (width, product) = match quota.counted_by() {
         Algorithm::Gcra => return Ok(()),
@@ -135,16 +137,16 @@ pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
     };
     if !width.is_multiple_of(1_000) {
         return Err(Unsupported::new(
-            "a window, bucket or refill that is no whole number of microseconds; Redis's clock \
-             ticks in them: choose another period, or Gcra",
+            "a window, bucket or refill that is not a whole number of microseconds, the resolution \
+             of Redis's clock; choose another period, or Gcra",
         ));
     }
     let beyond = quota.units().max(quota.max_debt_units());
     let units = u64::from(quota.units()) + u64::from(beyond) + u64::from(quota.soft_units());
     if product && units.saturating_mul(width / 1_000) >= EXACT {
         return Err(Unsupported::new(
-            "(units + max_debt + soft) * width of a sliding or paced window, in microseconds, is 2^53 or \
-             more, which Lua's numbers do not hold; take more buckets, or Gcra",
+            "(units + max_debt + soft) * width of a sliding or paced window, in microseconds, is \
+             2^53 or more, which exceeds Lua's numbers; use more buckets, or Gcra",
         ));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A look at the server before the first request: may we, and is it one to trust?
+//! Probes of the server before the first request: permissions, version and settings.
 
 use std::time::Instant;
 
@@ -7,30 +7,31 @@ use redis::{Cmd, Value, aio::ConnectionLike};
 use super::{
     RedisStore,
     error::{RedisError, RedisErrorKind},
-    question::{Purpose, Question},
-    script::Frame,
+    request::{Request, ScriptOp},
+    script::ScriptKind,
 };
 use crate::{
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota},
-    store::{Charge, Condition, Store},
+    store::{Charge, Health},
 };
 
-/// Commands that the scripts use, and those that call them.
-const RIGHTS: &str = "+eval +evalsha +time +get +set +del +pttl +pexpire +lindex +lrange +lset \
-                      +rpush +lpop +rpop +lrem +info +select +script|load";
-/// What else is sent to a cluster.
-const CLUSTER_RIGHTS: &str = " +cluster|slots +ping";
-const OLDEST: u32 = 6;
+/// The commands that the scripts use, and those that call the scripts.
+const PERMISSIONS: &str = "+eval +evalsha +time +get +set +del +pttl +pexpire +lindex +lrange \
+                           +lset +rpush +lpop +rpop +lrem +info +select +script|load";
+/// The additional commands for a cluster.
+const CLUSTER_PERMISSIONS: &str = " +cluster|slots +ping";
+const MIN_VERSION: u32 = 6;
 
-/// What a [probe](RedisStore::probe) found.
+/// The result of a [probe](RedisStore::probe).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Probe {
-    /// The version the server tells, where it does: of Valkey the Redis it is compatible with.
+    /// The version of the server, if it reports one. Valkey reports the Redis version that it is
+    /// compatible with.
     pub version: Option<String>,
-    /// What may cost the limits their truth, in words.
+    /// Settings that may cause wrong decisions, as text.
     pub warnings: Vec<String>,
 }
 
@@ -38,60 +39,61 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Runs the real script on a key of its own and looks at the server's settings.
+    /// Runs the scripts on a key of its own and reads the server's settings.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, is a replica, is older than Redis 6, or does not permit
-    /// what the scripts do; the text tells what to permit.
+    /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6, or
+    /// does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Probe, RedisError> {
         let key = Key::everyone();
         let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
-        let question = Question::of(&[Charge::new(rule(), &key, &quotas)], self.addresses());
-        for purpose in [Purpose::Take, Purpose::Refund(1)] {
-            self.call(&question, purpose).await.map_err(|error| self.explained(error))?;
+        let request = Request::new(&[Charge::new(rule(), &key, &quotas)], self.addresses());
+        for op in [ScriptOp::Take, ScriptOp::Refund(1)] {
+            self.execute(&request, op).await.map_err(|error| self.with_fix(error))?;
         }
-        self.load().await;
+        self.load_scripts().await;
         let mut info = Cmd::new();
         info.arg("INFO");
         match self.send(&info).await {
-            Ok(value) => report(&texts(&value)),
-            // what is not permitted is not needed
+            Ok(value) => report(&info_text(&value)),
+            // A user without the permission for INFO can use the store.
             Err(_) => Ok(Probe::default()),
         }
     }
 
-    /// Has every server know the commonest scripts, so that no first request takes a second trip.
-    async fn load(&self) {
-        for frame in [Frame::Plain, Frame::Batch, Frame::Settle] {
+    /// Loads the most common scripts on every server, so that no first request needs a second round
+    /// trip.
+    async fn load_scripts(&self) {
+        for kind in [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust] {
             let mut load = Cmd::new();
-            load.arg("SCRIPT").arg("LOAD").arg(&self.script(frame, [b'g']).text);
-            // where it is not permitted, the first request of a kind sends the script
+            load.arg("SCRIPT").arg("LOAD").arg(&self.script(kind, [b'g']).text);
+            // Without this permission, the first request of each kind sends its script.
             drop(self.send(&load).await);
         }
     }
 
-    /// The error with what to do about it.
-    fn explained(&self, error: RedisError) -> RedisError {
-        explained(error, &self.addresses().prefix, self.settings.sharded)
+    /// Adds the fix to an error.
+    fn with_fix(&self, error: RedisError) -> RedisError {
+        with_fix(error, &self.addresses().prefix, self.settings.sharded)
     }
 }
 
-/// Whether the server decides now: asked for a look at the probe's account.
-pub(super) async fn look<C>(store: RedisStore<C>) -> Condition
+/// Returns the health of the store, by a charge of cost 0 on the account of the probe.
+pub(super) async fn health<C>(store: RedisStore<C>) -> Health
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let started = Instant::now();
     let (key, quotas) = (Key::everyone(), [Quota::per_second(1)]);
-    let look = Charge::new(rule(), &key, &quotas).cost(0);
+    let look = Charge::new(rule(), &key, &quotas).with_cost(0);
     let healed = match store.healed() {
         0 => String::new(),
-        n => format!("; {n} accounts were broken and started anew"),
+        n => format!("; {n} accounts were invalid and have been replaced"),
     };
     match store.take(&[look]).await {
-        Ok(_) => Condition::well("redis", format!("answered in {:?}{healed}", started.elapsed())),
-        Err(error) => Condition::failing("redis", error.to_string()),
+        Ok(_) => Health::healthy("redis", format!("answered in {:?}{healed}", started.elapsed())),
+        Err(error) => Health::failing("redis", error.to_string()),
     }
 }
 
@@ -99,29 +101,30 @@ fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()
 }
 
-/// The error of a server, or of a cluster, with what to do about it.
-pub(super) fn explained(error: RedisError, prefix: &str, sharded: bool) -> RedisError {
+/// Adds the fix to an error of a server or a cluster.
+pub(super) fn with_fix(error: RedisError, prefix: &str, sharded: bool) -> RedisError {
     let text = error.to_string();
     match error.kind() {
-        RedisErrorKind::Replica => error.advice("give the address of the primary"),
+        RedisErrorKind::Replica => error.with_fix("give the address of the primary"),
         RedisErrorKind::Denied if text.contains("uthentication") || text.contains("WRONGPASS") => {
-            error.advice("check the user and password in the address")
+            error.with_fix("check the user and password in the address")
         }
         RedisErrorKind::Denied => {
-            let more = if sharded { CLUSTER_RIGHTS } else { "" };
-            error.advice(&format!("permit it: ACL SETUSER <user> ~{prefix}:* {RIGHTS}{more}"))
+            let more = if sharded { CLUSTER_PERMISSIONS } else { "" };
+            error
+                .with_fix(&format!("permit it: ACL SETUSER <user> ~{prefix}:* {PERMISSIONS}{more}"))
         }
         _ => error,
     }
 }
 
-/// The texts of an answer: one, or of a cluster one from each node.
-fn texts(value: &Value) -> String {
+/// Returns the text of an INFO reply; on a cluster, the texts of all nodes.
+fn info_text(value: &Value) -> String {
     match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
-        Value::Array(values) => values.iter().map(texts).collect(),
-        Value::Map(pairs) => pairs.iter().map(|(_, value)| texts(value)).collect(),
+        Value::Array(values) => values.iter().map(info_text).collect(),
+        Value::Map(pairs) => pairs.iter().map(|(_, value)| info_text(value)).collect(),
         _ => String::new(),
     }
 }
@@ -134,9 +137,9 @@ fn report(info: &str) -> Result<Probe, RedisError> {
     let version = field("redis_version");
     let major = version.as_deref().and_then(|text| text.split('.').next()?.parse::<u32>().ok());
     if let (Some(major), Some(version)) = (major, &version)
-        && major < OLDEST
+        && major < MIN_VERSION
     {
-        let text = format!("the server is Redis {version}; {OLDEST}.0 or later is needed");
+        let text = format!("the server is Redis {version}; {MIN_VERSION}.0 or later is needed");
         return Err(RedisError::new(RedisErrorKind::Config, text));
     }
     let mut warnings = Vec::new();
@@ -144,8 +147,8 @@ fn report(info: &str) -> Result<Probe, RedisError> {
         && policy.starts_with("allkeys")
     {
         warnings.push(format!(
-            "maxmemory-policy is {policy}: when memory is full the server drops accounts in debt, \
-             and their limits start anew; set noeviction or volatile-ttl"
+            "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their keys \
+             get a fresh quota; set noeviction or volatile-ttl"
         ));
     }
     Ok(Probe { version, warnings })
@@ -156,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_servers_are_refused_and_eviction_is_warned_of() {
+    fn old_servers_are_errors_and_eviction_is_a_warning() {
         let old = report("redis_version:5.0.7\r\n").unwrap_err().to_string();
         assert!(old.contains("Redis 5.0.7") && old.contains("6.0 or later"), "{old}");
         let report = |text| report(text).expect("a good server");
@@ -167,11 +170,11 @@ mod tests {
     }
 
     #[test]
-    fn the_guide_permits_the_same() {
+    fn the_guide_lists_the_same_commands() {
         let guide = include_str!("../../guide/redis.md");
         let guide = guide.split_whitespace().collect::<Vec<_>>().join(" ");
-        for rights in [RIGHTS, CLUSTER_RIGHTS.trim()] {
-            assert!(guide.contains(rights), "src/guide/redis.md does not say {rights}");
+        for permissions in [PERMISSIONS, CLUSTER_PERMISSIONS.trim()] {
+            assert!(guide.contains(permissions), "src/guide/redis.md lacks {permissions}");
         }
     }
 }

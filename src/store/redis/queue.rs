@@ -1,4 +1,5 @@
-//! Who asks at once, who waits for others, and when those who wait leave together.
+//! The queue of a store: decides which requests are sent at once, which wait, and when a batch is
+//! sent.
 
 use std::{
     collections::VecDeque,
@@ -9,105 +10,107 @@ use std::{
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{
-    batch::{Batch, FULL},
+    batch::{Batch, MAX_GROUPS},
     error::RedisError,
-    question::Question,
+    request::Request,
 };
 use crate::decision::Decision;
 
-/// Decisions under way, each by its own call, before one more has to wait.
-const ALONE: usize = 16;
-/// Batches under way while one that is not full waits for more.
-const BATCHES: usize = 2;
-/// After so long nobody waits for a batch any more: its runtime may stand still.
-pub(super) const STUCK: Duration = Duration::from_millis(100);
+/// The maximum number of direct calls in flight. Further requests wait for a batch.
+const MAX_DIRECT: usize = 16;
+/// The number of batches in flight from which on only a full batch is sent.
+const MAX_IN_FLIGHT: usize = 2;
+/// The time after which a batch no longer delays others: its runtime may be blocked.
+pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The decisions of a store, those that are under way and those that wait.
+/// The decisions of a store: those in flight and those that wait.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    alone: usize,
-    waiting: VecDeque<Waiting>,
-    batches: Vec<Called>,
-    /// How many batches were called so far.
-    calls: u64,
-    /// Somebody calls batches; who ends one meanwhile leaves the next to them.
-    calling: bool,
+    direct: usize,
+    waiting: VecDeque<Waiter>,
+    batches: Vec<RunningBatch>,
+    /// The number of batches so far.
+    batches_started: u64,
+    /// Set while a task spawns batches. That task also spawns the batches that become due in the
+    /// meantime.
+    spawning: bool,
 }
 
-/// A batch that is under way.
+/// A batch in progress.
 #[derive(Debug)]
-struct Called {
-    call: u64,
+struct RunningBatch {
+    id: u64,
     since: Instant,
-    at: At,
+    phase: Phase,
 }
 
-/// How far a batch is.
+/// The phase of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// Those who come now are in time for it.
-    Boarding,
-    Asking,
-    /// Its callers are told, and may be back at once.
-    Telling,
+enum Phase {
+    /// Requests that arrive now can still join.
+    Collecting,
+    InFlight,
+    /// Its callers receive their decisions, and may send new requests at once.
+    Replying,
 }
 
-/// A caller, and what it asks.
+/// A waiting caller with its request.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) question: Box<Question>,
-    pub(super) tell: oneshot::Sender<Result<Decision, RedisError>>,
-    /// Where it waits.
+pub(super) struct Waiter {
+    pub(super) request: Box<Request>,
+    pub(super) tx: oneshot::Sender<Result<Decision, RedisError>>,
+    /// The runtime of the caller.
     pub(super) runtime: Handle,
 }
 
-impl Waiting {
-    /// Whether the caller has not gone away.
-    fn stays(&self) -> bool {
-        !self.tell.is_closed()
+impl Waiter {
+    /// Returns `true` unless the caller was dropped.
+    fn is_waiting(&self) -> bool {
+        !self.tx.is_closed()
     }
 }
 
 impl Queue {
-    /// The right to a call of one's own, unless many are under way or others wait.
-    pub(super) fn enter(self: &Arc<Self>) -> Option<Alone> {
+    /// Returns a permit for a direct call, unless too many calls are in flight or others wait.
+    pub(super) fn try_direct(self: &Arc<Self>) -> Option<DirectPermit> {
         let mut state = self.state();
-        let free = state.waiting.is_empty() && state.batches.is_empty() && state.alone < ALONE;
-        state.alone += usize::from(free);
-        free.then(|| Alone(self.clone()))
+        let free =
+            state.waiting.is_empty() && state.batches.is_empty() && state.direct < MAX_DIRECT;
+        state.direct += usize::from(free);
+        free.then(|| DirectPermit(self.clone()))
     }
 
-    pub(super) fn wait(&self, waiting: Waiting) {
+    pub(super) fn push(&self, waiter: Waiter) {
         let mut state = self.state();
         let queue = &mut state.waiting;
         if queue.len() == queue.capacity() {
-            // those who have left make room
-            queue.retain(Waiting::stays);
-            queue.reserve(queue.len().max(FULL));
+            // Dropped callers make room.
+            queue.retain(Waiter::is_waiting);
+            queue.reserve(queue.len().max(MAX_GROUPS));
         }
-        queue.push_back(waiting);
+        queue.push_back(waiter);
     }
 
-    /// A batch that is to leave, and the first who waits for it. Until [`called`](Queue::called)
-    /// there is no other.
-    pub(super) fn call(self: &Arc<Self>, now: Instant) -> Option<(Waiting, Ticket)> {
+    /// Starts the next batch, if one is due, and returns its first caller. No other batch starts
+    /// until [`batch_spawned`](Queue::batch_spawned).
+    pub(super) fn next_batch(self: &Arc<Self>, now: Instant) -> Option<(Waiter, BatchGuard)> {
         let mut state = self.state();
-        if state.calling || state.waiting.is_empty() || !state.leaves(now) {
+        if state.spawning || state.waiting.is_empty() || !state.is_batch_due(now) {
             return None;
         }
-        let first = state.next()?;
-        state.calling = true;
-        state.calls += 1;
-        let call = state.calls;
-        state.batches.push(Called { call, since: now, at: At::Boarding });
-        Some((first, Ticket { queue: self.clone(), call }))
+        let first = state.pop()?;
+        state.spawning = true;
+        state.batches_started += 1;
+        let id = state.batches_started;
+        state.batches.push(RunningBatch { id, since: now, phase: Phase::Collecting });
+        Some((first, BatchGuard { queue: self.clone(), id }))
     }
 
-    pub(super) fn called(&self) {
-        self.state().calling = false;
+    pub(super) fn batch_spawned(&self) {
+        self.state().spawning = false;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -116,49 +119,49 @@ impl Queue {
 }
 
 impl State {
-    /// Whether those who wait should leave now: all of them while few batches are under way, and a
-    /// full batch in any case.
-    fn leaves(&mut self, now: Instant) -> bool {
-        self.batches.retain(|batch| now.duration_since(batch.since) < STUCK);
-        let at = |at| self.batches.iter().filter(|batch| batch.at == at).count();
-        let (boarding, asking) = (at(At::Boarding), at(At::Asking));
-        let few = boarding == 0 && asking < BATCHES;
-        few || self.waiting.len() >= FULL * (boarding + 1)
+    /// Returns `true` if a batch is due: while few batches are in flight, or if enough callers wait
+    /// for a full batch.
+    fn is_batch_due(&mut self, now: Instant) -> bool {
+        self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
+        let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
+        let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
+        let has_room = collecting == 0 && in_flight < MAX_IN_FLIGHT;
+        has_room || self.waiting.len() >= MAX_GROUPS * (collecting + 1)
     }
 
-    /// The first who has not gone away.
-    fn next(&mut self) -> Option<Waiting> {
+    /// Returns the first caller that was not dropped.
+    fn pop(&mut self) -> Option<Waiter> {
         loop {
             let first = self.waiting.pop_front()?;
-            if first.stays() {
+            if first.is_waiting() {
                 return Some(first);
             }
         }
     }
 }
 
-/// The right to a call of one's own, for as long as it takes.
+/// A permit for one direct call.
 #[derive(Debug)]
-pub(super) struct Alone(Arc<Queue>);
+pub(super) struct DirectPermit(Arc<Queue>);
 
-impl Drop for Alone {
+impl Drop for DirectPermit {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.alone = state.alone.saturating_sub(1);
+        state.direct = state.direct.saturating_sub(1);
     }
 }
 
-/// A batch's place among those that are under way.
+/// The entry of a batch in the queue; removed on drop.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct BatchGuard {
     queue: Arc<Queue>,
-    call: u64,
+    id: u64,
 }
 
-impl Ticket {
-    /// Fills a batch with those who wait, behind `first`, and lets it leave.
-    pub(super) fn board(&self, first: Waiting, batch: &mut Batch) {
-        if first.stays() {
+impl BatchGuard {
+    /// Fills the batch with `first` and the waiting callers. Later callers join the next batch.
+    pub(super) fn collect(&self, first: Waiter, batch: &mut Batch) {
+        if first.is_waiting() {
             batch.add(first);
         }
         loop {
@@ -169,25 +172,25 @@ impl Ticket {
             if more.is_empty() {
                 break;
             }
-            more.into_iter().filter(Waiting::stays).for_each(|caller| batch.add(caller));
+            more.into_iter().filter(Waiter::is_waiting).for_each(|caller| batch.add(caller));
         }
-        self.is(At::Asking);
+        self.enter(Phase::InFlight);
     }
 
-    /// Its callers are being told: the next batch may leave.
-    pub(super) fn tell(&self) {
-        self.is(At::Telling);
+    /// Marks the batch as answered: the next batch may be sent.
+    pub(super) fn replying(&self) {
+        self.enter(Phase::Replying);
     }
 
-    fn is(&self, at: At) {
+    fn enter(&self, phase: Phase) {
         let mut state = self.queue.state();
-        let batch = state.batches.iter_mut().find(|batch| batch.call == self.call);
-        batch.into_iter().for_each(|batch| batch.at = at);
+        let batch = state.batches.iter_mut().find(|batch| batch.id == self.id);
+        batch.into_iter().for_each(|batch| batch.phase = phase);
     }
 }
 
-impl Drop for Ticket {
+impl Drop for BatchGuard {
     fn drop(&mut self) {
-        self.queue.state().batches.retain(|batch| batch.call != self.call);
+        self.queue.state().batches.retain(|batch| batch.id != self.id);
     }
 }

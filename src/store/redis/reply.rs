@@ -1,170 +1,177 @@
-//! What a script answers: the accounts as they are now. Every number a decision tells is worked out
-//! from them by the same steps that the embedded store takes.
+//! Replies of a script: the accounts after the call. Decisions are computed from them with the same
+//! arithmetic as in the local store.
 
 use smallvec::SmallVec;
 
 use super::{
     error::RedisError,
-    question::{Account, Named, Question},
-    script::Frame,
+    request::{Account, NamedQuota, Request},
+    script::ScriptKind,
 };
 use crate::{
-    algorithm::{self, Ask, Receipt, State, Step, gcra::Gcra},
+    algorithm::{self, AccountState, Demand, Evaluation, Receipt, gcra::Gcra},
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
 };
 
-/// Instants beyond this (in microseconds, the year 2241) are none of ours: sums of a few of them
-/// stay below 2^64 nanoseconds.
+/// The latest valid instant, in microseconds: the year 2255. The sum of two instants stays below
+/// 2^64 nanoseconds.
 const LATEST: u64 = 1 << 53;
 
-/// One call's answer.
+/// The reply of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) allowed: bool,
     /// The server's clock, in nanoseconds of Unix time.
     pub(super) now: u64,
-    pub(super) accounts: SmallVec<[Seen; 2]>,
+    pub(super) accounts: SmallVec<[AccountReply; 2]>,
 }
 
 /// An account after the call.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct AccountReply {
     pub(super) charged: bool,
-    /// Something of another's was found in its place, and ended.
+    /// `true` if the key held an invalid value, which was discarded.
     pub(super) healed: bool,
-    /// Until when it is blocked.
+    /// The instant at which the block ends.
     block: Option<u64>,
-    kept: SmallVec<[Kept; 2]>,
+    quotas: SmallVec<[QuotaState; 2]>,
 }
 
+/// The state of one quota. `Cold` is a quota without state.
 #[derive(Clone, Debug)]
-enum Kept {
+enum QuotaState {
     Cold,
     Gcra(u64),
-    State(State),
+    State(AccountState),
 }
 
 impl Reply {
-    /// Reads the answer of `frame` to `question`; anything odd is an error.
+    /// Parses the reply of a script of kind `kind` to `request`.
     pub(super) fn read(
         bytes: &[u8],
-        question: &Question,
-        frame: Frame,
+        request: &Request,
+        kind: ScriptKind,
     ) -> Result<Self, RedisError> {
-        let mut bytes = Bytes(bytes);
+        let mut bytes = Reader(bytes);
         let allowed = match bytes.int::<1>()? {
             0 => false,
             1 => true,
-            _ => return Err(RedisError::reply("neither yes nor no")),
+            _ => return Err(RedisError::invalid_reply("the result is neither 0 nor 1")),
         };
         let now = bytes.instant()?;
         let mut accounts = SmallVec::new();
-        for account in &question.accounts {
-            let due = allowed && frame != Frame::Settle && account.charges();
-            accounts.push(Seen::read(&mut bytes, account, due)?);
+        for account in &request.accounts {
+            let expected = allowed && kind != ScriptKind::Adjust && account.charges();
+            accounts.push(AccountReply::read(&mut bytes, account, expected)?);
         }
         bytes.end()?;
         Ok(Self { allowed, now, accounts })
     }
 
-    /// What one server's answer says.
-    pub(super) fn told(&self, question: &Question) -> Decision {
-        let seen: SmallVec<[_; 2]> = self.accounts.iter().map(|seen| (self.now, seen)).collect();
-        Self::decision(question, &seen, self.allowed)
+    /// Computes the decision from the reply of one server.
+    pub(super) fn decision(&self, request: &Request) -> Decision {
+        let replies: SmallVec<[_; 2]> =
+            self.accounts.iter().map(|reply| (self.now, reply)).collect();
+        Self::combine(request, &replies, self.allowed)
     }
 
-    /// The answers of several servers as one, each with its own clock.
-    pub(super) fn decision(
-        question: &Question,
-        replies: &[(u64, &Seen)],
+    /// Computes the decision from the replies of several servers, each with its own clock.
+    pub(super) fn combine(
+        request: &Request,
+        replies: &[(u64, &AccountReply)],
         allowed: bool,
     ) -> Decision {
         let clock = replies.first().map_or(0, |(now, _)| *now);
-        if !allowed && let Some(refusal) = blocked(question, replies, clock) {
-            return refusal;
+        if !allowed && let Some(denial) = blocked(request, replies, clock) {
+            return denial;
         }
         let mut decision = Decision::new(allowed, clock).from_source(Source::Redis);
         let (mut overage, mut wait) = (false, 0);
-        for &Named { account: at, place, .. } in &question.named {
-            let (account, (now, seen)) = (&question.accounts[at], replies[at]);
-            let Some(Some((quota, ask))) = account.places.get(place) else { continue };
-            let charged = seen.charged && ask.cost > 0;
-            // a refusal tells the waits of those who do not queue
+        for &NamedQuota { account: index, quota_index, .. } in &request.named {
+            let (account, (now, reply)) = (&request.accounts[index], replies[index]);
+            let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
+            let charged = reply.charged && ask.cost > 0;
+            // A denial reports the waits without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
-            let step = seen.kept[place].told(quota, now, Ask { max_wait, ..*ask }, charged);
+            let step =
+                reply.quotas[quota_index].step(quota, now, Demand { max_wait, ..*ask }, charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
-            let outcome = Outcome::with(account.rule, place, step.numbers);
+            let outcome = Outcome::with(account.rule, quota_index, step.snapshot);
             let skew = now.cast_signed().saturating_sub(clock.cast_signed());
             decision.push(outcome.report_only(account.report_only).by_clock(skew));
         }
-        decision.passes(overage, wait);
+        decision.set_allowed(overage, wait);
         decision
     }
 }
 
-impl Seen {
-    /// The next account of an answer; whether it is `due` to be charged.
+impl AccountReply {
+    /// Parses the next account. `expected` is `true` if the script should have charged it.
     pub(super) fn read(
-        bytes: &mut Bytes<'_>,
+        bytes: &mut Reader<'_>,
         account: &Account,
-        due: bool,
+        expected: bool,
     ) -> Result<Self, RedisError> {
         let flags = bytes.int::<1>()?;
         let length = usize::try_from(bytes.int::<4>()?).unwrap_or(usize::MAX);
-        let (block, kept) = kept(bytes.take(length)?, &account.places)?;
+        let (block, quotas) = parse_account(bytes.take(length)?, &account.quotas)?;
         let (charged, healed) = (flags & 1 == 1, flags & 2 == 2);
-        if flags > 3 || charged && !due || due && !charged && !account.report_only {
-            return Err(RedisError::reply("flags that cannot be"));
+        if flags > 3 || charged && !expected || expected && !charged && !account.report_only {
+            return Err(RedisError::invalid_reply("inconsistent flags"));
         }
-        Ok(Self { charged, healed, block, kept })
+        Ok(Self { charged, healed, block, quotas })
     }
 
-    /// Whether so many equal charges can have been made at `now`. Of GCRA quotas that start full.
+    /// Returns `true` if the state is consistent with `times` equal charges at `now`. Only for GCRA
+    /// quotas that start full.
     pub(super) fn was_charged(&self, times: usize, account: &Account, now: u64) -> bool {
-        self.kept.len() == account.places.len()
-            && self.kept.iter().zip(&account.places).all(|(kept, asked)| {
-                let (Kept::Gcra(stored), Some((quota, ask))) = (kept, asked) else { return false };
-                let charged = worth(quota, *ask).checked_mul(times as u64);
-                charged.and_then(|worth| now.checked_add(worth)).is_some_and(|tat| tat <= *stored)
+        self.quotas.len() == account.quotas.len()
+            && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
+                let (QuotaState::Gcra(stored), Some((quota, ask))) = (state, demand) else {
+                    return false;
+                };
+                let charged = charge_nanos(quota, *ask).checked_mul(times as u64);
+                charged.and_then(|nanos| now.checked_add(nanos)).is_some_and(|tat| tat <= *stored)
             })
     }
 
-    /// The account as it was before so many of its charges.
+    /// Returns the account as it was before the last `charges` charges.
     pub(super) fn before(&self, charges: usize, account: &Account) -> Self {
-        let mut seen = self.clone();
-        for (kept, asked) in seen.kept.iter_mut().zip(&account.places) {
-            if let (Kept::Gcra(stored), Some((quota, ask))) = (kept, asked) {
-                *stored = stored.saturating_sub(worth(quota, *ask).saturating_mul(charges as u64));
+        let mut before = self.clone();
+        for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
+            if let (QuotaState::Gcra(stored), Some((quota, ask))) = (state, demand) {
+                *stored =
+                    stored.saturating_sub(charge_nanos(quota, *ask).saturating_mul(charges as u64));
             }
         }
-        seen
+        before
     }
 
-    /// As those see it who are refused.
+    /// Marks the account as not charged, for a denied caller.
     pub(super) fn uncharged(mut self) -> Self {
         self.charged = false;
         self
     }
 
-    /// The account without the charge of `ask` made at `now`, which is undone.
-    pub(super) fn without(mut self, places: &[Option<(Quota, Ask)>], now: u64) -> Self {
+    /// Returns the account after the charge made at `now` is undone.
+    pub(super) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
         self.charged = false;
-        for (kept, asked) in self.kept.iter_mut().zip(places) {
-            let Some((quota, ask)) = asked else { continue };
+        for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
+            let Some((quota, ask)) = demand else { continue };
             let receipt = Receipt::newest(now, *ask);
-            match kept {
-                Kept::Cold => {}
-                Kept::Gcra(stored) => {
+            match stored_state {
+                QuotaState::Cold => {}
+                QuotaState::Gcra(stored) => {
                     let back = Gcra::new(quota).undo(*stored, now, receipt);
                     *stored = back.unwrap_or(*stored);
                 }
-                Kept::State(state) => {
+                QuotaState::State(state) => {
                     let mut account = Some(state.clone());
                     algorithm::undo(&mut account, quota, now, receipt);
-                    *kept = account.map_or(Kept::Cold, Kept::State);
+                    *stored_state = account.map_or(QuotaState::Cold, QuotaState::State);
                 }
             }
         }
@@ -172,115 +179,123 @@ impl Seen {
     }
 }
 
-/// A charge in the time of a GCRA quota.
-fn worth(quota: &Quota, ask: Ask) -> u64 {
+/// Returns the cost of a charge in nanoseconds of a GCRA quota.
+fn charge_nanos(quota: &Quota, ask: Demand) -> u64 {
     quota.interval_nanos().saturating_mul(ask.cost.into())
 }
 
-impl Kept {
-    fn told(&self, quota: &Quota, now: u64, ask: Ask, charged: bool) -> Step {
+impl QuotaState {
+    fn step(&self, quota: &Quota, now: u64, ask: Demand, charged: bool) -> Evaluation {
         match (Gcra::counting(quota), self) {
-            (Some(gcra), Self::Gcra(stored)) => gcra.told(*stored, now, ask, charged),
-            (Some(gcra), _) => gcra.told(0, now, ask, charged),
-            (None, Self::State(state)) => algorithm::told(Some(state), quota, now, ask, charged),
-            (None, _) => algorithm::told(None, quota, now, ask, charged),
+            (Some(gcra), Self::Gcra(stored)) => gcra.reconstruct(*stored, now, ask, charged),
+            (Some(gcra), _) => gcra.reconstruct(0, now, ask, charged),
+            (None, Self::State(state)) => {
+                algorithm::reconstruct(Some(state), quota, now, ask, charged)
+            }
+            (None, _) => algorithm::reconstruct(None, quota, now, ask, charged),
         }
     }
 }
 
-/// The refusal of a blocked key.
-fn blocked(question: &Question, replies: &[(u64, &Seen)], clock: u64) -> Option<Decision> {
-    let all = question.accounts.iter().zip(replies);
-    let refusing = all.filter(|(account, _)| !account.report_only && account.charges());
-    let left = refusing.filter_map(|(account, (now, seen))| {
-        Some((account, seen.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
+/// Returns the denial for a blocked key.
+fn blocked(request: &Request, replies: &[(u64, &AccountReply)], clock: u64) -> Option<Decision> {
+    let all = request.accounts.iter().zip(replies);
+    let denying = all.filter(|(account, _)| !account.report_only && account.charges());
+    let left = denying.filter_map(|(account, (now, reply))| {
+        Some((account, reply.block?.saturating_sub(*now))).filter(|(_, left)| *left > 0)
     });
     let (account, left) = left.max_by_key(|(_, left)| *left)?;
-    let limit = account.places.iter().flatten().next().map_or(1, |(quota, _)| quota.limit());
+    let limit = account.quotas.iter().flatten().next().map_or(1, |(quota, _)| quota.limit());
     let left = std::time::Duration::from_nanos(left);
-    let outcome = Outcome::new(account.rule, 0, limit, 0, left, left, Some(left));
-    Some(Decision::new(false, clock).from_source(Source::Redis).blocked().outcome(outcome))
+    let outcome = Outcome::block(account.rule, limit, left);
+    Some(Decision::new(false, clock).from_source(Source::Redis).with_blocked().outcome(outcome))
 }
 
-/// The block and the places of an account, as `lua/account.lua` writes them.
-fn kept(
+/// Parses the block and the quota states of an account, as `lua/account.lua` writes them.
+fn parse_account(
     account: &[u8],
-    places: &[Option<(Quota, Ask)>],
-) -> Result<(Option<u64>, SmallVec<[Kept; 2]>), RedisError> {
-    let mut kept: SmallVec<[Kept; 2]> = SmallVec::new();
+    quotas: &[Option<(Quota, Demand)>],
+) -> Result<(Option<u64>, SmallVec<[QuotaState; 2]>), RedisError> {
+    let mut states: SmallVec<[QuotaState; 2]> = SmallVec::new();
     let mut block = None;
-    let mut bytes = Bytes(account);
+    let mut bytes = Reader(account);
     if !account.is_empty() {
-        // when it was last changed
+        // The instant of the last change.
         bytes.int::<7>()?;
     }
     while !bytes.0.is_empty() {
         let [letter] = bytes.array::<1>()?;
         let length = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
-        let mut content = Bytes(bytes.take(length)?);
+        let mut content = Reader(bytes.take(length)?);
         match letter {
             b'b' => {
                 block = Some(content.instant()?);
                 continue;
             }
-            // receipts of before a reset, which only the scripts look at
+            // A reset. Only the scripts use it.
             b'r' => continue,
             _ => {}
         }
-        let Some(asked) = places.get(kept.len()) else { break };
-        kept.push(match asked {
-            Some((quota, _)) => state(letter, &mut content, quota)?,
-            None => Kept::Cold,
+        let Some(demand) = quotas.get(states.len()) else { break };
+        states.push(match demand {
+            Some((quota, _)) => parse_quota(letter, &mut content, quota)?,
+            None => QuotaState::Cold,
         });
     }
-    kept.resize(places.len(), Kept::Cold);
-    Ok((block, kept))
+    states.resize(quotas.len(), QuotaState::Cold);
+    Ok((block, states))
 }
 
-fn state(letter: u8, content: &mut Bytes<'_>, quota: &Quota) -> Result<Kept, RedisError> {
+fn parse_quota(
+    letter: u8,
+    content: &mut Reader<'_>,
+    quota: &Quota,
+) -> Result<QuotaState, RedisError> {
     let state = match (letter, quota.counted_by()) {
-        (b'g', Algorithm::Gcra) => return Ok(Kept::Gcra(content.instant()?)),
+        (b'g', Algorithm::Gcra) => return Ok(QuotaState::Gcra(content.instant()?)),
         (b't', Algorithm::TokenBucket) => {
             let tokens = content.int::<6>()?;
-            // the sign is in the highest of six bytes
+            // The sign is in the highest of six bytes.
             let tokens = (tokens << 16).cast_signed() >> 16;
-            State::token_bucket(tokens, content.instant()?, content.instant()?)
+            AccountState::token_bucket(tokens, content.instant()?, content.instant()?)
         }
         (b'f', Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow) => {
-            State::fixed_window(content.instant()?, content.int::<5>()?, content.int::<5>()?)
+            AccountState::fixed_window(content.instant()?, content.int::<5>()?, content.int::<5>()?)
         }
         (b's', Algorithm::SlidingWindow { .. }) => {
             content.int::<5>()?;
-            State::sliding_window(content.entries()?)
+            AccountState::sliding_window(content.entries()?)
         }
         (b'l', Algorithm::SlidingLog) => {
             content.int::<5>()?;
             content.instant()?;
-            State::sliding_log(content.entries()?)
+            AccountState::sliding_log(content.entries()?)
         }
-        // the quota has changed its algorithm
-        _ => return Ok(Kept::Cold),
+        // The quota has a different algorithm now.
+        _ => return Ok(QuotaState::Cold),
     };
-    Ok(Kept::State(state))
+    Ok(QuotaState::State(state))
 }
 
-/// Reads little-endian numbers off the front.
-pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+/// A reader of little-endian numbers.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> Reader<'a> {
     pub(super) fn end(&self) -> Result<(), RedisError> {
-        if self.0.is_empty() { Ok(()) } else { Err(RedisError::reply("too long")) }
+        if self.0.is_empty() { Ok(()) } else { Err(RedisError::invalid_reply("too long")) }
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], RedisError> {
-        let (taken, rest) =
-            self.0.split_at_checked(length).ok_or_else(|| RedisError::reply("too short"))?;
+        let (taken, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or_else(|| RedisError::invalid_reply("too short"))?;
         self.0 = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], RedisError> {
-        self.take(N)?.try_into().map_err(|_| RedisError::reply("too short"))
+        self.take(N)?.try_into().map_err(|_| RedisError::invalid_reply("too short"))
     }
 
     pub(super) fn int<const N: usize>(&mut self) -> Result<u64, RedisError> {
@@ -289,21 +304,21 @@ impl<'a> Bytes<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Nanoseconds of Unix time.
+    /// Reads an instant, in nanoseconds of Unix time.
     pub(super) fn instant(&mut self) -> Result<u64, RedisError> {
         let (micros, nanos) = (self.int::<7>()?, self.int::<2>()?);
         if micros > LATEST || nanos > 999 {
-            return Err(RedisError::reply("an instant that cannot be"));
+            return Err(RedisError::invalid_reply("an instant out of range"));
         }
         Ok(micros * 1_000 + nanos)
     }
 
-    /// Instants and units, oldest first.
+    /// Reads instants and units, oldest first.
     fn entries(&mut self) -> Result<Vec<(u64, u64)>, RedisError> {
         let mut entries = Vec::with_capacity(self.0.len() / 14);
         while !self.0.is_empty() {
             match (self.instant()?, self.int::<5>()?) {
-                (_, 0) => return Err(RedisError::reply("an entry of nothing")),
+                (_, 0) => return Err(RedisError::invalid_reply("an entry of 0 units")),
                 entry => entries.push(entry),
             }
         }
@@ -334,20 +349,20 @@ mod tests {
         Algorithm::SlidingLog,
     ];
 
-    /// A look and a charge of two accounts.
-    fn question(quotas: &[Quota]) -> Question {
+    /// Creates a request with a charge of cost 0 on one account and a real charge on another.
+    fn request(quotas: &[Quota]) -> Request {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let charges = [&one, &two].map(|key| Charge::new(RuleName::default(), key, quotas));
         let [look, take] = charges;
-        let queueing = take.cost(2).headroom(1).max_wait(Duration::MAX);
-        Question::of(&[look.cost(0), queueing], &Addresses::new())
+        let queueing = take.with_cost(2).with_headroom(1).with_max_wait(Duration::MAX);
+        Request::new(&[look.with_cost(0), queueing], &Addresses::new())
     }
 
     fn instant(micros: u64) -> Vec<u8> {
         [&micros.to_le_bytes()[..7], &[7, 0]].concat()
     }
 
-    /// An account as a script tells it, its units being the lowest numbers.
+    /// Encodes an account as a script does.
     fn account(algorithm: Algorithm) -> Vec<u8> {
         let entry = |ago| [&instant(NOW - ago)[..], &[2, 0, 0, 0, 0]].concat();
         let (letter, content) = match algorithm {
@@ -382,27 +397,29 @@ mod tests {
         bytes
     }
 
-    /// Reads it and works out every number; whether it was an allowed charge.
-    fn told(bytes: &[u8], question: &Question) -> Option<bool> {
-        let reply = Reply::read(bytes, question, Frame::Take).ok()?;
-        let seen: Vec<_> = reply.accounts.iter().map(|seen| (reply.now, seen)).collect();
-        let decision = Reply::decision(question, &seen, reply.allowed);
+    /// Parses a reply and computes its decision. Returns `true` for an allowed charge, `None` for
+    /// an invalid reply.
+    fn read_decision(bytes: &[u8], request: &Request) -> Option<bool> {
+        let reply = Reply::read(bytes, request, ScriptKind::Take).ok()?;
+        let replies: Vec<_> = reply.accounts.iter().map(|account| (reply.now, account)).collect();
+        let decision = Reply::combine(request, &replies, reply.allowed);
         for outcome in decision.outcomes() {
             let times = (outcome.reset_after(), outcome.next_after(), outcome.retry_after());
             assert!(outcome.remaining() <= outcome.limit() + 3, "{times:?}");
         }
-        for (seen, account) in reply.accounts.iter().zip(&question.accounts) {
-            let undone = seen.clone().without(&account.places, reply.now);
-            let _ = Reply::decision(question, &[(reply.now, &undone), (reply.now, seen)], false);
+        for (account_reply, account) in reply.accounts.iter().zip(&request.accounts) {
+            let undone = account_reply.clone().without(&account.quotas, reply.now);
+            let _ =
+                Reply::combine(request, &[(reply.now, &undone), (reply.now, account_reply)], false);
         }
-        let charged: Vec<_> = reply.accounts.iter().map(|seen| seen.charged).collect();
+        let charged: Vec<_> = reply.accounts.iter().map(|account| account.charged).collect();
         assert_eq!(charged, [false, reply.allowed]);
         assert_eq!(decision.is_allowed(), reply.allowed);
         Some(reply.allowed)
     }
 
     #[test]
-    fn noise_is_no_decision_and_what_looks_like_one_is_consistent() {
+    fn corrupt_replies_are_errors_or_consistent_decisions() {
         let mut state = 1_u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -411,18 +428,18 @@ mod tests {
         let base = Quota::new(10, Duration::from_secs(10)).expect("a quota");
         let mut read = 0;
         for algorithm in ALGORITHMS {
-            let question = question(&[base.algorithm(algorithm)]);
+            let request = request(&[base.algorithm(algorithm)]);
             let account = account(algorithm);
             let real = [
                 reply(1, &[(0, account.clone()), (1, account.clone())]),
                 reply(0, &[(0, account.clone()), (0, account.clone())]),
                 reply(1, &[(2, Vec::new()), (3, account)]),
             ];
-            let allowed = real.each_ref().map(|bytes| told(bytes, &question));
+            let allowed = real.each_ref().map(|bytes| read_decision(bytes, &request));
             assert_eq!(allowed, [Some(true), Some(false), Some(true)], "{algorithm:?}");
             for _ in 0..10_000 {
                 let noise: Vec<_> = (0..random(80)).map(|_| random(256).to_le_bytes()[0]).collect();
-                assert_eq!(told(&noise, &question), None);
+                assert_eq!(read_decision(&noise, &request), None);
                 let mut bytes = real[random(3)].clone();
                 for _ in 0..=random(3) {
                     let at = random(bytes.len());
@@ -435,9 +452,9 @@ mod tests {
                         _ => bytes[at] ^= 1 << random(8),
                     }
                 }
-                read += usize::from(told(&bytes, &question).is_some());
+                read += usize::from(read_decision(&bytes, &request).is_some());
             }
         }
-        assert!(read > 10_000, "{read} were read");
+        assert!(read > 10_000, "only {read} replies parsed");
     }
 }

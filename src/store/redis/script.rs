@@ -1,4 +1,4 @@
-//! The scripts, assembled from `lua/`: a clock, the algorithms that a call needs, and a frame.
+//! Lua scripts, assembled from `lua/`: a clock, the algorithms that a call needs, and a main part.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use crate::quota::{Algorithm, Quota};
 
 const CLOCK: &str = include_str!("../../../lua/clock.lua");
 #[cfg(feature = "testing")]
-const DRIVEN: &str = include_str!("../../../lua/clock_driven.lua");
+const TEST_CLOCK: &str = include_str!("../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../lua/one.lua");
 const PLAIN: &str = include_str!("../../../lua/plain.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
@@ -14,7 +14,7 @@ const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
-/// What takes one question of several stands in a function of its own, defined where it is needed.
+/// Wraps the general path in a function, for the requests of a batch that need it.
 const GENERAL: [&str; 2] = ["local function general(KEYS, ARGV, plans)\n", "end\n"];
 const ALGORITHMS: [(u8, &str); 5] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
@@ -25,7 +25,7 @@ const ALGORITHMS: [(u8, &str); 5] = [
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
 
-/// By which letter an algorithm is known in a plan and in an account.
+/// Returns the letter of the algorithm in plans and accounts.
 pub(super) fn letter(quota: &Quota) -> u8 {
     match quota.counted_by() {
         Algorithm::Gcra => b'g',
@@ -36,70 +36,70 @@ pub(super) fn letter(quota: &Quota) -> u8 {
     }
 }
 
-/// A script and its hash.
+/// A script and its SHA-1 hash.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) text: String,
     pub(super) sha: String,
 }
 
-/// What a script is to do with accounts.
+/// The kind of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Frame {
-    /// GCRA quotas that start full and are all charged: what most requests ask.
+pub(super) enum ScriptKind {
+    /// Takes GCRA quotas that start full and are all charged, as in most requests.
     Plain,
     Take,
-    Settle,
-    /// Many questions, each of which `Plain` would answer.
+    Adjust,
+    /// Runs many `Plain` requests in one call.
     Batch,
 }
 
-/// All scripts of a store, each made when it is first needed: a set of algorithms has its own, so
-/// that the server does not define, call by call, what the call does not need.
+/// All scripts of a store, assembled on first use. Each set of algorithms has its own script, so
+/// that the server does not define unneeded functions in each call.
 pub(super) struct Scripts {
     clock: &'static str,
-    made: [[OnceLock<Script>; SETS]; 4],
+    scripts: [[OnceLock<Script>; SETS]; 4],
 }
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self { clock: CLOCK, made: Default::default() }
+        Self { clock: CLOCK, scripts: Default::default() }
     }
 }
 
 impl Scripts {
-    /// By the clock that the last two arguments tell.
+    /// Creates scripts that read the time from the last two arguments.
     #[cfg(feature = "testing")]
-    pub(super) fn driven() -> Self {
-        Self { clock: DRIVEN, ..Self::default() }
+    pub(super) fn with_test_clock() -> Self {
+        Self { clock: TEST_CLOCK, ..Self::default() }
     }
 
-    /// The script that knows the algorithms of these letters.
-    pub(super) fn get(&self, frame: Frame, letters: impl Iterator<Item = u8>) -> &Script {
+    /// Returns the script with the algorithms of these letters.
+    pub(super) fn get(&self, kind: ScriptKind, letters: impl Iterator<Item = u8>) -> &Script {
         let bit = |letter| 1 << ALGORITHMS.iter().take_while(|(known, _)| *known != letter).count();
         let set = letters.fold(0_usize, |set, letter| set | bit(letter)) % SETS;
-        self.made[frame as usize][set].get_or_init(|| self.assemble(frame, set))
+        self.scripts[kind as usize][set].get_or_init(|| self.assemble(kind, set))
     }
 
-    fn assemble(&self, frame: Frame, set: usize) -> Script {
-        let mut parts = match frame {
-            Frame::Plain => vec![self.clock, ONE, TIME, PLAIN, ACCOUNT],
-            Frame::Take | Frame::Settle => vec![self.clock, TIME, ACCOUNT],
-            Frame::Batch => vec![self.clock, TIME, GENERAL[0], PLAIN, ACCOUNT],
+    fn assemble(&self, kind: ScriptKind, set: usize) -> Script {
+        let mut parts = match kind {
+            ScriptKind::Plain => vec![self.clock, ONE, TIME, PLAIN, ACCOUNT],
+            ScriptKind::Take | ScriptKind::Adjust => vec![self.clock, TIME, ACCOUNT],
+            ScriptKind::Batch => vec![self.clock, TIME, GENERAL[0], PLAIN, ACCOUNT],
         };
-        let of_set = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
-        parts.extend(of_set.map(|(_, (_, text))| *text));
-        parts.push(if frame == Frame::Settle { SETTLE } else { TAKE });
-        if frame == Frame::Batch {
+        let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
+        parts.extend(algorithms.map(|(_, (_, text))| *text));
+        parts.push(if kind == ScriptKind::Adjust { SETTLE } else { TAKE });
+        if kind == ScriptKind::Batch {
             parts.extend([GENERAL[1], BATCH]);
         }
-        let text = lean(&parts.concat());
+        let text = strip(&parts.concat());
         Script { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
 }
 
-/// Without comments and indentation: the server keeps what it is sent.
-fn lean(text: &str) -> String {
+/// Removes comments and indentation, because the server keeps the text.
+fn strip(text: &str) -> String {
     let lines = text.lines().map(str::trim);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
     code.flat_map(|line| [line, "\n"]).collect()

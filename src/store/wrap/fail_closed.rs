@@ -1,4 +1,4 @@
-//! Refuses requests while the store fails.
+//! Denies requests while the store fails.
 
 use std::{
     convert::Infallible,
@@ -9,76 +9,57 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::outage::{Asked, Outage};
+use super::outage_log::{Attempt, OutageLog};
 use crate::{
     decision::{Decision, Outcome, Source},
     name::RuleName,
-    store::{Answer, BoxError, BoxFuture, Charge, Condition, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that refuses whatever the inner store could not decide: 503 with a `Retry-After`, gRPC
+/// A store that denies requests while the inner store fails: 503 with a `Retry-After`, or gRPC
 /// status 14.
 ///
-/// The limit is never exceeded, and an outage of the store is an outage of the service. Such a
-/// decision's [source](Decision::source) is [`Source::FailedClosed`].
+/// The limit is never exceeded, but an outage of the store is an outage of the service. Such a
+/// decision has the [source](Decision::source) [`Source::FailedClosed`].
 ///
-/// With the feature `tracing` a line at warn says when the store begins to fail.
+/// With the feature `tracing`, the beginning of an outage is logged at warn level and its end at
+/// info level.
 #[derive(Clone, Debug)]
 pub struct FailClosed<S> {
     inner: S,
-    outage: Outage,
+    outage: OutageLog,
     retry_after: Duration,
 }
 
 impl<S> FailClosed<S> {
     pub(crate) fn new(inner: S) -> Self {
-        let outage = Outage::new("requests are refused with 503");
+        let outage = OutageLog::new("requests are rejected with 503");
         Self { inner, outage, retry_after: Duration::from_secs(1) }
     }
 
-    /// How long clients are told to stay away; one second unless set.
+    /// Sets the `Retry-After` of rejections. Defaults to 1 s.
     #[must_use]
     pub fn retry_after(self, retry_after: Duration) -> Self {
         Self { retry_after, ..self }
     }
-
-    fn mend<F, E>(
-        &self,
-        charges: &[Charge<'_>],
-        answer: Answer<F>,
-        asked: Option<Asked<&Outage>>,
-    ) -> Answer<FailClosedFuture<F>>
-    where
-        F: Future<Output = Result<Decision, E>>,
-        E: Into<BoxError>,
-    {
-        let rule = charges.first().map_or_else(RuleName::default, Charge::rule);
-        let refusal = Refusal { rule, retry_after: self.retry_after };
-        match answer {
-            Answer::Now(answer) => Answer::Now(Ok(refusal.unless(answer, asked))),
-            Answer::Later(inner) => {
-                Answer::Later(FailClosedFuture { inner, refusal, asked: asked.map(Asked::kept) })
-            }
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Refusal {
+struct Denial {
     rule: RuleName,
     retry_after: Duration,
 }
 
-impl Refusal {
-    /// The inner store's decision, or the refusal. Only a take tells of an outage: what a store does
-    /// not do is none.
-    fn unless<E: Into<BoxError>>(
+impl Denial {
+    /// Returns the decision of the inner store, or the denial. Only `take` has an `attempt`: an
+    /// unsupported operation is not an outage.
+    fn unless_decided<E: Into<BoxError>>(
         self,
         answer: Result<Decision, E>,
-        asked: Option<Asked<&Outage>>,
+        attempt: Option<Attempt<&OutageLog>>,
     ) -> Decision {
-        let decision = match asked {
-            Some(asked) => asked.answered(answer),
+        let decision = match attempt {
+            Some(attempt) => attempt.finish(answer),
             None => answer.ok(),
         };
         decision.unwrap_or_else(|| self.decision())
@@ -94,25 +75,17 @@ impl<S: Store> Store for FailClosed<S> {
     type Error = Infallible;
     type Future = FailClosedFuture<S::Future>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        let asked = self.outage.ask();
-        self.mend(charges, self.inner.take(charges), Some(asked))
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.mend(&[*charge], self.inner.settle(charge, units), None)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.mend(&[*charge], self.inner.reset(charge), None)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.mend(&[*charge], self.inner.block(charge, time), None)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.mend(&[*charge], self.inner.unblock(charge), None)
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let attempt = op.is_take().then(|| self.outage.start());
+        let rule = op.charges().first().map_or_else(RuleName::default, Charge::rule);
+        let denial = Denial { rule, retry_after: self.retry_after };
+        match self.inner.call(op) {
+            Answer::Now(answer) => Answer::Now(Ok(denial.unless_decided(answer, attempt))),
+            Answer::Later(inner) => {
+                let attempt = attempt.map(Attempt::into_owned);
+                Answer::Later(FailClosedFuture { inner, denial, attempt })
+            }
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -121,27 +94,27 @@ impl<S: Store> Store for FailClosed<S> {
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.supports(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.announce(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.register(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
+    fn health(&self) -> BoxFuture<Health> {
         self.outage.health("fail_closed", self.inner.health())
     }
 }
 
 pin_project! {
-    /// The later answer of a [`FailClosed`].
+    /// The future of a [`FailClosed`].
     #[derive(Debug)]
     pub struct FailClosedFuture<F> {
         #[pin]
         inner: F,
-        refusal: Refusal,
-        asked: Option<Asked<Outage>>,
+        denial: Denial,
+        attempt: Option<Attempt<OutageLog>>,
     }
 }
 
@@ -155,6 +128,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let answer = ready!(this.inner.poll(cx));
-        Poll::Ready(Ok(this.refusal.unless(answer, this.asked.as_ref().map(Asked::lent))))
+        Poll::Ready(Ok(this
+            .denial
+            .unless_decided(answer, this.attempt.as_ref().map(Attempt::by_ref))))
     }
 }

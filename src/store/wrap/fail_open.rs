@@ -1,90 +1,67 @@
-//! Passes requests while the store fails.
+//! Allows requests while the store fails.
 
 use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use pin_project_lite::pin_project;
 
-use super::outage::{Asked, Outage};
+use super::outage_log::{Attempt, OutageLog};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxError, BoxFuture, Charge, Condition, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that allows, uncharged, whatever the inner store could not decide.
+/// A store that allows requests, without a charge, while the inner store fails.
 ///
-/// Meanwhile there is no limit at all: right for a public read API behind another line of defence,
-/// wrong for a login. Such a decision's [source](Decision::source) is [`Source::FailedOpen`].
+/// No limit applies during an outage. This suits a public read API with other protection, but not a
+/// login. Such a decision has the [source](Decision::source) [`Source::FailedOpen`].
 ///
-/// With the feature `tracing` a line at warn says when the store begins to fail.
+/// With the feature `tracing`, the beginning of an outage is logged at warn level and its end at
+/// info level.
 #[derive(Clone, Debug)]
 pub struct FailOpen<S> {
     inner: S,
-    outage: Outage,
+    outage: OutageLog,
 }
 
 impl<S> FailOpen<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, outage: Outage::new("requests pass without a limit") }
+        Self { inner, outage: OutageLog::new("requests are allowed without a limit") }
     }
 }
 
-fn passed() -> Decision {
+fn allowed() -> Decision {
     Decision::allow().from_source(Source::FailedOpen)
 }
 
-fn mend<F, E>(answer: Answer<F>, asked: Option<Asked<&Outage>>) -> Answer<FailOpenFuture<F>>
-where
-    F: Future<Output = Result<Decision, E>>,
-    E: Into<BoxError>,
-{
-    match answer {
-        Answer::Now(answer) => Answer::Now(Ok(decision(answer, asked))),
-        Answer::Later(inner) => {
-            Answer::Later(FailOpenFuture { inner, asked: asked.map(Asked::kept) })
-        }
-    }
-}
-
-/// Only a take tells of an outage: what a store does not do is none.
+/// Returns the decision of the inner store, or allows the request. Only `take` has an `attempt`: an
+/// unsupported operation is not an outage.
 fn decision<E: Into<BoxError>>(
     answer: Result<Decision, E>,
-    asked: Option<Asked<&Outage>>,
+    attempt: Option<Attempt<&OutageLog>>,
 ) -> Decision {
-    match asked {
-        Some(asked) => asked.answered(answer),
+    match attempt {
+        Some(attempt) => attempt.finish(answer),
         None => answer.ok(),
     }
-    .unwrap_or_else(passed)
+    .unwrap_or_else(allowed)
 }
 
 impl<S: Store> Store for FailOpen<S> {
     type Error = Infallible;
     type Future = FailOpenFuture<S::Future>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        let asked = self.outage.ask();
-        mend(self.inner.take(charges), Some(asked))
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        mend(self.inner.settle(charge, units), None)
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        mend(self.inner.reset(charge), None)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        mend(self.inner.block(charge, time), None)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        mend(self.inner.unblock(charge), None)
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let attempt = op.is_take().then(|| self.outage.start());
+        match self.inner.call(op) {
+            Answer::Now(answer) => Answer::Now(Ok(decision(answer, attempt))),
+            Answer::Later(inner) => {
+                Answer::Later(FailOpenFuture { inner, attempt: attempt.map(Attempt::into_owned) })
+            }
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -93,26 +70,26 @@ impl<S: Store> Store for FailOpen<S> {
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.supports(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.announce(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.register(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
+    fn health(&self) -> BoxFuture<Health> {
         self.outage.health("fail_open", self.inner.health())
     }
 }
 
 pin_project! {
-    /// The later answer of a [`FailOpen`].
+    /// The future of a [`FailOpen`].
     #[derive(Debug)]
     pub struct FailOpenFuture<F> {
         #[pin]
         inner: F,
-        asked: Option<Asked<Outage>>,
+        attempt: Option<Attempt<OutageLog>>,
     }
 }
 
@@ -125,6 +102,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        Poll::Ready(Ok(decision(ready!(this.inner.poll(cx)), this.asked.as_ref().map(Asked::lent))))
+        let answer = ready!(this.inner.poll(cx));
+        Poll::Ready(Ok(decision(answer, this.attempt.as_ref().map(Attempt::by_ref))))
     }
 }

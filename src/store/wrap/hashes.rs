@@ -1,4 +1,4 @@
-//! Charges as hashes.
+//! Hashes of charges.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
@@ -6,7 +6,7 @@ use foldhash::{SharedSeed, quality::SeedableRandomState};
 
 use crate::store::Charge;
 
-/// Random, so that nobody outside can choose keys that meet.
+/// Hashes charges with a random seed, so that clients cannot choose keys that collide.
 #[derive(Debug)]
 pub(super) struct Hashes(SeedableRandomState);
 
@@ -16,14 +16,14 @@ impl Hashes {
         Self(SeedableRandomState::with_seed(seed, SharedSeed::global_random()))
     }
 
-    /// The rule and the key.
+    /// Returns the hash of the rule and the key.
     pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.0.build_hasher();
         charge.key().hash_with(charge.rule().hash64(), &mut hasher);
         hasher.finish()
     }
 
-    /// The quotas, and once more the key.
+    /// Returns a hash of the quotas and the key, independent of [`tag`](Hashes::tag).
     pub(super) fn revision(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.0.build_hasher();
         charge.key().hash_with(!charge.rule().hash64(), &mut hasher);
@@ -31,7 +31,7 @@ impl Hashes {
         hasher.finish()
     }
 
-    /// Several hashes as one.
+    /// Combines several hashes into one.
     pub(super) fn all(&self, hashes: &[u64]) -> u64 {
         match hashes {
             [one] => *one,

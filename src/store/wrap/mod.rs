@@ -1,14 +1,14 @@
-//! Stores made of stores.
+//! Stores that wrap other stores.
 
 pub(super) mod breaker;
-pub(super) mod deadline;
 pub(super) mod deny_cache;
 pub(super) mod fail_closed;
 pub(super) mod fail_open;
 pub(super) mod fallback;
 mod hashes;
-mod health;
 pub(super) mod leased;
-mod outage;
-mod repriced;
+mod outage_log;
+mod outage_state;
+mod recompute;
 pub(super) mod setting;
+pub(super) mod timeout;

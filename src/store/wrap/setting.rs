@@ -1,8 +1,8 @@
-//! What is wrong with a wrapper's setting.
+//! Errors of the settings of wrappers.
 
 use std::{error::Error, fmt, time::Duration};
 
-/// Why a setting was refused: the field, its value and the fix are in the text.
+/// The error of an invalid setting. Its text contains the field, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
     field: &'static str,
@@ -24,26 +24,27 @@ impl fmt::Display for SettingError {
 
 impl Error for SettingError {}
 
-/// What the programmer wrote, which is right or a panic.
+/// Returns the value of a setting that is written in code, and panics if it is invalid.
 #[track_caller]
-pub(super) fn literal<T>(checked: Result<T, SettingError>) -> T {
-    match checked {
+pub(super) fn literal<T>(setting: Result<T, SettingError>) -> T {
+    match setting {
         Ok(value) => value,
-        Err(wrong) => panic!("{wrong}"),
+        Err(error) => panic!("{error}"),
     }
 }
 
-/// The longest time for which this process may go by what it knows.
+/// The longest time for which a wrapper may answer without calling the store.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How long this process may go by what it knows, before the store is asked again.
+/// Checks the time for which a wrapper may answer without calling the store.
 pub(super) fn at_most(field: &'static str, time: Duration) -> Result<Duration, SettingError> {
     if time.is_zero() {
-        const FIX: &str = "give it time to spare the store anything, as 1 s, or leave it out";
+        const FIX: &str = "give a time such as 1 s, or remove this wrapper";
         return Err(SettingError::new(field, "0 s", FIX));
     }
     if time > LONGEST {
-        const FIX: &str = "give at most 60 s: so long a reset by another process is not seen";
+        const FIX: &str =
+            "give at most 60 s: until then, a reset by another process has no effect here";
         return Err(SettingError::new(field, format_args!("{time:?}"), FIX));
     }
     Ok(time)

@@ -1,4 +1,4 @@
-// grpc-js: what a refusal is to it, and whether it comes back when it is told to.
+// grpc-js: the form of a rejection, and retries after the pushback.
 
 import { Client, Metadata, credentials, status as codes } from '@grpc/grpc-js';
 import details from 'nice-grpc-error-details';
@@ -15,7 +15,7 @@ const asIs = (bytes) => bytes;
 const empty = Buffer.alloc(0);
 const target = new URL(server).host;
 
-/** Retries soon, unless it is told otherwise. */
+/** Retries soon, unless the pushback says otherwise. */
 const retrying = {
   'grpc.service_config': JSON.stringify({
     methodConfig: [
@@ -39,7 +39,7 @@ function metadata(fields) {
   return metadata;
 }
 
-/** What a unary call ends with: an error, or the bytes of an answer. */
+/** Returns the result of a unary call: an error, or the bytes of an answer. */
 function unary(client, fields) {
   return new Promise((done) => {
     const deadline = { deadline: Date.now() + 20_000 };
@@ -49,7 +49,7 @@ function unary(client, fields) {
   });
 }
 
-/** The details of an error, decoded by somebody else's code. */
+/** Returns the details of an error, decoded by third-party code. */
 function decoded(error) {
   const [bytes] = error.metadata.get('grpc-status-details-bin');
   const status = Status.decode(bytes);
@@ -60,8 +60,8 @@ function decoded(error) {
   return { status, retry: find('RetryInfo')?.retryDelay, failure: find('QuotaFailure') };
 }
 
-/** Whether an error is our refusal in every part, and says so in the same words everywhere. */
-function refusal(error) {
+/** Checks that an error is our rejection in every part, with equal texts everywhere. */
+function rejection(error) {
   if (error?.code !== codes.RESOURCE_EXHAUSTED) return { happened: String(error), ok: false };
   const { status, retry, failure } = decoded(error);
   const field = (name) => Number(error.metadata.get(name)[0]);
@@ -83,12 +83,12 @@ function refusal(error) {
   };
 }
 
-const REFUSED = '8, RetryInfo, QuotaFailure, Retry-After';
-/** Waits in calls, of 1.5 s each. */
+const REJECTED = '8, RetryInfo, QuotaFailure, Retry-After';
+/** Waits in calls of 1.5 s each. */
 const LONG = 9;
 const SHORT = 3;
 
-/** Runs one check with a client and an account of its own, which has to wait. */
+/** Runs one check with its own client and account, which has to wait. */
 async function asks(what, expected, wait, options, act) {
   const name = `grpc-js-${what.replaceAll(' ', '-')}`;
   await check(`@grpc/grpc-js: ${what}`, expected, async () => {
@@ -103,15 +103,15 @@ async function asks(what, expected, wait, options, act) {
 }
 
 await Promise.all([
-  asks('unary', REFUSED, LONG, {}, async (client, fields, seen) => {
-    const said = refusal((await unary(client, fields)).error);
+  asks('unary', REJECTED, LONG, {}, async (client, fields, seen) => {
+    const said = rejection((await unary(client, fields)).error);
     return { ...said, ok: said.ok && (await seen()).length === 1 };
   }),
-  asks('server stream', REFUSED, LONG, {}, async (client, fields) => {
+  asks('server stream', REJECTED, LONG, {}, async (client, fields) => {
     const call = client.makeServerStreamRequest(WATCH, asIs, asIs, empty, metadata(fields));
-    return refusal(await new Promise((done) => call.on('data', done).on('error', done)));
+    return rejection(await new Promise((done) => call.on('data', done).on('error', done)));
   }),
-  asks('client stream, still sending', `${REFUSED}, at once`, LONG, {}, async (client, fields) => {
+  asks('client stream, still sending', `${REJECTED}, at once`, LONG, {}, async (client, fields) => {
     const start = performance.now();
     const error = await new Promise((done) => {
       const call = client.makeClientStreamRequest(GATHER, asIs, asIs, metadata(fields), done);
@@ -119,34 +119,34 @@ await Promise.all([
       call.on('status', () => clearInterval(sending));
       setTimeout(() => call.cancel(), 20_000).unref();
     });
-    const said = refusal(error);
+    const said = rejection(error);
     return { ...said, ok: said.ok && performance.now() - start < 5000 };
   }),
   asks('message', 'caf\u00e9 100%', LONG, {}, async (client) => {
     const { error } = await unary(client, {});
     const same = decoded(error).status.message === error.details;
-    const whole = error.details === 'Request refused: missing caf\u00e9 100%.';
+    const whole = error.details === 'Request rejected: missing caf\u00e9 100%.';
     return { happened: error.details, ok: error.code === codes.INVALID_ARGUMENT && whole && same };
   }),
-  asks('pushback', '8, waits as told, 0', SHORT, retrying, async (client, fields, seen) => {
+  asks('pushback', '8, waits the pushback, 0', SHORT, retrying, async (client, fields, seen) => {
     const { error, answer } = await unary(client, fields);
     const calls = await seen();
     const gap = calls.at(-1).asked - calls[0].answered;
-    const told = calls[0].pushback;
+    const { pushback } = calls[0];
     const statuses = calls.map((call) => call.grpc_status ?? 0).join(', ');
     const admitted = !error && answer.toString('hex') === SERVING && statuses === '8, 0';
     return {
-      happened: error ? String(error) : `${statuses}, told ${told} ms, waited ${gap.toFixed(0)} ms`,
-      ok: admitted && told > 0 && gap >= told && gap < told + 2000,
+      happened: error ? String(error) : `${statuses}, asked ${pushback} ms, waited ${gap.toFixed(0)} ms`,
+      ok: admitted && pushback > 0 && gap >= pushback && gap < pushback + 2000,
     };
   }),
   asks('pushback -1', '8, no retry', SHORT, retrying, async (client, fields, seen) => {
     const { error } = await unary(client, { ...fields, 'x-costly': '1' });
     const calls = await seen();
-    const told = calls[0].pushback;
-    const once = calls.length === 1 && told === -1 && decoded(error).retry === undefined;
+    const { pushback } = calls[0];
+    const once = calls.length === 1 && pushback === -1 && decoded(error).retry === undefined;
     return {
-      happened: `${error?.code}, told ${told}, ${calls.length} call`,
+      happened: `${error?.code}, asked ${pushback}, ${calls.length} call`,
       ok: error?.code === codes.RESOURCE_EXHAUSTED && once,
     };
   }),

@@ -1,5 +1,5 @@
-// Clients of HTTP that retry by themselves: they wait as they are told, and the first retry passes.
-// Their settings are the usual ones, and what has to be said to retry at all.
+// HTTP clients that retry by themselves wait for `Retry-After`, and their first retry passes. Their
+// settings are the usual ones, plus those that enable retries.
 
 import axios from 'axios';
 import axiosRetry from 'axios-retry';
@@ -30,17 +30,17 @@ const clients = {
 
 await Promise.all(
   Object.entries(clients).map(([client, get]) =>
-    check(client, '429, waits as told, 200', async () => {
+    check(client, '429, waits Retry-After, 200', async () => {
       await exhaust(client, 4);
       const status = await get({ 'x-client': client });
       const calls = await seen(client);
       const gap = (calls.at(-1).asked - calls[0].answered) / 1000;
-      const told = calls[0].retry_after;
+      const delay = calls[0].retry_after;
       const statuses = calls.map((call) => call.status).join(', ');
-      // a timer of Node may be a millisecond early
-      const waited = told >= 1 && gap >= told - 0.01 && gap < told + 2;
+      // A timer of Node may fire a millisecond early.
+      const waited = delay >= 1 && gap >= delay - 0.01 && gap < delay + 2;
       return {
-        happened: `${statuses}; told ${told} s, waited ${gap.toFixed(2)} s`,
+        happened: `${statuses}; asked ${delay} s, waited ${gap.toFixed(2)} s`,
         ok: status === 200 && statuses === '429, 200' && waited,
       };
     }),

@@ -1,4 +1,4 @@
-// What the checks share: a line of JSON for each, as tests/clients/main.rs reads them.
+// Helpers of the checks: a line of JSON for each, as tests/clients/main.rs reads them.
 
 import { readFileSync } from 'node:fs';
 
@@ -8,7 +8,7 @@ export function version(name) {
   return JSON.parse(readFileSync(`node_modules/${name}/package.json`, 'utf8')).version;
 }
 
-/** Does `act`, which says what happened, and whether that is what was expected. */
+/** Runs `act`, which returns what happened, and whether it was expected. */
 export async function check(client, expected, act) {
   const name = client.split(':')[0];
   let row;
@@ -20,13 +20,13 @@ export async function check(client, expected, act) {
   console.log(JSON.stringify({ client, version: version(name), expected, ...row }));
 }
 
-/** Makes `client` wait for the time of `n` calls, and forgets what it did. */
+/** Makes `client` wait for the time of `n` calls, and clears its calls. */
 export async function exhaust(client, n) {
   const answer = await fetch(`${server}/exhaust/${client}/${n}`, { method: 'POST' });
   if (!answer.ok) throw new Error(`exhaust: ${answer.status}`);
 }
 
-/** What the server saw of `client`. */
+/** Returns the calls of `client` that the server saw. */
 export async function seen(client) {
   return (await fetch(`${server}/seen/${client}`)).json();
 }

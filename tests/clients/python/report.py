@@ -1,4 +1,4 @@
-"""What the checks share: a line of JSON for each, as tests/clients/main.rs reads them."""
+"""Helpers of the checks: a line of JSON for each, as tests/clients/main.rs reads them."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from threading import Lock
 import urllib3
 
 server = os.environ["SERVER"]
-# without retries of its own
+# without built-in retries
 plain = urllib3.PoolManager(retries=False)
 one_line = Lock()
 
 
 def check(client, expected, act):
-    """Does `act`, which gives what happened, and whether that is what was expected."""
+    """Runs `act`, which returns what happened, and whether it was expected."""
     try:
         happened, ok = act()
     except Exception as error:
@@ -34,11 +34,11 @@ def all_at_once(act, argument_lists):
 
 
 def exhaust(client, n):
-    """Makes `client` wait for the time of `n` calls, and forgets what it did."""
+    """Makes `client` wait for the time of `n` calls, and clears its calls."""
     answer = plain.request("POST", f"{server}/exhaust/{client}/{n}")
     assert answer.status == 200, answer.status
 
 
 def seen(client):
-    """What the server saw of `client`."""
+    """Returns the calls of `client` that the server saw."""
     return plain.request("GET", f"{server}/seen/{client}").json()

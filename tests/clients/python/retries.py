@@ -1,4 +1,4 @@
-"""Clients of HTTP that retry by themselves: they wait as they are told, and the first retry passes.
+"""Clients of HTTP that retry by themselves: they wait for `Retry-After`, and the first retry passes.
 Their settings are the usual ones."""
 
 import httpx
@@ -20,15 +20,15 @@ def obeys(client, get):
     status = get({"x-client": client})
     calls = seen(client)
     gap = (calls[-1]["asked"] - calls[0]["answered"]) / 1000
-    told = calls[0]["retry_after"]
+    delay = calls[0]["retry_after"]
     statuses = [call["status"] for call in calls]
-    waited = told >= 1 and told - 0.01 <= gap < told + 2
+    waited = delay >= 1 and delay - 0.01 <= gap < delay + 2
     ok = status == 200 and statuses == [429, 200] and waited
-    return f"{', '.join(map(str, statuses))}; told {told:g} s, waited {gap:.2f} s", ok
+    return f"{', '.join(map(str, statuses))}; asked {delay:g} s, waited {gap:.2f} s", ok
 
 
 def asks(client, get):
-    check(client, "429, waits as told, 200", lambda: obeys(client, get))
+    check(client, "429, waits Retry-After, 200", lambda: obeys(client, get))
 
 
 all_at_once(asks, list(clients.items()))

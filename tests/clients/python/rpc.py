@@ -1,4 +1,4 @@
-"""grpcio: what a refusal is to it, and whether it comes back when it is told to."""
+"""grpcio: the form of a rejection, and retries after the pushback."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from report import all_at_once, check, exhaust, seen, server
 
 TARGET = urlsplit(server).netloc
 PATIENCE = 20
-# waits in calls, of 1.5 s each
+# waits in calls of 1.5 s each
 LONG = 9
 SHORT = 3
-REFUSED = "8, RetryInfo, QuotaFailure, Retry-After"
+REJECTED = "8, RetryInfo, QuotaFailure, Retry-After"
 
-# retries soon, unless it is told otherwise
+# retries soon, unless the pushback says otherwise
 POLICY = {
     "maxAttempts": 3,
     "initialBackoff": "0.01s",
@@ -32,7 +32,7 @@ RETRYING = [("grpc.service_config", CONFIG)]
 
 
 def unpacked(error, kind):
-    """A detail of this kind, if there is one. `from_call` fails where code or message differ."""
+    """Returns a detail of this kind, if any. `from_call` fails if code or message differ."""
     for detail in rpc_status.from_call(error).details:
         message = kind()
         if detail.Unpack(message):
@@ -40,8 +40,8 @@ def unpacked(error, kind):
     return None
 
 
-def refusal(error):
-    """Whether an error is our refusal in every part, and says so in the same words everywhere."""
+def rejection(error):
+    """Checks that an error is our rejection in every part, with equal texts everywhere."""
     delay = unpacked(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds()
     violations = unpacked(error, error_details_pb2.QuotaFailure).violations
     fields = dict(error.trailing_metadata())
@@ -61,7 +61,7 @@ def refusal(error):
 
 
 def failed(call):
-    """The error that `call` ends with."""
+    """Returns the error of `call`."""
     try:
         answer = call()
     except grpc.RpcError as error:
@@ -75,13 +75,13 @@ def empty():
 
 def unary(channel, fields, name):
     stub = health_pb2_grpc.HealthStub(channel)
-    said, ok = refusal(failed(lambda: stub.Check(empty(), metadata=fields, timeout=PATIENCE)))
+    said, ok = rejection(failed(lambda: stub.Check(empty(), metadata=fields, timeout=PATIENCE)))
     return said, ok and len(seen(name)) == 1
 
 
 def server_stream(channel, fields, _name):
     stub = health_pb2_grpc.HealthStub(channel)
-    return refusal(failed(lambda: next(stub.Watch(empty(), metadata=fields, timeout=PATIENCE))))
+    return rejection(failed(lambda: next(stub.Watch(empty(), metadata=fields, timeout=PATIENCE))))
 
 
 def client_stream(channel, fields, _name):
@@ -92,14 +92,14 @@ def client_stream(channel, fields, _name):
 
     start = time.monotonic()
     gather = channel.stream_unary("/test.Echo/Gather")
-    said, ok = refusal(failed(lambda: gather(messages(), metadata=fields, timeout=PATIENCE)))
+    said, ok = rejection(failed(lambda: gather(messages(), metadata=fields, timeout=PATIENCE)))
     return said, ok and time.monotonic() - start < 5
 
 
 def message(channel, _fields, _name):
     stub = health_pb2_grpc.HealthStub(channel)
     error = failed(lambda: stub.Check(empty(), timeout=PATIENCE))
-    whole = error.details() == "Request refused: missing caf\u00e9 100%."
+    whole = error.details() == "Request rejected: missing caf\u00e9 100%."
     same = rpc_status.from_call(error).message == error.details()
     return error.details(), error.code() is grpc.StatusCode.INVALID_ARGUMENT and whole and same
 
@@ -109,11 +109,11 @@ def pushback(channel, fields, name):
     answer = stub.Check(empty(), metadata=fields, timeout=PATIENCE)
     calls = seen(name)
     gap = calls[-1]["asked"] - calls[0]["answered"]
-    told = calls[0]["pushback"]
+    delay = calls[0]["pushback"]
     statuses = [int(call["grpc_status"] or 0) for call in calls]
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    ok = serving and statuses == [8, 0] and 0 < told <= gap < told + 2000
-    return f"{', '.join(map(str, statuses))}, told {told:g} ms, waited {gap:.0f} ms", ok
+    ok = serving and statuses == [8, 0] and 0 < delay <= gap < delay + 2000
+    return f"{', '.join(map(str, statuses))}, asked {delay:g} ms, waited {gap:.0f} ms", ok
 
 
 def pushback_never(channel, fields, name):
@@ -121,15 +121,15 @@ def pushback_never(channel, fields, name):
     fields = [*fields, ("x-costly", "1")]
     error = failed(lambda: stub.Check(empty(), metadata=fields, timeout=PATIENCE))
     calls = seen(name)
-    told = calls[0]["pushback"]
-    once = len(calls) == 1 and told == -1 and unpacked(error, error_details_pb2.RetryInfo) is None
+    delay = calls[0]["pushback"]
+    once = len(calls) == 1 and delay == -1 and unpacked(error, error_details_pb2.RetryInfo) is None
     code = error.code()
-    happened = f"{code.value[0]}, told {told:g}, {len(calls)} call"
+    happened = f"{code.value[0]}, asked {delay:g}, {len(calls)} call"
     return happened, code is grpc.StatusCode.RESOURCE_EXHAUSTED and once
 
 
 def asks(what, expected, wait, options, act):
-    """Runs one check with a channel and an account of its own, which has to wait."""
+    """Runs one check with its own channel and account, which has to wait."""
     name = f"grpcio-{what.replace(' ', '-').replace(',', '')}"
 
     def run():
@@ -143,11 +143,11 @@ def asks(what, expected, wait, options, act):
 all_at_once(
     asks,
     [
-        ("unary", REFUSED, LONG, [], unary),
-        ("server stream", REFUSED, LONG, [], server_stream),
-        ("client stream, still sending", f"{REFUSED}, at once", LONG, [], client_stream),
+        ("unary", REJECTED, LONG, [], unary),
+        ("server stream", REJECTED, LONG, [], server_stream),
+        ("client stream, still sending", f"{REJECTED}, at once", LONG, [], client_stream),
         ("message", "caf\u00e9 100%", LONG, [], message),
-        ("pushback", "8, waits as told, 0", SHORT, RETRYING, pushback),
+        ("pushback", "8, waits the pushback, 0", SHORT, RETRYING, pushback),
         ("pushback -1", "8, no retry", SHORT, RETRYING, pushback_never),
     ],
 )

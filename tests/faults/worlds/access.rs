@@ -1,4 +1,4 @@
-//! A server that wants a password all of a sudden.
+//! A server that suddenly requires a password.
 
 use redis::{Cmd, aio::MultiplexedConnection, cmd};
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ pub(crate) fn faults() -> Vec<Fault> {
 
 struct Locked {
     server: Server,
-    /// One that was there before.
+    /// A server without a password at first.
     admin: MultiplexedConnection,
 }
 
@@ -45,7 +45,7 @@ impl World for Locked {
         Door::Server(self.server.url())
     }
 
-    /// Connections that are there have been let in: they are ended.
+    /// Existing connections are authenticated already, so they are ended.
     async fn strike(&mut self, _: &[App], _: Instant) {
         self.password("secret").await;
         self.say(cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes"))

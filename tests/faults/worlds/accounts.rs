@@ -1,5 +1,5 @@
-//! What is found under the keys of accounts: something else, something broken, or times by a clock
-//! that has stepped.
+//! Unexpected values at the keys of accounts: values of another type, invalid values, or times by a
+//! clock that has stepped.
 
 use redis::{Cmd, cmd};
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ use crate::{
     stage::Ran,
 };
 
-/// Puts something of another type under every key.
+/// Writes a value of another type to every key.
 const OTHER_TYPES: &str = r"
 for i, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do
   redis.call('DEL', key)
@@ -22,8 +22,8 @@ for i, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do
   redis.call(unpack(put[i % #put + 1]))
 end";
 
-/// Puts strings under every key that are no accounts: words, nothing, halves, lengths that do not
-/// fit, instants that cannot be.
+/// Writes invalid strings to every key: words, empty strings, halves, wrong lengths, impossible
+/// instants.
 const BROKEN: &str = r"
 for i, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do
   local value = redis.call('GET', key)
@@ -34,8 +34,8 @@ for i, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do
   redis.call('SET', key, put[i % #put + 1])
 end";
 
-/// Moves all times in every account, and when its key ends, by so many microseconds: what the
-/// server would see if its clock had stepped the other way.
+/// Moves all times in every account, and the expiry of its key, by a number of microseconds: the
+/// effect of a step of the server's clock in the other direction.
 const STEP: &str = r"
 local by = tonumber(ARGV[1])
 for _, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do
@@ -50,14 +50,14 @@ const MINUTE: i64 = 60_000_000;
 
 pub(crate) fn faults() -> Vec<Fault> {
     let one_burst = Must::UNNOTICED.overshoots(Some(BURST));
-    let healed = "nobody notices; at most a burst above the limit";
+    let healed = "no visible effect; at most a burst above the limit";
     vec![
         rewritten("wrong type under the keys", healed, one_burst, OTHER_TYPES, 0),
         rewritten("broken values under the keys", healed, one_burst, BROKEN, 0),
         rewritten("clock steps forward", healed, one_burst, STEP, -MINUTE),
         rewritten(
             "clock steps back",
-            "nobody notices, the limit is never exceeded, and no key waits longer",
+            "no visible effect, the limit is never exceeded, and no key waits longer",
             Must::UNNOTICED,
             STEP,
             MINUTE,
@@ -95,7 +95,7 @@ impl World for Rewritten {
 
     async fn heal(&mut self) {}
 
-    /// Nobody may be shut out by what was found either.
+    /// No key may be denied for long because of such a value either.
     async fn look(&mut self, ran: &Ran) -> Findings {
         let mut longest = std::time::Duration::ZERO;
         for times in admissions(ran).values_mut() {
@@ -105,7 +105,7 @@ impl World for Rewritten {
             longest = gaps.chain(last).fold(longest, Ord::max);
         }
         Findings::default()
-            .note(format!("no key was refused for longer than {longest:.0?}"))
-            .demand(longest.as_secs() < 1, format!("a key was refused for {longest:.0?}"))
+            .note(format!("no key was denied for longer than {longest:.0?}"))
+            .demand(longest.as_secs() < 1, format!("a key was denied for {longest:.0?}"))
     }
 }

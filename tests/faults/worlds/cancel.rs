@@ -1,4 +1,4 @@
-//! Clients that leave: their futures are dropped at any point of the way.
+//! Clients that leave: their futures are dropped at any point.
 
 use std::{pin::pin, task::Poll, time::Duration};
 
@@ -6,7 +6,7 @@ use tokio::{
     task::{JoinSet, yield_now},
     time::{Instant, sleep},
 };
-use tower_sluice::{Decision, Limiter, Quota, RedisStore, Store};
+use tower_sluice::{Decision, Limiter, Quota, RedisStore, Store, StoreExt};
 
 use crate::{
     fault::Fault,
@@ -17,22 +17,22 @@ use crate::{
     stack::{BUDGET, Guarded},
 };
 
-/// Hardly anything comes back within the test.
+/// A quota that returns almost no unit within the test.
 const QUOTA: Quota = Quota::per_day(80_000);
-/// Each key starts with so much less than the one before, so that an answer tells whose it is.
+/// The difference of the initial units of two keys, so that an answer identifies its key.
 const STEP: u32 = 1_000;
 const KEYS: u32 = 64;
-/// Calls that are under way at the same time.
+/// The concurrent calls.
 const TOGETHER: usize = 32;
 
 pub(crate) fn faults() -> Vec<Fault> {
-    let holds = "every answer is that of its own question, the connection stays, no breaker opens";
+    let holds = "every answer belongs to its request, the connection stays, no breaker opens";
     vec![Fault::other("clients leave", holds, leave)]
 }
 
 type Answered = Option<Result<Decision, <Guarded as Store>::Error>>;
 
-/// What became of calls.
+/// The results of calls.
 #[derive(Debug, Default)]
 struct Tally {
     left: u64,
@@ -46,10 +46,11 @@ impl Tally {
             None => self.left += 1,
             Some(Err(error)) => self.errors.push(error.to_string()),
             Some(Ok(decision)) => {
-                // some has come back since, and most of a step is left
+                // Some units have returned since, but less than a step.
                 let most = QUOTA.limit() - key * STEP + STEP / 10;
                 let own = most - STEP..most;
-                self.mismatches += u64::from(!own.contains(&decision.remaining().expect("told")));
+                self.mismatches +=
+                    u64::from(!own.contains(&decision.remaining().expect("a count")));
             }
         }
     }
@@ -59,7 +60,7 @@ async fn leave(options: &Options, mut row: Row) -> Row {
     let calls = if options.long { 100_000 } else { 10_000 };
     let server = options.server().await;
     let store = RedisStore::connect(&server.url()).await.expect("connects");
-    let guarded = store.deadline(BUDGET).breaker();
+    let guarded = store.timeout(BUDGET).breaker();
     let limiter = Limiter::new(guarded.clone());
     for key in 0..KEYS {
         limiter.take(key.to_string(), &QUOTA, key * STEP + 1).await.expect("charged");
@@ -76,13 +77,13 @@ async fn leave(options: &Options, mut row: Row) -> Row {
         }
     }
     let took = start.elapsed();
-    // and where hardly anybody asks, nobody may take a client who left for a silent server
+    // Under low load, a client that left must not look like a silent server.
     for _ in 0..2 {
         tally.note(0, look_for(1, limiter.take("0", &QUOTA, 1).into_future()).await);
         sleep(Duration::from_millis(1_100)).await;
         tally.note(0, Some(limiter.take("0", &QUOTA, 1).await));
     }
-    // each look at the server is a connection too: the second one counts itself
+    // Each look at the server is a connection too: the second look counts itself.
     let more = self::connections(&server).await - connections - 1;
     let Tally { left, mismatches, errors } = tally;
     row.notes.push(format!(
@@ -90,7 +91,7 @@ async fn leave(options: &Options, mut row: Row) -> Row {
          another question, {} errors, {more} new connections",
         errors.len(),
     ));
-    row.demand(mismatches == 0, || format!("{mismatches} answers of another question"));
+    row.demand(mismatches == 0, || format!("{mismatches} answers to another request"));
     row.demand(errors.is_empty(), || format!("{} errors: {:?}", errors.len(), errors.first()));
     row.demand(!opened, || "a breaker opened".into());
     row.demand(more == 0, || format!("{more} new connections"));
@@ -98,10 +99,10 @@ async fn leave(options: &Options, mut row: Row) -> Row {
     row
 }
 
-/// One call; every other client leaves: before it is sent, or after some looks for an answer.
+/// Makes one call. Every other client leaves: before sending, or after some polls.
 async fn call(limiter: Limiter<Guarded>, draw: u64) -> (u32, Answered) {
     let key = u32::try_from(draw % u64::from(KEYS)).expect("small");
-    // most only look, so that accounts last
+    // Most calls only look, so that accounts last.
     let cost = u32::from(draw >> 50 & 3 == 0);
     let asked = limiter.take(key.to_string(), &QUOTA, cost);
     let leaves = draw >> 40 & 1 == 0;
@@ -112,7 +113,7 @@ async fn call(limiter: Limiter<Guarded>, draw: u64) -> (u32, Answered) {
     (key, answer)
 }
 
-/// The answer, if it is there at one of so many looks.
+/// Returns the answer, if it arrives within this number of polls.
 async fn look_for<F: Future>(looks: u64, asked: F) -> Option<F::Output> {
     let mut asked = pin!(asked);
     for _ in 0..looks {
@@ -126,5 +127,5 @@ async fn look_for<F: Future>(looks: u64, asked: F) -> Option<F::Output> {
 
 async fn connections(server: &Server) -> u64 {
     let count = server.info("stats", "total_connections_received").await;
-    count.expect("told").parse().expect("a number")
+    count.expect("a count").parse().expect("a number")
 }

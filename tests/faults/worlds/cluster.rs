@@ -39,7 +39,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             Must::policy(2 * BURST, ERRORS).may_pass(),
             async |options| Changed::start(options, Change::Failover).await,
         ),
-        Fault::new("cluster: slots move", "nobody notices", Must::UNNOTICED, async |options| {
+        Fault::new("cluster: slots move", "no visible effect", Must::UNNOTICED, async |options| {
             Changed::start(options, Change::Slots).await
         }),
     ]
@@ -56,7 +56,7 @@ enum Change {
 struct Changed {
     cluster: Cluster,
     change: Change,
-    /// Keys whose accounts are where the change is.
+    /// Keys whose accounts are on the changed server.
     keys: BTreeSet<u16>,
     done: String,
 }
@@ -73,7 +73,7 @@ impl Changed {
         for address in addresses {
             let slot = self.cluster.slot_of(address).await;
             let migration = self.cluster.begin_migration(slot, 1).await;
-            // some keys are there already, and some are not
+            // Some keys have moved and some have not.
             tokio::time::sleep(Duration::from_millis(50)).await;
             migration.move_keys().await;
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -87,7 +87,7 @@ impl Changed {
         self.done = format!("{moved} slots moved in {:.1?}", start.elapsed());
     }
 
-    /// The longest time without a decision of Redis about any of the keys that are elsewhere.
+    /// Returns the longest time without a decision of Redis about any key of another server.
     fn longest_gap(&self, ran: &Ran) -> Duration {
         let elsewhere = |entry: &&Entry| entry.is_from_redis() && !self.keys.contains(&entry.key);
         let mut longest = Duration::ZERO;
@@ -127,7 +127,7 @@ impl World for Changed {
             }
             Change::Failover => {
                 self.cluster.failover(&first).await;
-                self.done = format!("all knew of it after {:.1?}", start.elapsed());
+                self.done = format!("all nodes knew after {:.1?}", start.elapsed());
             }
             Change::Slots => self.move_slots(&addresses, end).await,
         }

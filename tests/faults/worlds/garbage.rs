@@ -1,9 +1,9 @@
-//! Something that is no Redis answers in its place.
+//! A server that does not speak the protocol of Redis.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_sluice::{Limiter, RedisStore, Store};
+use tower_sluice::{Limiter, RedisStore, StoreExt};
 
 use super::count_by_key;
 use crate::{
@@ -18,13 +18,13 @@ use crate::{
 
 pub(crate) fn faults() -> Vec<Fault> {
     let must = Must::policy(2 * BURST, &["reply", "disconnected", "budget", "other"]).opens(150);
-    let holds = "errors; nothing is admitted by accident";
+    let holds = "errors; no request is admitted by accident";
     vec![Fault::new("garbage for replies", holds, must, async |options| {
         Garbage::start(options).await
     })]
 }
 
-/// Replies of other types, with other lengths, with flags and instants that do not exist, and one
+/// Replies of other types, with other lengths, with unknown flags and impossible instants, and one
 /// that would admit without a charge.
 fn replies() -> Vec<Vec<u8>> {
     let admit = |rest: &[u8]| bulk(&[&[1][..], rest].concat());
@@ -84,7 +84,7 @@ impl World for Garbage {
     }
 
     async fn look(&mut self, ran: &Ran) -> Findings {
-        // what was asked of the real one may still have been answered
+        // Requests to the real server may still have been answered.
         let from = ran.struck + Duration::from_millis(20);
         let during = |asked, answered| asked >= from && answered < ran.healed;
         let admitted = count_by_key(ran, |entry| {
@@ -103,41 +103,41 @@ impl World for Garbage {
     }
 }
 
-/// What became of calls that garbage answered.
+/// The results of calls that garbage answered.
 #[derive(Debug, Default)]
 struct Decided {
     errors: u64,
-    refused: u64,
+    denied: u64,
     admitted: u64,
 }
 
 impl Garbage {
-    /// What comes of every reply when the store itself is asked, and of a refusal with one byte
-    /// changed: each byte to each other one, or to some of them.
+    /// Returns the results of every reply from the store itself, and of a denial with one byte
+    /// changed: each byte to each other value, or to some of them.
     async fn decided_by_garbage(&self) -> Decided {
-        let store = RedisStore::connect_lazy(&self.fake.url()).expect("a URL").deadline(BUDGET);
+        let store = RedisStore::connect_lazy(&self.fake.url()).expect("a URL").timeout(BUDGET);
         let (limiter, mut decided) = (Limiter::new(store), Decided::default());
-        let (refusal, step) = (refusal(), if self.long { 1 } else { 16 });
+        let (denial, step) = (denial(), if self.long { 1 } else { 16 });
         let changed = |at: usize, by: u8| {
-            let mut reply = refusal.clone();
+            let mut reply = denial.clone();
             reply[at] ^= by;
             bulk(&reply)
         };
-        let all = (0..refusal.len()).flat_map(|at| (1..=255).step_by(step).map(move |by| (at, by)));
+        let all = (0..denial.len()).flat_map(|at| (1..=255).step_by(step).map(move |by| (at, by)));
         for reply in replies().into_iter().chain(all.map(|(at, by)| changed(at, by))) {
             self.fake.answer(reply);
             match limiter.take("k", &QUOTA, 1).await {
                 Err(_) => decided.errors += 1,
                 Ok(decision) if decision.is_allowed() => decided.admitted += 1,
-                Ok(_) => decided.refused += 1,
+                Ok(_) => decided.denied += 1,
             }
         }
         decided
     }
 }
 
-/// A refusal as the scripts say it: no, now, and the account as it is.
-fn refusal() -> Vec<u8> {
+/// A denial in the form of the scripts: denied, now, and the unchanged account.
+fn denial() -> Vec<u8> {
     let instant = |micros: u64| [&micros.to_le_bytes()[..7], &[0, 0]].concat();
     let now = 1_795_000_000_000_000_u64;
     let account = [&now.to_le_bytes()[..7], b"g", &[9, 0], &instant(now + 990_000)].concat();

@@ -1,4 +1,4 @@
-//! A server that is started again and reads its data for a while.
+//! A server that restarts and loads its data for a while.
 
 use tokio::time::Instant;
 
@@ -41,14 +41,14 @@ impl World for Loading {
         self.server.kill();
         self.server.launch();
         let start = Instant::now();
-        self.server.ready().await.expect("it loads");
+        self.server.ready().await.expect("the server loads");
         let loaded = start.elapsed();
         let stat = async |field| self.server.info("stats", field).await.unwrap_or_default();
         let connections = stat("total_connections_received").await;
         let errors = stat("total_error_replies").await;
         self.asked = format!(
             "{loaded:.1?} until it had loaded, with {connections} connections (most of them to ask \
-             whether it has) and {errors} commands refused"
+             whether it has) and {errors} commands rejected"
         );
     }
 

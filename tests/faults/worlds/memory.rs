@@ -1,4 +1,4 @@
-//! A server whose memory is full: it refuses to write, or drops accounts.
+//! A server whose memory is full: it rejects writes, or evicts accounts.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) fn faults() -> Vec<Fault> {
     vec![
         Fault::of_server(
             "memory full",
-            "an error of the store, not a refusal; as a freeze otherwise",
+            "an error of the store, not a denial; as a freeze otherwise",
             Must::policy(2 * BURST, &["memory"]),
             (
                 async |server: &mut Server, _| server.command::<()>("CONFIG SET maxmemory 1").await,
@@ -29,7 +29,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         ),
         Fault::new(
             "memory full, evicting",
-            "nobody notices; at most a burst above the limit for each time that the key's account \
+            "no visible effect; at most a burst above the limit for each time that the key's account \
              was dropped",
             Must::UNNOTICED,
             async |options| Evicting::start(options).await,
@@ -37,10 +37,10 @@ pub(crate) fn faults() -> Vec<Fault> {
     ]
 }
 
-/// A server that drops the keys that were not used for longest when others come.
+/// A server that evicts the least recently used keys when others arrive.
 struct Evicting {
     server: Server,
-    /// Addresses of dropped keys as the server tells them.
+    /// The addresses of evicted keys, as the server reports them.
     dropped: JoinHandle<BTreeMap<u16, u64>>,
     written: u64,
 }
@@ -76,8 +76,13 @@ impl World for Evicting {
     }
 
     async fn strike(&mut self, _: &[App], end: Instant) {
-        let used: u64 =
-            self.server.info("memory", "used_memory").await.expect("told").parse().expect("bytes");
+        let used: u64 = self
+            .server
+            .info("memory", "used_memory")
+            .await
+            .expect("a size")
+            .parse()
+            .expect("bytes");
         let () = self.server.command(&format!("CONFIG SET maxmemory {}", used + (1 << 20))).await;
         let mut connection = self.server.connection().await.expect("connects");
         while Instant::now() < end {

@@ -47,12 +47,12 @@ pub(crate) fn all() -> Vec<Fault> {
     .collect()
 }
 
-/// The number of the key whose account is at this address: `sluice:1:{default:...k007}`.
+/// Returns the number of the key whose account is at this address: `sluice:1:{default:...k007}`.
 fn key_at(address: &str) -> Option<u16> {
     address.strip_suffix('}')?.rsplit_once('k')?.1.parse().ok()
 }
 
-/// How many entries each key has that `wanted` wants.
+/// Returns the number of entries of each key that `wanted` selects.
 fn count_by_key(ran: &Ran, wanted: impl Fn(&Entry) -> bool) -> BTreeMap<u16, u64> {
     let mut counts = BTreeMap::new();
     for (_, entry) in ran.entries().filter(|(_, entry)| wanted(entry)) {

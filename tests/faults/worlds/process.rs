@@ -1,4 +1,4 @@
-//! One of the app processes is killed in the midst of its load.
+//! One of the app processes is killed under load.
 
 use tokio::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::{
 pub(crate) fn faults() -> Vec<Fault> {
     vec![Fault::new(
         "app killed",
-        "the other app does not notice, and the limit is never exceeded",
+        "no effect on the other app, and the limit is never exceeded",
         Must::UNNOTICED,
         async |options| Killed { server: options.server().await },
     )]
@@ -49,6 +49,6 @@ impl World for Killed {
         let (killed, other) = (of(0, false), of(1, true));
         Findings::default()
             .note(format!("{killed} decisions of the one, then {other} of the other"))
-            .demand(killed > 0 && of(0, true) == 0 && other > 0, "the wrong one was killed".into())
+            .demand(killed > 0 && of(0, true) == 0 && other > 0, "the wrong app was killed".into())
     }
 }

@@ -50,10 +50,10 @@ pub(crate) fn faults() -> Vec<Fault> {
     ]
 }
 
-/// A primary that is made the replica of nobody who is there, and so keeps its data.
+/// A primary that becomes the replica of an unreachable server, and so keeps its data.
 struct Demoted {
     server: Server,
-    /// Whether it answers reads meanwhile.
+    /// `true` if it answers reads during the fault.
     stale: bool,
 }
 
@@ -78,7 +78,7 @@ impl World for Demoted {
     }
 }
 
-/// A name that leads to the replica before that is a primary.
+/// A name that leads to the replica before it is promoted.
 struct Astray {
     primary: Server,
     replica: Server,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
-use tower_sluice::Source;
+use tower_sluice::decision::Source;
 
 use super::count_by_key;
 use crate::{
@@ -33,7 +33,7 @@ struct Behind {
     replica: Server,
     link: Proxy,
     turnstile: Turnstile,
-    /// From when on what the primary wrote was lost, and until when it wrote.
+    /// The instants from which and until which the primary's writes were lost.
     lost: (Duration, Duration),
 }
 
@@ -52,7 +52,7 @@ impl World for Behind {
         self.turnstile.door()
     }
 
-    /// The kernel delivers what a killed primary has sent: only what it could not send is lost.
+    /// The kernel delivers data that a killed primary has sent. Only unsent data is lost.
     async fn strike(&mut self, _: &[App], end: Instant) {
         self.link.set(Mode::BlackHole).await;
         let cut = now();

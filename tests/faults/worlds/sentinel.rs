@@ -1,4 +1,4 @@
-//! Sentinels promote the replica of a master that was killed.
+//! Sentinels promote the replica of a killed master.
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub(crate) fn faults() -> Vec<Fault> {
-    // an attempt under way asks the sentinels first
+    // An attempt under way asks the sentinels first.
     let must = Must::policy(2 * BURST, &["disconnected", "replica", "budget"]).opens(100);
     let holds = "as a crash; back within a second of the promotion";
     vec![Fault::new("sentinels: master killed", holds, must, async |options| {

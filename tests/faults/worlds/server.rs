@@ -1,4 +1,4 @@
-//! A server that forgets its scripts, crashes, or freezes.
+//! A server that loses its scripts, crashes, or freezes.
 
 use tokio::time::Instant;
 
@@ -8,22 +8,22 @@ use crate::{
     stack::{BURST, Policy},
 };
 
-/// A crash is noticed by an error, at once.
+/// Errors reveal a crash at once.
 const CRASH: Must = Must::policy(2 * BURST, &["disconnected"]).opens(50);
-/// A freeze is noticed by time-outs.
+/// Timeouts reveal a freeze.
 const FREEZE: Must = Must::policy(2 * BURST, &["budget", "disconnected"]).opens(150);
 
 pub(crate) fn faults() -> Vec<Fault> {
     vec![
         Fault::of_server(
             "scripts lost",
-            "nobody notices",
+            "no visible effect",
             Must::UNNOTICED,
             (async |server: &mut Server, _| server.command::<()>("SCRIPT FLUSH").await, nothing),
         ),
         Fault::of_server(
             "scripts lost again and again",
-            "nobody notices",
+            "no visible effect",
             Must::UNNOTICED,
             (flush_again_and_again, nothing),
         ),
@@ -35,7 +35,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         ),
         Fault::of_server(
             "crash, fail open",
-            "breakers open within 50 ms; no limit meanwhile",
+            "breakers open within 50 ms; no limit during the fault",
             CRASH.overshoots(None),
             (kill, restart),
         )
@@ -56,7 +56,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         ),
         Fault::of_server(
             "freeze, fail open",
-            "breakers open within the budget and 50 ms; no limit meanwhile",
+            "breakers open within the budget and 50 ms; no limit during the fault",
             FREEZE.overshoots(None),
             (freeze, thaw),
         )

@@ -1,4 +1,4 @@
-//! A server that answers late, or says that it is busy.
+//! A server that answers late, or returns `BUSY`.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn run_a_long_script(server: &mut Server, _: Instant) {
     drop(tokio::spawn(async move {
         let mut script = cmd("EVAL");
         script.arg("while true do end").arg(0);
-        // it ends with an error when it is killed
+        // The call ends with an error when the script is killed.
         let _ = script.query_async::<()>(&mut connection).await;
     }));
 }
@@ -55,8 +55,8 @@ async fn end_the_script(server: &mut Server) {
     eventually("the script ends", end).await;
 }
 
-/// Scripts that may write are made to wait, and run when the pause is over: also those for whose
-/// answer nobody waits any more.
+/// Scripts that may write wait, and run after the pause, even if no caller waits for the answer any
+/// more.
 struct Paused {
     server: Server,
 }

@@ -1,4 +1,4 @@
-//! Two primaries at a time, each with a half of the apps.
+//! Two primaries at a time, each with half of the apps.
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
@@ -32,7 +32,7 @@ pub(crate) fn faults() -> Vec<Fault> {
 struct Split {
     primary: Server,
     replica: Server,
-    /// One for each app.
+    /// One per app.
     turnstiles: Vec<Turnstile>,
 }
 
@@ -88,7 +88,7 @@ fn lies_in(entry: &Entry, time: &Range<Duration>) -> bool {
     entry.asked >= time.start && entry.answered < time.end
 }
 
-/// How far the worst key got above the quota.
+/// Returns the units of the worst key above the quota.
 fn worst<'a>(entries: impl Iterator<Item = &'a Entry>, quota: &Quota) -> u64 {
     let mut admitted = BTreeMap::<u16, Vec<_>>::new();
     for entry in entries.filter(|entry| entry.allowed) {

@@ -1,9 +1,9 @@
-//! Many processes lose the same server and come back to it.
+//! Many processes lose one server and reconnect to it.
 
 use std::{ops::Range, time::Duration};
 
 use tokio::time::sleep;
-use tower_sluice::{Limiter, RedisStore, Source, Store};
+use tower_sluice::{Limiter, RedisStore, StoreExt, decision::Source};
 
 use crate::{
     fault::Fault,
@@ -16,9 +16,10 @@ use crate::{
 };
 
 const STORES: usize = 50;
-/// Requests of one store come so often.
+/// The interval of the requests of one store.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Long enough that the pauses between attempts have their full length in its second half.
+/// An outage long enough for the pauses between attempts to reach their full length in its second
+/// half.
 const OUTAGE: Duration = Duration::from_secs(4);
 
 pub(crate) fn faults() -> Vec<Fault> {
@@ -29,13 +30,13 @@ pub(crate) fn faults() -> Vec<Fault> {
 
 async fn storm(options: &Options, mut row: Row) -> Row {
     let mut server = options.server().await;
-    // each store has a turnstile of its own, which counts its attempts
+    // Each store has its own turnstile, which counts its attempts.
     let (mut doors, mut stores) = (Vec::new(), Vec::new());
     for number in 0..STORES {
         let door = Turnstile::to(server.address()).await;
         let Door::Server(url) = door.door() else { unreachable!("a server") };
         let store = RedisStore::connect(&url).await.expect("connects");
-        let limiter = Limiter::new(store.deadline(BUDGET).breaker().fail_open());
+        let limiter = Limiter::new(store.timeout(BUDGET).breaker().fail_open());
         doors.push(door);
         stores.push(limiter.clone());
         drop(tokio::spawn(async move {
@@ -83,7 +84,7 @@ async fn storm(options: &Options, mut row: Row) -> Row {
     row
 }
 
-/// When somebody connected, in order.
+/// The instants of connections, in order.
 struct Attempts(Vec<Duration>);
 
 impl Attempts {
@@ -97,7 +98,7 @@ impl Attempts {
         self.0.iter().filter(|at| time.contains(*at)).count()
     }
 
-    /// The most in a tenth of a second.
+    /// Returns the most connections in a tenth of a second.
     fn peak(&self, time: &Range<Duration>) -> usize {
         let starts = self.0.iter().filter(|at| time.contains(*at));
         let tenth = Duration::from_millis(100);

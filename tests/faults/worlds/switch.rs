@@ -1,4 +1,4 @@
-//! The switch of a layer is turned under load.
+//! The toggle of a layer is switched under load.
 
 use std::{
     convert::Infallible,
@@ -8,7 +8,7 @@ use std::{
 use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sluice::{RateLimitLayer, RedisStore, Rule, Store, Switch, key::Everyone};
+use tower_sluice::{RateLimitLayer, RedisStore, Rule, StoreExt, key::Everyone, middleware::Toggle};
 
 use crate::{
     fault::Fault,
@@ -17,24 +17,24 @@ use crate::{
     stack::{BUDGET, QUOTA},
 };
 
-/// How long the layer is asked while it is on, each time.
+/// The time for which the layer receives requests while it is on, each time.
 const WHILE: Duration = Duration::from_secs(1);
-/// What passes in that time: a burst, and what comes back.
+/// The requests that pass in that time: a burst, and returning units.
 const LIMIT: u32 = QUOTA.limit() + 10;
-/// How often it is asked while it is off.
+/// The requests while it is off.
 const OFF: u32 = 1_000;
 
 pub(crate) fn faults() -> Vec<Fault> {
-    let holds = "the very next request passes, and is limited again when it is turned back";
+    let holds = "the next request passes, and limits apply again when the toggle is on";
     vec![Fault::other("switch turned", holds, turn)]
 }
 
 async fn turn(options: &Options, mut row: Row) -> Row {
     let server = options.server().await;
     let store = RedisStore::connect(&server.url()).await.expect("connects");
-    let store = store.deadline(BUDGET).breaker().fail_closed();
-    let switch = Switch::on();
-    let layer = RateLimitLayer::rules(Rule::new("api", Everyone, QUOTA), store).switch(&switch);
+    let store = store.timeout(BUDGET).breaker().fail_closed();
+    let switch = Toggle::on();
+    let layer = RateLimitLayer::rules(Rule::new("api", Everyone, QUOTA), store).enabled(&switch);
     let service = layer.layer(service_fn(async |_: Request<()>| {
         Ok::<_, Infallible>(Response::new(String::new()))
     }));
@@ -63,7 +63,7 @@ async fn turn(options: &Options, mut row: Row) -> Row {
     row.notes.push(format!(
         "{before} passed in {WHILE:?}, then {off} of {OFF} while it was off, then {after} in {WHILE:?}"
     ));
-    row.demand(off == OFF, || format!("{} refused while it was off", OFF - off));
+    row.demand(off == OFF, || format!("{} rejected while it was off", OFF - off));
     row.demand(before.max(after) <= LIMIT, || format!("more than {LIMIT} passed while it was on"));
     row
 }

@@ -1,4 +1,4 @@
-//! A link that fails between the apps and a server that is well.
+//! A link that fails between the apps and a healthy server.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         }),
         of_link(
             "link slow, within the budget",
-            "nobody notices",
+            "no visible effect",
             Must::UNNOTICED,
             stays(Mode::Delay(ms(50))),
         ),
@@ -68,7 +68,7 @@ pub(crate) fn faults() -> Vec<Fault> {
     ]
 }
 
-/// What does one thing and leaves it at that.
+/// Sets a mode that stays.
 fn stays(mode: Mode) -> impl AsyncFn(&mut Proxy, Instant) + Clone + Send + Sync + 'static {
     async move |proxy: &mut Proxy, _| proxy.set(mode).await
 }

@@ -9,22 +9,23 @@ use super::{
 };
 
 const MASTERS: usize = 3;
-/// Who has not answered by then is taken for frozen.
+/// The time after which a silent node counts as frozen.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Three masters, nodes 0 to 2, with a third of the slots each, and a replica of each, nodes 3 to 5.
+/// Three masters, nodes 0 to 2, with a third of the slots each, and a replica of each, nodes 3 to
+/// 5.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// A cluster that takes writes to all slots and has its replicas in step.
+    /// Starts a cluster that accepts writes to all slots and whose replicas are in sync.
     pub(crate) async fn start(flavour: Flavour) -> Self {
         Self::start_with(flavour, &[]).await
     }
 
-    /// A cluster whose nodes have more arguments.
+    /// Starts a cluster whose nodes have more arguments.
     pub(crate) async fn start_with(flavour: Flavour, args: &[&str]) -> Self {
         insist(async || {
             let mut cluster = Self::new(flavour, args);
@@ -51,8 +52,8 @@ impl Cluster {
         Self { nodes }
     }
 
-    /// The file in which the node `me` keeps what it knows of the others. Written beforehand, they
-    /// need not be introduced to one another, which would take seconds.
+    /// Returns the file in which the node `me` keeps its view of the others. Without it the nodes
+    /// would need seconds to meet.
     fn table(me: usize, nodes: &[Server], ids: &[String]) -> String {
         let line = |(at, node): (usize, &Server)| {
             let (id, port, epoch) = (&ids[at], node.port(), at % MASTERS + 1);
@@ -82,7 +83,7 @@ impl Cluster {
         &mut self.nodes[at]
     }
 
-    /// The place of the node on `port`.
+    /// Returns the index of the node on `port`.
     fn place(&self, port: u16) -> usize {
         self.nodes.iter().position(|node| node.port() == port).expect("a node of this cluster")
     }
@@ -91,7 +92,7 @@ impl Cluster {
         self.nodes.iter().filter(|node| node.runs())
     }
 
-    /// The views of all nodes that run and are not frozen.
+    /// Returns the views of all nodes that run and are not frozen.
     async fn views(&self) -> Vec<View> {
         let mut views = Vec::new();
         for node in self.running() {
@@ -100,7 +101,7 @@ impl Cluster {
         views
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     pub(crate) async fn slot_of(&self, key: &str) -> u16 {
         let words = format!("CLUSTER KEYSLOT {key}");
         let look = async || {
@@ -114,7 +115,7 @@ impl Cluster {
         eventually("a node that answers", look).await
     }
 
-    /// The place of the node that says it serves this slot, once there is one.
+    /// Returns the index of the node that reports to serve this slot, once there is one.
     pub(crate) async fn master_of_slot(&self, slot: u16) -> usize {
         let look = async || {
             let views = self.views().await.into_iter().filter(|view| view.serves(slot));
@@ -123,12 +124,12 @@ impl Cluster {
         eventually("a master of the slot", look).await
     }
 
-    /// The place of the master of this key, once there is one.
+    /// Returns the index of the master of this key, once there is one.
     pub(crate) async fn master_of(&self, key: &str) -> usize {
         self.master_of_slot(self.slot_of(key).await).await
     }
 
-    /// The place of a replica of this key, once there is one.
+    /// Returns the index of a replica of this key, once there is one.
     pub(crate) async fn replica_of(&self, key: &str) -> usize {
         let master = self.nodes[self.master_of(key).await].port();
         let look = async || {
@@ -139,20 +140,21 @@ impl Cluster {
         eventually("a replica of the key", look).await
     }
 
-    /// Kills the master of this key, and says which it was.
+    /// Kills the master of this key. Returns its index.
     pub(crate) async fn kill_master_of(&mut self, key: &str) -> usize {
         let at = self.master_of(key).await;
         self.nodes[at].kill();
         at
     }
 
-    /// Makes a replica of this key its master without a loss, once all know it, and says which.
+    /// Promotes a replica of this key without a loss, and waits until all nodes know it. Returns
+    /// its index.
     pub(crate) async fn failover(&self, key: &str) -> usize {
         let slot = self.slot_of(key).await;
         let replica = self.replica_of(key).await;
         let node = &self.nodes[replica];
         let promoted = async || {
-            // one that it did not manage in 5 s it has given up
+            // A replica gives up a failover that takes more than 5 s.
             let () = node.attempt("CLUSTER FAILOVER").await.ok()?;
             let look = async || node.view().await?.serves(slot).then_some(());
             timeout(Duration::from_secs(6), eventually("a promotion", look)).await.ok()
@@ -162,8 +164,8 @@ impl Cluster {
         replica
     }
 
-    /// Waits until all nodes that run agree on who serves which slot, all slots are served by such
-    /// nodes, and their replicas are in step.
+    /// Waits until all running nodes agree on the owners of slots, all slots are served by running
+    /// nodes, and their replicas are in sync.
     pub(crate) async fn healthy(&self) {
         let look = async || self.is_healthy().await.then_some(());
         eventually("a healthy cluster", look).await;
@@ -189,7 +191,7 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// No node outlives another, whose port may be a new cluster's.
+    /// Kills all nodes together, because the port of one may soon belong to a new cluster.
     fn drop(&mut self) {
         self.nodes.iter_mut().for_each(Server::kill);
     }

@@ -13,12 +13,12 @@ use tokio::{
 
 use super::words::{Words, name, next_command};
 
-/// What a [`FakeServer`] does about a command.
+/// The reaction of a [`FakeServer`] to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// Sends these bytes, be they a reply or not.
+    /// Sends these bytes, valid or not.
     Bytes(Vec<u8>),
-    /// Sends these bytes, as those of half a reply, and closes the connection.
+    /// Sends these bytes as half a reply, and closes the connection.
     Close(Vec<u8>),
     /// Sends nothing.
     Silence,
@@ -32,7 +32,7 @@ impl<B: AsRef<[u8]>> From<B> for Reply {
 
 type Script = Box<dyn FnMut(&[Vec<u8>]) -> Reply + Send>;
 
-/// What a server in good order says to the commands by which clients set up a connection.
+/// Returns the valid reply to a command by which clients set up a connection.
 pub(crate) fn handshake(words: &[Vec<u8>]) -> Option<Reply> {
     let reply = match name(words).as_str() {
         "HELLO" if words.get(1).is_some_and(|version| version == b"3") => {
@@ -46,7 +46,7 @@ pub(crate) fn handshake(words: &[Vec<u8>]) -> Option<Reply> {
     Some(reply.into())
 }
 
-/// Says what it is told to say, in the protocol of Redis or not.
+/// A server that sends given bytes, in the protocol of Redis or not.
 #[derive(Debug)]
 pub(crate) struct FakeServer {
     address: SocketAddr,
@@ -67,20 +67,20 @@ impl std::fmt::Debug for State {
 }
 
 impl FakeServer {
-    /// One that lets clients connect and gives this reply to every other command.
+    /// Starts a server that lets clients connect and gives this reply to every other command.
     pub(crate) async fn answering(reply: impl Into<Reply>) -> Self {
         let reply = reply.into();
         Self::start(move |_| reply.clone()).await
     }
 
-    /// One that lets clients connect and asks `script` about every other command.
+    /// Starts a server that lets clients connect and calls `script` for every other command.
     pub(crate) async fn start(
         mut script: impl FnMut(&[Vec<u8>]) -> Reply + Send + 'static,
     ) -> Self {
         Self::raw(move |words| handshake(words).unwrap_or_else(|| script(words))).await
     }
 
-    /// One that asks `script` about all commands.
+    /// Starts a server that calls `script` for all commands.
     pub(crate) async fn raw(script: impl FnMut(&[Vec<u8>]) -> Reply + Send + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -102,19 +102,19 @@ impl FakeServer {
         self.state.lock().expect("no panic in a script")
     }
 
-    /// From now on, this reply to every command that no client connects with.
+    /// Sets the reply to every command that does not belong to the connection setup.
     pub(crate) fn answer(&self, reply: impl Into<Reply>) {
         let reply = reply.into();
         self.state().script =
             Box::new(move |words| handshake(words).unwrap_or_else(|| reply.clone()));
     }
 
-    /// All commands that came, those to connect included.
+    /// Returns all commands received, including those of the connection setup.
     pub(crate) fn asked(&self) -> Vec<Words> {
         self.state().asked.clone()
     }
 
-    /// How many connections there were.
+    /// Returns the number of connections so far.
     pub(crate) fn accepted(&self) -> usize {
         self.state().accepted
     }
@@ -126,7 +126,7 @@ impl Drop for FakeServer {
     }
 }
 
-/// Its connections end with it.
+/// Ends the connections.
 async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {
     let mut links = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {

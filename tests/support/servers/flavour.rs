@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Whose server it is.
+/// The implementation of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
     Redis,
@@ -28,14 +28,15 @@ impl Flavour {
         }
     }
 
-    /// The server's program. A test without it fails: one that was skipped would look like a pass.
+    /// Returns the server's program. A test without it fails, because a skipped test would look
+    /// like a success.
     pub(super) fn program(self) -> PathBuf {
         let named = env::var_os(self.variable());
         self.find(named, env::var_os("PATH")).unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// The file that is `named`, or else one on the search `path`, or else what `scripts/servers`
-    /// has put into `target`.
+    /// Finds the file that is `named`, or else one on the search `path`, or else the one that
+    /// `scripts/servers` has put into `target`.
     pub(crate) fn find(
         self,
         named: Option<OsString>,

@@ -1,4 +1,4 @@
-//! Where servers keep their files, and who ends the servers when the tests cannot.
+//! The folders of servers, and the process that ends servers when the tests cannot.
 
 use std::{
     env, fs,
@@ -9,9 +9,9 @@ use std::{
 
 use super::random;
 
-/// Waits until the tests are no more, however they ended: its input is a pipe that closes then.
-/// Ends the servers that are left (those in a `static`, or all when the tests were killed) and
-/// removes all files. Each folder has the id of its server in the file `pid`.
+/// Waits until the tests end in any way: its input is a pipe that then closes. Kills the remaining
+/// servers (those in a `static`, or all when the tests were killed) and removes all files. Each
+/// folder has the id of its server in the file `pid`.
 const GUARD: &str = r#"
 trap '' INT TERM HUP
 read -r _
@@ -46,7 +46,7 @@ impl Home {
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// The folder of the server on `port`, which no other server has at the time.
+    /// Creates the folder of the server on `port`, which no other server has at the time.
     pub(super) fn new(port: u16) -> Self {
         let path = HOME.path.join(port.to_string());
         fs::create_dir(&path).expect("a folder");

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::Mode;
 
-/// Serves the connection of this `number`, from when it was accepted.
+/// Serves the connection with this `number`, from the time it was accepted.
 pub(super) async fn link(
     mut client: TcpStream,
     target: SocketAddr,
@@ -51,7 +51,7 @@ async fn forward(
     }
 }
 
-/// Returns once this is no black hole.
+/// Returns once the mode is not a black hole.
 async fn lit(mode: &mut watch::Receiver<Mode>) {
     drop(mode.wait_for(|mode| *mode != Mode::BlackHole).await);
 }
@@ -66,7 +66,7 @@ async fn requests(
         let count = from.read(&mut bytes).await?;
         lit(&mut mode).await;
         if count == 0 {
-            // the server closes its side when it has answered
+            // The server closes its side after its answer.
             to.shutdown().await?;
             return pending().await;
         }
@@ -74,15 +74,15 @@ async fn requests(
     }
 }
 
-/// What a server said, and when.
+/// Bytes of a server with their time.
 type Said = (Instant, Vec<u8>);
 
-/// Takes replies as they come, so that each can be late by the same time.
+/// Reads replies as they arrive, so that each can be delayed by the same time.
 async fn receive(mut from: ReadHalf<'_>, line: mpsc::UnboundedSender<Said>) -> Result<()> {
     let mut bytes = vec![0; 1 << 16];
     loop {
         let count = from.read(&mut bytes).await?;
-        // no bytes are the end, which is passed on after all that came before
+        // An empty read is the end, which follows all bytes before it.
         let _ = line.send((Instant::now(), bytes[..count].to_vec()));
         if count == 0 {
             return pending().await;
@@ -108,7 +108,7 @@ async fn replies(
                 break;
             }
             Mode::Flip { seed, one_in } => {
-                // by place, so that it does not matter in which pieces the bytes come
+                // By position, so that the split of the bytes into reads does not matter.
                 let start = mix(seed ^ mix(number)).wrapping_add(place);
                 flip(&mut bytes, start, one_in);
             }
@@ -120,7 +120,8 @@ async fn replies(
     to.shutdown().await
 }
 
-/// Whether the mode was still this one: the next reply of all connections is truncated, no other.
+/// Returns `true` if the mode was still this one: only the next reply of all connections is
+/// truncated.
 fn take_over(mode: &mut Mode, was: Mode) -> bool {
     let same = *mode == was;
     if same {
@@ -138,7 +139,7 @@ fn flip(bytes: &mut [u8], start: u64, one_in: u64) {
     }
 }
 
-/// A number that looks random (splitmix64).
+/// Returns a pseudo-random number (splitmix64).
 fn mix(n: u64) -> u64 {
     let n = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

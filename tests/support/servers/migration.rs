@@ -2,8 +2,8 @@ use redis::cmd;
 
 use super::{Cluster, PATIENCE, Server, eventually};
 
-/// A slot on its way from one node to another. Until it has arrived, the old one answers for the
-/// keys that it still has, and sends for the others to the new one (`ASK`).
+/// A slot that moves from one node to another. Until it has arrived, the old node answers for the
+/// keys that it still has, and redirects others to the new node (`ASK`).
 #[derive(Debug)]
 pub(crate) struct Migration<'a> {
     cluster: &'a Cluster,
@@ -13,14 +13,15 @@ pub(crate) struct Migration<'a> {
 }
 
 impl Cluster {
-    /// Moves a slot to the master at place `to`, with its keys, once all know it.
+    /// Moves a slot to the master with index `to`, with its keys, and waits until all nodes know
+    /// it.
     pub(crate) async fn migrate_slot(&self, slot: u16, to: usize) {
         let migration = self.begin_migration(slot, to).await;
         migration.move_keys().await;
         migration.finish().await;
     }
 
-    /// Marks a slot as on its way to the master at place `to`, and leaves it at that.
+    /// Marks a slot as moving to the master with index `to`, without moving keys.
     pub(crate) async fn begin_migration(&self, slot: u16, to: usize) -> Migration<'_> {
         let from = self.master_of_slot(slot).await;
         let migration = Migration { cluster: self, slot, from, to };
@@ -45,7 +46,7 @@ impl Migration<'_> {
         &self.cluster.nodes()[self.to]
     }
 
-    /// Moves the keys that are there now, and says how many.
+    /// Moves the present keys. Returns their number.
     pub(crate) async fn move_keys(&self) -> usize {
         let words = format!("CLUSTER GETKEYSINSLOT {} 100000", self.slot);
         let keys: Vec<Vec<u8>> = self.source().command(&words).await;
@@ -59,7 +60,8 @@ impl Migration<'_> {
         keys.len()
     }
 
-    /// Makes the new node the slot's master, once all know it. The old one must have no keys left.
+    /// Makes the new node the slot's master, and waits until all nodes know it. The old node must
+    /// have no keys left.
     pub(crate) async fn finish(self) {
         let id = Cluster::id(self.target()).await;
         for node in [self.target(), self.source()] {

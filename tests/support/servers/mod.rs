@@ -1,9 +1,10 @@
-//! Real servers on the loopback interface, and what can go wrong between them and a client.
+//! Real servers on the loopback interface, and faults between them and a client.
 //!
-//! A test file that needs them says `#[path = "support/servers/mod.rs"] mod servers;`, so that the
-//! other tests do not compile them. Everything waits by looking again, for at most [`PATIENCE`], and
-//! then panics; a server that does not start shows its log. None of it works while tokio's clock is
-//! paused, since the servers' clocks are not.
+//! A program that needs them declares `#[path = "../support/servers/mod.rs"] mod servers;`, so that
+//! other programs do not compile them. At most [`MOST`] tests have servers at the same time. Every
+//! wait polls for at most [`PATIENCE`], and then panics. A server that does not start shows its
+//! log. These helpers do not work while tokio's clock is paused, because the clocks of the servers
+//! are not.
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 mod cluster;
@@ -17,6 +18,7 @@ mod proxy;
 mod sentinel;
 mod server;
 mod talk;
+mod turn;
 mod view;
 mod words;
 
@@ -32,12 +34,13 @@ pub(crate) use migration::Migration;
 pub(crate) use proxy::{Mode, Proxy};
 pub(crate) use sentinel::Sentinels;
 pub(crate) use server::Server;
+pub(crate) use turn::{MOST, Turn};
 pub(crate) use words::{Words, name};
 
-/// How long anything may take on a machine that is busy with other tests.
+/// The longest wait, on a machine that is busy with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What `look` finds, once it finds something.
+/// Polls `look` until it returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -49,8 +52,8 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
     }
 }
 
-/// What `start` has started. Another program may take a port in the moment before a server does:
-/// hence a second and a third try.
+/// Returns the result of `start`. Makes up to three attempts, because another program may take a
+/// port just before a server does.
 async fn insist<T>(start: impl AsyncFn() -> Result<T, String>) -> T {
     let mut said = String::new();
     for _ in 0..3 {
@@ -59,15 +62,15 @@ async fn insist<T>(start: impl AsyncFn() -> Result<T, String>) -> T {
             Err(why) => said = why,
         }
     }
-    panic!("three tries failed: {said}");
+    panic!("three attempts failed: {said}");
 }
 
-/// A number that is another one in every test and every process.
+/// Returns a number that differs in every test and every process.
 fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// The name of a node in a cluster, or of a sentinel: 40 hexadecimal digits.
+/// Returns the name of a node in a cluster, or of a sentinel: 40 hexadecimal digits.
 fn identity() -> String {
     format!("{:016x}{:016x}{:08x}", random(), random(), random() & 0xffff_ffff)
 }

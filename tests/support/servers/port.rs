@@ -4,15 +4,14 @@ use super::random;
 
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 10_000;
-/// How far a node's port for other nodes is above that for clients.
+/// The difference between a node's port for other nodes and its port for clients.
 pub(super) const BUS: u16 = 10_000;
 
-/// A TCP port on the loopback interface that no other test has, in this process or another one, for
-/// as long as this value lives: also while nobody listens on it, as between a crash and a restart.
+/// A TCP port on the loopback interface that no other test has, in this process or another one,
+/// while this value lives: also while nothing listens on it, as between a crash and a restart.
 ///
-/// Its UDP port is bound as a sign of that, which nobody needs. It is below the ports that Linux
-/// gives to clients (32 768 and up), any of which might be taken by a connection meanwhile, and so
-/// is the port for other nodes.
+/// Its otherwise unused UDP port is bound as a lock. Both it and the port for other nodes are below
+/// the ports that Linux assigns to clients (32 768 and up), any of which a connection might take.
 #[derive(Debug)]
 pub(super) struct Port {
     address: SocketAddr,

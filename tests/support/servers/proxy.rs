@@ -13,27 +13,29 @@ use tokio::{
 
 use super::{link::link, port::Port};
 
-/// What a [`Proxy`] does to the connections that it has and to new ones.
+/// The effect of a [`Proxy`] on its current and new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Nothing.
+    /// Passes everything.
     Pass,
-    /// Replies come so much later, each for itself.
+    /// Delays each reply separately.
     Delay(Duration),
-    /// Accepts and forwards nothing. What was held back is forwarded afterwards, as TCP does when a
-    /// network is back.
+    /// Accepts connections and forwards nothing. Held bytes are forwarded afterwards, as TCP does
+    /// when a network returns.
     BlackHole,
-    /// Accepts, and resets all connections.
+    /// Accepts and resets all connections.
     Drop,
-    /// Passes so many bytes of the next reply, closes its connection, and goes on as [`Mode::Pass`].
+    /// Passes a number of bytes of the next reply, closes its connection, and continues as
+    /// [`Mode::Pass`].
     Truncate(usize),
-    /// Changes one byte in `one_in` of the replies, the same ones for the same seed and connection.
+    /// Changes one in `one_in` bytes of the replies, the same bytes for equal seeds and
+    /// connections.
     Flip { seed: u64, one_in: u64 },
-    /// Closes all connections and listens no more, as a server that has ended.
+    /// Closes all connections and stops listening, like a server that has ended.
     Refuse,
 }
 
-/// A hop between clients and a server that fails as it is told.
+/// A proxy between clients and a server, which fails on request.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     port: Port,
@@ -44,7 +46,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy in front of `target` that passes everything.
+    /// Starts a proxy in front of `target` that passes everything.
     pub(crate) async fn start(target: SocketAddr) -> Self {
         let (mode, accepted) = (watch::Sender::new(Mode::Pass), Arc::default());
         let mut proxy = Self { port: Port::reserve(), target, mode, accepted, accepting: None };
@@ -52,17 +54,18 @@ impl Proxy {
         proxy
     }
 
-    /// Where clients connect to.
+    /// Returns the address for clients.
     pub(crate) fn addr(&self) -> SocketAddr {
         self.port.address()
     }
 
-    /// When connections were accepted, in order: by any mode but [`Mode::Refuse`].
+    /// Returns the instants at which connections were accepted, in order, in any mode but
+    /// [`Mode::Refuse`].
     pub(crate) fn accepted(&self) -> Vec<Instant> {
         self.accepted.lock().expect("no panic").clone()
     }
 
-    /// From now on, this mode. New connections are refused, or accepted, when this returns.
+    /// Sets the mode. When this returns, it applies to new connections.
     pub(crate) async fn set(&mut self, mode: Mode) {
         self.mode.send_replace(mode);
         match self.accepting.take() {
@@ -86,7 +89,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Its connections end with it.
+/// Ends the connections.
 async fn accept(
     listener: TcpListener,
     target: SocketAddr,

@@ -4,8 +4,8 @@ use tokio::time::timeout;
 
 use super::{Flavour, Server, eventually, identity, insist};
 
-/// A master, its replica, and three sentinels that promote the replica when two of them have had no
-/// answer from the master for a second.
+/// A master, its replica, and three sentinels, which promote the replica when two of them have had
+/// no answer from the master for a second.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
     sentinels: Vec<Server>,
@@ -13,10 +13,10 @@ pub(crate) struct Sentinels {
 }
 
 impl Sentinels {
-    /// What the sentinels call the master.
+    /// The name of the master for the sentinels.
     pub(crate) const NAME: &str = "mymaster";
 
-    /// Sentinels that know each other and the servers, so that they can promote the replica.
+    /// Starts sentinels that know each other and the servers, so that they can promote the replica.
     pub(crate) async fn start(flavour: Flavour) -> Self {
         insist(async || {
             let mut all = Self::new(flavour);
@@ -44,7 +44,7 @@ impl Sentinels {
             let mut text = format!("port {}\nbind 127.0.0.1\n", sentinel.port());
             text += &format!("sentinel monitor {name} {} 2\n", at(&servers[0]));
             text += &format!("sentinel down-after-milliseconds {name} 1000\n");
-            // candidates whose votes were split try again after twice this
+            // After a split vote, candidates retry after twice this time.
             text += &format!("sentinel failover-timeout {name} 3000\n");
             text += &format!("sentinel known-replica {name} {}\n", at(&servers[1]));
             text += &format!("sentinel myid {}\n", ids[me]);
@@ -57,8 +57,7 @@ impl Sentinels {
         Self { sentinels, servers }
     }
 
-    /// Waits until each sentinel has reached the others and has heard of the replica that it is in
-    /// step.
+    /// Waits until each sentinel has reached the others and knows that the replica is in sync.
     async fn watchful(&self) {
         for sentinel in &self.sentinels {
             let look = async || {
@@ -71,7 +70,7 @@ impl Sentinels {
         }
     }
 
-    /// The sentinels' URLs.
+    /// Returns the URLs of the sentinels.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Server::url).collect()
     }
@@ -88,8 +87,8 @@ impl Sentinels {
         &mut self.servers[at]
     }
 
-    /// The place among the servers of the one that runs, that all sentinels name, and that says
-    /// itself that it is the master.
+    /// Returns the index of the running server that all sentinels name and that reports to be the
+    /// master.
     pub(crate) async fn master(&self) -> usize {
         let look = async || timeout(Duration::from_secs(2), self.named()).await.ok()?;
         eventually("a master that all agree on", look).await
@@ -108,7 +107,7 @@ impl Sentinels {
         (agreed && server.info("replication", "role").await? == "master").then_some(at)
     }
 
-    /// Kills the master, and says which it was.
+    /// Kills the master. Returns its index.
     pub(crate) async fn kill_master(&mut self) -> usize {
         let at = self.master().await;
         self.servers[at].kill();
@@ -117,14 +116,14 @@ impl Sentinels {
 }
 
 impl Server {
-    /// What a sentinel says of the master.
+    /// Returns the answer of a sentinel about the master.
     async fn ask<T: redis::FromRedisValue>(&self, what: &str) -> Option<T> {
         self.attempt(&format!("SENTINEL {what} {}", Sentinels::NAME)).await.ok()
     }
 }
 
 impl Drop for Sentinels {
-    /// No sentinel outlives the servers, whose ports may be another test's.
+    /// Ends the sentinels with the servers, whose ports may soon belong to another test.
     fn drop(&mut self) {
         self.sentinels.iter_mut().for_each(Server::kill);
     }

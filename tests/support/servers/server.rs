@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Flavour, PATIENCE, home::Folder, insist, port::Port};
+use super::{Flavour, PATIENCE, Turn, home::Folder, insist, port::Port};
 
-/// A server of its own for a test, with no data and nothing that survives it.
+/// A separate server of a test, with no data, of which nothing remains.
 #[derive(Debug)]
 pub(crate) struct Server {
     program: PathBuf,
@@ -17,15 +17,17 @@ pub(crate) struct Server {
     process: Option<Child>,
     folder: Folder,
     port: Port,
+    _turn: Turn,
 }
 
 impl Server {
-    /// A Redis server that answers.
+    /// Starts a Redis server, and waits until it answers.
     pub(crate) async fn redis() -> Self {
         Self::start(Flavour::Redis, &[]).await
     }
 
-    /// A server with more arguments, as `["--maxmemory", "2mb"]`, once it answers.
+    /// Starts a server with more arguments, such as `["--maxmemory", "2mb"]`, and waits until it
+    /// answers.
     pub(crate) async fn start(flavour: Flavour, args: &[&str]) -> Self {
         insist(async || {
             let mut server = Self::new(flavour, args);
@@ -35,13 +37,13 @@ impl Server {
         .await
     }
 
-    /// A server that does not run yet.
+    /// Creates a server that does not run yet.
     pub(super) fn new(flavour: Flavour, args: &[&str]) -> Self {
         let mut server = Self::bare(flavour);
         let port = server.port().to_string();
         let ours = ["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
-        // after a diskless sync, the replica is not sent anything for up to a second after it has
-        // said that it follows: writes of that time would be lost with their master
+        // After a diskless sync, the replica receives nothing for up to a second although it
+        // reports to follow: writes of that time would be lost with their master.
         let sync = ["--repl-diskless-sync", "no", "--rdb-del-sync-files", "yes"];
         let debug = ["--enable-debug-command", "yes"];
         server.args =
@@ -51,7 +53,7 @@ impl Server {
         server
     }
 
-    /// A sentinel that does not run yet: it reads the file `sentinel.conf` of its folder.
+    /// Creates a sentinel that does not run yet. It reads the file `sentinel.conf` of its folder.
     pub(super) fn sentinel(flavour: Flavour) -> Self {
         let mut server = Self::bare(flavour);
         server.args = vec!["sentinel.conf".to_owned(), "--sentinel".to_owned()];
@@ -59,10 +61,17 @@ impl Server {
     }
 
     fn bare(flavour: Flavour) -> Self {
+        let turn = Turn::take();
         let port = Port::reserve();
-        let folder = Folder::new(port.number());
-        let program = flavour.program();
-        Self { program, args: Vec::new(), password: String::new(), process: None, folder, port }
+        Self {
+            program: flavour.program(),
+            args: Vec::new(),
+            password: String::new(),
+            process: None,
+            folder: Folder::new(port.number()),
+            port,
+            _turn: turn,
+        }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -77,7 +86,7 @@ impl Server {
         self.url_at(self.address())
     }
 
-    /// The URL of this server behind `address`: that of a [`super::Proxy`].
+    /// Returns the URL of this server behind `address`, the one of a [`super::Proxy`].
     pub(crate) fn url_at(&self, address: SocketAddr) -> String {
         match self.password.as_str() {
             "" => format!("redis://{address}"),
@@ -85,7 +94,7 @@ impl Server {
         }
     }
 
-    /// The folder of its files, which goes with it.
+    /// Returns the folder of its files, which is removed with the server.
     pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -94,19 +103,19 @@ impl Server {
         self.path().join(name)
     }
 
-    /// The id of its process, which must run.
+    /// Returns the id of its process, which must run.
     pub(crate) fn pid(&self) -> u32 {
         self.process.as_ref().expect("it runs").id()
     }
 
-    /// Whether its process runs, be it frozen.
+    /// Returns `true` if its process runs, even if it is frozen.
     pub(crate) fn runs(&self) -> bool {
         self.process.is_some()
     }
 
-    /// Starts the process, with the data that it saved, and waits for nothing.
+    /// Starts the process with its saved data, and does not wait.
     pub(crate) fn launch(&mut self) {
-        assert!(!self.runs(), "it runs already");
+        assert!(!self.runs(), "the server runs already");
         let log = File::options().create(true).append(true).open(self.file("log"));
         let log = log.expect("a log");
         let mut command = Command::new(&self.program);
@@ -117,7 +126,7 @@ impl Server {
         self.process = Some(process);
     }
 
-    /// Waits until this very process answers, and has read its data.
+    /// Waits until this process answers, and has loaded its data.
     pub(crate) async fn ready(&mut self) -> Result<(), String> {
         let start = Instant::now();
         let own = self.pid().to_string();
@@ -138,16 +147,16 @@ impl Server {
         }
     }
 
-    /// Ends the process at once, as a crash does; its port stays reserved.
+    /// Kills the process. Its port stays reserved.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
-            process.kill().expect("it is ours");
+            process.kill().expect("the process is killed");
             let _ = fs::remove_file(self.file("pid"));
             process.wait().expect("it ends");
         }
     }
 
-    /// Kills it if it runs, and starts it on the same port without data.
+    /// Kills the server if it runs, and starts it on the same port without data.
     pub(crate) async fn restart(&mut self) {
         self.kill();
         let _ = fs::remove_file(self.file("dump.rdb"));
@@ -155,18 +164,18 @@ impl Server {
         self.ready().await.unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// Freezes it: connections are still accepted, by the kernel, and nothing is answered.
+    /// Freezes the server: the kernel still accepts connections, but nothing is answered.
     pub(crate) fn stop(&self) {
         self.signal("STOP");
         let status = format!("/proc/{}/status", self.pid());
         let frozen = |text: String| text.contains("State:\tT");
-        // the signal takes effect a little after it was sent
+        // The signal takes effect a moment later.
         while fs::read_to_string(&status).is_ok_and(|text| !frozen(text)) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Goes on after [`Server::stop`], with what was sent meanwhile.
+    /// Continues after [`Server::stop`], with the requests received since.
     pub(crate) fn cont(&self) {
         self.signal("CONT");
     }

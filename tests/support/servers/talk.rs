@@ -1,4 +1,4 @@
-//! What a test says to a server, and learns from it.
+//! Commands of a test to a server.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use redis::{
 use super::{PATIENCE, Server, eventually};
 
 impl Server {
-    /// A connection that waits long for answers.
+    /// Opens a connection that waits long for answers.
     pub(crate) async fn connection(&self) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
@@ -17,12 +17,12 @@ impl Server {
         Client::open(self.url())?.get_multiplexed_async_connection_with_config(&config).await
     }
 
-    /// What it answers to a command, over a connection for this command alone.
+    /// Returns the answer to a command, over a separate connection.
     pub(crate) async fn run<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
         command.query_async(&mut self.connection().await?).await
     }
 
-    /// [`Server::run`] for a command that is split at its blanks.
+    /// [`Server::run`] for a command that is split at its spaces.
     pub(crate) async fn attempt<T: FromRedisValue>(&self, words: &str) -> RedisResult<T> {
         let mut command = Cmd::new();
         words.split_whitespace().for_each(|word| {
@@ -36,25 +36,25 @@ impl Server {
         self.attempt(words).await.unwrap_or_else(|error| panic!("{words}: {error}"))
     }
 
-    /// A field of a section of its `INFO`.
+    /// Returns a field of a section of `INFO`.
     pub(crate) async fn info(&self, section: &str, field: &str) -> Option<String> {
         let text: String = self.attempt(&format!("INFO {section}")).await.ok()?;
         let value = |line: &str| line.strip_prefix(field)?.strip_prefix(':').map(str::to_owned);
         text.lines().find_map(value)
     }
 
-    /// Whether it is a replica that has its master's data and follows it.
+    /// Returns `true` if the server is a replica that has its master's data and follows it.
     pub(crate) async fn follows(&self) -> bool {
         self.info("replication", "master_link_status").await.as_deref() == Some("up")
     }
 
-    /// Makes it a replica of what is behind `master`, a server or a proxy, and waits for the data.
+    /// Makes the server a replica of `master`, a server or a proxy, and waits for the data.
     pub(crate) async fn replica_of(&self, master: SocketAddr) {
         let () = self.command(&format!("REPLICAOF {} {}", master.ip(), master.port())).await;
         eventually("a replica follows", async || self.follows().await.then_some(())).await;
     }
 
-    /// Makes a replica a master with the data that it has.
+    /// Promotes a replica with its data.
     pub(crate) async fn promote(&self) {
         let () = self.command("REPLICAOF NO ONE").await;
     }

@@ -2,16 +2,16 @@ use super::Server;
 
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// What a node says of its cluster. Nodes are known by their ports here.
+/// The view of a node of its cluster. Nodes are identified by their ports.
 #[derive(Debug)]
 pub(super) struct View {
-    /// Whose view it is.
+    /// The node that has this view.
     pub(super) port: u16,
-    /// Whom it replicates, unless it is a master.
+    /// The node that it replicates, unless it is a master.
     pub(super) master: Option<u16>,
-    /// Who serves each slot; nobody is 0.
+    /// The node that serves each slot, or 0.
     pub(super) owners: Vec<u16>,
-    /// The version of its slots: the higher one is right.
+    /// The version of its slots. The higher one is right.
     pub(super) epoch: u64,
 }
 
@@ -34,7 +34,8 @@ impl<'a> Line<'a> {
         self.words[1].split('@').next()?.rsplit(':').next()?.parse().ok()
     }
 
-    /// First and last of each range; slots on the move, in brackets, are still with their owners.
+    /// The first and last slot of each range. Moving slots, in brackets, still belong to their
+    /// owners.
     fn slots(&self) -> impl Iterator<Item = (usize, usize)> {
         self.words[8..].iter().filter_map(|word| {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
@@ -63,7 +64,7 @@ impl View {
 }
 
 impl Server {
-    /// Its view of the cluster that it is a node of, if it can be had.
+    /// Returns the node's view of its cluster, if available.
     pub(super) async fn view(&self) -> Option<View> {
         View::of(&self.attempt::<String>("CLUSTER NODES").await.ok()?)
     }

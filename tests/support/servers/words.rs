@@ -10,7 +10,7 @@ pub(crate) fn name(words: &[Vec<u8>]) -> String {
     words.first().map(|word| String::from_utf8_lossy(word).to_uppercase()).unwrap_or_default()
 }
 
-/// Takes a whole command off the front: an array of strings with lengths.
+/// Takes a whole command from the front: an array of strings with lengths.
 pub(super) fn next_command(bytes: &mut VecDeque<u8>) -> Option<Words> {
     let (words, rest) = command(bytes.make_contiguous())?;
     let used = bytes.len() - rest;
@@ -18,7 +18,7 @@ pub(super) fn next_command(bytes: &mut VecDeque<u8>) -> Option<Words> {
     Some(words)
 }
 
-/// The first command, and how many bytes follow it.
+/// Returns the first command, and the number of bytes that follow it.
 fn command(bytes: &[u8]) -> Option<(Words, usize)> {
     let (count, mut rest) = number(bytes, b'*')?;
     let mut words = Vec::new();
@@ -30,7 +30,7 @@ fn command(bytes: &[u8]) -> Option<(Words, usize)> {
     Some((words, rest.len()))
 }
 
-/// The number of a line that starts with `mark`, and what follows the line.
+/// Returns the number of a line that starts with `mark`, and the bytes after the line.
 fn number(bytes: &[u8], mark: u8) -> Option<(usize, &[u8])> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     assert_eq!(bytes[0], mark, "a client sent no command");

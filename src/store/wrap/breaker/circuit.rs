@@ -1,10 +1,11 @@
-//! The state of a breaker: closed, open, or open with a probe on its way.
+//! The state of a breaker: closed, open, or probing (open with a probe in flight).
 //!
-//! It is one word, so that a call is let through or turned away by a load. The lowest two bits say
-//! which state; the others are the instant until which it is open, in nanoseconds since the circuit
-//! was made, or, closed, how often it has closed. An answer counts only while the word stands under
-//! which its call was made: what was asked before an outage and times out after it does not open
-//! the breaker again.
+//! The state is one word, so that a call needs one load to be permitted or rejected. The lowest two
+//! bits are the state. The other bits are the instant at which the open time ends, in nanoseconds
+//! since the circuit was created, or, if the circuit is closed, the number of times that it closed.
+//!
+//! An answer counts only if the word has not changed since its call began. A call that began before
+//! an outage and times out after it therefore does not open the breaker again.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -20,7 +21,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::tally::Tally;
+use super::call_stats::CallStats;
 use crate::observe::circuit;
 
 const STATE: u64 = 3;
@@ -29,30 +30,30 @@ const OPEN: u64 = 1;
 const PROBING: u64 = 2;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
+pub(super) struct BreakerConfig {
     pub(super) failures: u32,
     pub(super) percent: u32,
     pub(super) answers: u32,
-    pub(super) first: Duration,
-    pub(super) longest: Duration,
+    pub(super) min_open: Duration,
+    pub(super) max_open: Duration,
 }
 
-impl Default for Settings {
+impl Default for BreakerConfig {
     fn default() -> Self {
         Self {
             failures: 5,
             percent: 50,
             answers: 20,
-            first: Duration::from_millis(100),
-            longest: Duration::from_secs(1),
+            min_open: Duration::from_millis(100),
+            max_open: Duration::from_secs(1),
         }
     }
 }
 
-impl Settings {
-    fn trips(&self, tally: &Tally, now: Duration) -> bool {
-        let (answers, failures) = tally.last_second(now);
-        tally.in_a_row() >= self.failures
+impl BreakerConfig {
+    fn trips(&self, stats: &CallStats, now: Duration) -> bool {
+        let (answers, failures) = stats.last_second(now);
+        stats.consecutive_failures() >= self.failures
             || (answers >= self.answers.into()
                 && failures * 100 >= answers * u64::from(self.percent))
     }
@@ -60,41 +61,41 @@ impl Settings {
 
 #[derive(Debug)]
 pub(super) struct Circuit {
-    settings: Settings,
-    made: Instant,
+    config: BreakerConfig,
+    created: Instant,
     word: AtomicU64,
-    /// Held to open or to close.
+    /// Locked to open or close the circuit.
     history: Mutex<History>,
 }
 
 #[derive(Debug, Default)]
 struct History {
-    tally: Tally,
+    stats: CallStats,
     closings: u64,
-    /// How long it was open last, uncut; zero when it has been closed since.
+    /// The last open time before jitter. Zero if the circuit has closed since.
     open_for: Duration,
 }
 
 impl Circuit {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(config: BreakerConfig) -> Self {
         Self {
-            settings,
-            made: Instant::now(),
+            config,
+            created: Instant::now(),
             word: AtomicU64::new(CLOSED),
             history: Mutex::default(),
         }
     }
 
-    pub(super) fn settings(&self) -> Settings {
-        self.settings
+    pub(super) fn config(&self) -> BreakerConfig {
+        self.config
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.word.load(Acquire) & STATE != CLOSED
     }
 
-    /// Lets a call through, or says how long to stay away.
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Permit, Duration> {
+    /// Permits a call, or returns the time until the next attempt.
+    pub(super) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
         let mut word = self.word.load(Acquire);
         if word & STATE != CLOSED {
             word = self.probe(word)?;
@@ -102,32 +103,32 @@ impl Circuit {
         Ok(Permit { circuit: self.clone(), word })
     }
 
-    /// The place of the probe, if it is time and nobody has it.
+    /// Permits the probe if the open time is over and no probe is in flight.
     fn probe(&self, word: u64) -> Result<u64, Duration> {
-        let left = Duration::from_nanos(word >> 2).saturating_sub(self.made.elapsed());
+        let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
         if !left.is_zero() {
             return Err(left);
         }
         let probing = word & !STATE | PROBING;
-        let first = word & STATE == OPEN
+        let is_probe = word & STATE == OPEN
             && self.word.compare_exchange(word, probing, AcqRel, Acquire).is_ok();
-        // should the probe fail, nobody goes through before
-        if !first {
-            return Err(self.settings.first / 2);
+        // If the probe fails, the next open time is at least this long.
+        if !is_probe {
+            return Err(self.config.min_open / 2);
         }
         circuit(1);
         Ok(probing)
     }
 
-    fn answered(&self, word: u64, ok: bool) {
-        let now = self.made.elapsed();
+    fn record(&self, word: u64, ok: bool) {
+        let now = self.created.elapsed();
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if self.word.load(Acquire) != word {
             return;
         }
         let probe = word & STATE == PROBING;
         if !probe {
-            history.tally.add(now, ok);
+            history.stats.record(now, ok);
         }
         if probe && ok {
             history.close();
@@ -135,8 +136,8 @@ impl Circuit {
             drop(history);
             circuit(0);
             log_closed();
-        } else if probe || self.settings.trips(&history.tally, now) {
-            let time = history.open(&self.settings);
+        } else if probe || self.config.trips(&history.stats, now) {
+            let time = history.open(&self.config);
             let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
             self.word.store(until.min(u64::MAX >> 2) << 2 | OPEN, Release);
             drop(history);
@@ -147,11 +148,11 @@ impl Circuit {
         }
     }
 
-    /// Frees the place of a probe that will not answer.
-    fn abandoned(&self, word: u64) {
+    /// Permits another probe if the call with this word was a probe and has no answer.
+    fn abandon(&self, word: u64) {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
-            // fails where the probe has answered
+            // Fails if the probe has answered.
             if self.word.compare_exchange(word, open, AcqRel, Acquire).is_ok() {
                 circuit(2);
             }
@@ -164,24 +165,24 @@ impl History {
         *self = Self { closings: self.closings + 1, ..Self::default() };
     }
 
-    /// How long to be open now.
-    fn open(&mut self, settings: &Settings) -> Duration {
+    /// Returns the open time that begins now.
+    fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
-        self.open_for = doubled.clamp(settings.first, settings.longest);
-        cut(self.open_for)
+        self.open_for = doubled.clamp(config.min_open, config.max_open);
+        jitter(self.open_for)
     }
 }
 
-/// Between half of `time` and all of it, at random: processes that failed together do not come back
-/// together.
-fn cut(time: Duration) -> Duration {
+/// Returns a random time between half of `time` and `time`, so that processes that failed together
+/// do not retry together.
+fn jitter(time: Duration) -> Duration {
     let half = time / 2;
     let more = u64::try_from((time - half).as_nanos()).unwrap_or(u64::MAX - 1);
     half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
 }
 
-/// A call that was let through. Dropped without an answer it tells nothing, and frees the place of
-/// the probe if it is the probe's.
+/// A permitted call. If it is dropped without an answer, nothing is recorded; if the call was the
+/// probe, another probe is permitted.
 #[derive(Debug)]
 pub(super) struct Permit {
     circuit: Arc<Circuit>,
@@ -189,20 +190,22 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    pub(super) fn answered(self, ok: bool) {
-        self.circuit.answered(self.word, ok);
+    pub(super) fn record(self, ok: bool) {
+        self.circuit.record(self.word, ok);
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.circuit.abandoned(self.word);
+        self.circuit.abandon(self.word);
     }
 }
 
 #[cfg(feature = "tracing")]
 fn log_opened(time: Duration) {
-    tracing::warn!("the breaker of a store opened: it fails, and is not asked for {time:?}");
+    tracing::warn!(
+        "the breaker of a store opened: the store failed and is not called for {time:?}"
+    );
 }
 
 #[cfg(not(feature = "tracing"))]
@@ -210,7 +213,7 @@ fn log_opened(_: Duration) {}
 
 #[cfg(feature = "tracing")]
 fn log_closed() {
-    tracing::info!("the breaker of a store closed: it answers again");
+    tracing::info!("the breaker of a store closed: the store recovered");
 }
 
 #[cfg(not(feature = "tracing"))]

@@ -1,7 +1,7 @@
-//! Leaves a store alone for a while when it fails.
+//! A circuit breaker around a store.
 
+mod call_stats;
 mod circuit;
-mod tally;
 
 use std::{
     error::Error,
@@ -15,43 +15,49 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use self::circuit::{Circuit, Permit, Settings};
+use self::circuit::{BreakerConfig, Circuit, Permit};
 use super::setting::{SettingError, literal};
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, BoxFuture, Charge, Condition, State, Store, Unsupported},
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store, Unsupported},
 };
 
-/// A store that is left alone when it fails: its breaker opens, and answers with an error at once.
+/// A store with a circuit breaker: after failures the breaker opens, and calls fail with an error
+/// immediately.
 ///
-/// It opens after 5 failures in a row, or when half of at least 20 answers within a second were
-/// failures. It stays open for 100 ms first, and twice as long each time up to 1 s, of which a
-/// random half is spared so that processes do not come back together. Then exactly one call goes
-/// through while all others are still refused: its success closes the breaker, its failure opens it
-/// again. Open, a call costs a load and a look at the clock.
+/// The breaker opens after 5 consecutive failures, or when half of at least 20 answers within a
+/// second are failures. The first open time is 100 ms; it doubles each time up to 1 s. Each open
+/// time is shortened at random by up to a half, so that processes do not retry together. Then
+/// exactly one call, the probe, is permitted while all other calls are still rejected. If the probe
+/// succeeds, the breaker closes; if it fails, the breaker opens again. A call to an open breaker
+/// costs one atomic load and one reading of the clock.
 ///
-/// Put it **outside** the deadline and inside what says what then becomes of a request:
-/// `store.deadline(d).breaker().fallback(local)`. A time-out is a failure it must see, and a probe
-/// that hangs would keep its place for good.
+/// Apply it **outside** the deadline, and inside the wrapper that handles failures:
+/// `store.timeout(d).breaker().fallback(local)`. The breaker must see a timeout as a failure, and
+/// a probe that never completes would block every other probe.
 ///
-/// A call whose future is dropped before its answer tells nothing: clients who leave must not be
-/// able to open the breaker. [`undo`](Store::undo) has no answer, so it tells nothing
-/// either; open, it is dropped, and the charge stands. Nor does an error that is there at once: no
-/// server was asked, and a client whose quota the store cannot count must not stop the others'.
+/// These do not count as answers of the store:
 ///
-/// A clone shares the breaker; a setting makes a new one, so set first.
+/// - A call whose future is dropped before its answer. Clients that disconnect must not be able to
+///   open the breaker.
+/// - [`undo`](Store::undo), which has no answer. While the breaker is open, the undo is dropped and
+///   the charge remains.
+/// - An error that is ready immediately. No server was called, and a client whose quota the store
+///   does not support must not affect other clients.
+///
+/// A clone shares the breaker. A setting creates a new breaker, so configure before you clone.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sluice::{LocalStore, Store, store::Deadline};
+/// use tower_sluice::{LocalStore, StoreExt, store::Timeout};
 ///
-/// let (first, longest) = (Duration::from_millis(200), Duration::from_secs(5));
-/// let store = LocalStore::new() // in real life a remote one
-///     .deadline(Deadline::DEFAULT)
+/// let (min, max) = (Duration::from_millis(200), Duration::from_secs(5));
+/// let store = LocalStore::new() // In production: a remote store.
+///     .timeout(Timeout::DEFAULT)
 ///     .breaker()
 ///     .failures(10)
 ///     .rate(30, 100)
-///     .open_for(first..=longest);
+///     .open_for(min..=max);
 /// assert!(!store.is_open());
 /// ```
 #[derive(Clone, Debug)]
@@ -62,49 +68,49 @@ pub struct Breaker<S> {
 
 impl<S> Breaker<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, circuit: Arc::new(Circuit::new(Settings::default())) }
+        Self { inner, circuit: Arc::new(Circuit::new(BreakerConfig::default())) }
     }
 
-    /// Opens after `in_a_row` failures without a success between them; 5 unless set.
+    /// Sets the number of consecutive failures after which the breaker opens. Defaults to 5.
     ///
     /// # Panics
     ///
-    /// When `in_a_row` is 0.
+    /// Panics if `consecutive` is 0.
     #[track_caller]
     #[must_use]
-    pub fn failures(self, in_a_row: u32) -> Self {
-        literal(self.try_failures(in_a_row))
+    pub fn failures(self, consecutive: u32) -> Self {
+        literal(self.try_failures(consecutive))
     }
 
-    /// [`failures`](Breaker::failures) for a number from outside.
+    /// Like [`failures`](Breaker::failures), for a number from configuration.
     ///
     /// # Errors
     ///
-    /// Where [`failures`](Breaker::failures) panics.
-    pub fn try_failures(self, in_a_row: u32) -> Result<Self, SettingError> {
-        if in_a_row == 0 {
-            return Err(SettingError::new("breaker: failures", in_a_row, "give at least 1"));
+    /// Fails if [`failures`](Breaker::failures) would panic.
+    pub fn try_failures(self, consecutive: u32) -> Result<Self, SettingError> {
+        if consecutive == 0 {
+            return Err(SettingError::new("breaker: failures", consecutive, "give at least 1"));
         }
-        Ok(self.with(|settings| settings.failures = in_a_row))
+        Ok(self.with(|config| config.failures = consecutive))
     }
 
-    /// Opens when `percent` of at least `answers` answers within a second are failures; 50 % of 20
-    /// unless set. The second is counted by its tenths.
+    /// Sets the failure rate at which the breaker opens: `percent` of at least `answers` answers
+    /// within a second. Defaults to 50 % of 20. The second is counted in steps of 100 ms.
     ///
     /// # Panics
     ///
-    /// When `percent` is not 1 to 100, or `answers` is 0.
+    /// Panics if `percent` is not 1 to 100, or if `answers` is 0.
     #[track_caller]
     #[must_use]
     pub fn rate(self, percent: u32, answers: u32) -> Self {
         literal(self.try_rate(percent, answers))
     }
 
-    /// [`rate`](Breaker::rate) for numbers from outside.
+    /// Like [`rate`](Breaker::rate), for numbers from configuration.
     ///
     /// # Errors
     ///
-    /// Where [`rate`](Breaker::rate) panics.
+    /// Fails if [`rate`](Breaker::rate) would panic.
     pub fn try_rate(self, percent: u32, answers: u32) -> Result<Self, SettingError> {
         if !(1..=100).contains(&percent) {
             const FIX: &str = "give 1 to 100 percent";
@@ -113,30 +119,30 @@ impl<S> Breaker<S> {
         if answers == 0 {
             return Err(SettingError::new("breaker: answers", answers, "give at least 1"));
         }
-        Ok(self.with(|settings| (settings.percent, settings.answers) = (percent, answers)))
+        Ok(self.with(|config| (config.percent, config.answers) = (percent, answers)))
     }
 
-    /// How long it stays open, the first time and at the longest; 100 ms to 1 s unless set. Each
-    /// time is cut at random, to no less than half.
+    /// Sets the first and the longest open time. Defaults to 100 ms and 1 s. Each open time is
+    /// shortened at random by up to a half.
     ///
     /// # Panics
     ///
-    /// When the first is zero, or the longest is shorter.
+    /// Panics if the first time is zero, or if the longest is shorter than the first.
     #[track_caller]
     #[must_use]
     pub fn open_for(self, times: RangeInclusive<Duration>) -> Self {
         literal(self.try_open_for(times))
     }
 
-    /// [`open_for`](Breaker::open_for) for times from outside.
+    /// Like [`open_for`](Breaker::open_for), for times from configuration.
     ///
     /// # Errors
     ///
-    /// Where [`open_for`](Breaker::open_for) panics.
+    /// Fails if [`open_for`](Breaker::open_for) would panic.
     pub fn try_open_for(self, times: RangeInclusive<Duration>) -> Result<Self, SettingError> {
         let (first, longest) = times.into_inner();
         if first.is_zero() {
-            const FIX: &str = "give the store time to recover, as 100 ms";
+            const FIX: &str = "give the store time to recover, such as 100 ms";
             return Err(SettingError::new("breaker: first open time", "0 s", FIX));
         }
         if longest < first {
@@ -144,40 +150,19 @@ impl<S> Breaker<S> {
             const FIX: &str = "give at least the first";
             return Err(SettingError::new("breaker: longest open time", value, FIX));
         }
-        Ok(self.with(|settings| (settings.first, settings.longest) = (first, longest)))
+        Ok(self.with(|config| (config.min_open, config.max_open) = (first, longest)))
     }
 
-    /// Whether it is open, be it that a probe is on its way: for health checks.
+    /// Returns `true` if the breaker is open, also while a probe is in flight. For health checks.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.circuit.is_open()
     }
 
-    fn with(self, set: impl FnOnce(&mut Settings)) -> Self {
-        let mut settings = self.circuit.settings();
-        set(&mut settings);
-        Self { circuit: Arc::new(Circuit::new(settings)), ..self }
-    }
-
-    /// Makes the call, if it may be made.
-    fn guard<F, E>(&self, call: impl FnOnce(&S) -> Answer<F>) -> Answer<BreakerFuture<F>>
-    where
-        F: Future<Output = Result<Decision, E>>,
-    {
-        let permit = match self.circuit.enter() {
-            Ok(permit) => permit,
-            Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
-        };
-        match call(&self.inner) {
-            // nobody was asked, as with an error
-            Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
-            Answer::Now(Ok(decision)) => {
-                permit.answered(true);
-                Answer::Now(Ok(decision))
-            }
-            Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit: Some(permit) }),
-        }
+    fn with(self, set: impl FnOnce(&mut BreakerConfig)) -> Self {
+        let mut config = self.circuit.config();
+        set(&mut config);
+        Self { circuit: Arc::new(Circuit::new(config)), ..self }
     }
 }
 
@@ -188,24 +173,22 @@ where
     type Error = BreakerError<S::Error>;
     type Future = BreakerFuture<S::Future>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.guard(|inner| inner.take(charges))
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.guard(|inner| inner.settle(charge, units))
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.guard(|inner| inner.reset(charge))
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.guard(|inner| inner.block(charge, time))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.guard(|inner| inner.unblock(charge))
+    /// Makes the call if the breaker permits it.
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let permit = match self.circuit.acquire() {
+            Ok(permit) => permit,
+            Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
+        };
+        match self.inner.call(op) {
+            // No server was called, as with an immediate error.
+            Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
+            Answer::Now(Ok(decision)) => {
+                permit.record(true);
+                Answer::Now(Ok(decision))
+            }
+            Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
+            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit: Some(permit) }),
+        }
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
@@ -214,30 +197,30 @@ where
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.supports(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.announce(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.register(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
+    fn health(&self) -> BoxFuture<Health> {
         let (state, detail) = match self.is_open() {
-            true => (State::Failing, "open: the store is left alone"),
-            false => (State::Well, "closed"),
+            true => (Status::Failing, "open: the store is not called"),
+            false => (Status::Healthy, "closed"),
         };
-        Condition::wrapping("breaker", self.inner.health(), move |_| (state, detail.to_owned()))
+        Health::wrapping("breaker", self.inner.health(), move |_| (state, detail.to_owned()))
     }
 }
 
-/// Why a [`Breaker`] gave no decision.
+/// The error of a [`Breaker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BreakerError<E> {
-    /// The store failed before and was not asked.
+    /// The breaker is open, so the store was not called.
     Open {
-        /// The time until it may be asked again.
+        /// The time until the store may be called again.
         retry_after: Duration,
     },
     /// The store failed.
@@ -248,18 +231,18 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Open { retry_after } => {
-                write!(f, "the store failed and is not asked again for {retry_after:?}")
+                write!(f, "the store failed and is not called again for {retry_after:?}")
             }
             Self::Store(error) => error.fmt(f),
         }
     }
 }
 
-/// For every `E` that can be shown, a [`BoxError`] too, which is no [`Error`] itself.
+/// For every `E` that implements `Display`. [`BoxError`] does, although it is not an [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
 pin_project! {
-    /// The later answer of a [`Breaker`].
+    /// The future of a [`Breaker`].
     #[derive(Debug)]
     pub struct BreakerFuture<F> {
         #[pin]
@@ -278,7 +261,7 @@ where
         let this = self.project();
         let decision = ready!(this.inner.poll(cx));
         if let Some(permit) = this.permit.take() {
-            permit.answered(decision.is_ok());
+            permit.record(decision.is_ok());
         }
         Poll::Ready(decision.map_err(BreakerError::Store))
     }

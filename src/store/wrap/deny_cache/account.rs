@@ -1,4 +1,4 @@
-//! What a call asks of each account, as far as its answer has to be judged by it.
+//! The charges of a call, with what is needed to interpret its answer.
 
 use smallvec::SmallVec;
 
@@ -12,62 +12,64 @@ use crate::{
 /// One charge of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
-    /// The rule and the key, hashed.
+    /// Hash of the rule and the key.
     pub(super) tag: u64,
-    /// The quotas and once more the key, hashed: a refusal is told to whom both are the same.
+    /// Hash of the quotas and the key. A denial is repeated only if both hashes match.
     pub(super) revision: u64,
     pub(super) rule: RuleName,
-    /// Units that must fit, headroom among them.
+    /// Units that must fit, including the headroom.
     pub(super) need: u64,
-    /// How long it is ready to queue, in nanoseconds.
-    pub(super) patience: u64,
-    /// How many outcomes are its own.
-    pub(super) places: usize,
-    /// Whether it asks for more than a look.
+    /// The longest time that the caller will queue, in nanoseconds.
+    pub(super) max_wait: u64,
+    /// The number of outcomes that belong to this charge.
+    pub(super) outcomes: usize,
+    /// Set if the cost is above 0.
     pub(super) charges: bool,
-    /// Whether a refusal may be told to it without asking.
-    pub(super) binds: bool,
-    /// Whether its first contact opens it, unless the cost never fits.
-    pub(super) opens: bool,
-    /// How often what is known was changed when it was asked.
-    pub(super) changes: u64,
+    /// Set if a cached denial may answer this charge.
+    pub(super) cacheable: bool,
+    /// Set if a quota has an initial state. The first call then creates the account, unless the
+    /// cost never fits.
+    pub(super) has_initial: bool,
+    /// The version of the set when the call began.
+    pub(super) version: u64,
 }
 
-/// A call on its way.
+/// A call to the inner store.
 #[derive(Debug)]
-pub(super) struct Asking {
-    /// When it was asked.
+pub(super) struct PendingTake {
+    /// The time of the call.
     pub(super) at: u64,
-    /// Each account is named once, and a refusal opens none: it may be told without asking.
-    pub(super) plain: bool,
+    /// Set if cached denials may answer the call: it names each account once, and a denial creates
+    /// none.
+    pub(super) cacheable: bool,
     pub(super) accounts: SmallVec<[Account; 2]>,
 }
 
-impl Asking {
-    /// What a refusal says of each account by itself; nothing where that is not the store's word, or
-    /// not clear.
-    pub(super) fn own<'a>(
+impl PendingTake {
+    /// Returns each account with its outcomes in `denial`. The outcomes are empty if the store
+    /// itself did not decide, or if they cannot be assigned to an account.
+    pub(super) fn outcomes<'a>(
         &'a self,
-        refusal: &'a Decision,
+        denial: &'a Decision,
     ) -> impl Iterator<Item = (&'a Account, &'a [Outcome])> {
-        let (all, mut from) = (refusal.outcomes(), 0);
+        let (all, mut start) = (denial.outcomes(), 0);
         let rule = all.first().map(Outcome::rule);
         let blocked = move |account: &Account| account.charges && Some(account.rule) == rule;
-        let told = self.plain && refusal.source().is_of_store();
-        let clear = told
-            && if refusal.is_blocked() {
+        let usable = self.cacheable && denial.source().is_of_store();
+        let assignable = usable
+            && if denial.is_blocked() {
                 self.accounts.iter().filter(|account| blocked(account)).count() == 1
             } else {
-                self.accounts.iter().map(|account| account.places).sum::<usize>() == all.len()
+                self.accounts.iter().map(|account| account.outcomes).sum::<usize>() == all.len()
             };
         self.accounts.iter().map(move |account| {
-            let range = match refusal.is_blocked() {
-                _ if !clear => 0..0,
+            let range = match denial.is_blocked() {
+                _ if !assignable => 0..0,
                 true if blocked(account) => 0..all.len(),
                 true => 0..0,
-                false => from..from + account.places,
+                false => start..start + account.outcomes,
             };
-            from = range.end;
+            start = range.end;
             let own = &all[range];
             let is_own = own.iter().all(|outcome| outcome.rule() == account.rule);
             (account, if is_own { own } else { &[] })
@@ -76,43 +78,44 @@ impl Asking {
 }
 
 impl Hashes {
-    pub(super) fn asking(&self, charges: &[Charge<'_>], at: u64) -> Asking {
+    pub(super) fn pending_take(&self, charges: &[Charge<'_>], at: u64) -> PendingTake {
         let accounts: SmallVec<[Account; 2]> =
             charges.iter().map(|charge| self.account(charge)).collect();
-        let (mut quotas, alone) = (charges.iter().flat_map(Charge::quotas), accounts.len() == 1);
-        let opens = !(alone && charges[0].quotas().len() == 1) && quotas.any(starts);
+        let (mut quotas, single) = (charges.iter().flat_map(Charge::quotas), accounts.len() == 1);
+        let any_initial = !(single && charges[0].quotas().len() == 1) && quotas.any(has_initial);
         let named = |tag, before: &[Account]| before.iter().any(|account| account.tag == tag);
-        let again = |at: usize| named(accounts[at].tag, &accounts[..at]);
-        Asking { at, plain: !opens && !(1..accounts.len()).any(again), accounts }
+        let repeated = |at: usize| named(accounts[at].tag, &accounts[..at]);
+        let cacheable = !any_initial && !(1..accounts.len()).any(repeated);
+        PendingTake { at, cacheable, accounts }
     }
 
     fn account(&self, charge: &Charge<'_>) -> Account {
-        let ask = charge.ask();
+        let ask = charge.demand();
         Account {
             tag: self.tag(charge),
             revision: self.revision(charge),
             rule: charge.rule(),
             need: ask.need(),
-            patience: ask.max_wait,
-            places: charge.placed().count(),
+            max_wait: ask.max_wait,
+            outcomes: charge.charged_quotas().count(),
             charges: ask.cost > 0,
-            binds: ask.cost > 0
+            cacheable: ask.cost > 0
                 && !charge.is_report_only()
-                && charge.place().is_none()
-                && !charge.quotas().iter().any(wanes),
-            opens: charge.quotas().iter().any(starts),
-            changes: 0,
+                && charge.quota_index().is_none()
+                && !charge.quotas().iter().any(may_lose_units),
+            has_initial: charge.quotas().iter().any(has_initial),
+            version: 0,
         }
     }
 }
 
-/// Whether a first contact opens the account, be it refused.
-fn starts(quota: &Quota) -> bool {
+/// Returns `true` if the first call creates the account, even if it is denied.
+fn has_initial(quota: &Quota) -> bool {
     quota.initial_units().is_some()
 }
 
-/// Whether what it has left may become less, though nobody charges, or more than its limit.
-fn wanes(quota: &Quota) -> bool {
+/// Returns `true` if the units left may decrease without a charge, or exceed the limit.
+fn may_lose_units(quota: &Quota) -> bool {
     matches!(
         quota.counted_by(),
         Algorithm::FixedWindow { carry_over: 1.., .. } | Algorithm::FixedWindow { paced: true, .. }

@@ -1,4 +1,4 @@
-//! One account that is known to refuse, and what is told of it meanwhile.
+//! A cached denial of one account.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 
 use super::account::Account;
 use crate::{
-    algorithm::Ask,
+    algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
-    store::{Charge, wrap::repriced::repriced},
+    store::{Charge, wrap::recompute::recompute},
 };
 
 /// Instants are nanoseconds since the cache was made.
@@ -17,58 +17,64 @@ pub(super) struct Entry {
     pub(super) tag: u64,
     pub(super) revision: u64,
     pub(super) need: u64,
-    /// Until when the store would refuse too, counted from the question: the store decided later.
+    /// The time until which the store would deny too. It counts from the call, because the store
+    /// decided later.
     pub(super) until: u64,
-    /// When the answer came. Times are told as of then: the store decided earlier, and no wait is
-    /// told shorter than it is.
-    came: u64,
+    /// The time of the answer. Reported times count from it, because the store decided earlier: no
+    /// reported wait is too short.
+    answered_at: u64,
     blocked: bool,
-    /// Whether what is told of a greater cost can be worked out.
+    /// Set if the denial of a higher cost can be computed.
     refilling: bool,
     outcomes: SmallVec<[Outcome; 1]>,
 }
 
 impl Entry {
-    /// What is known of an account that was asked at `asked`, if its own outcomes refused.
+    /// Creates an entry if the outcomes of the account denied the call.
     pub(super) fn new(
         account: &Account,
         outcomes: &[Outcome],
         blocked: bool,
-        (asked, came): (u64, u64),
+        (called_at, answered_at): (u64, u64),
         at_most: u64,
     ) -> Option<Self> {
+        // The store may allow the next call at any time.
+        if outcomes.iter().any(Outcome::is_wait_unknown) {
+            return None;
+        }
         let denied = outcomes.iter().filter(|outcome| outcome.is_denied());
-        let retry = denied.map(Outcome::retry).max()?;
-        if retry == NEVER && account.opens {
+        let retry = denied.map(Outcome::retry_ns).max()?;
+        if retry == NEVER && account.has_initial {
             return None;
         }
         Some(Self {
             tag: account.tag,
             revision: account.revision,
             need: if blocked { 1 } else { account.need },
-            until: asked.saturating_add(retry.min(at_most)),
-            came,
+            until: called_at.saturating_add(retry.min(at_most)),
+            answered_at,
             blocked,
             refilling: outcomes.iter().all(|it| it.interval().is_some()),
             outcomes: outcomes.into(),
         })
     }
 
-    /// Whether it refuses the account now, and for longer than the account is ready to queue.
-    pub(super) fn refuses(&self, account: &Account, now: u64) -> bool {
+    /// Returns `true` if the entry denies the account now, and for longer than the caller will
+    /// queue.
+    pub(super) fn denies(&self, account: &Account, now: u64) -> bool {
         let same = self.tag == account.tag && self.revision == account.revision;
-        let told = account.need == self.need
+        let covered = account.need == self.need
             || account.need > self.need && (self.blocked || self.refilling);
-        account.binds && same && told && now.saturating_add(account.patience) < self.until
+        account.cacheable && same && covered && now.saturating_add(account.max_wait) < self.until
     }
 
-    /// Refuses `charge`: by itself where its key is blocked, otherwise beside what else is asked.
-    pub(super) fn tell(&self, charge: &Charge<'_>, now: u64, refusal: &mut Decision) {
-        let age = now.saturating_sub(self.came);
-        let ask = Ask { max_wait: 0, ..charge.ask() };
+    /// Adds the outcomes of `charge` to `denial`.
+    pub(super) fn add_to(&self, denial: &mut Decision, charge: &Charge<'_>, now: u64) {
+        let age = now.saturating_sub(self.answered_at);
+        let ask = Demand { max_wait: 0, ..charge.demand() };
         let same = self.blocked || ask.need() == self.need;
         for outcome in self.outcomes.iter().map(|outcome| outcome.aged(age)) {
-            refusal.push(if same { outcome } else { repriced(&outcome, charge, ask) });
+            denial.push(if same { outcome } else { recompute(&outcome, charge, ask) });
         }
     }
 
@@ -77,10 +83,10 @@ impl Entry {
     }
 }
 
-/// Nothing is known of `charge`.
-pub(super) fn pass_over(charge: &Charge<'_>, refusal: &mut Decision) {
-    for (place, _) in charge.placed() {
-        let unknown = Outcome::unknown(charge.rule(), place, Some(Duration::ZERO));
-        refusal.push(unknown.report_only(charge.is_report_only()));
+/// Adds unknown outcomes of `charge` to `denial`.
+pub(super) fn add_unknown(denial: &mut Decision, charge: &Charge<'_>) {
+    for (quota_index, _) in charge.charged_quotas() {
+        let unknown = Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));
+        denial.push(unknown.report_only(charge.is_report_only()));
     }
 }

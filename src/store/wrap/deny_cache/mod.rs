@@ -1,8 +1,8 @@
-//! Refuses by what the store has just said, without asking it again.
+//! A cache of denials, which are repeated without calling the store.
 
 mod account;
+mod denials;
 mod entry;
-mod known;
 
 use std::{
     pin::Pin,
@@ -14,64 +14,66 @@ use std::{
 use pin_project_lite::pin_project;
 
 use self::{
-    account::Asking,
-    known::{Known, Met},
+    account::PendingTake,
+    denials::{Denials, Lookup},
 };
 use super::setting::{self, SettingError, literal};
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Condition, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// Refusals kept unless set: 9 MB when it is full.
+/// The default capacity in denials: 9 MB when it is full.
 const CAPACITY: usize = 65_536;
-/// 2 GB when it is full.
+/// The largest capacity: 2 GB when it is full.
 const LARGEST: usize = 1 << 24;
 
-/// A store that refuses in this process whatever the inner one has said it will refuse: a client that
-/// goes on asking while it is refused costs the server one question, those asked before its answer
-/// came, and no more until its wait is over.
+/// A store that repeats denials of the inner store in this process. A client that keeps sending
+/// requests while it is denied costs the server only the calls that began before the first answer
+/// arrived. The server is not called again until the wait is over, or 1 s has passed.
 ///
-/// Whoever is refused has to wait for a time that the store tells. Until then, counted from when it
-/// was asked, it would only say the same again: nothing but a change of the account can let the
-/// key pass earlier. So the same refusal is told here, its times being what is left of them, with
-/// [`Source::DenyCache`] as its [source](Decision::source).
+/// A denial reports how long the key must wait. Until then, counted from the call, the store would
+/// deny the key again; only a change of the account can let it pass earlier. The cache therefore
+/// repeats the denial with the times that are left, and with the [source](Decision::source)
+/// [`Source::DenyCache`].
 ///
-/// - **Never more than the store.** What is refused here the inner store would refuse: the same
-///   rule, key and quotas, at the same cost (with its headroom) or, where the store counts by GCRA, a
-///   greater one, whose wait is worked out. Who is ready to queue is refused only while its wait is
-///   longer than that. Always asked for are looks, charges that [only report](Charge::report_only) or
-///   name [only](Charge::only) one quota, an account named twice, fixed windows that pace or carry
-///   over, and several quotas of which one has an [initial](crate::Quota::initial) state: its account
-///   is opened by being asked for.
-/// - **What is changed here** is known at once: a [`settle`](Store::settle), an
-///   [`undo`](Store::undo), a [`reset`](Store::reset), [`block`](Store::block) or
-///   [`unblock`](Store::unblock) through this store, an allowed charge, and a quota that was replaced
-///   end what is known of the account, and so does what they overtook on its way.
-/// - **What is changed elsewhere**, by another process or by a server that lost what was owed, is seen
-///   after [`at_most`](DenyCache::at_most) 1 s.
-/// - **Several charges** in one call pass together, so one that is known to be refused refuses them
-///   all. The outcomes of the others are [unknown](crate::Outcome::unknown): header fields leave their
-///   quotas out, counters count only the rules that are known to refuse, and the wait is theirs,
-///   though another rule may refuse for longer.
-/// - **Bounded.** A flood of refused keys takes each other's place, those that end first going first:
-///   then the store is asked again.
+/// - **Never stricter than the store.** The cache denies only calls that the inner store would
+///   deny: the same rule, key and quotas, at the same cost including headroom. Under GCRA it also
+///   denies a higher cost, and computes its wait. A charge that may queue is denied only while the
+///   wait is longer than its `max_wait`. A cached denial never answers:
+///   - a cost of 0;
+///   - a [report-only](Charge::with_report_only) charge;
+///   - a charge of [one quota](Charge::with_quota_index) only;
+///   - a call that names an account twice;
+///   - a fixed window that paces or carries over;
+///   - several quotas of which one has an [initial](crate::Quota::initial) state, because the first
+///     call creates its account.
+/// - **Changes through this store** take effect immediately. An
+///   [`adjust`](crate::StoreExt::adjust), an [`undo`](Store::undo), a
+///   [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block), an
+///   [`unblock`](crate::StoreExt::unblock), an allowed charge or a replaced quota removes the
+///   denials of the account. Answers that were in flight at that time are not cached.
+/// - **Changes elsewhere**, by another process or by a server that lost its data, take effect
+///   within [`max_age`](DenyCache::max_age), by default 1 s.
+/// - **Several charges** of one call pass together, so one cached denial denies the call. The
+///   outcomes of the other charges are [unknown](crate::decision::Outcome::unknown): header fields leave
+///   their quotas out, and counters count only the rules with a cached denial. The wait is that of
+///   the cached denials, although another rule may deny for longer.
+/// - **Bounded.** If the cache is full, a new denial replaces the one that ends first, and the
+///   store is called again for the replaced one.
 ///
-/// Put it **outside** the breaker: `store.deadline(d).breaker().deny_cache().fallback(local)`. While
-/// the server is down, who was refused stays so, and neither a breaker nor a fallback takes what is
-/// told here for a sign of life. Refusals of a [`Fallback`](crate::store::Fallback) or a
-/// [`FailClosed`](crate::store::FailClosed) inside it are not kept. In front of an embedded store it
-/// gains nothing.
+/// Apply it **outside** the breaker: `store.timeout(d).breaker().deny_cache().fallback(local)`.
+/// While the server is down, cached denials remain in effect. Neither a breaker nor a fallback
+/// takes a cached denial as a sign that the server works. Denials by a
+/// [`Fallback`](crate::store::Fallback) or a [`FailClosed`](crate::store::FailClosed) inside the
+/// cache are not cached.
 ///
-/// It does **not** spare the store those who are *admitted*, nor the first question of each new key:
-/// against a flood of fresh keys it is of no use.
-///
-/// A clone shares what is known; a setting begins anew, so set first.
+/// A clone shares the cache. A setting creates a new cache, so configure before you clone.
 ///
 /// ```
-/// use tower_sluice::{Limiter, LocalStore, Quota, Source, Store};
+/// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
 ///
-/// let shared = LocalStore::new(); // in real life a remote one
+/// let shared = LocalStore::new(); // In production: a remote store.
 /// let store = shared.deny_cache();
 /// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(1));
 ///
@@ -88,36 +90,41 @@ const LARGEST: usize = 1 << 24;
 /// # }).unwrap();
 /// ```
 ///
-/// Before a server, with less delay for what other processes change:
+/// Around a remote store, with a shorter delay for changes by other processes:
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Store, store::Deadline};
+/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, store::Timeout};
 ///
-/// let shared = LocalStore::new(); // in real life a remote one
+/// let shared = LocalStore::new(); // In production: a remote store.
 /// let store = shared
-///     .deadline(Deadline::DEFAULT)
+///     .timeout(Timeout::DEFAULT)
 ///     .breaker()
 ///     .deny_cache()
-///     .at_most(Duration::from_millis(250))
+///     .max_age(Duration::from_millis(250))
 ///     .capacity(10_000)
 ///     .fallback(LocalStore::with_capacity(100_000));
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(100), store);
 /// ```
+///
+/// # Limitations
+///
+/// The cache does **not** reduce calls for *allowed* requests, nor the first call of each new key.
+/// It does not help against a flood of new keys. Around an embedded store it has no benefit.
 #[derive(Clone, Debug)]
 pub struct DenyCache<S> {
     inner: S,
-    known: Arc<Known>,
+    denials: Arc<Denials>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct DenyCacheConfig {
     capacity: usize,
     at_most: Duration,
 }
 
-impl Settings {
-    /// In nanoseconds.
+impl DenyCacheConfig {
+    /// Returns the longest time in nanoseconds.
     fn at_most(&self) -> u64 {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
     }
@@ -125,91 +132,111 @@ impl Settings {
 
 impl<S> DenyCache<S> {
     pub(crate) fn new(inner: S) -> Self {
-        let settings = Settings { capacity: CAPACITY, at_most: Duration::from_secs(1) };
-        Self { inner, known: Arc::new(Known::new(settings)) }
+        let config = DenyCacheConfig { capacity: CAPACITY, at_most: Duration::from_secs(1) };
+        Self { inner, denials: Arc::new(Denials::new(config)) }
     }
 
-    /// How long a refusal is told at most before the store is asked again: the delay with which
-    /// this process sees what another one changed. 1 s unless set.
+    /// Sets the longest time for which a denial is repeated before the store is called again. It is
+    /// the delay until a change by another process takes effect here. Defaults to 1 s.
     ///
     /// # Panics
     ///
-    /// When it is zero or more than a minute.
+    /// Panics if `time` is zero or more than one minute.
     #[track_caller]
     #[must_use]
-    pub fn at_most(self, time: Duration) -> Self {
-        literal(self.try_at_most(time))
+    pub fn max_age(self, time: Duration) -> Self {
+        literal(self.try_max_age(time))
     }
 
-    /// [`at_most`](DenyCache::at_most) for a time from outside.
+    /// Like [`max_age`](DenyCache::max_age), for a time from configuration.
     ///
     /// # Errors
     ///
-    /// Where [`at_most`](DenyCache::at_most) panics.
-    pub fn try_at_most(self, time: Duration) -> Result<Self, SettingError> {
-        let at_most = setting::at_most("deny cache: at most", time)?;
-        Ok(self.with(|settings| settings.at_most = at_most))
+    /// Fails if [`max_age`](DenyCache::max_age) would panic.
+    pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
+        let at_most = setting::at_most("deny cache: max_age", time)?;
+        Ok(self.with(|config| config.at_most = at_most))
     }
 
-    /// How many refusals are kept at most, rounded up to whole sets of eight; 65 536 unless set. A set
-    /// takes 48 bytes from the start, a refusal 128 once it is there, and 64 for every quota if its
-    /// rule has several.
+    /// Sets the largest number of cached denials, rounded up to whole sets of eight. Defaults to 65
+    /// 536.
+    ///
+    /// Each set takes 48 bytes from the start. Each cached denial takes 128 bytes, and 64 bytes
+    /// more for every quota if its rule has several.
     ///
     /// # Panics
     ///
-    /// When it is 0 or more than 16 777 216.
+    /// Panics if `denials` is 0 or more than 16 777 216.
     #[track_caller]
     #[must_use]
-    pub fn capacity(self, refusals: usize) -> Self {
-        literal(self.try_capacity(refusals))
+    pub fn capacity(self, denials: usize) -> Self {
+        literal(self.try_capacity(denials))
     }
 
-    /// [`capacity`](DenyCache::capacity) for a number from outside.
+    /// Like [`capacity`](DenyCache::capacity), for a number from configuration.
     ///
     /// # Errors
     ///
-    /// Where [`capacity`](DenyCache::capacity) panics.
-    pub fn try_capacity(self, refusals: usize) -> Result<Self, SettingError> {
+    /// Fails if [`capacity`](DenyCache::capacity) would panic.
+    pub fn try_capacity(self, denials: usize) -> Result<Self, SettingError> {
         const FIELD: &str = "deny cache: capacity";
-        if refusals == 0 {
-            const FIX: &str = "give room for at least 1, or leave the cache out";
-            return Err(SettingError::new(FIELD, refusals, FIX));
+        if denials == 0 {
+            const FIX: &str = "give at least 1, or remove the cache";
+            return Err(SettingError::new(FIELD, denials, FIX));
         }
-        if refusals > LARGEST {
-            const FIX: &str = "give at most 16777216, as many as are refused within a second";
-            return Err(SettingError::new(FIELD, refusals, FIX));
+        if denials > LARGEST {
+            const FIX: &str =
+                "give at most 16777216; the cache needs room for the keys denied within 1 s";
+            return Err(SettingError::new(FIELD, denials, FIX));
         }
-        Ok(self.with(|settings| settings.capacity = refusals))
+        Ok(self.with(|config| config.capacity = denials))
     }
 
-    /// Refusals so far for which the store was not asked.
+    /// Returns the number of denials so far for which the store was not called.
     ///
-    /// With the feature `metrics` they are also the samples of `ratelimit.decision.duration` whose
-    /// `store` is `deny_cache`.
+    /// With the feature `metrics`, it is also the number of samples of
+    /// `ratelimit.decision.duration` with the label `store` = `deny_cache`.
     #[must_use]
     pub fn refusals(&self) -> u64 {
-        self.known.told()
+        self.denials.hits()
     }
 
-    fn with(self, set: impl FnOnce(&mut Settings)) -> Self {
-        let mut settings = self.known.settings();
-        set(&mut settings);
-        Self { known: Arc::new(Known::new(settings)), ..self }
+    fn with(self, set: impl FnOnce(&mut DenyCacheConfig)) -> Self {
+        let mut config = self.denials.config();
+        set(&mut config);
+        Self { denials: Arc::new(Denials::new(config)), ..self }
     }
 }
 
 impl<S: Store> DenyCache<S> {
-    /// Makes a call that changes an account, whose end it is for what is known.
-    fn change(
-        &self,
-        charge: &Charge<'_>,
-        call: impl FnOnce(&S) -> Answer<S::Future>,
-    ) -> Answer<DenyCacheFuture<S::Future>> {
-        let ending = Ending { known: self.known.clone(), tag: self.known.tag(charge) };
-        match call(&self.inner) {
+    /// Returns a cached denial, or calls the store.
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<DenyCacheFuture<S::Future>> {
+        let pending = match self.denials.look_up(charges) {
+            Lookup::Miss(pending) => pending,
+            Lookup::Hit(denial) => return Answer::Now(Ok(denial)),
+        };
+        match self.inner.call(Op::Take(charges)) {
+            Answer::Now(Ok(decision)) => {
+                self.denials.update(&pending, &decision);
+                Answer::Now(Ok(decision))
+            }
+            Answer::Now(Err(error)) => Answer::Now(Err(error)),
+            Answer::Later(inner) => {
+                let pending = Some(Pending::Take(self.denials.clone(), pending));
+                Answer::Later(DenyCacheFuture { inner, pending })
+            }
+        }
+    }
+
+    /// Makes a call that changes an account, and removes the denials of the account.
+    fn change(&self, charge: &Charge<'_>, op: Op<'_>) -> Answer<DenyCacheFuture<S::Future>> {
+        let tag = self.denials.tag(charge);
+        let invalidate = InvalidateOnDrop { denials: self.denials.clone(), tag };
+        match self.inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision),
             Answer::Later(inner) => {
-                Answer::Later(DenyCacheFuture { inner, asked: Some(Asked::Change(ending)) })
+                let pending = Some(Pending::Change(invalidate));
+                Answer::Later(DenyCacheFuture { inner, pending })
             }
         }
     }
@@ -219,86 +246,64 @@ impl<S: Store> Store for DenyCache<S> {
     type Error = S::Error;
     type Future = DenyCacheFuture<S::Future>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        let asking = match self.known.ask(charges) {
-            Met::Unknown(asking) => asking,
-            Met::Known(refusal) => return Answer::Now(Ok(refusal)),
-        };
-        match self.inner.take(charges) {
-            Answer::Now(Ok(decision)) => {
-                self.known.answered(&asking, &decision);
-                Answer::Now(Ok(decision))
-            }
-            Answer::Now(Err(error)) => Answer::Now(Err(error)),
-            Answer::Later(inner) => {
-                let asked = Some(Asked::Take(self.known.clone(), asking));
-                Answer::Later(DenyCacheFuture { inner, asked })
-            }
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match op {
+            Op::Take(charges) => self.take(charges),
+            Op::Adjust(charge, _)
+            | Op::Reset(charge)
+            | Op::Block(charge, _)
+            | Op::Unblock(charge) => self.change(charge, op),
         }
-    }
-
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        self.change(charge, |inner| inner.settle(charge, units))
-    }
-
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.change(charge, |inner| inner.reset(charge))
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.change(charge, |inner| inner.block(charge, time))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.change(charge, |inner| inner.unblock(charge))
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.source() != Source::DenyCache {
             self.inner.undo(charges, taken, units);
-            charges.iter().for_each(|charge| self.known.end(self.known.tag(charge)));
+            for charge in charges {
+                self.denials.invalidate(self.denials.tag(charge));
+            }
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.supports(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.announce(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.register(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
-        Condition::wrapping("deny_cache", self.inner.health(), Condition::same)
+    fn health(&self) -> BoxFuture<Health> {
+        Health::wrapping("deny_cache", self.inner.health(), Health::status_of)
     }
 }
 
 pin_project! {
-    /// The later answer of a [`DenyCache`].
+    /// The future of a [`DenyCache`].
     #[derive(Debug)]
     pub struct DenyCacheFuture<F> {
         #[pin]
         inner: F,
-        asked: Option<Asked>,
+        pending: Option<Pending>,
     }
 }
 
 #[derive(Debug)]
-enum Asked {
-    Take(Arc<Known>, Asking),
-    Change(#[expect(dead_code, reason = "works when it is dropped")] Ending),
+enum Pending {
+    Take(Arc<Denials>, PendingTake),
+    Change(#[expect(dead_code, reason = "it acts when it is dropped")] InvalidateOnDrop),
 }
 
-/// An account that is being changed. Whatever becomes of the call, what was known is over then.
+/// Removes the denials of an account when the call that changes it ends or is dropped.
 #[derive(Debug)]
-struct Ending {
-    known: Arc<Known>,
+struct InvalidateOnDrop {
+    denials: Arc<Denials>,
     tag: u64,
 }
 
-impl Drop for Ending {
+impl Drop for InvalidateOnDrop {
     fn drop(&mut self) {
-        self.known.end(self.tag);
+        self.denials.invalidate(self.tag);
     }
 }
 
@@ -311,8 +316,10 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let decision = ready!(this.inner.poll(cx));
-        if let (Some(Asked::Take(known, asking)), Ok(decision)) = (this.asked.take(), &decision) {
-            known.answered(&asking, decision);
+        if let (Some(Pending::Take(denials, pending)), Ok(decision)) =
+            (this.pending.take(), &decision)
+        {
+            denials.update(&pending, decision);
         }
         Poll::Ready(decision)
     }

@@ -1,4 +1,4 @@
-//! What was admitted here and the inner store has not heard of.
+//! Units that were allowed locally and not yet charged to the inner store.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -16,29 +16,32 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, name::RuleName, quota::Quota, store::Charge};
 
-/// Longer keys are not kept, so that an account has a size.
+/// The longest key in the journal. Longer keys are dropped, so that the size of an account is
+/// bounded.
 const LONGEST_KEY: usize = 256;
 
 pub(super) type Address = (RuleName, Key);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    /// Whether something was recorded since it was last opened, and since it was last empty.
+    /// Set if units were recorded since the last replay began.
     due: AtomicBool,
+    /// Set if units were recorded since the journal was last empty.
     written: AtomicBool,
-    forgotten: AtomicU64,
-    pages: Mutex<Pages>,
+    dropped_charges: AtomicU64,
+    entries: Mutex<Entries>,
 }
 
 #[derive(Debug, Default)]
-struct Pages {
+struct Entries {
     accounts: HashMap<Address, Admitted>,
-    /// Whether somebody reads it, and is to tell when that is done.
-    read: bool,
-    tell: bool,
+    /// Set while a replay runs.
+    replaying: bool,
+    /// Set if the replay should log its end.
+    should_log: bool,
 }
 
-/// What one account was admitted, by the places of its quotas.
+/// Units allowed to one account, by the index of the quota.
 #[derive(Debug, Default)]
 pub(super) struct Admitted {
     pub(super) quotas: SmallVec<[Quota; 2]>,
@@ -46,72 +49,72 @@ pub(super) struct Admitted {
 }
 
 impl Journal {
-    pub(super) fn record(&self, charge: &Charge<'_>, units: u64, room: usize) {
+    pub(super) fn record(&self, charge: &Charge<'_>, units: u64, capacity: usize) {
         if units == 0 || charge.quotas().is_empty() {
             return;
         }
-        let mut pages = self.pages();
-        let full = pages.accounts.len() >= room || charge.key().len() > LONGEST_KEY;
-        let admitted = match pages.accounts.entry((charge.rule(), charge.key().clone())) {
+        let mut entries = self.entries();
+        let full = entries.accounts.len() >= capacity || charge.key().len() > LONGEST_KEY;
+        let admitted = match entries.accounts.entry((charge.rule(), charge.key().clone())) {
             Entry::Vacant(_) if full => {
-                self.forgotten.fetch_add(1, Relaxed);
+                self.dropped_charges.fetch_add(1, Relaxed);
                 return;
             }
-            Entry::Vacant(place) => place.insert(Admitted::default()),
-            Entry::Occupied(place) => place.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Admitted::default()),
+            Entry::Occupied(entry) => entry.into_mut(),
         };
         if admitted.quotas.as_slice() != charge.quotas() {
             admitted.quotas = charge.quotas().into();
         }
         admitted.units.resize(charge.quotas().len(), 0);
-        for (place, _) in charge.placed() {
-            admitted.units[place] = admitted.units[place].saturating_add(units);
+        for (index, _) in charge.charged_quotas() {
+            admitted.units[index] = admitted.units[index].saturating_add(units);
         }
         self.due.store(true, Release);
         self.written.store(true, Release);
     }
 
-    /// Leaves at most so many units to be charged for the quota at `place`: the account owes no
-    /// more, and what it comes to owe now is of another origin.
-    pub(super) fn cap(&self, charge: &Charge<'_>, place: usize, owed: i64) {
+    /// Limits the units to charge late for the quota at `quota_index` to the units that the account
+    /// has used. Units that it uses from now on have another origin.
+    pub(super) fn cap(&self, charge: &Charge<'_>, quota_index: usize, used: i64) {
         if !self.written.load(Acquire) {
             return;
         }
-        let mut pages = self.pages();
-        let admitted = pages.accounts.get_mut(&(charge.rule(), charge.key().clone()));
-        if let Some(units) = admitted.and_then(|admitted| admitted.units.get_mut(place)) {
-            *units = (*units).min(owed.max(0).unsigned_abs());
+        let mut entries = self.entries();
+        let admitted = entries.accounts.get_mut(&(charge.rule(), charge.key().clone()));
+        if let Some(units) = admitted.and_then(|admitted| admitted.units.get_mut(quota_index)) {
+            *units = (*units).min(used.max(0).unsigned_abs());
         }
     }
 
-    /// Strikes out up to `units` of what the charge was admitted, and says how many.
-    pub(super) fn take_back(&self, charge: &Charge<'_>, units: u64) -> u64 {
+    /// Removes up to `units` of the units allowed to the charge. Returns the number removed.
+    pub(super) fn remove_units(&self, charge: &Charge<'_>, units: u64) -> u64 {
         if units == 0 || !self.written.load(Acquire) {
             return 0;
         }
-        let mut pages = self.pages();
+        let mut entries = self.entries();
         let address = (charge.rule(), charge.key().clone());
-        let Some(admitted) = pages.accounts.get_mut(&address) else { return 0 };
-        let known = |place: usize| admitted.units.get(place).copied().unwrap_or(0);
-        let least = charge.placed().map(|(place, _)| known(place)).min().unwrap_or(0);
-        let back = units.min(least);
-        charge.placed().for_each(|(place, _)| {
-            if let Some(units) = admitted.units.get_mut(place) {
-                *units -= back;
+        let Some(admitted) = entries.accounts.get_mut(&address) else { return 0 };
+        let recorded = |index: usize| admitted.units.get(index).copied().unwrap_or(0);
+        let least = charge.charged_quotas().map(|(index, _)| recorded(index)).min().unwrap_or(0);
+        let removed = units.min(least);
+        charge.charged_quotas().for_each(|(index, _)| {
+            if let Some(units) = admitted.units.get_mut(index) {
+                *units -= removed;
             }
         });
         if admitted.units.iter().all(|units| *units == 0) {
-            pages.accounts.remove(&address);
+            entries.accounts.remove(&address);
         }
-        back
+        removed
     }
 
-    pub(super) fn forgotten(&self) -> u64 {
-        self.forgotten.load(Relaxed)
+    pub(super) fn dropped_charges(&self) -> u64 {
+        self.dropped_charges.load(Relaxed)
     }
 
-    /// Has it read again: what could not be charged before may be now.
-    pub(super) fn remind(&self) {
+    /// Requests a replay: units that could not be charged before may be chargeable now.
+    pub(super) fn mark_due(&self) {
         self.due.store(true, Release);
     }
 
@@ -119,54 +122,55 @@ impl Journal {
         self.due.load(Acquire)
     }
 
-    /// Whether the caller is to read it, since nobody does; who reads it tells, if anybody asks.
-    pub(super) fn open(&self, tell: bool) -> bool {
-        let mut pages = self.pages();
-        pages.tell |= tell;
-        let free = !replace(&mut pages.read, true);
+    /// Returns `true` if the caller should start a replay, because none is running. If
+    /// `should_log`, the replay logs its end, even if it is running already.
+    pub(super) fn start_replay(&self, should_log: bool) -> bool {
+        let mut entries = self.entries();
+        entries.should_log |= should_log;
+        let free = !replace(&mut entries.replaying, true);
         if free {
             self.due.store(false, Release);
         }
         free
     }
 
-    pub(super) fn close(&self) {
-        self.pages().read = false;
+    pub(super) fn end_replay(&self) {
+        self.entries().replaying = false;
     }
 
-    /// Whether the reader is to tell.
-    pub(super) fn tells(&self) -> bool {
-        take(&mut self.pages().tell)
+    /// Returns `true` if the replay should log its end.
+    pub(super) fn should_log(&self) -> bool {
+        take(&mut self.entries().should_log)
     }
 
-    /// The accounts to read.
+    /// Returns the accounts to replay.
     pub(super) fn addresses(&self) -> Vec<Address> {
-        let mut pages = self.pages();
-        if pages.accounts.is_empty() {
-            // an outage is rare, and its memory is not kept
-            pages.accounts = HashMap::new();
+        let mut entries = self.entries();
+        if entries.accounts.is_empty() {
+            // Outages are rare, so the memory is freed.
+            entries.accounts = HashMap::new();
             self.written.store(false, Release);
         }
-        pages.accounts.keys().cloned().collect()
+        entries.accounts.keys().cloned().collect()
     }
 
-    pub(super) fn tear_out(&self, address: &Address) -> Option<Admitted> {
-        self.pages().accounts.remove(address)
+    pub(super) fn remove(&self, address: &Address) -> Option<Admitted> {
+        self.entries().accounts.remove(address)
     }
 
-    /// Puts an account back that could not be charged.
-    pub(super) fn put_back(&self, address: Address, torn: Admitted) {
-        match self.pages().accounts.entry(address) {
-            Entry::Vacant(place) => drop(place.insert(torn)),
-            Entry::Occupied(mut place) => {
-                for (units, more) in place.get_mut().units.iter_mut().zip(torn.units) {
+    /// Restores an account that could not be charged.
+    pub(super) fn restore(&self, address: Address, removed: Admitted) {
+        match self.entries().accounts.entry(address) {
+            Entry::Vacant(entry) => drop(entry.insert(removed)),
+            Entry::Occupied(mut entry) => {
+                for (units, more) in entry.get_mut().units.iter_mut().zip(removed.units) {
                     *units = units.saturating_add(more);
                 }
             }
         }
     }
 
-    fn pages(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

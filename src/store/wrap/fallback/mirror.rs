@@ -1,4 +1,4 @@
-//! Keeps the local accounts as deep in debt as the shared ones.
+//! Mirrors the decisions of the inner store in the local accounts.
 
 use std::{
     convert::Infallible,
@@ -7,63 +7,68 @@ use std::{
     time::Duration,
 };
 
-use super::{AtOnce, Fallback, share::shares};
+use super::{Fallback, Immediate, share::with_shares};
 use crate::{
     decision::{Decision, Outcome},
     key::Key,
-    store::{Charge, Store},
+    store::{Charge, Op, Store},
 };
 
 impl<S, L> Fallback<S, L>
 where
-    L: Store<Error = Infallible, Future = AtOnce>,
+    L: Store<Error = Infallible, Future = Immediate>,
 {
-    /// Charges each local account late until it has no more than its share of what `said` tells is
-    /// left. Only raises debt, since answers overtake one another; a refund of `back` units may
-    /// lower it by its share, and not below what is told.
-    pub(super) fn mirror(&self, charges: &[Charge<'_>], said: &Decision, back: u64) {
-        if said.is_blocked() {
-            return self.mirror_block(charges, said);
+    /// Charges each local account late, until it has at most its share of the units left in
+    /// `decision`.
+    ///
+    /// The units left locally never increase, because answers may arrive out of order. A refund of
+    /// `refunded` units is the exception: it may add up to its share, and not more than the units
+    /// left in `decision`.
+    pub(super) fn mirror(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
+        if decision.is_blocked() {
+            return self.mirror_block(charges, decision);
         }
-        let mut outcomes = said.outcomes();
+        let mut outcomes = decision.outcomes();
         for charge in charges {
-            let (told, others) = outcomes.split_at(charge.placed().count().min(outcomes.len()));
+            let (own, others) =
+                outcomes.split_at(charge.charged_quotas().count().min(outcomes.len()));
             outcomes = others;
-            self.mirror_one(charge, told, back.div_ceil(self.processes.get().into()));
+            self.mirror_one(charge, own, refunded.div_ceil(self.instances.get().into()));
         }
     }
 
-    fn mirror_one(&self, charge: &Charge<'_>, told: &[Outcome], back: u64) {
-        let local = &self.stores.local;
-        shares(&[charge.cost(0)], self.processes, |shares| {
-            // two that saw the same account would charge it twice
-            let _alone = self.stripes().lock(charge.key());
-            let here = local.take(shares).now();
-            for (told, here) in told.iter().zip(here.outcomes()) {
-                let of_it = told.rule() == here.rule() && told.place() == here.place();
-                let late = here.left() - self.share_left(told, here);
-                let late = late.max(-i64::try_from(back).unwrap_or(i64::MAX));
-                if of_it && told.is_known() && late != 0 {
-                    self.stores.journal.cap(charge, here.place(), here.owed());
-                    let _ = local.settle(&shares[0].only(here.place()), -late).now();
+    fn mirror_one(&self, charge: &Charge<'_>, shared: &[Outcome], refunded: u64) {
+        let store = &self.stores.local;
+        with_shares(&[charge.with_cost(0)], self.instances, |shares| {
+            // Two threads that read the same account would both charge it.
+            let _guard = self.stripes().lock(charge.key());
+            let decision = store.call(Op::Take(shares)).now();
+            for (shared, local) in shared.iter().zip(decision.outcomes()) {
+                let same_quota = shared.rule() == local.rule() && shared.place() == local.place();
+                let late = local.left() - self.share_left(shared, local);
+                let late = late.max(-i64::try_from(refunded).unwrap_or(i64::MAX));
+                if same_quota && shared.is_known() && late != 0 {
+                    self.stores.journal.cap(charge, local.place(), local.owed());
+                    let one = shares[0].with_quota_index(local.place());
+                    let _ = store.call(Op::Adjust(&one, late)).now();
                 }
             }
         });
     }
 
-    /// What the local account may have left where the shared one has what is `told`.
-    fn share_left(&self, told: &Outcome, here: &Outcome) -> i64 {
-        if told.left() >= told.limit().into() {
-            return here.limit().into();
+    /// Returns the units that the local account may have left, given the shared account.
+    fn share_left(&self, shared: &Outcome, local: &Outcome) -> i64 {
+        if shared.left() >= shared.limit().into() {
+            return local.limit().into();
         }
-        told.left().div_euclid(self.processes.get().into())
+        shared.left().div_euclid(self.instances.get().into())
     }
 
-    fn mirror_block(&self, charges: &[Charge<'_>], refusal: &Decision) {
-        for outcome in refusal.outcomes() {
+    fn mirror_block(&self, charges: &[Charge<'_>], denial: &Decision) {
+        for outcome in denial.outcomes() {
             let time = outcome.retry_after().unwrap_or(Duration::MAX);
             for charge in charges.iter().filter(|charge| charge.rule() == outcome.rule()) {
-                let _ = self.stores.local.block(charge, time).now();
+                let _ = self.stores.local.call(Op::Block(charge, time)).now();
             }
         }
     }
@@ -73,7 +78,7 @@ where
     }
 }
 
-/// Locks, one for many keys.
+/// Striped locks: each one serves many keys.
 #[derive(Debug, Default)]
 pub(super) struct Stripes {
     seed: RandomState,
@@ -84,7 +89,7 @@ const STRIPES: usize = 32;
 
 impl Stripes {
     fn lock(&self, key: &Key) -> MutexGuard<'_, ()> {
-        #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash are random")]
         let stripe = self.seed.hash_one(key) as usize % STRIPES;
         self.locks[stripe].lock().unwrap_or_else(PoisonError::into_inner)
     }

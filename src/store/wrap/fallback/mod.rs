@@ -1,4 +1,4 @@
-//! Decides by a store in this process while the shared one fails.
+//! Decides with a store in this process while the shared store fails.
 
 mod journal;
 mod mirror;
@@ -12,194 +12,181 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use pin_project_lite::pin_project;
 
-use self::{journal::Journal, mirror::Stripes, share::shares};
+use self::{journal::Journal, mirror::Stripes, share::with_shares};
 use super::{
-    health::Health,
+    outage_state::OutageState,
     setting::{SettingError, literal},
 };
 use crate::{
     decision::{Decision, Source},
-    store::{Answer, BoxFuture, Charge, Condition, Never, OwnedCharges, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Health, Never, Op, OwnedOp, Store, Unsupported},
 };
 
-/// The future of a local store, which has none.
-type AtOnce = Never<Result<Decision, Infallible>>;
+/// The future of a local store, which always answers immediately.
+type Immediate = Never<Result<Decision, Infallible>>;
 
-/// Accounts in the journal unless set: 32 MB when it is full, 50 MB where all keys are long.
+/// The default capacity of the journal in accounts: 32 MB when it is full, or 50 MB if all keys are
+/// long.
 const ACCOUNTS: usize = 65_536;
 
-/// A store that decides by a local one whatever the inner one could not: the limit stays, and an
-/// outage of the store is none of the service.
+/// A store that decides with a local store while the inner store fails. A limit remains, and an
+/// outage of the store is not an outage of the service.
 ///
-/// Such a decision's [source](Decision::source) is [`Source::Fallback`].
+/// Such a decision has the [source](Decision::source) [`Source::Fallback`].
 ///
-/// - **A share.** This process is [`one_of`](Fallback::one_of) `n`, and admits its part of each
-///   quota while it is on its own. Over an outage of `Δ`, under a quota of `B` at once and one more
-///   each `T`, that is `B/n` at once and one each `n·T`; the `n` of them together admit at most
-///   `B + Δ/T`, and `n` more where shares round up, since a share is at least one unit (under
-///   algorithms that count by periods: `n` more in each). A single cost above the share passes where
-///   the whole quota has that much, once the share's account is full: then each process may admit
-///   that cost at once.
-/// - **Warm.** Every decision of the inner store is mirrored: the local account never has more than
-///   its share of what the shared one had left, so that an outage hands nobody a fresh quota. A
-///   key that is refused because it is blocked is blocked here too.
-/// - **Late.** What was admitted here meanwhile is charged to the inner store when it answers
-///   again, as far as it is still owed here: what has flowed back since is not.
+/// - **A share.** During an outage, each of `n` processes ([`instances`](Fallback::instances))
+///   allows its part of each quota. For an outage of `Δ` and a quota with a burst of `B` and one
+///   more unit each `T`, the part is a burst of `B/n` and one unit each `n·T`. All `n` processes
+///   together allow at most `B + Δ/T`, and `n` more if shares are rounded up, because a share is at
+///   least one unit. Under algorithms that count by periods, it is `n` more in each period. A
+///   single cost above the share is allowed if it is at most the whole quota and the account of the
+///   share is full. Each process may then allow that cost at once.
+/// - **Mirrored decisions.** Every decision of the inner store is mirrored: the local account never
+///   has more than its share of the units left in the shared account. Keys therefore do not get a
+///   fresh quota in an outage. A key that the inner store denies as blocked is blocked here too.
+/// - **Late charges.** Units allowed here during an outage are charged to the inner store when it
+///   recovers, except for units that have come back in the meantime.
 ///
-/// [`settle`](Store::settle) and [`undo`](Store::undo) go to the store that charged: units
-/// admitted here that the inner store has not heard of are given back here. `reset`, `block` and
-/// `unblock` are done to both.
+/// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) go to the store that charged:
+/// units that were allowed here and not yet charged to the inner store are given back here.
+/// [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
+/// [`unblock`](crate::StoreExt::unblock) apply to both stores.
 ///
-/// What it does **not** do:
+/// Late charges need a tokio runtime. They are made one after another, in a task of their own.
 ///
-/// - A call that timed out may have been charged, and is charged again here; so is a late charge.
-/// - What the inner store undoes stays mirrored here until it has flowed back: in the first moments
-///   of an outage, keys whose requests were refunded have less left here than they had there.
-/// - A `reset`, a `block` or an `unblock` made while the inner store fails holds in this process
-///   only, and a refund then is lost to it; the source of their decision says so.
-/// - A key that was refused here as blocked, and unblocked in another process, is still refused
-///   here in an outage, until its block would have ended.
-///
-/// The local store needs room for the keys that are in debt at a time, as if it were the only one.
-/// A clone is the same store. Late charges need a tokio runtime; they are made one after another in
-/// a task of their own.
+/// A clone shares the stores.
 ///
 /// ```
-/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Store, store::Deadline};
+/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, store::Timeout};
 ///
-/// let shared = LocalStore::new(); // in real life a remote one
+/// let shared = LocalStore::new(); // In production: a remote store.
 /// let local = LocalStore::with_capacity(100_000);
-/// let store = shared.deadline(Deadline::DEFAULT).breaker().fallback(local).one_of(4);
+/// let store = shared.timeout(Timeout::DEFAULT).breaker().fallback(local).instances(4);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_second(100), store);
 /// ```
+///
+/// # Limitations
+///
+/// - A call that timed out may have been charged, and is charged again here. A late charge that
+///   timed out may have been made, and is made again.
+/// - A charge that the inner store undoes stays mirrored here until its units have come back. In
+///   the first moments of an outage, keys whose requests were refunded have fewer units left here
+///   than they had in the inner store.
+/// - A `reset`, a `block` or an `unblock` during an outage applies only in this process, and the
+///   inner store never receives a refund made then. The source of their decisions reports it.
+/// - If a key was denied here as blocked, and another process unblocked it, it is still denied here
+///   in an outage until its block would have ended.
+/// - The local store needs room for all keys that are in debt at a time, as if it were the only
+///   store.
 pub struct Fallback<S, L> {
     stores: Arc<Stores<S, L>>,
-    processes: NonZeroU32,
-    room: usize,
+    instances: NonZeroU32,
+    journal_capacity: usize,
 }
 
 struct Stores<S, L> {
     inner: S,
     local: L,
-    health: Health,
+    outages: OutageState,
     journal: Journal,
     stripes: Stripes,
 }
 
 impl<S, L> Fallback<S, L> {
     pub(crate) fn new(inner: S, local: L) -> Self {
-        let (health, journal) = (Health::default(), Journal::default());
-        let stores = Stores { inner, local, health, journal, stripes: Stripes::default() };
-        Self { stores: Arc::new(stores), processes: NonZeroU32::MIN, room: ACCOUNTS }
+        let (outages, journal) = (OutageState::default(), Journal::default());
+        let stores = Stores { inner, local, outages, journal, stripes: Stripes::default() };
+        Self { stores: Arc::new(stores), instances: NonZeroU32::MIN, journal_capacity: ACCOUNTS }
     }
 
-    /// How many processes share the inner store: while it fails, each admits its part of every
-    /// quota. 1 unless set.
+    /// Sets the number of processes that share the inner store. While it fails, each process allows
+    /// its part of every quota. Defaults to 1.
     ///
     /// # Panics
     ///
-    /// When `processes` is 0.
+    /// Panics if `instances` is 0.
     #[track_caller]
     #[must_use]
-    pub fn one_of(self, processes: u32) -> Self {
-        literal(self.try_one_of(processes))
+    pub fn instances(self, instances: u32) -> Self {
+        literal(self.try_instances(instances))
     }
 
-    /// [`one_of`](Fallback::one_of) for a number from outside.
+    /// Like [`instances`](Fallback::instances), for a number from configuration.
     ///
     /// # Errors
     ///
-    /// When `processes` is 0; the error names the field, its value and the fix.
-    pub fn try_one_of(self, processes: u32) -> Result<Self, SettingError> {
-        const FIX: &str = "count this process too, so give at least 1";
-        let processes = NonZeroU32::new(processes)
-            .ok_or_else(|| SettingError::new("fallback: processes", processes, FIX))?;
-        Ok(Self { processes, ..self })
+    /// Fails if `instances` is 0. The error names the field, its value and the fix.
+    pub fn try_instances(self, instances: u32) -> Result<Self, SettingError> {
+        const FIX: &str = "give at least 1, because this process counts too";
+        let instances = NonZeroU32::new(instances)
+            .ok_or_else(|| SettingError::new("fallback: instances", instances, FIX))?;
+        Ok(Self { instances, ..self })
     }
 
-    /// Of how many accounts is remembered what they were admitted here and the inner store has not
-    /// heard of, at about 500 bytes each and the length of a long key; 65 536 unless set. Further
-    /// accounts, and those with keys of more than 256 bytes, are not charged late; their charges are
-    /// [counted](Fallback::forgotten).
+    /// Sets the capacity of the journal, in accounts. The journal holds the units that were allowed
+    /// here and not yet charged to the inner store. Defaults to 65 536.
+    ///
+    /// An account takes about 500 bytes, and the length of a long key. Further accounts, and
+    /// accounts with keys of more than 256 bytes, are not charged late. Their charges are
+    /// [counted](Fallback::dropped_charges).
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
-        Self { room: accounts, ..self }
+        Self { journal_capacity: accounts, ..self }
     }
 
-    /// Charges so far that the inner store will not hear of, because the
-    /// [journal](Fallback::journal) had no room. Above 0 it was too small for an outage.
+    /// Returns the number of charges so far that never reach the inner store, because the
+    /// [journal](Fallback::journal) had no room. If it is above 0, the journal was too small for an
+    /// outage.
     #[must_use]
-    pub fn forgotten(&self) -> u64 {
-        self.stores.journal.forgotten()
+    pub fn dropped_charges(&self) -> u64 {
+        self.stores.journal.dropped_charges()
     }
 
-    /// Whether the local store decides at the moment: for health checks.
+    /// Returns `true` if the local store decides at the moment. For health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
-        self.stores.health.is_failing()
+        self.stores.outages.is_failing()
     }
-}
-
-/// What a store is asked.
-#[derive(Clone, Copy)]
-enum Call {
-    Take,
-    Settle(i64),
-    Reset,
-    Block(Duration),
-    Unblock,
 }
 
 impl<S, L> Fallback<S, L>
 where
     S: Store + Send + Sync + 'static,
-    L: Store<Error = Infallible, Future = AtOnce> + Send + Sync + 'static,
+    L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    fn ask(
-        &self,
-        call: Call,
-        charges: &[Charge<'_>],
-        ask: impl FnOnce(&S) -> Answer<S::Future>,
-    ) -> Answer<FallbackFuture<S, L>> {
-        let begun = self.stores.health.now();
-        match ask(&self.stores.inner) {
-            Answer::Now(answer) => Answer::Now(Ok(self.conclude(call, charges, begun, answer))),
+    fn call_inner(&self, op: Op<'_>) -> Answer<FallbackFuture<S, L>> {
+        let epoch = self.stores.outages.epoch();
+        match self.stores.inner.call(op) {
+            Answer::Now(answer) => Answer::Now(Ok(self.finish(op, epoch, answer))),
             Answer::Later(inner) => {
-                let asked = Asked { fallback: self.clone(), call, begun, charges: charges.into() };
-                Answer::Later(FallbackFuture { inner, asked: Some(asked) })
+                let pending = PendingCall { fallback: self.clone(), op: op.into(), epoch };
+                Answer::Later(FallbackFuture { inner, pending: Some(pending) })
             }
         }
     }
 
-    /// Follows the inner store's answer to a call that began at `begun`, or decides without it.
-    fn conclude(
-        &self,
-        call: Call,
-        charges: &[Charge<'_>],
-        begun: u64,
-        answer: Result<Decision, S::Error>,
-    ) -> Decision {
+    /// Mirrors the answer of the inner store to a call that began in `epoch`, or decides locally.
+    fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
-            // the inner store was not asked, so that it may fail as before
+            // The inner store was not called, so it may still be failing.
             Ok(decision) if decision.source() == Source::DenyCache => decision,
             Ok(decision) if decision.source() == Source::Leased => {
-                self.follow(call, charges, &decision);
+                self.mirror_call(op, &decision);
                 decision
             }
             Ok(decision) => {
-                self.answered(begun);
-                self.follow(call, charges, &decision);
+                self.record_success(epoch);
+                self.mirror_call(op, &decision);
                 decision
             }
             Err(error) => {
-                self.failed(begun, error);
-                let decision = self.decide(call, charges);
-                // a block that found no room here either
+                self.record_failure(epoch, error);
+                let decision = self.call_local(op);
+                // The local store had no room for a block.
                 if decision.source() == Source::Overflow {
                     return decision;
                 }
@@ -208,127 +195,116 @@ where
         }
     }
 
-    /// Does to the local store what the inner one did.
-    fn follow(&self, call: Call, charges: &[Charge<'_>], decision: &Decision) {
-        match call {
-            Call::Take => self.mirror(charges, decision, 0),
-            Call::Settle(units) => self.mirror(charges, decision, units.max(0).unsigned_abs()),
-            Call::Reset | Call::Block(_) | Call::Unblock => drop(self.decide(call, charges)),
+    /// Applies a call of the inner store to the local store.
+    fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
+        match op {
+            Op::Take(charges) => self.mirror(charges, decision, 0),
+            Op::Adjust(_, units) => {
+                self.mirror(op.charges(), decision, units.min(0).unsigned_abs());
+            }
+            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => drop(self.call_local(op)),
         }
     }
 
-    /// Decides in place of the inner store.
-    fn decide(&self, call: Call, charges: &[Charge<'_>]) -> Decision {
+    /// Makes a call to the local store instead of the inner store.
+    fn call_local(&self, op: Op<'_>) -> Decision {
         let Stores { local, journal, .. } = &*self.stores;
-        let Some(charge) = charges.first() else { return Decision::allow() };
-        match call {
-            Call::Take => self.take_here(charges),
-            // the inner store had charged it, and here that was a part of it
-            Call::Settle(units) if units > 0 => {
-                self.settle_here(charge, units / i64::from(self.processes.get()))
+        match op {
+            Op::Take([]) => Decision::allow(),
+            Op::Take(charges) => self.take_local(charges),
+            // The inner store had made the charge. Only a share of it was mirrored here.
+            Op::Adjust(charge, units) if units < 0 => {
+                self.adjust_local(charge, units / i64::from(self.instances.get()))
             }
-            Call::Settle(units) => {
-                journal.record(charge, units.unsigned_abs(), self.room);
-                self.settle_here(charge, units)
+            Op::Adjust(charge, units) => {
+                journal.record(charge, units.unsigned_abs(), self.journal_capacity);
+                self.adjust_local(charge, units)
             }
-            Call::Reset => {
-                shares(&[*charge], self.processes, |shares| local.reset(&shares[0]).now())
-            }
-            Call::Block(time) => local.block(charge, time).now(),
-            Call::Unblock => local.unblock(charge).now(),
+            Op::Reset(charge) => with_shares(&[*charge], self.instances, |shares| {
+                local.call(Op::Reset(&shares[0])).now()
+            }),
+            Op::Block(..) | Op::Unblock(_) => local.call(op).now(),
         }
     }
 
-    fn take_here(&self, charges: &[Charge<'_>]) -> Decision {
+    fn take_local(&self, charges: &[Charge<'_>]) -> Decision {
         let Stores { local, journal, .. } = &*self.stores;
-        let decision = shares(charges, self.processes, |shares| local.take(shares).now());
+        let decision =
+            with_shares(charges, self.instances, |shares| local.call(Op::Take(shares)).now());
         if decision.is_allowed() {
             for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
-                journal.record(charge, charge.units().into(), self.room);
+                journal.record(charge, charge.cost().into(), self.journal_capacity);
             }
         }
         decision
     }
 
-    fn settle_here(&self, charge: &Charge<'_>, units: i64) -> Decision {
+    fn adjust_local(&self, charge: &Charge<'_>, units: i64) -> Decision {
         let local = &self.stores.local;
-        shares(&[*charge], self.processes, |shares| local.settle(&shares[0], units).now())
+        with_shares(&[*charge], self.instances, |shares| {
+            local.call(Op::Adjust(&shares[0], units)).now()
+        })
     }
 }
 
 impl<S, L> Store for Fallback<S, L>
 where
     S: Store + Send + Sync + 'static,
-    L: Store<Error = Infallible, Future = AtOnce> + Send + Sync + 'static,
+    L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
     type Error = Infallible;
     type Future = FallbackFuture<S, L>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.ask(Call::Take, charges, |inner| inner.take(charges))
-    }
-
-    /// Units admitted here that the inner store has not heard of are not its to give back.
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        let here = self.stores.journal.take_back(charge, units.max(0).unsigned_abs());
-        let here = here.cast_signed();
-        if here > 0 {
-            let decision = self.settle_here(charge, here);
-            if here == units {
+    /// Refunds units that were not yet charged to the inner store only in the local store.
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
+        let refund = units.min(0).unsigned_abs();
+        let local = self.stores.journal.remove_units(charge, refund).cast_signed();
+        if local > 0 {
+            let decision = self.adjust_local(charge, -local);
+            if units == -local {
                 return Answer::Now(Ok(decision.from_source(Source::Fallback)));
             }
         }
-        let rest = units - here;
-        self.ask(Call::Settle(rest), &[*charge], |inner| inner.settle(charge, rest))
+        self.call_inner(Op::Adjust(charge, units + local))
     }
 
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.ask(Call::Reset, &[*charge], |inner| inner.reset(charge))
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        self.ask(Call::Block(time), &[*charge], |inner| inner.block(charge, time))
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        self.ask(Call::Unblock, &[*charge], |inner| inner.unblock(charge))
-    }
-
-    /// Undoes a charge where it was made. A charge that the inner store undoes stays mirrored here, and
-    /// one that was charged late there stays charged, until it has flowed back.
+    /// Undoes a charge in the store that made it. A charge that the inner store undoes stays
+    /// mirrored here, and a charge that was made late stays in the inner store, until the units
+    /// have come back.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {
             inner.undo(charges, taken, units);
         } else if taken.is_allowed() {
-            shares(charges, self.processes, |shares| local.undo(shares, taken, units));
+            with_shares(charges, self.instances, |shares| local.undo(shares, taken, units));
             for charge in charges.iter().filter(|charge| taken.charged(charge.rule())) {
-                let units = units.map_or(charge.units(), |units| units.min(charge.units()));
-                journal.take_back(charge, units.into());
+                let units = units.map_or(charge.cost(), |units| units.min(charge.cost()));
+                journal.remove_units(charge, units.into());
             }
         }
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let Stores { inner, local, .. } = &*self.stores;
-        inner.check(charges)?;
-        shares(charges, self.processes, |shares| local.check(shares))
+        inner.supports(charges)?;
+        with_shares(charges, self.instances, |shares| local.supports(shares))
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let Stores { inner, local, .. } = &*self.stores;
-        inner.announce(charges)?;
-        shares(charges, self.processes, |shares| local.announce(shares))
+        inner.register(charges)?;
+        with_shares(charges, self.instances, |shares| local.register(shares))
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
-        let Stores { inner, local, health, .. } = &*self.stores;
-        let (local, forgotten) = (local.health(), self.forgotten());
-        let meanwhile = match forgotten {
+    fn health(&self) -> BoxFuture<Health> {
+        let Stores { inner, local, outages, .. } = &*self.stores;
+        let (local, dropped) = (local.health(), self.stores.journal.dropped_charges());
+        let effect = match dropped {
             0 => "decisions are made in this process".to_owned(),
-            n => format!("decisions are made in this process; {n} charges will not be made good"),
+            n => format!("decisions are made in this process; {n} charges never reach the store"),
         };
-        let inner = health.condition("fallback", inner.health(), meanwhile);
+        let inner = outages.health("fallback", inner.health(), effect);
         Box::pin(async move { inner.await.around(local.await) })
     }
 }
@@ -344,43 +320,42 @@ impl<S: fmt::Debug, L: fmt::Debug> fmt::Debug for Fallback<S, L> {
         f.debug_struct("Fallback")
             .field("inner", &self.stores.inner)
             .field("local", &self.stores.local)
-            .field("processes", &self.processes)
+            .field("instances", &self.instances)
             .field("failing", &self.is_failing())
             .finish_non_exhaustive()
     }
 }
 
 pin_project! {
-    /// The later answer of a [`Fallback`].
+    /// The future of a [`Fallback`].
     pub struct FallbackFuture<S: Store, L> {
         #[pin]
         inner: S::Future,
-        asked: Option<Asked<S, L>>,
+        pending: Option<PendingCall<S, L>>,
     }
 }
 
-/// What was asked, to conclude with.
-struct Asked<S, L> {
+/// A call to the inner store, with what is needed to finish it.
+struct PendingCall<S, L> {
     fallback: Fallback<S, L>,
-    call: Call,
-    begun: u64,
-    charges: OwnedCharges,
+    op: OwnedOp,
+    epoch: u64,
 }
 
 impl<S, L> Future for FallbackFuture<S, L>
 where
     S: Store + Send + Sync + 'static,
-    L: Store<Error = Infallible, Future = AtOnce> + Send + Sync + 'static,
+    L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
     type Output = Result<Decision, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let answer = ready!(this.inner.poll(cx));
-        let Some(Asked { fallback, call, begun, charges }) = this.asked.take() else {
-            panic!("an answer was polled after it had resolved");
+        let Some(PendingCall { fallback, op, epoch }) = this.pending.take() else {
+            panic!("an answer was polled after it completed");
         };
-        Poll::Ready(Ok(charges.with(|charges| fallback.conclude(call, charges, begun, answer))))
+        Poll::Ready(Ok(op.with(|op| fallback.finish(op, epoch, answer))))
     }
 }
 

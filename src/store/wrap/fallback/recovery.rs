@@ -1,61 +1,63 @@
-//! Charges the inner store late for what was admitted without it.
+//! Charges the inner store, after an outage, for the units that were allowed without it.
 
 use std::convert::Infallible;
 
 use tokio::runtime::Handle;
 
 use super::{
-    AtOnce, Fallback, Stores,
+    Fallback, Immediate, Stores,
     journal::{Address, Admitted},
-    share::shares,
+    share::with_shares,
 };
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, Charge, Store},
+    store::{Answer, BoxError, Charge, Op, Store},
 };
 
 impl<S, L> Fallback<S, L>
 where
     S: Store + Send + Sync + 'static,
-    L: Store<Error = Infallible, Future = AtOnce> + Send + Sync + 'static,
+    L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    /// The inner store failed in a call that began at `begun`.
-    pub(super) fn failed(&self, begun: u64, error: S::Error) {
-        if self.stores.health.fails(begun) {
-            self.stores.journal.remind();
-            if self.stores.health.tells() {
+    /// Records the failure of a call to the inner store that began in `epoch`.
+    pub(super) fn record_failure(&self, epoch: u64, error: S::Error) {
+        let Stores { outages, journal, .. } = &*self.stores;
+        if outages.record_failure(epoch) {
+            journal.mark_due();
+            if outages.should_log() {
                 log_failed(&error.into());
             }
         }
     }
 
-    /// The inner store answered a call that began at `begun`.
-    pub(super) fn answered(&self, begun: u64) {
-        let Stores { health, journal, .. } = &*self.stores;
-        let tell = health.recovers(begun) && health.told();
-        // without a runtime it stays due
-        if (tell || journal.is_due())
+    /// Records the success of a call to the inner store that began in `epoch`, and starts a replay
+    /// of the journal if one is due.
+    pub(super) fn record_success(&self, epoch: u64) {
+        let Stores { outages, journal, .. } = &*self.stores;
+        let should_log = outages.record_success(epoch) && outages.should_log_recovery();
+        // Without a runtime, the journal stays due.
+        if (should_log || journal.is_due())
             && let Ok(runtime) = Handle::try_current()
-            && journal.open(tell)
+            && journal.start_replay(should_log)
         {
-            let reader = Reader(self.clone());
-            drop(runtime.spawn(async move { reader.read().await }));
+            let replay = Replay(self.clone());
+            drop(runtime.spawn(async move { replay.run().await }));
         }
     }
 
-    /// Charges what is still owed, and strikes it out; whether it was anything, `None` where the
-    /// inner store failed.
+    /// Charges the units of an account that have not come back since, and removes them from
+    /// `admitted`. Returns `true` if any were charged, and `None` if the inner store failed.
     async fn charge_account(&self, address: &Address, admitted: &mut Admitted) -> Option<bool> {
         let Admitted { quotas, units } = admitted;
-        let charge = Charge::new(address.0, &address.1, quotas).cost(0);
-        let look = |shares: &[Charge<'_>]| self.stores.local.take(shares).now();
-        let here = shares(&[charge], self.processes, look);
+        let charge = Charge::new(address.0, &address.1, quotas).with_cost(0);
+        let look = |shares: &[Charge<'_>]| self.stores.local.call(Op::Take(shares)).now();
+        let local = with_shares(&[charge], self.instances, look);
         let mut charged = false;
-        for (outcome, units) in here.outcomes().iter().zip(units) {
-            // what has flowed back would have come back to the inner store's account too
+        for (outcome, units) in local.outcomes().iter().zip(units) {
+            // Units that have come back here would have come back in the inner store too.
             let late = outcome.owed().min(i64::try_from(*units).unwrap_or(i64::MAX));
             if late > 0 {
-                self.settle_late(&charge.only(outcome.place()), -late).await?;
+                self.charge_late(&charge.with_quota_index(outcome.place()), late).await?;
                 charged = true;
             }
             *units = 0;
@@ -63,55 +65,56 @@ where
         Some(charged)
     }
 
-    async fn settle_late(&self, charge: &Charge<'_>, units: i64) -> Option<()> {
-        let begun = self.stores.health.now();
-        let settled = |answer: Result<Decision, S::Error>| {
-            answer.map(drop).map_err(|error| self.failed(begun, error)).ok()
+    async fn charge_late(&self, charge: &Charge<'_>, units: i64) -> Option<()> {
+        let epoch = self.stores.outages.epoch();
+        let record = |answer: Result<Decision, S::Error>| {
+            answer.map(drop).map_err(|error| self.record_failure(epoch, error)).ok()
         };
-        let later = match self.stores.inner.settle(charge, units) {
-            Answer::Now(answer) => return settled(answer),
+        let later = match self.stores.inner.call(Op::Adjust(charge, units)) {
+            Answer::Now(answer) => return record(answer),
             Answer::Later(later) => later,
         };
-        settled(later.await)
+        record(later.await)
     }
 }
 
-/// Who reads the journal. Dropped, be it with its runtime, it leaves the rest to the next one.
-struct Reader<S, L>(Fallback<S, L>);
+/// A replay of the journal. If it is dropped early, even with its runtime, the next replay charges
+/// the remaining accounts.
+struct Replay<S, L>(Fallback<S, L>);
 
-impl<S, L> Drop for Reader<S, L> {
+impl<S, L> Drop for Replay<S, L> {
     fn drop(&mut self) {
-        self.0.stores.journal.close();
+        self.0.stores.journal.end_replay();
     }
 }
 
-impl<S, L> Reader<S, L>
+impl<S, L> Replay<S, L>
 where
     S: Store + Send + Sync + 'static,
-    L: Store<Error = Infallible, Future = AtOnce> + Send + Sync + 'static,
+    L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    /// Reads until the journal is empty, or the inner store fails again.
-    async fn read(self) {
+    /// Runs until the journal is empty or the inner store fails again.
+    async fn run(self) {
         let Self(store) = &self;
         let journal = &store.stores.journal;
         let mut accounts = 0;
-        'reading: loop {
+        'replay: loop {
             let addresses = journal.addresses();
             if addresses.is_empty() {
                 break;
             }
             for address in addresses {
-                let Some(mut admitted) = journal.tear_out(&address) else { continue };
+                let Some(mut admitted) = journal.remove(&address) else { continue };
                 match store.charge_account(&address, &mut admitted).await {
                     Some(charged) => accounts += u64::from(charged),
                     None => {
-                        journal.put_back(address, admitted);
-                        break 'reading;
+                        journal.restore(address, admitted);
+                        break 'replay;
                     }
                 }
             }
         }
-        if journal.tells() {
+        if journal.should_log() {
             log_recovered(accounts);
         }
     }
@@ -119,7 +122,7 @@ where
 
 #[cfg(feature = "tracing")]
 fn log_failed(error: &BoxError) {
-    tracing::warn!("the store fails, and its local fallback decides: {error}");
+    tracing::warn!("the store failed; the local fallback decides: {error}");
 }
 
 #[cfg(not(feature = "tracing"))]
@@ -127,7 +130,7 @@ fn log_failed(_: &BoxError) {}
 
 #[cfg(feature = "tracing")]
 fn log_recovered(accounts: u64) {
-    tracing::info!("the store answers again; accounts charged late: {accounts}");
+    tracing::info!("the store recovered; accounts charged late: {accounts}");
 }
 
 #[cfg(not(feature = "tracing"))]

@@ -1,4 +1,4 @@
-//! A call that borrows, until what it borrowed is in hand or it is refused.
+//! A call that borrows units, until they are available or the call is denied.
 
 use std::{
     mem,
@@ -13,54 +13,65 @@ use tokio::runtime::Handle;
 use super::{
     Leases,
     lease::Lease,
-    table::{Caller, Landing, Loan},
+    table::{BorrowRequest, BorrowResult, CallKey},
 };
 use crate::{
-    algorithm::Ask,
+    algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
-    store::{Answer, BoxFuture, Charge, OwnedCharges, Store, wrap::repriced::repriced},
+    store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, wrap::recompute::recompute},
 };
 
-/// Who is refused what a lease takes, which the store will have after so long, waits for it: at the
-/// limit, one trip for many instead of one for each unit that comes back.
+/// If a denied borrow would succeed within this time, the call is denied until then instead of
+/// taking single units. At the limit, this replaces a round trip per unit by one for many.
 const GATHER: u64 = 100_000_000;
-/// What was wanted, what there is, and this call alone.
+/// The maximum number of round trips: for the wanted calls, for the calls left, and for this call
+/// alone.
 const TRIPS: u32 = 3;
 
-/// A borrowing. Dropped before it has landed, it lets others borrow.
-pub(super) struct Ticket<S: Store> {
+/// A borrow operation. If dropped before it is finished, other calls may borrow.
+pub(super) struct Borrow<S: Store> {
     leases: Arc<Leases<S>>,
-    caller: Caller,
-    loan: Loan,
+    call: CallKey,
+    request: BorrowRequest,
     trips: u32,
-    asked: u64,
+    requested_at: u64,
     changes: u64,
-    /// Where there was less than wanted: so many calls come back in a short time.
-    few: Option<u32>,
-    landed: bool,
+    /// Set if the store had less than was wanted: the number of calls that come back within
+    /// `GATHER`.
+    max_calls: Option<u32>,
+    finished: bool,
 }
 
-impl<S> Ticket<S>
+impl<S> Borrow<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    pub(super) fn new(leases: &Arc<Leases<S>>, caller: Caller, loan: Loan) -> Self {
-        let (leases, changes) = (leases.clone(), leases.table.changes(&caller));
-        Self { leases, caller, loan, trips: 0, asked: 0, changes, few: None, landed: false }
+    pub(super) fn new(leases: &Arc<Leases<S>>, call: CallKey, request: BorrowRequest) -> Self {
+        let (leases, changes) = (leases.clone(), leases.table.changes(&call));
+        Self {
+            leases,
+            call,
+            request,
+            trips: 0,
+            requested_at: 0,
+            changes,
+            max_calls: None,
+            finished: false,
+        }
     }
 
-    /// Borrows for the call. It goes on where whoever asked goes away: what comes is in hand for
-    /// others.
-    pub(super) fn borrow(mut self, charges: &[Charge<'_>]) -> Answer<Errand<S::Error>> {
-        let mut later = match self.ask(charges) {
+    /// Borrows for the call. If the caller is dropped, the operation continues, and its units are
+    /// available to other calls.
+    pub(super) fn borrow(mut self, charges: &[Charge<'_>]) -> Answer<Detached<S::Error>> {
+        let mut later = match self.send(charges) {
             Answer::Now(answer) => return Answer::Now(answer),
             Answer::Later(later) => later,
         };
         let charges = OwnedCharges::from(charges);
-        Answer::Later(Errand::new(async move {
+        Answer::Later(Detached::new(async move {
             loop {
                 let answer = later.await;
-                later = match charges.with(|charges| self.answered(charges, answer)) {
+                later = match charges.with(|charges| self.handle_answer(charges, answer)) {
                     Answer::Now(answer) => return answer,
                     Answer::Later(again) => again,
                 }
@@ -68,99 +79,110 @@ where
         }))
     }
 
-    fn ask(&mut self, charges: &[Charge<'_>]) -> Answer<S::Future> {
-        (self.asked, self.trips) = (self.leases.table.now(), self.trips + 1);
-        match times(charges, self.loan.calls, |chunk| self.leases.inner.take(chunk)) {
-            Answer::Now(answer) => self.answered(charges, answer),
+    fn send(&mut self, charges: &[Charge<'_>]) -> Answer<S::Future> {
+        (self.requested_at, self.trips) = (self.leases.table.now(), self.trips + 1);
+        match with_calls(charges, self.request.calls, |chunk| {
+            self.leases.inner.call(Op::Take(chunk))
+        }) {
+            Answer::Now(answer) => self.handle_answer(charges, answer),
             later => later,
         }
     }
 
-    /// What is to be said, or asked again.
-    fn answered(
+    /// Returns the decision, or sends another request.
+    fn handle_answer(
         &mut self,
         charges: &[Charge<'_>],
         answer: Result<Decision, S::Error>,
     ) -> Answer<S::Future> {
         match answer {
-            Ok(decision) if decision.is_allowed() => Answer::Now(Ok(self.lent(charges, decision))),
-            Ok(refusal) => self.refused(charges, refusal),
+            Ok(decision) if decision.is_allowed() => {
+                Answer::Now(Ok(self.handle_allowed(charges, decision)))
+            }
+            Ok(denial) => self.handle_denied(charges, denial),
             Err(error) => {
-                self.land(Landing::Failed);
+                self.finish(BorrowResult::Failed);
                 Answer::Now(Err(error))
             }
         }
     }
 
-    /// The call itself is admitted. What is left of the others is in hand, or given back.
-    fn lent(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
-        let times = (self.asked, self.leases.table.now());
+    /// Admits the call, and keeps or returns the units of the other calls.
+    fn handle_allowed(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
+        let instants = (self.requested_at, self.leases.table.now());
         let of_store = taken.source().is_of_store();
-        let lease = Lease::new(charges, &self.caller.accounts, self.loan.calls, &taken, times);
+        let lease = Lease::new(charges, &self.call.accounts, self.request.calls, &taken, instants);
         if let Some(mut lease) = lease.filter(|_| of_store) {
             let decision = lease.admit_first(charges);
-            (lease.cut, lease.share) = (self.trips > 1, mem::take(&mut self.loan.share));
-            let few = self.few;
-            if self.land(Landing::Lease { lease: Box::new(lease), few }) {
-                self.leases.watch();
+            (lease.partial, lease.share) = (self.trips > 1, mem::take(&mut self.request.share));
+            let max_calls = self.max_calls;
+            if self.finish(BorrowResult::Lease { lease: Box::new(lease), max_calls }) {
+                self.leases.start_sweeper();
             }
             return decision;
         }
-        self.land(Landing::Failed);
+        self.finish(BorrowResult::Failed);
         if of_store {
-            // nor will it tell enough next time
-            self.leases.pass_all();
+            // The store will not report enough next time, either.
+            self.leases.disable();
         }
-        if self.loan.calls > 1 {
-            self::times(charges, self.loan.calls - 1, |rest| {
+        if self.request.calls > 1 {
+            with_calls(charges, self.request.calls - 1, |rest| {
                 self.leases.inner.undo(rest, &taken, None);
             });
         }
         taken
     }
 
-    /// Waits for what was wanted where that comes back in a moment, takes what there is, or refuses.
-    fn refused(&mut self, charges: &[Charge<'_>], refusal: Decision) -> Answer<S::Future> {
-        let (left, soon) = (calls_left(charges, &refusal), calls_in(charges, &refusal, GATHER));
-        let gathers = longest(&refusal) <= GATHER && (left == 0 || soon > 0 && self.loan.scarce);
-        if gathers || refusal.is_blocked() || self.loan.calls == 1 {
-            self.land(Landing::Refused);
-            return Answer::Now(Ok(refusal));
+    /// Handles a denied borrow: denies the call if enough units come back soon, or if none are
+    /// left. Otherwise borrows what is left.
+    fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
+        let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, GATHER));
+        let enough_soon =
+            longest_wait(&denial) <= GATHER && (left == 0 || soon > 0 && self.request.scarce);
+        if enough_soon || denial.is_blocked() || self.request.calls == 1 {
+            self.finish(BorrowResult::Denied);
+            return Answer::Now(Ok(denial));
         }
         if left > 0 {
-            self.few = Some(soon).filter(|soon| *soon > 1);
-            // others take it too
-            let again = left.min(self.loan.calls - 1);
-            self.loan.calls = if self.trips + 1 < TRIPS { again } else { 1 };
-            return self.ask(charges);
+            self.max_calls = Some(soon).filter(|soon| *soon > 1);
+            // Other processes take units at the same time.
+            let calls = left.min(self.request.calls - 1);
+            self.request.calls = if self.trips + 1 < TRIPS { calls } else { 1 };
+            return self.send(charges);
         }
-        let own = of_one(charges, &refusal).unwrap_or(refusal);
-        self.land(Landing::Scarce { few: soon, time: longest(&own) });
-        Answer::Now(Ok(own))
+        let denial = for_one_call(charges, &denial).unwrap_or(denial);
+        self.finish(BorrowResult::Scarce { max_calls: soon, time: longest_wait(&denial) });
+        Answer::Now(Ok(denial))
     }
 
-    fn land(&mut self, landing: Landing) -> bool {
-        self.landed = true;
-        self.leases.table.land(&self.caller, self.loan.flight, self.changes, landing)
+    fn finish(&mut self, result: BorrowResult) -> bool {
+        self.finished = true;
+        self.leases.table.finish_borrow(&self.call, self.request.id, self.changes, result)
     }
 }
 
-impl<S: Store> Drop for Ticket<S> {
+impl<S: Store> Drop for Borrow<S> {
     fn drop(&mut self) {
-        if !self.landed {
-            self.leases.table.land(&self.caller, self.loan.flight, self.changes, Landing::Failed);
+        if !self.finished {
+            self.leases.table.finish_borrow(
+                &self.call,
+                self.request.id,
+                self.changes,
+                BorrowResult::Failed,
+            );
         }
     }
 }
 
-/// Lends the charges of so many calls at once.
-fn times<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-    let all = charges.iter().map(|charge| charge.cost(charge.units().saturating_mul(calls)));
+/// Passes the charges with the costs of `calls` calls to `read`.
+fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+    let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())
 }
 
-/// Every outcome with its charge.
-fn told<'a>(
+/// Returns each outcome with its charge.
+fn outcomes<'a>(
     charges: &'a [Charge<'a>],
     decision: &'a Decision,
 ) -> impl Iterator<Item = (&'a Charge<'a>, &'a Outcome)> {
@@ -168,56 +190,56 @@ fn told<'a>(
     each.zip(decision.outcomes())
 }
 
-/// How many calls would pass instead.
-fn calls_left(charges: &[Charge<'_>], refusal: &Decision) -> u32 {
-    let known = told(charges, refusal).filter(|(_, it)| it.is_known() || it.is_denied());
-    known.map(|(charge, it)| it.remaining() / charge.units().max(1)).min().unwrap_or(0)
+/// Returns the number of calls for which units are left.
+fn calls_left(charges: &[Charge<'_>], denial: &Decision) -> u32 {
+    let known = outcomes(charges, denial).filter(|(_, it)| it.is_known() || it.is_denied());
+    known.map(|(charge, it)| it.remaining() / charge.cost().max(1)).min().unwrap_or(0)
 }
 
-/// How many calls come back in a time, under the quotas that refuse.
-fn calls_in(charges: &[Charge<'_>], refusal: &Decision, time: u64) -> u32 {
+/// Returns the number of calls that come back in a time, under the denying quotas.
+fn calls_in(charges: &[Charge<'_>], denial: &Decision, time: u64) -> u32 {
     let calls = |(charge, outcome): (&Charge<'_>, &Outcome)| {
-        let each = outcome.interval()?.as_nanos().saturating_mul(charge.units().into());
+        let each = outcome.interval()?.as_nanos().saturating_mul(charge.cost().into());
         u32::try_from(u128::from(time).checked_div(each)?).ok()
     };
-    let denied = told(charges, refusal).filter(|(_, outcome)| outcome.is_denied());
+    let denied = outcomes(charges, denial).filter(|(_, outcome)| outcome.is_denied());
     denied.map(|it| calls(it).unwrap_or(0)).min().unwrap_or(0)
 }
 
-fn longest(refusal: &Decision) -> u64 {
-    refusal.outcomes().iter().map(Outcome::retry).max().unwrap_or(NEVER)
+fn longest_wait(denial: &Decision) -> u64 {
+    denial.outcomes().iter().map(Outcome::retry_ns).max().unwrap_or(NEVER)
 }
 
-/// What the refusal of many calls says to one; nothing if it does not refuse it.
-fn of_one(charges: &[Charge<'_>], refusal: &Decision) -> Option<Decision> {
-    let mut own = Decision::new(false, refusal.instant()).from_source(refusal.source());
-    for (charge, outcome) in told(charges, refusal) {
+/// Converts the denial of many calls into that of one call. Returns `None` if one call fits.
+fn for_one_call(charges: &[Charge<'_>], denial: &Decision) -> Option<Decision> {
+    let mut own = Decision::new(false, denial.instant()).from_source(denial.source());
+    for (charge, outcome) in outcomes(charges, denial) {
         let mut outcome = *outcome;
         if outcome.interval().is_some() {
-            outcome = repriced(&outcome, charge, Ask::units(charge.units()));
-        } else if outcome.is_known() && charge.units() <= outcome.remaining() {
-            outcome.set_retry(0);
+            outcome = recompute(&outcome, charge, Demand::units(charge.cost()));
+        } else if outcome.is_known() && charge.cost() <= outcome.remaining() {
+            outcome.set_retry_ns(0);
         }
         own.push(outcome);
     }
     own.outcomes().iter().any(Outcome::is_denied).then_some(own)
 }
 
-/// An answer that is seen to its end, be it that nobody waits for it any more.
-pub(super) struct Errand<E: 'static>(Option<BoxFuture<Result<Decision, E>>>);
+/// An answer that completes in the background if it is dropped.
+pub(super) struct Detached<E: 'static>(Option<BoxFuture<Result<Decision, E>>>);
 
-impl<E: 'static> Errand<E> {
+impl<E: 'static> Detached<E> {
     fn new(answer: impl Future<Output = Result<Decision, E>> + Send + 'static) -> Self {
         Self(Some(Box::pin(answer)))
     }
 }
 
-impl<E: 'static> Future for Errand<E> {
+impl<E: 'static> Future for Detached<E> {
     type Output = Result<Decision, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(answer) = &mut self.0 else {
-            panic!("an answer was polled after it had resolved");
+            panic!("`Detached` polled after completion");
         };
         let answer = ready!(answer.as_mut().poll(cx));
         self.0 = None;
@@ -225,7 +247,7 @@ impl<E: 'static> Future for Errand<E> {
     }
 }
 
-impl<E: 'static> Drop for Errand<E> {
+impl<E: 'static> Drop for Detached<E> {
     fn drop(&mut self) {
         if let (Some(answer), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
             drop(runtime.spawn(async move { drop(answer.await) }));

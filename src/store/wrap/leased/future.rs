@@ -1,4 +1,4 @@
-//! The later answers of a leased store.
+//! The future of the lease store.
 
 use std::{
     fmt,
@@ -10,14 +10,14 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{Leases, borrow::Errand, table::Caller};
+use super::{Leases, borrow::Detached, table::CallKey};
 use crate::{
     decision::Decision,
     store::{Answer, BoxFuture, OwnedCharges, Store},
 };
 
 pin_project! {
-    /// The later answer of a [`Leased`](crate::store::Leased) store.
+    /// The future of a [`Leased`](crate::store::Leased) store.
     pub struct LeasedFuture<S> where S: Store, S: 'static {
         #[pin]
         state: State<S>,
@@ -25,35 +25,37 @@ pin_project! {
 }
 
 pin_project! {
-    #[project = Stage]
+    #[project = StateProj]
     enum State<S> where S: Store, S: 'static {
-        /// The inner store's own answer.
-        Pass { #[pin] inner: S::Future },
-        Change { #[pin] inner: S::Future, ending: Ending<S> },
-        Borrow { errand: Errand<S::Error> },
-        Wait { turn: BoxFuture<Result<Decision, S::Error>> },
+        /// The future of the inner store.
+        Inner { #[pin] inner: S::Future },
+        Change { #[pin] inner: S::Future, end_on_drop: EndOnDrop<S> },
+        Borrow { detached: Detached<S::Error> },
+        Wait { decision: BoxFuture<Result<Decision, S::Error>> },
     }
 }
 
 impl<S: Store> LeasedFuture<S> {
-    pub(super) fn pass(answer: Answer<S::Future>) -> Answer<Self> {
+    pub(super) fn inner(answer: Answer<S::Future>) -> Answer<Self> {
         match answer {
             Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(inner) => Answer::Later(Self { state: State::Pass { inner } }),
+            Answer::Later(inner) => Answer::Later(Self { state: State::Inner { inner } }),
         }
     }
 
-    pub(super) fn change(answer: Answer<S::Future>, ending: Ending<S>) -> Answer<Self> {
+    pub(super) fn change(answer: Answer<S::Future>, end_on_drop: EndOnDrop<S>) -> Answer<Self> {
         match answer {
             Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(inner) => Answer::Later(Self { state: State::Change { inner, ending } }),
+            Answer::Later(inner) => {
+                Answer::Later(Self { state: State::Change { inner, end_on_drop } })
+            }
         }
     }
 
-    pub(super) fn borrow(answer: Answer<Errand<S::Error>>) -> Answer<Self> {
+    pub(super) fn borrow(answer: Answer<Detached<S::Error>>) -> Answer<Self> {
         match answer {
             Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(errand) => Answer::Later(Self { state: State::Borrow { errand } }),
+            Answer::Later(detached) => Answer::Later(Self { state: State::Borrow { detached } }),
         }
     }
 }
@@ -62,28 +64,28 @@ impl<S> LeasedFuture<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Waits until a borrowing has landed, and then decides anew.
+    /// Waits until another call has borrowed, then decides again.
     pub(super) fn wait(
         leases: Arc<Leases<S>>,
-        caller: Caller,
-        flight: u64,
+        call: CallKey,
+        borrow_id: u64,
         charges: OwnedCharges,
         waits: u8,
     ) -> Self {
-        let turn = Box::pin(async move {
-            let landed =
-                |cx: &mut Context<'_>| match leases.table.waits(&caller, flight, cx.waker()) {
+        let decision = Box::pin(async move {
+            let finished =
+                |cx: &mut Context<'_>| match leases.table.wait_for(&call, borrow_id, cx.waker()) {
                     true => Poll::Pending,
                     false => Poll::Ready(()),
                 };
-            poll_fn(landed).await;
+            poll_fn(finished).await;
             let later = match charges.with(|charges| leases.take(charges, waits)) {
                 Answer::Now(answer) => return answer,
                 Answer::Later(later) => later,
             };
             later.await
         });
-        Self { state: State::Wait { turn } }
+        Self { state: State::Wait { decision } }
     }
 }
 
@@ -92,9 +94,9 @@ impl<S: Store> Future for LeasedFuture<S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            Stage::Pass { inner } | Stage::Change { inner, .. } => inner.poll(cx),
-            Stage::Borrow { errand } => Pin::new(errand).poll(cx),
-            Stage::Wait { turn } => turn.as_mut().poll(cx),
+            StateProj::Inner { inner } | StateProj::Change { inner, .. } => inner.poll(cx),
+            StateProj::Borrow { detached } => Pin::new(detached).poll(cx),
+            StateProj::Wait { decision } => decision.as_mut().poll(cx),
         }
     }
 }
@@ -105,22 +107,23 @@ impl<S: Store> fmt::Debug for LeasedFuture<S> {
     }
 }
 
-/// An account that is being changed. Whatever becomes of the call, what was borrowed until then is
-/// over, and stays charged to that account: it may be gone with it.
-pub(super) struct Ending<S: Store> {
+/// Ends the leases of an account when a reset or a block of it completes or is dropped. Units
+/// borrowed until then are not returned to that account, because the change may have removed their
+/// charge.
+pub(super) struct EndOnDrop<S: Store> {
     leases: Arc<Leases<S>>,
     account: u64,
 }
 
-impl<S: Store> Ending<S> {
+impl<S: Store> EndOnDrop<S> {
     pub(super) fn new(leases: Arc<Leases<S>>, account: u64) -> Self {
         Self { leases, account }
     }
 }
 
-impl<S: Store> Drop for Ending<S> {
+impl<S: Store> Drop for EndOnDrop<S> {
     fn drop(&mut self) {
-        let over = self.leases.table.end(self.account);
-        self.leases.give_back_but(&over, Some(self.account));
+        let ended = self.leases.table.end_account(self.account);
+        self.leases.return_except(&ended, Some(self.account));
     }
 }

@@ -1,156 +1,161 @@
-//! What was borrowed for one call: the units in hand under each of its quotas.
+//! A lease: the borrowed units of one kind of call, with a balance per quota.
 
 use smallvec::SmallVec;
 
-use super::{hand::Hand, share::Share};
+use super::{balance::Balance, share::Share};
 use crate::{
     decision::{Decision, Outcome, Source},
     store::{Charge, OwnedCharges, Store},
 };
 
-/// Instants are nanoseconds since the table was made.
+/// A lease. Instants are nanoseconds since the creation of the table.
 #[derive(Debug)]
 pub(super) struct Lease {
     /// The accounts, as hashes of rule and key.
     accounts: SmallVec<[u64; 2]>,
     charges: OwnedCharges,
-    /// The store's answer to what was borrowed.
+    /// The decision of the store on the borrow request.
     taken: Decision,
-    /// The store decided no earlier.
-    asked: u64,
-    /// The store decided no later: times are told as of then.
-    came: u64,
-    /// Calls that were borrowed, and those that were admitted.
+    /// The instant of the request: the store decided then or later.
+    requested_at: u64,
+    /// The instant of the reply: the store decided then or earlier. Times in decisions count from
+    /// here.
+    received_at: u64,
+    /// The calls that were borrowed.
     pub(super) calls: u32,
     pub(super) admitted: u32,
+    /// The instant of the last call.
     pub(super) last: u64,
-    /// Whether more was wanted than the store had.
-    pub(super) cut: bool,
+    /// `true` if the store had fewer units than wanted.
+    pub(super) partial: bool,
     pub(super) share: Share,
-    hands: SmallVec<[Hand; 4]>,
+    balances: SmallVec<[Balance; 4]>,
 }
 
 impl Lease {
-    /// What an allowed charge of so many `calls` at once leaves in hand.
+    /// Creates the lease after an allowed charge for `calls` calls. Returns `None` if the decision
+    /// lacks data.
     pub(super) fn new(
         charges: &[Charge<'_>],
         accounts: &[u64],
         calls: u32,
         taken: &Decision,
-        (asked, came): (u64, u64),
+        (requested_at, received_at): (u64, u64),
     ) -> Option<Self> {
-        let places = charges.iter().map(|charge| charge.quotas().len()).sum::<usize>();
-        if places != taken.outcomes().len() {
+        let quota_count = charges.iter().map(|charge| charge.quotas().len()).sum::<usize>();
+        if quota_count != taken.outcomes().len() {
             return None;
         }
-        // a clock in whole microseconds is behind by up to one
-        let from = asked.saturating_sub(1_000);
-        let hand = |((charge, quota), outcome): ((&Charge<'_>, _), &Outcome)| {
-            let units = charge.units().saturating_mul(calls);
+        // A clock in whole microseconds may be behind by one.
+        let from = requested_at.saturating_sub(1_000);
+        let balance = |((charge, quota), outcome): ((&Charge<'_>, _), &Outcome)| {
+            let units = charge.cost().saturating_mul(calls);
             let own = outcome.rule() == charge.rule();
-            own.then(|| Hand::new(quota, outcome, units, from)).flatten()
+            own.then(|| Balance::new(quota, outcome, units, from)).flatten()
         };
-        let hands = quotas(charges).zip(taken.outcomes()).map(hand).collect::<Option<_>>()?;
+        let balances = quotas(charges).zip(taken.outcomes()).map(balance).collect::<Option<_>>()?;
         let (accounts, charges, taken) = (accounts.into(), charges.into(), taken.clone());
-        let (admitted, last, share) = (0, came, Share::default());
+        let (admitted, last, share) = (0, received_at, Share::default());
         Some(Self {
             accounts,
             charges,
             taken,
-            asked,
-            came,
+            requested_at,
+            received_at,
             calls,
             admitted,
             last,
             share,
-            cut: false,
-            hands,
+            partial: false,
+            balances,
         })
     }
 
-    /// Whether it holds units of the account.
+    /// Returns `true` if the lease holds units of the account.
     pub(super) fn is_of(&self, account: u64) -> bool {
         self.accounts.contains(&account)
     }
 
     pub(super) fn age(&self, now: u64) -> u64 {
-        now.saturating_sub(self.asked)
+        now.saturating_sub(self.requested_at)
     }
 
-    /// Calls like the first that are still in hand.
+    /// Returns the number of calls left.
     pub(super) fn calls_left(&self, now: u64) -> u32 {
-        let at = self.hurried(now);
+        let at = self.with_clock_error(now);
         self.charges.with(|charges| {
-            let units = quotas(charges).zip(&self.hands);
-            let calls = units.map(|((charge, _), hand)| hand.units(at) / charge.units().max(1));
+            let units = quotas(charges).zip(&self.balances);
+            let calls =
+                units.map(|((charge, _), balance)| balance.units(at) / charge.cost().max(1));
             calls.min().unwrap_or(0)
         })
     }
 
-    /// Admits the call for which it was borrowed, as at the instant at which the store decided.
+    /// Admits the call that borrowed, at the instant at which the store decided.
     pub(super) fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
-        self.pay(charges, self.asked.saturating_sub(1_000));
+        self.spend(charges, self.requested_at.saturating_sub(1_000));
         let source = self.taken.source();
-        self.tell(self.came).from_source(source)
+        self.decision(self.received_at).from_source(source)
     }
 
-    /// Admits a call, if there is enough in hand.
+    /// Admits a call if enough units are left.
     pub(super) fn admit(&mut self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
-        let at = self.hurried(now);
-        let mut owed = quotas(charges).zip(&self.hands);
-        if !owed.all(|((charge, _), hand)| charge.units() <= hand.units(at)) {
+        let at = self.with_clock_error(now);
+        let mut needed = quotas(charges).zip(&self.balances);
+        if !needed.all(|((charge, _), balance)| charge.cost() <= balance.units(at)) {
             return None;
         }
-        self.pay(charges, at);
+        self.spend(charges, at);
         self.last = now;
-        Some(self.tell(now).from_source(Source::Leased))
+        Some(self.decision(now).from_source(Source::Leased))
     }
 
-    fn pay(&mut self, charges: &[Charge<'_>], at: u64) {
-        for ((charge, _), hand) in quotas(charges).zip(&mut self.hands) {
-            hand.spend(at, charge.units());
+    fn spend(&mut self, charges: &[Charge<'_>], at: u64) {
+        for ((charge, _), balance) in quotas(charges).zip(&mut self.balances) {
+            balance.spend(at, charge.cost());
         }
         self.admitted += 1;
     }
 
-    /// What the store said, as old as it is, and what is in hand of it.
+    /// Returns the decision of the store, aged to `now`, with the units left in this process.
     ///
-    /// It is the receipt of the call, too: of what was borrowed under GCRA the calls own one piece
-    /// after another, and that of this one ends where what is still in hand begins. The pieces do
-    /// not overlap, so that all calls together give back no more than was borrowed.
-    fn tell(&self, now: u64) -> Decision {
-        let (age, at) = (now.saturating_sub(self.came), self.hurried(now));
+    /// The decision is also the receipt of the call. Under GCRA, each call owns one piece of the
+    /// borrowed span. The piece of this call ends where the balance begins. The pieces do not
+    /// overlap, so all calls together refund no more than was borrowed.
+    fn decision(&self, now: u64) -> Decision {
+        let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
         let instant = self.taken.instant().saturating_add(age);
         let mut decision = Decision::new(true, instant).charged_by(self.taken.charged_at());
-        for (outcome, hand) in self.taken.outcomes().iter().zip(&self.hands) {
-            decision.push(outcome.aged(age).with_more(hand.units(at)));
+        for (outcome, balance) in self.taken.outcomes().iter().zip(&self.balances) {
+            decision.push(outcome.aged(age).with_more(balance.units(at)));
         }
         decision
     }
 
-    /// The instant as it may be elsewhere: this clock may be slow, by less than a thousandth.
-    fn hurried(&self, now: u64) -> u64 {
+    /// Adds the possible error of this clock to `now`: it may be slow by less than a thousandth.
+    fn with_clock_error(&self, now: u64) -> u64 {
         now + self.age(now) / 1_000
     }
 
-    /// Gives what is in hand back to the store, but for an account that is gone.
-    pub(super) fn give_back<S: Store>(&self, store: &S, now: u64, gone: Option<u64>) {
-        let now = self.hurried(now);
+    /// Returns the balances to the store, except for a removed account.
+    pub(super) fn return_units<S: Store>(&self, store: &S, now: u64, removed: Option<u64>) {
+        let now = self.with_clock_error(now);
         self.charges.with(|charges| {
-            let mut hands = self.hands.iter().zip(self.taken.outcomes());
+            let mut balances = self.balances.iter().zip(self.taken.outcomes());
             for (charge, account) in charges.iter().zip(&self.accounts) {
-                let own = hands.by_ref().take(charge.quotas().len());
-                let left = own.map(|(hand, outcome)| (hand.units(now), outcome));
+                let own = balances.by_ref().take(charge.quotas().len());
+                let left = own.map(|(balance, outcome)| (balance.units(now), outcome));
                 let left: SmallVec<[_; 4]> = left.collect();
-                if gone != Some(*account) {
-                    self.give_one_back(store, charge, &left);
+                if removed != Some(*account) {
+                    self.return_charge(store, charge, &left);
                 }
             }
         });
     }
 
-    /// Under quotas of different periods there may be more left of one than of another.
-    fn give_one_back<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
+    /// Returns the units of one charge. Under quotas of different periods, the numbers of units may
+    /// differ.
+    fn return_charge<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());
             outcomes.iter().for_each(|(_, outcome)| receipt.push(**outcome));
@@ -159,17 +164,21 @@ impl Lease {
         let Some(&(first, _)) = left.first() else { return };
         if left.iter().all(|(units, _)| *units == first) {
             if first > 0 {
-                store.undo(&[charge.cost(first)], &receipt(left), None);
+                store.undo(&[charge.with_cost(first)], &receipt(left), None);
             }
             return;
         }
-        for (place, one) in left.iter().enumerate().filter(|(_, (units, _))| *units > 0) {
-            store.undo(&[charge.only(place).cost(one.0)], &receipt(&[*one]), None);
+        for (quota_index, one) in left.iter().enumerate().filter(|(_, (units, _))| *units > 0) {
+            store.undo(
+                &[charge.with_quota_index(quota_index).with_cost(one.0)],
+                &receipt(&[*one]),
+                None,
+            );
         }
     }
 }
 
-/// Every quota of a call, with its charge.
+/// Returns each quota of a call with its charge.
 fn quotas<'a, 'c>(
     charges: &'c [Charge<'a>],
 ) -> impl Iterator<Item = (&'c Charge<'a>, &'a crate::quota::Quota)> {
@@ -179,18 +188,19 @@ fn quotas<'a, 'c>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decision::Numbers, key::Key, name::RuleName, quota::Quota};
+    use crate::{decision::Snapshot, key::Key, name::RuleName, quota::Quota};
 
-    /// Ten units that fade one a second, the last of them ten seconds after the question.
+    /// Borrows ten units of which one expires per second, the last one ten seconds after the
+    /// request.
     #[test]
-    fn it_fades_by_a_clock_that_may_be_faster() {
+    fn balances_shrink_by_a_clock_that_may_be_faster() {
         const SECOND: u64 = 1_000_000_000;
         let (key, quotas) = (Key::from("hot"), [Quota::per_minute(60)]);
         let charge = Charge::new(RuleName::default(), &key, &quotas);
-        let numbers =
-            Numbers::Refilling { ahead: 10 * SECOND, interval: SECOND, limit: 60, retry: 0 };
+        let snapshot =
+            Snapshot::Refilling { reset_ns: 10 * SECOND, interval: SECOND, limit: 60, retry_ns: 0 };
         let mut taken = Decision::new(true, 0);
-        taken.push(Outcome::with(RuleName::default(), 0, numbers));
+        taken.push(Outcome::with(RuleName::default(), 0, snapshot));
         let lease = Lease::new(&[charge], &[1], 10, &taken, (SECOND, 2 * SECOND)).expect("a lease");
         let left = |millis: u64| lease.calls_left(SECOND + millis * 1_000_000);
         assert_eq!([0, 8_980, 8_995, 9_985].map(left), [9, 1, 0, 0]);

@@ -1,11 +1,11 @@
-//! Borrows units for hot keys, and admits by them without asking.
+//! Leases: units that are borrowed for hot keys and used without calling the store.
 
+mod balance;
 mod borrow;
 mod future;
-mod hand;
 mod lease;
-mod pace;
 mod share;
+mod sizing;
 mod table;
 
 use std::{
@@ -25,85 +25,91 @@ use tokio::{
 
 pub use self::future::LeasedFuture;
 use self::{
-    borrow::Ticket,
-    future::Ending,
-    table::{Met, Over, Table},
+    borrow::Borrow,
+    future::EndOnDrop,
+    table::{EndedLeases, Lookup, Table},
 };
 use super::setting::{self, SettingError, literal};
 use crate::{
     decision::Decision,
-    store::{Answer, BoxFuture, Charge, Condition, OwnedCharges, Store, Unsupported},
+    store::{Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported},
 };
 
-/// Keys watched unless set: under half a megabyte, and a kilobyte for each that is hot.
+/// The default capacity: under half a megabyte, plus a kilobyte for each hot key.
 const CAPACITY: usize = 4_096;
-const LARGEST: usize = 65_536;
-/// How often it is looked for what lies unused, while there is anything.
-const SWEEP: Duration = Duration::from_millis(100);
-/// A call waits for what others borrow so many times, and then asks for itself.
-const WAITS: u8 = 2;
+const MAX_CAPACITY: usize = 65_536;
+/// The interval at which unused leases are returned, while any exist.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+/// The number of times that a call waits for the borrow operation of another call. It then calls
+/// the store itself.
+const MAX_WAITS: u8 = 2;
 
-/// A store that borrows units for a hot key from the inner one, a few dozen in one question, and admits
-/// by them in this process: a key that is asked for a thousand times a second costs the server some
-/// twenty questions.
+/// A store that borrows units for hot keys from the inner store and uses them in this process. One
+/// request to the inner store borrows units for many calls. A key with a thousand requests per
+/// second costs the server about twenty.
 ///
-/// What is borrowed is charged at once. So the limit is never exceeded; the price is on the other side:
-/// what one process holds and does not use is missing in the others meanwhile. How much that may be of
-/// each limit is the argument, in percent: with 5 %, a process holds at most 50 units of 1000. All
-/// processes together should hold a quarter or less, as five of them do with 5 %.
+/// The inner store charges borrowed units at once, so the limit is never exceeded. The price is the
+/// opposite error: units that one process holds and does not use are missing in the others. The
+/// argument is the largest share of each limit that one process may hold, in percent: with 5 %, at
+/// most 50 units of 1000. All processes together should hold at most a quarter, such as five
+/// processes with 5 %.
 ///
-/// - **Only where it pays.** A key is hot after four asks at most 50 ms apart; until then, and wherever
-///   the share is less than two calls, the inner store is asked as ever. The first lease is of four
-///   calls. One that is used up within 200 ms is followed by one of twice the size, and one of which
-///   half was not wanted by one of half the size. While one is on its way, others who ask for the same
-///   wait for it, for two trips at most.
-/// - **Never more than the store**, in any stretch of time. A unit that flows back to the account must
-///   not be used as well, so what is in hand fades as it would have flowed back, on the safe side of what
-///   the clocks and the way to the server leave open. In windows it ends with the window.
-/// - **The last units** are had too: where the store has less than a lease takes, it is asked for what
-///   is left. Only under GCRA, for a second after that, and once nothing is left, who would have to
-///   wait no longer than 100 ms for a lease is refused until then, and told so: at the limit a trip is
-///   for many units and not for each that comes back.
-/// - **Given back.** What lies unused for 200 ms, or is held for longer than
-///   [`at_most`](Leased::at_most) 1 s, is given back, and so is everything when the last clone is
-///   dropped, as far as the inner store does that without waiting. A process that is killed loses what
-///   it held until it flows back by itself.
-/// - **What is changed here** is known at once: a [`reset`](Store::reset), a [`block`](Store::block) and
-///   other quotas end what is held of the key. **What is changed elsewhere** is seen once what is in
-///   hand is used up, and after [`at_most`](Leased::at_most) at the latest.
-/// - **Several charges** in one call are borrowed together, all or nothing, for calls that name the same
-///   keys. Of a key that many of them have in common no more is held than the share.
+/// - **Only hot keys.** A key is hot after four requests at most 50 ms apart. Other keys, and
+///   shares of less than two calls, use the inner store. The first lease is for four calls. A lease
+///   that is used up within 200 ms is followed by one of twice the size. One of which more than
+///   half was not wanted is followed by one of half the size. While a lease is being borrowed,
+///   other calls with the same keys wait for it, for at most two round trips.
+/// - **Never more than the store** admits, in any period of time. A unit that the account regains
+///   must not be used as well. A lease therefore shrinks as its units would come back, with a
+///   margin for clock errors and network latency. In windows, a lease ends with the window.
+/// - **The last units** are used, too. If the store has fewer units than a lease needs, the lease
+///   is for the rest. Under GCRA there is one exception, for a second after that and whenever no
+///   units are left: if a whole lease will be available within 100 ms, calls are denied until then,
+///   and their decisions report that wait. At the limit, one round trip then serves many units.
+/// - **Returned.** Units that are unused for 200 ms, or held longer than
+///   [`max_age`](Leased::max_age) (1 s by default), are returned. All units are returned when the
+///   last clone is dropped, if the inner store can do so without waiting. The units of a killed
+///   process are lost until they refill with time.
+/// - **Changes by this process** take effect at once: a [`reset`](crate::StoreExt::reset), a
+///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. **Changes by other
+///   processes** take effect when the lease is used up, and after [`max_age`](Leased::max_age) at
+///   the latest.
+/// - **Several charges** of one call are borrowed together, all or nothing, for calls with the same
+///   keys. If many calls have one key in common, they hold at most the share of it together.
 ///
-/// A decision by borrowed units has [`Source::Leased`](crate::Source::Leased) as its
-/// [source](Decision::source). Its numbers are those of when the units were borrowed, and what is left
-/// of these: others may have charged the account since. A look (cost 0) asks the store, for which all that is borrowed is charged.
+/// A decision by borrowed units has the [source](Decision::source)
+/// [`Source::Leased`](crate::decision::Source::Leased). Its numbers are those of the borrow request, reduced
+/// by the units used since then in this process. Other processes may have charged the account
+/// since. A charge of cost 0 calls the store, where all borrowed units count as charged.
 ///
-/// | | in hand |
+/// | charge | borrowed units |
 /// |---|---|
-/// | [`Gcra`](crate::Algorithm::Gcra) | fades as units flow back |
-/// | [`FixedWindow`](crate::Algorithm::FixedWindow), [`AnchoredWindow`](crate::Algorithm::AnchoredWindow) | until the window ends |
-/// | `FixedWindow` that paces or carries over, [`TokenBucket`](crate::Algorithm::TokenBucket), [`SlidingWindow`](crate::Algorithm::SlidingWindow), [`SlidingLog`](crate::Algorithm::SlidingLog) | never: asked as ever |
-/// | a quota with [`soft`](crate::Quota::soft) or [`initial`](crate::Quota::initial); a charge with [`headroom`](Charge::headroom) or [`max_wait`](Charge::max_wait), of [`only`](Charge::only) one quota, or that [only reports](Charge::report_only) | never: asked as ever |
+/// | [`Gcra`](crate::Algorithm::Gcra) | shrink as units come back |
+/// | [`FixedWindow`](crate::Algorithm::FixedWindow) | valid until the window ends |
+/// | [`AnchoredWindow`](crate::Algorithm::AnchoredWindow) | valid until the window ends |
+/// | `FixedWindow` that paces or carries over | never borrowed |
+/// | [`TokenBucket`](crate::Algorithm::TokenBucket) | never borrowed |
+/// | [`SlidingWindow`](crate::Algorithm::SlidingWindow) | never borrowed |
+/// | [`SlidingLog`](crate::Algorithm::SlidingLog) | never borrowed |
+/// | a quota with [`soft`](crate::Quota::soft) | never borrowed |
+/// | a quota with [`initial`](crate::Quota::initial) | never borrowed |
+/// | a charge with [`headroom`](Charge::headroom) | never borrowed |
+/// | a charge with [`max_wait`](Charge::max_wait) | never borrowed |
+/// | a charge of [one quota](Charge::with_quota_index) only | never borrowed |
+/// | a [report-only](Charge::with_report_only) charge | never borrowed |
 ///
-/// Put it **outside** the deny cache, which answers those who are refused, and inside what decides
-/// while the store fails: `store.deadline(d).breaker().deny_cache().leased(5).fallback(local)`. What is in
-/// hand serves on while the server is down, and is no sign of life.
+/// Put it **outside** the deny cache, which answers denied callers, and inside the policy for
+/// failures: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`. Leases continue
+/// to serve while the server is down. Their decisions are not evidence that the server works.
 ///
-/// It does **not** help against a flood of fresh keys, each of which is asked for. It does not notice
-/// that a machine slept: what was in hand then is in hand still. Refunds go to the store, a trip
-/// each, by [`undo`](Store::undo) as by [`settle`](Store::settle). Where a whole limit comes back within seconds, what faded unused in hand
-/// stays charged for so long: of one burst, a quarter or somewhat more may be missed. And if processes
-/// give back more than a quarter of a limit while others hold units of it, those may let so many pass too
-/// early.
-///
-/// A clone shares what is in hand; a setting begins anew, so set first. Later answers need a tokio
-/// runtime with its timer enabled.
+/// A clone shares the leases. A setter starts without leases, so call setters first. Decisions that
+/// are not immediate need a tokio runtime with its timer enabled.
 ///
 /// ```
-/// use tower_sluice::{Limiter, LocalStore, Quota, Source, Store};
+/// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
 ///
-/// let shared = LocalStore::new(); // in real life a remote one
-/// let store = shared.leased(5);
+/// let shared = LocalStore::new(); // in production a remote store
+/// let store = shared.leases(5);
 /// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(10_000));
 ///
 /// # tokio_test::block_on(async {
@@ -116,33 +122,45 @@ const WAITS: u8 = 2;
 /// # }).unwrap();
 /// ```
 ///
-/// Before a server that twenty processes share:
+/// Twenty processes that share a server:
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Store, store::Deadline};
+/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, store::Timeout};
 ///
-/// let shared = LocalStore::new(); // in real life a remote one
+/// let shared = LocalStore::new(); // in production a remote store
 /// let store = shared
-///     .deadline(Deadline::DEFAULT)
+///     .timeout(Timeout::DEFAULT)
 ///     .breaker()
 ///     .deny_cache()
-///     .leased(1)
-///     .at_most(Duration::from_millis(500))
+///     .leases(1)
+///     .max_age(Duration::from_millis(500))
 ///     .capacity(1_000)
 ///     .fallback(LocalStore::with_capacity(100_000))
-///     .one_of(20);
+///     .instances(20);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(60_000), store);
 /// ```
+///
+/// # Limitations
+///
+/// - It does **not** help against a flood of new keys: each is sent to the store.
+/// - It does not notice that the machine was suspended. Units that were held then are still used
+///   afterwards.
+/// - A refund is one round trip to the store, by [`undo`](Store::undo) and by
+///   [`adjust`](crate::StoreExt::adjust).
+/// - If a full limit comes back within seconds, units that expire unused stay charged for that
+///   time. A quarter of one burst, or somewhat more, may be lost.
+/// - If processes refund more than a quarter of a limit while others hold units of it, those may
+///   admit as many units too early.
 pub struct Leased<S: Store>(Arc<Leases<S>>);
 
-/// What all clones share.
+/// The state that all clones share.
 struct Leases<S: Store> {
     inner: Arc<S>,
     settings: Settings,
     table: Table,
-    /// Whether the inner store tells too little for anything to be held.
-    passes: AtomicBool,
+    /// `true` if the inner store does not report enough to hold units.
+    disabled: AtomicBool,
     sweeper: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -154,29 +172,33 @@ struct Settings {
 }
 
 impl Settings {
-    /// In nanoseconds.
-    fn at_most(&self) -> u64 {
+    /// Returns the time in nanoseconds.
+    fn max_age(&self) -> u64 {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// How many such calls may be borrowed; 0 where they cannot be.
-    fn most(&self, charges: &[Charge<'_>]) -> u32 {
+    /// Returns the largest permitted lease in calls; 0 if the charges cannot be borrowed.
+    fn max_lease(&self, charges: &[Charge<'_>]) -> u32 {
         let plain = |charge: &Charge<'_>| {
-            charge.reserve() == 0
-                && charge.patience().is_zero()
-                && charge.place().is_none()
+            charge.headroom() == 0
+                && charge.max_wait().is_zero()
+                && charge.quota_index().is_none()
                 && !charge.is_report_only()
         };
-        let most = |charge: &Charge<'_>| {
+        let of_charge = |charge: &Charge<'_>| {
             let quotas = charge.quotas().iter().filter(|_| plain(charge));
             let share = |quota: &crate::quota::Quota| {
                 let units = u64::from(quota.limit()) * u64::from(self.percent) / 100;
-                let calls = units.checked_div(charge.units().into()).unwrap_or(0);
-                if hand::lends(quota) { u32::try_from(calls).unwrap_or(u32::MAX) } else { 0 }
+                let calls = units.checked_div(charge.cost().into()).unwrap_or(0);
+                if balance::is_borrowable(quota) {
+                    u32::try_from(calls).unwrap_or(u32::MAX)
+                } else {
+                    0
+                }
             };
             quotas.map(share).min().unwrap_or(0)
         };
-        charges.iter().map(most).min().unwrap_or(0)
+        charges.iter().map(of_charge).min().unwrap_or(0)
     }
 }
 
@@ -186,77 +208,83 @@ impl<S: Store> Leased<S> {
         literal(Self::try_new(inner, percent))
     }
 
-    /// [`Store::leased`] for a share from outside.
+    /// Like [`StoreExt::leases`](crate::StoreExt::leases), but returns an error instead of
+    /// panicking.
     ///
     /// # Errors
     ///
-    /// When `percent` is not 1 to 25; the error names the field, its value and the fix.
+    /// Returns an error if `percent` is not 1 to 25. It names the field, its value and the fix.
     pub fn try_new(inner: S, percent: u32) -> Result<Self, SettingError> {
         if !(1..=25).contains(&percent) {
-            const FIX: &str = "give 1 to 25 percent, as 5: so much of a limit may lie unused here";
-            return Err(SettingError::new("leased: percent", percent, FIX));
+            const FIX: &str =
+                "give 1 to 25 percent, such as 5; one process may hold that share of a limit";
+            return Err(SettingError::new("leases: percent", percent, FIX));
         }
         let at_most = Duration::from_secs(1);
         Ok(Self::with(Arc::new(inner), Settings { percent, capacity: CAPACITY, at_most }))
     }
 
-    /// How long units are held at most before the store is asked again: the delay with which this
-    /// process sees what another one changed. 1 s unless set.
+    /// Sets the longest time for which units are held. Defaults to 1 s. It is also the delay after
+    /// which this process sees changes by other processes.
     ///
     /// # Panics
     ///
-    /// When it is zero or more than a minute.
+    /// Panics if the time is zero or more than a minute.
     #[track_caller]
     #[must_use]
-    pub fn at_most(self, time: Duration) -> Self {
-        literal(self.try_at_most(time))
+    pub fn max_age(self, time: Duration) -> Self {
+        literal(self.try_max_age(time))
     }
 
-    /// [`at_most`](Leased::at_most) for a time from outside.
+    /// Like [`max_age`](Leased::max_age), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// Where [`at_most`](Leased::at_most) panics.
-    pub fn try_at_most(self, time: Duration) -> Result<Self, SettingError> {
-        let at_most = setting::at_most("leased: at most", time)?;
+    /// Returns an error where [`max_age`](Leased::max_age) panics.
+    pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
+        let at_most = setting::at_most("leases: max_age", time)?;
         Ok(Self::with(self.0.inner.clone(), Settings { at_most, ..self.0.settings }))
     }
 
-    /// How many keys are watched at most, hot ones and those asked for lately, rounded up to whole
-    /// sets of eight; 4 096 unless set. The keys beyond it are asked for as ever. A set takes 48 bytes
-    /// from the start, a key 104 once it was asked for, and a kilobyte more while something is held
-    /// for it. A [`reset`](Store::reset) or [`block`](Store::block) looks through all of them.
+    /// Sets the maximum number of tracked keys: hot keys and those of recent requests. Defaults to
+    /// 4 096. The number is rounded up to whole sets of eight. Calls with other keys are sent to
+    /// the inner store.
+    ///
+    /// A set takes 48 bytes from the start. A key takes 104 bytes after its first request, and a
+    /// kilobyte more while it has a lease. A [`reset`](crate::StoreExt::reset) or
+    /// [`block`](crate::StoreExt::block) scans all keys.
     ///
     /// # Panics
     ///
-    /// When it is 0 or more than 65 536.
+    /// Panics if the number is 0 or more than 65 536.
     #[track_caller]
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         literal(self.try_capacity(keys))
     }
 
-    /// [`capacity`](Leased::capacity) for a number from outside.
+    /// Like [`capacity`](Leased::capacity), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// Where [`capacity`](Leased::capacity) panics.
+    /// Returns an error where [`capacity`](Leased::capacity) panics.
     pub fn try_capacity(self, keys: usize) -> Result<Self, SettingError> {
-        const FIELD: &str = "leased: capacity";
+        const FIELD: &str = "leases: capacity";
         if keys == 0 {
-            const FIX: &str = "give room for at least 1, or leave the leases out";
+            const FIX: &str = "give room for at least 1, or remove the leases";
             return Err(SettingError::new(FIELD, keys, FIX));
         }
-        if keys > LARGEST {
-            const FIX: &str = "give at most 65536, as many as are hot at a time";
+        if keys > MAX_CAPACITY {
+            const FIX: &str =
+                "give at most 65536, the number of keys that are hot at the same time";
             return Err(SettingError::new(FIELD, keys, FIX));
         }
         Ok(Self::with(self.0.inner.clone(), Settings { capacity: keys, ..self.0.settings }))
     }
 
-    /// Calls admitted so far for which the store was not asked.
+    /// Returns the number of calls so far that were admitted without calling the store.
     ///
-    /// With the feature `metrics` they are also the samples of `ratelimit.decision.duration` whose
+    /// With the feature `metrics`, they are also the samples of `ratelimit.decision.duration` whose
     /// `store` is `leased`.
     #[must_use]
     pub fn admitted(&self) -> u64 {
@@ -265,25 +293,25 @@ impl<S: Store> Leased<S> {
 
     fn with(inner: Arc<S>, settings: Settings) -> Self {
         let table = Table::new(settings.capacity, settings.percent);
-        let (passes, sweeper) = (AtomicBool::new(false), Mutex::default());
-        Self(Arc::new(Leases { inner, settings, table, passes, sweeper }))
+        let (disabled, sweeper) = (AtomicBool::new(false), Mutex::default());
+        Self(Arc::new(Leases { inner, settings, table, disabled, sweeper }))
     }
 }
 
 impl<S: Store> Leases<S> {
-    /// Gives back what is left of leases that are over.
-    fn give_back(&self, over: &Over) {
-        self.give_back_but(over, None);
+    /// Returns the units of ended leases to the store.
+    fn return_all(&self, ended: &EndedLeases) {
+        self.return_except(ended, None);
     }
 
-    /// Gives back what is left of leases that are over, but for an account that is gone.
-    fn give_back_but(&self, over: &Over, gone: Option<u64>) {
-        let now = if over.is_empty() { 0 } else { self.table.now() };
-        over.iter().for_each(|lease| lease.give_back(&*self.inner, now, gone));
+    /// Returns the units of ended leases to the store, except for a removed account.
+    fn return_except(&self, ended: &EndedLeases, removed: Option<u64>) {
+        let now = if ended.is_empty() { 0 } else { self.table.now() };
+        ended.iter().for_each(|lease| lease.return_units(&*self.inner, now, removed));
     }
 
-    fn pass_all(&self) {
-        self.passes.store(true, Relaxed);
+    fn disable(&self) {
+        self.disabled.store(true, Relaxed);
     }
 }
 
@@ -291,35 +319,41 @@ impl<S> Leases<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Decides by what is in hand, or asks; `waits` times it has waited for others.
+    /// Decides by a lease, or calls the store. `waits` counts how often the call has waited for
+    /// another.
     fn take(self: &Arc<Self>, charges: &[Charge<'_>], waits: u8) -> Answer<LeasedFuture<S>> {
-        let most = if self.passes.load(Relaxed) { 0 } else { self.settings.most(charges) };
-        let Some(caller) = (most > 1).then(|| self.table.caller(charges)).flatten() else {
-            return LeasedFuture::pass(self.inner.take(charges));
+        let max_lease =
+            if self.disabled.load(Relaxed) { 0 } else { self.settings.max_lease(charges) };
+        let Some(call) = (max_lease > 1).then(|| self.table.call_key(charges)).flatten() else {
+            return LeasedFuture::inner(self.inner.call(Op::Take(charges)));
         };
-        let (met, over) = self.table.ask(&caller, charges, (most, self.settings.at_most()));
-        self.give_back(&over);
-        match met {
-            Met::Admitted(decision) => Answer::Now(Ok(decision)),
-            Met::Wait(flight) if waits < WAITS => {
+        let (lookup, ended) =
+            self.table.lookup(&call, charges, (max_lease, self.settings.max_age()));
+        self.return_all(&ended);
+        match lookup {
+            Lookup::Admitted(decision) => Answer::Now(Ok(decision)),
+            Lookup::Wait(borrow_id) if waits < MAX_WAITS => {
                 let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
-                Answer::Later(LeasedFuture::wait(leases, caller, flight, charges, waits + 1))
+                Answer::Later(LeasedFuture::wait(leases, call, borrow_id, charges, waits + 1))
             }
-            Met::Wait(_) | Met::Pass => LeasedFuture::pass(self.inner.take(charges)),
-            Met::Borrow(loan) => {
-                LeasedFuture::borrow(Ticket::new(self, caller, loan).borrow(charges))
+            Lookup::Wait(_) | Lookup::Bypass => {
+                LeasedFuture::inner(self.inner.call(Op::Take(charges)))
+            }
+            Lookup::Borrow(request) => {
+                LeasedFuture::borrow(Borrow::new(self, call, request).borrow(charges))
             }
         }
     }
 
-    /// Looks after what is in hand, while there is anything: nobody may ask again.
-    fn watch(self: &Arc<Self>) {
+    /// Starts the task that returns unused units while there are leases, because there may be no
+    /// further request.
+    fn start_sweeper(self: &Arc<Self>) {
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = sweeper.as_ref().is_some_and(|sweeper| !sweeper.is_finished());
         if let (false, Ok(runtime)) = (runs, Handle::try_current()) {
             let leases = Arc::downgrade(self);
             *sweeper = Some(runtime.spawn(async move {
-                let mut ticks = interval_at(Instant::now() + SWEEP, SWEEP);
+                let mut ticks = interval_at(Instant::now() + SWEEP_INTERVAL, SWEEP_INTERVAL);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     ticks.tick().await;
@@ -331,9 +365,9 @@ where
         }
     }
 
-    /// Gives back what lies unused. Whether nothing is in hand any more, and the task is to end.
+    /// Returns unused units to the store. Returns `true` if no lease is left, which ends the task.
     fn sweep(&self) -> bool {
-        self.give_back(&self.table.sweep(self.settings.at_most()));
+        self.return_all(&self.table.sweep(self.settings.max_age()));
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         let done = !self.table.holds_any();
         if done {
@@ -345,7 +379,7 @@ where
 
 impl<S: Store> Drop for Leases<S> {
     fn drop(&mut self) {
-        self.give_back(&self.table.end_all());
+        self.return_all(&self.table.end_all());
     }
 }
 
@@ -356,49 +390,43 @@ where
     type Error = S::Error;
     type Future = LeasedFuture<S>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
-        self.0.take(charges, 0)
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let Leases { inner, table, .. } = &*self.0;
+        let account = match op {
+            Op::Take(charges) => return self.0.take(charges, 0),
+            Op::Adjust(..) | Op::Unblock(_) => return LeasedFuture::inner(inner.call(op)),
+            Op::Reset(charge) => {
+                let account = table.tag(charge);
+                // The units are not returned to the account, because it is removed.
+                self.0.return_except(&table.end_account(account), Some(account));
+                account
+            }
+            Op::Block(charge, _) => {
+                let account = table.tag(charge);
+                self.0.return_all(&table.end_account(account));
+                account
+            }
+        };
+        let end_on_drop = EndOnDrop::new(self.0.clone(), account);
+        LeasedFuture::change(inner.call(op), end_on_drop)
     }
 
-    fn settle(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
-        LeasedFuture::pass(self.0.inner.settle(charge, units))
-    }
-
-    /// What is in hand goes with the account.
-    fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        let account = self.0.table.tag(charge);
-        self.0.give_back_but(&self.0.table.end(account), Some(account));
-        let ending = Ending::new(self.0.clone(), account);
-        LeasedFuture::change(self.0.inner.reset(charge), ending)
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
-        let account = self.0.table.tag(charge);
-        self.0.give_back(&self.0.table.end(account));
-        let ending = Ending::new(self.0.clone(), account);
-        LeasedFuture::change(self.0.inner.block(charge, time), ending)
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
-        LeasedFuture::pass(self.0.inner.unblock(charge))
-    }
-
-    /// A call that was admitted by what is in hand is undone in the store too: its decision is the
-    /// receipt of its part of what was borrowed.
+    /// Undoes a charge in the store, even if a lease admitted the call. Its decision is the receipt
+    /// of its part of the borrowed units.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.0.inner.undo(charges, taken, units);
     }
 
-    fn check(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.inner.check(charges)
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.inner.supports(charges)
     }
 
-    fn announce(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.inner.announce(charges)
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.0.inner.register(charges)
     }
 
-    fn health(&self) -> BoxFuture<Condition> {
-        Condition::wrapping("leased", self.0.inner.health(), Condition::same)
+    fn health(&self) -> BoxFuture<Health> {
+        Health::wrapping("leased", self.0.inner.health(), Health::status_of)
     }
 }
 

@@ -1,5 +1,5 @@
-//! How much of each limit lies in this process: calls that have an account in common, such as one of
-//! the whole site, share what may be borrowed of it.
+//! The share of each limit that this process holds. Calls with a common account, such as one for
+//! the whole site, share what may be borrowed from it.
 
 use std::sync::{
     Arc,
@@ -13,28 +13,28 @@ use smallvec::SmallVec;
 
 use crate::store::Charge;
 
-/// A whole limit.
-const WHOLE: u64 = 1_000_000_000;
-/// Accounts that meet share too, and so borrow less.
+/// A full limit.
+const FULL_LIMIT: u64 = 1_000_000_000;
+/// The number of counters. Accounts with the same counter share its room, so they borrow less.
 const STRIPES: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct Shares {
-    lent: Box<[AtomicU64]>,
-    most: u64,
+    borrowed: Box<[AtomicU64]>,
+    max: u64,
 }
 
-/// A part of some limits. Dropped, it is free again.
+/// A reserved part of some limits, released on drop.
 #[derive(Debug, Default)]
 pub(super) struct Share(Option<Arc<Shares>>, SmallVec<[(usize, u64); 2]>);
 
 impl Shares {
     pub(super) fn new(percent: u32) -> Arc<Self> {
-        let lent = (0..STRIPES).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Self { lent, most: WHOLE / 100 * u64::from(percent) })
+        let borrowed = (0..STRIPES).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Self { borrowed, max: FULL_LIMIT / 100 * u64::from(percent) })
     }
 
-    /// Room for so many calls, or as many as there is room for.
+    /// Reserves room for `calls` calls, or for as many as fit.
     pub(super) fn reserve(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
@@ -42,22 +42,22 @@ impl Shares {
         calls: u32,
     ) -> (u32, Share) {
         let parts = charges.iter().map(|charge| {
-            let least = charge.quotas().iter().map(|quota| u64::from(quota.limit())).min();
-            (u64::from(charge.units()) * WHOLE).div_ceil(least.unwrap_or(1).max(1))
+            let limit = charge.quotas().iter().map(|quota| u64::from(quota.limit())).min();
+            (u64::from(charge.cost()) * FULL_LIMIT).div_ceil(limit.unwrap_or(1).max(1))
         });
         #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
         let at = accounts.iter().map(|account| *account as usize % STRIPES);
         let parts: SmallVec<[(usize, u64); 2]> = at.zip(parts).collect();
-        let free = |at: usize| self.most.saturating_sub(self.lent[at].load(Acquire));
+        let free = |at: usize| self.max.saturating_sub(self.borrowed[at].load(Acquire));
         let room = parts.iter().filter_map(|&(at, part)| free(at).checked_div(part)).min();
         let calls = calls.min(u32::try_from(room.unwrap_or(0)).unwrap_or(u32::MAX));
         let mut share = Share(Some(self.clone()), SmallVec::new());
         for (at, part) in parts {
             let part = part * u64::from(calls);
-            let lent = self.lent[at].fetch_add(part, AcqRel) + part;
+            let borrowed = self.borrowed[at].fetch_add(part, AcqRel) + part;
             share.1.push((at, part));
-            if lent > self.most {
-                // others were quicker
+            if borrowed > self.max {
+                // Other calls were faster.
                 return (0, Share::default());
             }
         }
@@ -69,7 +69,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let Self(Some(shares), parts) = self else { return };
         for (at, part) in parts.drain(..) {
-            shares.lent[at].fetch_sub(part, AcqRel);
+            shares.borrowed[at].fetch_sub(part, AcqRel);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What is in hand for whom: entries in sets of eight, each under a lock that is held for a few dozen
-//! nanoseconds and over nobody else's code.
+//! The table of leases: entries in sets of eight, each under a lock. A lock is held for a few dozen
+//! nanoseconds and never while code of other crates runs.
 
 use std::{
     mem,
@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use super::{
     lease::Lease,
-    pace::{Pace, SPAN},
     share::{Share, Shares},
+    sizing::{SPAN, Sizing},
 };
 use crate::{
     decision::Decision,
@@ -27,12 +27,12 @@ use crate::{
 };
 
 const WAYS: usize = 8;
-/// Counts of changed accounts, one for many.
+/// The number of change counters, each for many accounts.
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Table {
-    made: Instant,
+    created: Instant,
     hashes: Hashes,
     sets: Box<[Mutex<Set>]>,
     changes: [AtomicU64; STRIPES],
@@ -41,19 +41,19 @@ pub(super) struct Table {
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Calls admitted from what was in hand.
+    /// The number of calls admitted by leases.
     admitted: u64,
-    flights: u64,
-    /// At most `WAYS`.
+    borrows: u64,
+    /// At most `WAYS` entries.
     entries: Vec<Entry>,
 }
 
-/// A call: its rules and keys, and, apart from them, its quotas. Costs may differ.
+/// A kind of call: the rules and keys, and separately the quotas. Costs may differ.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
+pub(super) struct CallKey {
     tag: u64,
     revision: u64,
-    /// Each account by itself.
+    /// The hash of each account.
     pub(super) accounts: SmallVec<[u64; 2]>,
 }
 
@@ -61,58 +61,59 @@ pub(super) struct Caller {
 struct Entry {
     tag: u64,
     revision: u64,
-    pace: Pace,
+    sizing: Sizing,
     lease: Option<Box<Lease>>,
-    flight: Option<Flight>,
+    pending: Option<PendingBorrow>,
 }
 
-/// A borrowing that is on its way.
+/// A borrow operation in progress.
 #[derive(Debug)]
-struct Flight {
+struct PendingBorrow {
     id: u64,
     waiting: Vec<Waker>,
 }
 
-/// What is to become of a call.
+/// The next step of a call.
 #[expect(clippy::large_enum_variant, reason = "boxes would cost the common case most")]
-pub(super) enum Met {
+pub(super) enum Lookup {
     Admitted(Decision),
-    /// The store is to be asked for this call only.
-    Pass,
-    /// Another borrows for the same.
+    /// Send only this call to the store.
+    Bypass,
+    /// Wait for the borrow operation of another call.
     Wait(u64),
-    /// Calls are to be borrowed.
-    Borrow(Loan),
+    /// Borrow several calls.
+    Borrow(BorrowRequest),
 }
 
-/// What is to be borrowed.
-pub(super) struct Loan {
-    pub(super) flight: u64,
+/// The calls to borrow.
+pub(super) struct BorrowRequest {
+    pub(super) id: u64,
     pub(super) calls: u32,
-    /// Whether the store had less than was wanted lately.
+    /// `true` if the store recently had fewer units than wanted.
     pub(super) scarce: bool,
     pub(super) share: Share,
 }
 
-/// What became of a borrowing.
-pub(super) enum Landing {
-    /// The store had less than was wanted: only so `few` calls come back in a short time.
-    Lease { lease: Box<Lease>, few: Option<u32> },
-    /// The store had less: so few calls come back in a short time, and more in so long.
-    Scarce { few: u32, time: u64 },
-    /// It refused, and will have enough in a moment.
-    Refused,
-    /// There is nothing to be held.
+/// The result of a borrow operation.
+pub(super) enum BorrowResult {
+    /// The lease. `max_calls` is set if the store had less than was wanted: it is the number of
+    /// calls that come back in a short time.
+    Lease { lease: Box<Lease>, max_calls: Option<u32> },
+    /// The store had too little: `max_calls` come back in a short time, and more after `time`.
+    Scarce { max_calls: u32, time: u64 },
+    /// The store denied the call. The size of leases does not change.
+    Denied,
+    /// No lease is possible.
     Failed,
 }
 
-/// Leases that are over, whose units are to be given back.
-pub(super) type Over = SmallVec<[Box<Lease>; 1]>;
+/// Ended leases, whose units must be returned.
+pub(super) type EndedLeases = SmallVec<[Box<Lease>; 1]>;
 
 impl Table {
     pub(super) fn new(capacity: usize, percent: u32) -> Self {
         Self {
-            made: Instant::now(),
+            created: Instant::now(),
             hashes: Hashes::new(),
             sets: (0..capacity.div_ceil(WAYS)).map(|_| Mutex::default()).collect(),
             changes: [const { AtomicU64::new(0) }; STRIPES],
@@ -121,69 +122,70 @@ impl Table {
     }
 
     pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
         self.hashes.tag(charge)
     }
 
-    /// Who calls; nobody where an account is named twice.
-    pub(super) fn caller(&self, charges: &[Charge<'_>]) -> Option<Caller> {
+    /// Returns the kind of the call. `None` if two charges have the same account.
+    pub(super) fn call_key(&self, charges: &[Charge<'_>]) -> Option<CallKey> {
         let accounts: SmallVec<[u64; 2]> = charges.iter().map(|it| self.hashes.tag(it)).collect();
-        let again = |at: usize| accounts[..at].contains(&accounts[at]);
-        if (1..accounts.len()).any(again) {
+        let is_repeated = |at: usize| accounts[..at].contains(&accounts[at]);
+        if (1..accounts.len()).any(is_repeated) {
             return None;
         }
         let revisions: SmallVec<[u64; 2]> =
             charges.iter().map(|it| self.hashes.revision(it)).collect();
         let (tag, revision) = (self.hashes.all(&accounts), self.hashes.all(&revisions));
-        Some(Caller { tag, revision, accounts })
+        Some(CallKey { tag, revision, accounts })
     }
 
-    /// Admits a call by what is in hand, or says what to do.
-    pub(super) fn ask(
+    /// Admits a call by a lease, or returns the next step.
+    pub(super) fn lookup(
         &self,
-        caller: &Caller,
+        call: &CallKey,
         charges: &[Charge<'_>],
-        (most, at_most): (u32, u64),
-    ) -> (Met, Over) {
-        let (now, mut over) = (self.now(), Over::new());
-        let mut set = self.set(caller.tag);
-        set.end_other_plans(caller);
-        let Set { admitted, flights, entries } = &mut *set;
-        let Some(entry) = Entry::find(entries, caller, now) else { return (Met::Pass, over) };
+        (max_lease, at_most): (u32, u64),
+    ) -> (Lookup, EndedLeases) {
+        let (now, mut ended) = (self.now(), EndedLeases::new());
+        let mut set = self.set(call.tag);
+        set.end_other_plans(call);
+        let Set { admitted, borrows, entries } = &mut *set;
+        let Some(entry) = Entry::find(entries, call, now) else { return (Lookup::Bypass, ended) };
         if let Some(lease) = &mut entry.lease {
             if lease.age(now) < at_most
                 && let Some(decision) = lease.admit(charges, now)
             {
                 *admitted += 1;
-                return (Met::Admitted(decision), over);
+                return (Lookup::Admitted(decision), ended);
             }
-            over.extend(entry.end(now));
+            ended.extend(entry.end(now));
         }
-        if let Some(flight) = &entry.flight {
-            return (Met::Wait(flight.id), over);
+        if let Some(pending) = &entry.pending {
+            return (Lookup::Wait(pending.id), ended);
         }
-        let calls = entry.pace.ask(now, most);
-        let (calls, share) = self.shares.reserve(charges, &caller.accounts, calls);
+        let calls = entry.sizing.calls_to_borrow(now, max_lease);
+        let (calls, share) = self.shares.reserve(charges, &call.accounts, calls);
         if calls < 2 {
-            return (Met::Pass, over);
+            return (Lookup::Bypass, ended);
         }
-        *flights += 1;
-        let flight = *flights;
-        entry.flight = Some(Flight { id: flight, waiting: Vec::new() });
-        (Met::Borrow(Loan { flight, calls, scarce: entry.pace.is_scarce(now), share }), over)
+        *borrows += 1;
+        let borrow_id = *borrows;
+        entry.pending = Some(PendingBorrow { id: borrow_id, waiting: Vec::new() });
+        let scarce = entry.sizing.is_scarce(now);
+        (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
 
-    /// Whether a borrowing is still on its way; if so, it wakes `waker` when it has landed.
-    pub(super) fn waits(&self, caller: &Caller, flight: u64, waker: &Waker) -> bool {
-        // no code of others' under the lock
+    /// Returns `true` if the borrow operation is in progress. Its end then wakes `waker`.
+    pub(super) fn wait_for(&self, call: &CallKey, borrow_id: u64, waker: &Waker) -> bool {
+        // Cloned here, because the lock must not be held while foreign code runs.
         let own = waker.clone();
-        let mut set = self.set(caller.tag);
-        let entry = set.entries.iter_mut().find(|entry| entry.is_of(caller));
-        let same = |it: &&mut Flight| it.id == flight;
-        let Some(it) = entry.and_then(|entry| entry.flight.as_mut()).filter(same) else {
+        let mut set = self.set(call.tag);
+        let entry = set.entries.iter_mut().find(|entry| entry.is_of(call));
+        let is_it = |it: &&mut PendingBorrow| it.id == borrow_id;
+        let Some(it) = entry.and_then(|entry| entry.pending.as_mut()).filter(is_it) else {
             return false;
         };
         if !it.waiting.iter().any(|other| other.will_wake(waker)) {
@@ -192,78 +194,84 @@ impl Table {
         true
     }
 
-    /// Ends a borrowing. A lease is kept unless one of its accounts was changed since `changes`.
-    pub(super) fn land(
+    /// Ends a borrow operation. A lease is kept unless one of its accounts was changed since
+    /// `changes`.
+    pub(super) fn finish_borrow(
         &self,
-        caller: &Caller,
-        flight: u64,
+        call: &CallKey,
+        borrow_id: u64,
         changes: u64,
-        landing: Landing,
+        result: BorrowResult,
     ) -> bool {
         let now = self.now();
-        let mut set = self.set(caller.tag);
-        let same =
-            |it: &Entry| it.is_of(caller) && it.flight.as_ref().is_some_and(|f| f.id == flight);
-        let Some(entry) = set.entries.iter_mut().find(|entry| same(entry)) else { return false };
-        let waiting = entry.flight.take().map(|flight| flight.waiting).unwrap_or_default();
+        let mut set = self.set(call.tag);
+        let is_it =
+            |it: &Entry| it.is_of(call) && it.pending.as_ref().is_some_and(|f| f.id == borrow_id);
+        let Some(entry) = set.entries.iter_mut().find(|entry| is_it(entry)) else { return false };
+        let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
         let mut kept = false;
-        match landing {
-            Landing::Lease { lease, few } => {
-                few.into_iter().for_each(|few| entry.pace.scarce(few, SPAN * 5, now));
-                entry.pace.crowded(waiting.len());
-                kept = self.changes(caller) == changes;
+        match result {
+            BorrowResult::Lease { lease, max_calls } => {
+                if let Some(max_calls) = max_calls {
+                    entry.sizing.set_scarce(max_calls, SPAN * 5, now);
+                }
+                entry.sizing.set_waiting(waiting.len());
+                kept = self.changes(call) == changes;
                 entry.lease = kept.then_some(lease);
             }
-            Landing::Scarce { few, time } => entry.pace.scarce(few, time, now),
-            Landing::Refused => {}
-            Landing::Failed => entry.pace.cool(),
+            BorrowResult::Scarce { max_calls, time } => {
+                entry.sizing.set_scarce(max_calls, time, now);
+            }
+            BorrowResult::Denied => {}
+            BorrowResult::Failed => entry.sizing.reset(),
         }
         drop(set);
         waiting.into_iter().for_each(Waker::wake);
         kept
     }
 
-    /// How often the accounts of a call, and others, were changed.
-    pub(super) fn changes(&self, caller: &Caller) -> u64 {
+    /// Returns the number of changes of the accounts of a call. It also counts changes of other
+    /// accounts.
+    pub(super) fn changes(&self, call: &CallKey) -> u64 {
         let count = |account: &u64| self.stripe(*account).load(Acquire);
-        caller.accounts.iter().map(count).fold(0, u64::wrapping_add)
+        call.accounts.iter().map(count).fold(0, u64::wrapping_add)
     }
 
-    /// Ends every lease of an account, and those to come that were asked for before.
-    pub(super) fn end(&self, account: u64) -> Over {
+    /// Ends all leases of an account, including those that are being borrowed.
+    pub(super) fn end_account(&self, account: u64) -> EndedLeases {
         self.stripe(account).fetch_add(1, AcqRel);
-        self.take_out(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
+        self.end_where(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
     }
 
-    /// Ends the leases that lie unused or are too old.
-    pub(super) fn sweep(&self, at_most: u64) -> Over {
+    /// Ends leases that are unused or too old.
+    pub(super) fn sweep(&self, at_most: u64) -> EndedLeases {
         let idle = |lease: &Lease, now: u64| {
             lease.age(now) >= at_most || now.saturating_sub(lease.last) >= SPAN
         };
-        self.take_out(|entry, now| entry.lease.as_ref().is_some_and(|lease| idle(lease, now)))
+        self.end_where(|entry, now| entry.lease.as_ref().is_some_and(|lease| idle(lease, now)))
     }
 
-    pub(super) fn end_all(&self) -> Over {
-        self.take_out(|_, _| true)
+    pub(super) fn end_all(&self) -> EndedLeases {
+        self.end_where(|_, _| true)
     }
 
     pub(super) fn holds_any(&self) -> bool {
         self.sets.iter().any(|set| lock(set).entries.iter().any(|entry| entry.lease.is_some()))
     }
 
-    /// Calls so far that were admitted from what was in hand.
+    /// Returns the number of calls so far that leases admitted.
     pub(super) fn admitted(&self) -> u64 {
         self.sets.iter().map(|set| lock(set).admitted).sum()
     }
 
-    fn take_out(&self, which: impl Fn(&Entry, u64) -> bool) -> Over {
-        let (now, mut over) = (self.now(), Over::new());
+    fn end_where(&self, which: impl Fn(&Entry, u64) -> bool) -> EndedLeases {
+        let (now, mut ended) = (self.now(), EndedLeases::new());
         for set in &self.sets {
             let mut set = lock(set);
-            let ended = set.entries.iter_mut().filter(|entry| which(entry, now));
-            over.extend(ended.filter_map(|entry| entry.end(now)));
+            let matching = set.entries.iter_mut().filter(|entry| which(entry, now));
+            ended.extend(matching.filter_map(|entry| entry.end(now)));
         }
-        over
+        ended
     }
 
     fn stripe(&self, account: u64) -> &AtomicU64 {
@@ -283,33 +291,34 @@ fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
 }
 
 impl Set {
-    /// What was borrowed under other quotas is not given back under them: the account may by now be
-    /// counted in another way.
-    fn end_other_plans(&mut self, caller: &Caller) {
-        let other = |it: &&mut Entry| it.tag == caller.tag && it.revision != caller.revision;
+    /// Drops the leases of other quotas. Their units are not returned, because the account may be
+    /// counted in another way by now.
+    fn end_other_plans(&mut self, call: &CallKey) {
+        let other = |it: &&mut Entry| it.tag == call.tag && it.revision != call.revision;
         self.entries.iter_mut().filter(other).for_each(|entry| drop(entry.lease.take()));
     }
 }
 
 impl Entry {
-    fn is_of(&self, caller: &Caller) -> bool {
-        self.tag == caller.tag && self.revision == caller.revision
+    fn is_of(&self, call: &CallKey) -> bool {
+        self.tag == call.tag && self.revision == call.revision
     }
 
-    /// The caller's entry, if need be in place of one that was not asked for longest and holds
-    /// nothing. None where all hold something.
-    fn find<'a>(entries: &'a mut Vec<Self>, caller: &Caller, now: u64) -> Option<&'a mut Self> {
-        if let Some(at) = entries.iter().position(|entry| entry.is_of(caller)) {
+    /// Returns the entry of the call. In a full set, it replaces the entry that was idle for
+    /// longest and has neither a lease nor a borrow in progress. `None` if no entry can be
+    /// replaced.
+    fn find<'a>(entries: &'a mut Vec<Self>, call: &CallKey, now: u64) -> Option<&'a mut Self> {
+        if let Some(at) = entries.iter().position(|entry| entry.is_of(call)) {
             return entries.get_mut(at);
         }
-        let (tag, revision) = (caller.tag, caller.revision);
-        let new = Self { tag, revision, pace: Pace::default(), lease: None, flight: None };
+        let (tag, revision) = (call.tag, call.revision);
+        let new = Self { tag, revision, sizing: Sizing::default(), lease: None, pending: None };
         if entries.len() < WAYS {
             entries.push(new);
             return entries.last_mut();
         }
-        let free = entries.iter_mut().filter(|it| it.lease.is_none() && it.flight.is_none());
-        let oldest = free.min_by_key(|entry| entry.pace.last().min(now))?;
+        let free = entries.iter_mut().filter(|it| it.lease.is_none() && it.pending.is_none());
+        let oldest = free.min_by_key(|entry| entry.sizing.last().min(now))?;
         drop(mem::replace(oldest, new));
         Some(oldest)
     }
@@ -317,7 +326,7 @@ impl Entry {
     fn end(&mut self, now: u64) -> Option<Box<Lease>> {
         let mut lease = self.lease.take()?;
         lease.share = Share::default();
-        self.pace.ended(&lease, lease.calls_left(now), now);
+        self.sizing.lease_ended(&lease, lease.calls_left(now), now);
         Some(lease)
     }
 }
@@ -326,9 +335,9 @@ impl Entry {
 mod tests {
     use super::*;
 
-    /// As `Leased::capacity` tells.
+    /// The sizes in the documentation of `Leased::capacity`.
     #[test]
-    fn what_is_watched_takes_no_more_room_than_documented() {
+    fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<Mutex<Set>>() <= 48, "{}", size_of::<Mutex<Set>>());
         assert!(size_of::<Entry>() <= 104, "{}", size_of::<Entry>());
         assert!(size_of::<Lease>() <= 1_088, "{}", size_of::<Lease>());

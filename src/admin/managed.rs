@@ -1,0 +1,191 @@
+//! Layers that the router manages: rules, store, switches and recent denials.
+
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+
+use http::StatusCode;
+
+use super::problem::Problem;
+use crate::{
+    fingerprint::FingerprintKey,
+    key::Key,
+    load::Toggle,
+    middleware::RateLimitLayer,
+    observe::Noted,
+    rule::{LivePlan, Quotas, RuleInfo, Rules},
+    store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},
+};
+
+/// The length of the longest name, in characters.
+const MAX_NAME_LEN: usize = 64;
+
+/// The timeout of a health check of a store.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A layer with its name.
+#[derive(Clone)]
+pub(super) struct ManagedLayer {
+    pub(super) name: Arc<str>,
+    rules: Arc<dyn Rules + Send + Sync>,
+    pub(super) store: Arc<DynStore<Infallible>>,
+    pub(super) switch: Toggle,
+    pub(super) report_only: Toggle,
+    pub(super) noted: Noted,
+    pub(super) secret: FingerprintKey,
+}
+
+impl ManagedLayer {
+    /// Adds a layer. From now on the layer and its later clones record denials.
+    pub(super) fn new<K, S, R>(
+        name: &str,
+        layer: &mut RateLimitLayer<K, S, R>,
+        secret: FingerprintKey,
+    ) -> Self
+    where
+        K: Rules + Send + Sync + 'static,
+        S: Store<Error = Infallible> + Send + Sync + 'static,
+    {
+        let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
+        let settings = &mut layer.settings;
+        let secret = *settings.secret.get_or_insert(secret);
+        // A router that already has the layer must see the same denials.
+        if !settings.meter.noted().watches() {
+            let mut infos = Vec::new();
+            rules.info(&mut infos);
+            let noted = Noted::watching(infos.iter().map(|info| info.name));
+            settings.meter = settings.meter.clone().noting(noted);
+        }
+        Self {
+            name: name.into(),
+            noted: settings.meter.noted().clone(),
+            switch: settings.enabled.clone(),
+            report_only: settings.report_only.clone(),
+            store: layer.store.clone().boxed(),
+            rules,
+            secret,
+        }
+    }
+
+    /// Calls `read` with the current descriptions of the rules.
+    pub(super) fn infos<T>(&self, read: impl FnOnce(&[RuleInfo<'_>]) -> T) -> T {
+        let mut infos = Vec::new();
+        self.rules.info(&mut infos);
+        read(&infos)
+    }
+
+    /// Calls `read` with the description of the rule of this name. If several rules have the name,
+    /// the first one with quotas is used.
+    pub(super) fn rule<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&RuleInfo<'_>) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
+        self.infos(|infos| {
+            let named = || infos.iter().filter(|info| info.name.as_str() == name);
+            let limits = |info: &&RuleInfo<'_>| info.quotas.is_none_or(|all| !all.is_empty());
+            match named().find(limits).or_else(|| named().next()) {
+                Some(info) => read(info),
+                None => {
+                    let known = infos.iter().map(|info| info.name.as_str());
+                    Err(Problem::unknown("rule", name, known))
+                }
+            }
+        })
+    }
+
+    /// Sets the report-only switch of the layer, or of one of its rules.
+    pub(super) fn report_only(&self, rule: Option<&str>, on: bool) -> Result<(), Problem> {
+        let Some(rule) = rule else {
+            self.report_only.set(on);
+            return Ok(());
+        };
+        self.rule(rule, |info| {
+            let conflict = |why| {
+                let fix = "omit rule to switch the layer";
+                Problem::new(StatusCode::CONFLICT, format!("rule is {rule:?}, {why}; {fix}"))
+            };
+            let toggle = info.report_only_toggle;
+            let toggle = toggle.ok_or_else(|| conflict("which has no toggle".into()))?;
+            if on {
+                let unsupported = |why| {
+                    conflict(format!("which the store does not support as report-only: {why}"))
+                };
+                self.check_report_only(info).map_err(unsupported)?;
+            }
+            toggle.set(on);
+            Ok(())
+        })
+    }
+
+    /// Checks that the store supports the rule as report-only, as far as its quotas are known.
+    fn check_report_only(&self, info: &RuleInfo<'_>) -> Result<(), Unsupported> {
+        let Some(quotas) = own_quotas(info) else { return Ok(()) };
+        let anyone = Key::everyone();
+        let charge = Charge::new(info.name, &anyone, quotas.charged()).with_report_only();
+        let charge =
+            charge.with_cost(info.cost.unwrap_or(1)).with_headroom(info.headroom.unwrap_or(0));
+        self.store.supports(&[charge])
+    }
+
+    /// Returns the health of the store. A store that does not respond in time is failing.
+    pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
+        let health = self.store.health();
+        async move {
+            let health = tokio::time::timeout(HEALTH_TIMEOUT, health).await;
+            health.unwrap_or_else(|_| Health::failing("store", "no response within 5s"))
+        }
+    }
+}
+
+/// Returns the quotas of a rule, or `None` if the rule chooses them per request.
+pub(super) fn own_quotas(info: &RuleInfo<'_>) -> Option<Quotas> {
+    info.quotas.map(Quotas::from).or_else(|| info.live.map(LivePlan::quotas))
+}
+
+/// Finds the layer of this name.
+pub(super) fn find<'a>(
+    layers: &'a [ManagedLayer],
+    name: &str,
+) -> Result<&'a ManagedLayer, Problem> {
+    let known = || layers.iter().map(|layer| &*layer.name);
+    let found = layers.iter().find(|layer| &*layer.name == name);
+    found.ok_or_else(|| Problem::unknown("layer", name, known()))
+}
+
+/// Checks that a layer can have this name.
+pub(super) fn check_name(name: &str, taken: bool) -> Result<(), WatchError> {
+    let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+    if taken {
+        Err(WatchError::Taken(name.to_owned()))
+    } else if name.is_empty() || name.len() > MAX_NAME_LEN || !name.chars().all(safe) {
+        Err(WatchError::Name(name.to_owned()))
+    } else {
+        Ok(())
+    }
+}
+
+/// The error of [`Admin::try_watch`](super::Admin::try_watch) for an unusable name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WatchError {
+    /// Another layer has the name.
+    Taken(String),
+    /// The name is empty, is longer than 64 characters, or has a character that URLs must escape.
+    Name(String),
+}
+
+impl fmt::Display for WatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Taken(name) => {
+                write!(f, "another layer has the name {name:?}; give another name")
+            }
+            Self::Name(name) => write!(
+                f,
+                "invalid name {name:?} of a layer; give 1 to {MAX_NAME_LEN} of A-Z, a-z, 0-9, -, \
+                 ., _ and ~"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for WatchError {}

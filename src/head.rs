@@ -1,0 +1,95 @@
+//! The heads of requests and responses, borrowed.
+
+use http::{
+    Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version, request::Parts,
+};
+
+/// The head of a request: everything but its body, borrowed.
+///
+/// Extractors, costs, plans, lists, and rejections read it. It is made of a [`Request`], or of
+/// [`Parts`], without copying them.
+///
+/// ```
+/// use http::Request;
+/// use tower_sluice::{KeyExtractor, RequestHead, key::HeaderKey};
+///
+/// let request = Request::get("/").header("x-api-key", "k-1").body(())?;
+/// let head = RequestHead::from(&request);
+/// assert_eq!(head.uri.path(), "/");
+/// let key = HeaderKey::new("x-api-key").extract(&head);
+/// assert_eq!(key, Ok(Some("k-1".into())));
+/// # Ok::<(), http::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct RequestHead<'a> {
+    /// The method.
+    pub method: &'a Method,
+    /// The target.
+    pub uri: &'a Uri,
+    /// The HTTP version.
+    pub version: Version,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// The values that the server, and layers outside of this one, have attached.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a, B> From<&'a Request<B>> for RequestHead<'a> {
+    #[inline]
+    fn from(request: &'a Request<B>) -> Self {
+        Self {
+            method: request.method(),
+            uri: request.uri(),
+            version: request.version(),
+            headers: request.headers(),
+            extensions: request.extensions(),
+        }
+    }
+}
+
+impl<'a> From<&'a Parts> for RequestHead<'a> {
+    fn from(parts: &'a Parts) -> Self {
+        Self {
+            method: &parts.method,
+            uri: &parts.uri,
+            version: parts.version,
+            headers: &parts.headers,
+            extensions: &parts.extensions,
+        }
+    }
+}
+
+impl<'a> From<&RequestHead<'a>> for RequestHead<'a> {
+    #[inline]
+    fn from(head: &RequestHead<'a>) -> Self {
+        *head
+    }
+}
+
+/// The head of a response: everything but its body, borrowed.
+///
+/// A layer [adjusts](crate::RateLimitLayer::adjust) the charge of a request by it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ResponseHead<'a> {
+    /// The status.
+    pub status: StatusCode,
+    /// The HTTP version.
+    pub version: Version,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// The values that the service has attached.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a, B> From<&'a Response<B>> for ResponseHead<'a> {
+    fn from(response: &'a Response<B>) -> Self {
+        Self {
+            status: response.status(),
+            version: response.version(),
+            headers: response.headers(),
+            extensions: response.extensions(),
+        }
+    }
+}

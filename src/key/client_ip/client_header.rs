@@ -1,0 +1,71 @@
+//! Headers that name the client.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, header::FORWARDED};
+
+use super::{
+    entries::{Entries, TooMuch},
+    entry,
+    forwarded::{self, ElementError, Elements},
+};
+
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The header that names the client. Only one is read: with several, a client could send the one
+/// that no proxy sets.
+#[derive(Clone, Debug)]
+pub(super) enum ClientHeader {
+    XForwardedFor,
+    Forwarded,
+    /// A header with a single address.
+    Single(HeaderName),
+}
+
+/// The reason why an address cannot be read. It completes a sentence that starts with the name of
+/// the header.
+pub(super) type HeaderFault = &'static str;
+
+const REPEATED: HeaderFault = "is sent more than once";
+const TOO_LONG: HeaderFault = "names more than 32 proxies, or is too long";
+const OPEN_QUOTE: HeaderFault = "has a quoted string that does not end";
+const NO_ADDRESS: HeaderFault = "has an entry without a valid address";
+
+impl ClientHeader {
+    pub(super) fn name(&self) -> &HeaderName {
+        match self {
+            Self::XForwardedFor => &X_FORWARDED_FOR,
+            Self::Forwarded => &FORWARDED,
+            Self::Single(name) => name,
+        }
+    }
+
+    /// Returns the addresses in the header, nearest caller first.
+    pub(super) fn addresses(
+        &self,
+        headers: &HeaderMap,
+    ) -> impl Iterator<Item = Result<IpAddr, HeaderFault>> {
+        let lines = headers.get_all(self.name());
+        let (mut single, mut listed, mut elements) = (None, None, None);
+        match self {
+            Self::Single(_) => single = lines.iter().next(),
+            Self::XForwardedFor => listed = Some(Entries::of(&lines)),
+            Self::Forwarded => elements = Some(Elements::of(&lines)),
+        }
+        let repeated = lines.iter().nth(1).is_some();
+        let single = single.map(move |line| match line.as_bytes().trim_ascii() {
+            _ if repeated => Err(REPEATED),
+            line => entry::address(line).ok_or(NO_ADDRESS),
+        });
+        let listed = listed.into_iter().flatten().map(|entry| {
+            let entry = entry.map_err(|TooMuch| TOO_LONG)?;
+            entry::address(entry).ok_or(NO_ADDRESS)
+        });
+        let elements = elements.into_iter().flatten().map(|element| match element {
+            Ok(element) => forwarded::for_address(element).ok_or(NO_ADDRESS),
+            Err(ElementError::TooMuch) => Err(TOO_LONG),
+            Err(ElementError::OpenQuote) => Err(OPEN_QUOTE),
+        });
+        single.into_iter().chain(listed).chain(elements)
+    }
+}

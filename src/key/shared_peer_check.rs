@@ -1,0 +1,157 @@
+//! Detects a proxy that is not configured: from a forwarding header that is not read, or from a
+//! private address that all requests come from.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+};
+
+use http::HeaderMap;
+
+/// The number of requests that are checked.
+const SAMPLE: u32 = 1_000;
+
+/// Headers in which proxies send the address of the client.
+const FORWARDING: [&str; 10] = [
+    "x-forwarded-for",
+    "forwarded",
+    "x-real-ip",
+    "cf-connecting-ip",
+    "true-client-ip",
+    "fastly-client-ip",
+    "fly-client-ip",
+    "x-azure-clientip",
+    "x-client-ip",
+    "cloudfront-viewer-address",
+];
+
+/// Checks the first requests and then stops. Clones share the state.
+#[derive(Clone)]
+pub(super) struct SharedPeerCheck(Arc<Progress>);
+
+#[derive(Default)]
+struct Progress {
+    /// The number of requests checked. The check is over at [`SAMPLE`] or above.
+    requests: AtomicU32,
+    address: OnceLock<IpAddr>,
+    /// Set after a request from another address, or from an address that is not private.
+    mixed: AtomicBool,
+}
+
+impl SharedPeerCheck {
+    pub(super) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    #[inline]
+    pub(super) fn record(&self, address: IpAddr, headers: &HeaderMap) {
+        if self.0.requests.load(Relaxed) < SAMPLE {
+            self.check(address.to_canonical(), headers);
+        }
+    }
+
+    #[cold]
+    fn check(&self, address: IpAddr, headers: &HeaderMap) {
+        let Progress { requests, address: first, mixed } = &*self.0;
+        let private = is_private(address);
+        let forwarding = || FORWARDING.into_iter().find(|name| headers.contains_key(*name));
+        if private && let Some(name) = forwarding() {
+            // Only one of several threads logs.
+            if requests.swap(SAMPLE, Relaxed) < SAMPLE {
+                warn_header(address, name);
+            }
+            return;
+        }
+        if !private || *first.get_or_init(|| address) != address {
+            mixed.store(true, Relaxed);
+        }
+        if requests.fetch_add(1, Relaxed) == SAMPLE - 1 && !mixed.load(Relaxed) {
+            warn_shared(address);
+        }
+    }
+}
+
+/// Returns `true` for an address that no client on the internet has.
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            // 100.64.0.0/10 is shared address space between a carrier or a cloud and its customers
+            // (RFC 6598).
+            let [first, second, ..] = address.octets();
+            let shared = first == 100 && second & 0b1100_0000 == 64;
+            address.is_private() || address.is_loopback() || address.is_link_local() || shared
+        }
+        IpAddr::V6(address) => {
+            address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local()
+        }
+    }
+}
+
+fn warn_shared(address: IpAddr) {
+    tracing::warn!(
+        target: "tower_sluice::lint",
+        lint = "one_private_peer",
+        "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
+         account: if it is a proxy or a sidecar, trust it with ClientIp::behind([\"{address}\"]); \
+         ignore this warning in a load test"
+    );
+}
+
+fn warn_header(address: IpAddr, name: &str) {
+    tracing::warn!(
+        target: "tower_sluice::lint",
+        lint = "forwarding_header_ignored",
+        "a request from {address}, a private address, has the header {name}, which PeerIp does not \
+         read: behind a proxy all clients share the account of the proxy; trust the proxy with \
+         ClientIp::behind([\"{address}\"]) or by its network, see \"My server is behind a proxy\" in \
+         tower_sluice::guide::keys"
+    );
+}
+
+impl fmt::Debug for SharedPeerCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedPeerCheck").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_private;
+
+    #[test]
+    fn private_addresses_are_recognised() {
+        let private = |text: &str| is_private(text.parse().expect("an address"));
+        for text in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "169.254.0.9",
+            "100.64.0.1",
+            "100.127.255.255",
+            "::1",
+            "fe80::1",
+            "fd12::1",
+            "fc00::1",
+        ] {
+            assert!(private(text), "{text}");
+        }
+        for text in [
+            "203.0.113.9",
+            "172.32.0.1",
+            "100.63.255.255",
+            "100.128.0.1",
+            "11.0.0.1",
+            "2001:db8::1",
+            "::ffff:10.0.0.1",
+            "2600::1",
+        ] {
+            assert!(!private(text), "{text}");
+        }
+    }
+}

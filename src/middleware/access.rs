@@ -1,0 +1,165 @@
+//! Lists of requests that bypass the limits, or that are always denied.
+
+use std::{collections::HashSet, fmt, sync::Arc};
+
+use http::StatusCode;
+
+use crate::key::{
+    ClientIp, Key, KeyError, KeyExtractor, NetworkError, Networks, RequestHead, peer_address,
+};
+
+/// A set of requests, for [`allow`](crate::RateLimitLayer::allow) and
+/// [`deny`](crate::RateLimitLayer::deny).
+///
+/// A request cannot be looked up if its key was sent twice or its address cannot be parsed. An
+/// allow list does not allow such a request. A deny list denies it with the status of the
+/// [`KeyError`].
+///
+/// ```
+/// use tower_sluice::{AccessList, ClientIp, key::HeaderKey};
+///
+/// AccessList::networks(["10.0.0.0/8", "2001:db8::/32"])?;
+/// AccessList::client_networks(ClientIp::behind(["10.0.0.7"])?, ["203.0.113.0/24"])?;
+/// AccessList::keys(HeaderKey::new("x-api-key"), ["leaked-key"]);
+/// AccessList::from_fn(|head| head.uri.path() == "/health");
+/// # Ok::<(), tower_sluice::key::NetworkError>(())
+/// ```
+#[derive(Clone)]
+pub struct AccessList(Arc<dyn Fn(&RequestHead<'_>) -> Membership + Send + Sync>);
+
+/// Membership of a request in a list.
+enum Membership {
+    Listed,
+    Unlisted,
+    /// The request cannot be looked up.
+    Unknown(KeyError),
+}
+
+impl Membership {
+    fn of(listed: bool) -> Self {
+        if listed { Self::Listed } else { Self::Unlisted }
+    }
+}
+
+impl AccessList {
+    fn new(membership: impl Fn(&RequestHead<'_>) -> Membership + Send + Sync + 'static) -> Self {
+        Self(Arc::new(membership))
+    }
+
+    /// Creates a list of the requests for which `holds` returns `true`.
+    pub fn from_fn(holds: impl Fn(&RequestHead<'_>) -> bool + Send + Sync + 'static) -> Self {
+        Self::new(move |head| Membership::of(holds(head)))
+    }
+
+    /// Creates a list of the requests whose key, as found by `extractor`, is one of `keys`.
+    ///
+    /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. An
+    /// anonymous request therefore passes a deny list of keys, and the rule's
+    /// [`OnMissingKey`](crate::rule::OnMissingKey) policy decides about it. With any other error of `extractor`, a
+    /// deny list denies the request. Do not deny by a key that a client can omit, or by a tuple
+    /// with a part that a client can omit.
+    ///
+    /// To allow clients by their address, use [`client_networks`](AccessList::client_networks). If
+    /// a proxy sends no header, the key of [`ClientIp`] is the proxy's own address, and a client
+    /// may be able to make the proxy drop the header.
+    ///
+    /// ```
+    /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::HeaderKey};
+    ///
+    /// // "leaked-key" is denied with 403, and two `x-api-key` fields with 400
+    /// let leaked = AccessList::keys(HeaderKey::new("x-api-key"), ["leaked-key"]);
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).deny(leaked);
+    /// ```
+    pub fn keys<K>(extractor: K, keys: impl IntoIterator<Item: Into<Key>>) -> Self
+    where
+        K: KeyExtractor + Send + Sync + 'static,
+    {
+        let keys: HashSet<Key> = keys.into_iter().map(Into::into).collect();
+        Self::new(move |head| match extractor.extract(head) {
+            Ok(key) => Membership::of(key.is_some_and(|key| keys.contains(&key))),
+            Err(error) if error.is_missing() => Membership::Unlisted,
+            Err(error) => Membership::Unknown(error),
+        })
+    }
+
+    /// Creates a list of the requests whose peer address is in one of `networks`: `"10.0.0.0/8"`,
+    /// or a single address. The whole address counts, even if [`PeerIp`](crate::PeerIp) masks it to
+    /// a prefix. Behind a proxy every request has the proxy's address; use
+    /// [`client_networks`](AccessList::client_networks) there.
+    ///
+    /// If the server provides no peer address, a deny list denies every request with 500, and the
+    /// log contains the fix.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the network if it cannot be parsed or has host bits set.
+    pub fn networks<N: AsRef<str>>(
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Self, NetworkError> {
+        let networks = Networks::read(networks)?;
+        Ok(Self::new(move |head| match peer_address(head) {
+            Some(peer) => Membership::of(networks.hold(peer)),
+            None => Membership::Unknown(KeyError::no_peer()),
+        }))
+    }
+
+    /// Creates a list of the requests whose client address, as found by `client`, is in one of
+    /// `networks`. A deny list denies a request whose client cannot be found with 400, or with 500
+    /// if the server provides no peer address.
+    ///
+    /// A request may name no client, and then has the address of a proxy that `client` trusts. An
+    /// allow list does not allow such a request, because a client may have made the proxy drop the
+    /// header. A deny list that contains the proxy denies it. To allow clients in a private
+    /// network, trust only the addresses of the proxies in that network.
+    ///
+    /// ```
+    /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};
+    ///
+    /// // the proxies are in 10.0.0.0/24, the office in 10.1.0.0/16
+    /// let client = ClientIp::behind(["10.0.0.0/24"])?;
+    /// let office = AccessList::client_networks(client, ["10.1.0.0/16"])?;
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).allow(office);
+    /// # drop(layer);
+    /// # Ok::<(), tower_sluice::key::NetworkError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`networks`](AccessList::networks).
+    pub fn client_networks<N: AsRef<str>>(
+        client: ClientIp,
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Self, NetworkError> {
+        let networks = Networks::read(networks)?;
+        Ok(Self::new(move |head| match client.client(head) {
+            Ok(found) if !networks.hold(found.address) => Membership::Unlisted,
+            Ok(found) if found.is_confirmed => Membership::Listed,
+            Ok(_) => Membership::Unknown(access_denied()),
+            Err(error) => Membership::Unknown(error),
+        }))
+    }
+
+    /// Returns `true` if the request is known to be on the list.
+    pub(crate) fn allows(&self, head: &RequestHead<'_>) -> bool {
+        matches!((self.0)(head), Membership::Listed)
+    }
+
+    /// Returns an error unless the request is known not to be on the list.
+    pub(crate) fn deny(&self, head: &RequestHead<'_>) -> Result<(), KeyError> {
+        match (self.0)(head) {
+            Membership::Listed => Err(access_denied()),
+            Membership::Unlisted => Ok(()),
+            Membership::Unknown(error) => Err(error),
+        }
+    }
+}
+
+fn access_denied() -> KeyError {
+    KeyError::unusable(StatusCode::FORBIDDEN, "access denied")
+}
+
+impl fmt::Debug for AccessList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AccessList(..)")
+    }
+}

@@ -1,0 +1,317 @@
+//! Adjusts charges to the real cost of a request, which is known only after the response.
+
+use std::{
+    error::Error,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::AcqRel},
+    },
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    decision::Decision,
+    name::RuleName,
+    store::{Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
+};
+
+/// The adjustment of a charge once its real cost is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Adjustment {
+    /// Keeps the charge, unless a [`ChargeHandle`] that is still held adjusts it.
+    #[default]
+    Keep,
+    /// Refunds the charge, except for units that have been replenished since.
+    Refund,
+    /// Changes the charge to this number of units. Units above it are refunded, except for those
+    /// that have been replenished since. Missing units are charged late.
+    Charge(u32),
+}
+
+/// A handle to the charges of a request, in the extensions of the request. The request handler uses
+/// it to adjust the charges to the real cost. See [`reserve`](crate::RateLimitLayer::expose_charge).
+///
+/// The charge of each rule is adjusted once; later calls are ignored. If a charge becomes smaller,
+/// the difference is [undone](Store::undo). Units that have been replenished since are not refunded
+/// again, so a handler that adjusts an hour later gains nothing. If a charge becomes larger, the
+/// difference is charged late.
+///
+/// By default, charges that were not adjusted stay when the last clone is dropped, even if the
+/// client has disconnected. A handler may move the handle into the body that it streams, and adjust
+/// at the end of the body.
+///
+/// With the feature `axum` the handle is also an extractor.
+///
+/// ```
+/// use tower_sluice::middleware::{ChargeHandle, UnknownRule};
+///
+/// async fn complete(reservation: ChargeHandle) -> Result<String, String> {
+///     let (text, tokens) = (String::from("…"), 42);
+///     let settled: Result<(), UnknownRule> = reservation.adjust_rule_to("tokens", tokens);
+///     settled.map_err(|wrong| wrong.to_string())?;
+///     Ok(text)
+/// }
+/// ```
+#[derive(Clone)]
+pub struct ChargeHandle(Arc<OpenCharges>);
+
+/// Charges that can still be adjusted.
+struct OpenCharges {
+    accounts: Arc<dyn DetachedStore>,
+    charges: OwnedCharges,
+    decision: Decision,
+    unsettled: Unsettled,
+    /// Every rule of the layer.
+    rules: Arc<[RuleName]>,
+    /// One flag per charge, set once the charge is adjusted, or if it was never made.
+    settled: SmallVec<[AtomicBool; 8]>,
+}
+
+/// The policy for charges that were not adjusted when the last handle is dropped.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Unsettled {
+    #[default]
+    Keep,
+    Refund,
+    AtLeast(u32),
+}
+
+impl ChargeHandle {
+    pub(crate) fn new(
+        accounts: Arc<dyn DetachedStore>,
+        charges: OwnedCharges,
+        decision: Decision,
+        (unsettled, rules): (Unsettled, Arc<[RuleName]>),
+        charged: bool,
+    ) -> Self {
+        let settled = (0..charges.len()).map(|_| AtomicBool::new(!charged)).collect();
+        Self(Arc::new(OpenCharges { accounts, charges, decision, unsettled, rules, settled }))
+    }
+
+    /// Returns the decision about the request.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.0.decision
+    }
+
+    /// Adjusts the charge of every rule to `units`.
+    pub fn adjust_to(&self, units: u32) {
+        self.0.adjust(None, |_| units);
+    }
+
+    /// Adjusts the charge of the rule `name` to `units`. The charges of other rules stay open. Does
+    /// nothing if the rule did not charge this request.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the layer has no rule of this name. The error lists the rules of the
+    /// layer, and nothing is adjusted.
+    pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), UnknownRule> {
+        if !self.0.rules.iter().any(|rule| rule.as_str() == name) {
+            return Err(UnknownRule { name: name.into(), known: self.0.rules.clone() });
+        }
+        self.0.adjust(Some(name), |_| units);
+        Ok(())
+    }
+
+    /// Refunds the charge of every rule, except for units that have been replenished since.
+    pub fn refund(&self) {
+        self.0.adjust(None, |_| 0);
+    }
+
+    /// Blocks the keys of this request for `time`, under every rule that applied to it. A denied
+    /// request charges nothing; a block is the way to penalize a client.
+    ///
+    /// The call does not wait for a remote store such as Redis. For such a store, `Ok` means that
+    /// the block was sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error if a key could not be blocked, such as [`BlockError::Full`] if the
+    /// table of blocks is full. The other keys are blocked.
+    pub fn block(&self, time: Duration) -> Result<(), BlockError> {
+        self.0.charges.with(|charges| {
+            let block = |charge| self.0.accounts.block(charge, time);
+            charges.iter().map(block).fold(Ok(()), Result::and)
+        })
+    }
+
+    /// Ends a [`block`](ChargeHandle::block) of the keys of this request.
+    pub fn unblock(&self) {
+        self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.unblock(c)));
+    }
+
+    /// Resets the accounts of this request, as if its keys had never been seen.
+    pub fn reset(&self) {
+        self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.reset(c)));
+    }
+
+    pub(crate) fn apply(&self, settle: Adjustment) {
+        match settle {
+            Adjustment::Keep => {}
+            Adjustment::Refund => self.refund(),
+            Adjustment::Charge(units) => self.adjust_to(units),
+        }
+    }
+}
+
+impl OpenCharges {
+    /// Changes the open charges of a rule, or of all rules, to what `cost` returns for their units.
+    fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
+        self.charges.with(|charges| {
+            for (charge, settled) in charges.iter().zip(&self.settled) {
+                let other = rule.is_some_and(|name| charge.rule().as_str() != name);
+                let other = other || !self.decision.charged(charge.rule());
+                if other || settled.swap(true, AcqRel) {
+                    continue;
+                }
+                let (before, after) = (charge.cost(), cost(charge.cost()));
+                if after < before {
+                    self.accounts.undo(charge, &self.decision, before - after);
+                } else if after > before {
+                    self.accounts.charge_late(charge, after - before);
+                }
+            }
+        });
+    }
+}
+
+impl Drop for OpenCharges {
+    fn drop(&mut self) {
+        match self.unsettled {
+            Unsettled::Keep => {}
+            Unsettled::Refund => self.adjust(None, |_| 0),
+            Unsettled::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
+        }
+    }
+}
+
+impl fmt::Debug for ChargeHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChargeHandle").field("unsettled", &self.0.unsettled).finish_non_exhaustive()
+    }
+}
+
+/// The error of [`ChargeHandle::adjust_rule_to`] for the name of a rule that the layer does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownRule {
+    name: Box<str>,
+    known: Arc<[RuleName]>,
+}
+
+impl fmt::Display for UnknownRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown rule `{}`, expected one of ", self.name)?;
+        for (at, rule) in self.known.iter().enumerate() {
+            write!(f, "{}`{rule}`", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for UnknownRule {}
+
+#[cfg(feature = "axum")]
+pub use self::extract::NoChargeHandle;
+
+#[cfg(feature = "axum")]
+mod extract {
+    use std::{error::Error, fmt};
+
+    use axum::{
+        extract::FromRequestParts,
+        response::{IntoResponse, Response},
+    };
+    use http::{StatusCode, request::Parts};
+
+    use super::ChargeHandle;
+
+    /// The rejection of the extractor [`ChargeHandle`] if no layer provides one: status 500, with
+    /// the fix in the text.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct NoChargeHandle;
+
+    impl fmt::Display for NoChargeHandle {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(
+                "the request has no `ChargeHandle`; call `.expose_charge()` on the RateLimitLayer around \
+                 this handler",
+            )
+        }
+    }
+
+    impl Error for NoChargeHandle {}
+
+    impl IntoResponse for NoChargeHandle {
+        fn into_response(self) -> Response {
+            (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+        }
+    }
+
+    /// Extracts the handle that the innermost layer inserted.
+    impl<S: Sync> FromRequestParts<S> for ChargeHandle {
+        type Rejection = NoChargeHandle;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoChargeHandle> {
+            parts.extensions.get().cloned().ok_or(NoChargeHandle)
+        }
+    }
+}
+
+/// Operations of a store that do not wait for a remote answer.
+pub(crate) trait DetachedStore: Send + Sync {
+    fn undo(&self, charge: &Charge<'_>, taken: &Decision, units: u32);
+    fn charge_late(&self, charge: &Charge<'_>, units: u32);
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError>;
+    fn unblock(&self, charge: &Charge<'_>);
+    fn reset(&self, charge: &Charge<'_>);
+}
+
+impl<S> DetachedStore for S
+where
+    S: Store + Send + Sync,
+    S::Future: 'static,
+{
+    fn undo(&self, charge: &Charge<'_>, taken: &Decision, units: u32) {
+        Store::undo(self, &[*charge], taken, Some(units));
+    }
+
+    fn charge_late(&self, charge: &Charge<'_>, units: u32) {
+        detach(StoreExt::adjust(self, charge, i64::from(units)));
+    }
+
+    fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError> {
+        match StoreExt::block(self, charge, time).blocked() {
+            Answer::Now(Ok(_)) => Ok(()),
+            Answer::Now(Err(BlockError::Full)) => Err(BlockError::Full),
+            Answer::Now(Err(BlockError::Unsupported)) => Err(BlockError::Unsupported),
+            Answer::Now(Err(_)) => Err(BlockError::Unavailable),
+            later @ Answer::Later(_) => {
+                detach(later);
+                Ok(())
+            }
+        }
+    }
+
+    fn unblock(&self, charge: &Charge<'_>) {
+        detach(StoreExt::unblock(self, charge));
+    }
+
+    fn reset(&self, charge: &Charge<'_>) {
+        detach(StoreExt::reset(self, charge));
+    }
+}
+
+/// Spawns a pending answer on the current Tokio runtime, because `Drop` cannot await it. Without a
+/// runtime the answer is dropped.
+fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
+    if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
+        drop(runtime.spawn(async move {
+            future.await;
+        }));
+    }
+}

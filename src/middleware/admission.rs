@@ -1,0 +1,296 @@
+//! From the head of a request to its admission.
+
+use std::sync::Arc;
+
+use http::Response;
+
+use super::{
+    config::{LayerConfig, Override},
+    context::ResponseContext,
+    queue::QueuedCharge,
+};
+use crate::{
+    decision::Decision,
+    fingerprint::Fingerprint,
+    head::RequestHead,
+    headers::Template,
+    key::KeyError,
+    load::{Event, InFlight},
+    name::RuleName,
+    observe::{Started, unidentified},
+    reject::{ExplainContext, Reject, Rejection},
+    rule::{Bypass, Rules},
+    store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
+};
+
+/// The state that all services of one layer share.
+#[derive(Debug)]
+pub(crate) struct Shared<K, S, R> {
+    pub(crate) rules: Arc<K>,
+    pub(crate) store: Arc<S>,
+    pub(crate) reject: Arc<R>,
+    pub(crate) template: Arc<Template>,
+    pub(crate) settings: LayerConfig,
+}
+
+/// The next step of a request.
+///
+/// No variant holds a [`Decision`] by value: moving a decision costs as much as making it.
+pub(crate) enum Admission<B, S: Store> {
+    /// The request runs, and its response stays as it is.
+    Admitted,
+    /// The request runs, and its response receives the context.
+    AdmittedWith(ResponseContext),
+    /// The request runs after its queue time.
+    Queued(QueuedCharge<S>),
+    /// The request does not run.
+    Rejected(Response<B>),
+    /// The store answers later.
+    Deciding(Box<(S::Future, PendingCharge)>),
+}
+
+/// The charges of a request whose decision is not known yet.
+pub(crate) struct PendingCharge {
+    pub(crate) charges: OwnedCharges,
+    started: Started,
+}
+
+/// Passes the charges of a request to `then`, unless it bypasses the store.
+///
+/// # Errors
+///
+/// Fails with the reason of the bypass; `then` is not called.
+#[inline]
+pub(crate) fn charges<K: Rules, T>(
+    rules: &K,
+    settings: &LayerConfig,
+    head: &RequestHead<'_>,
+    then: impl FnOnce(&[Charge<'_>]) -> T,
+) -> Result<T, Bypass> {
+    settings.check_bypass(head)?;
+    rules.charges(head, then)
+}
+
+/// Takes `charges` from the store, without queueing where the request must not queue.
+#[inline]
+pub(crate) fn take<S: Store>(
+    store: &S,
+    settings: &LayerConfig,
+    charges: &[Charge<'_>],
+) -> Answer<S::Future> {
+    if settings.must_not_queue(charges) { take_now(store, charges) } else { store.take(charges) }
+}
+
+#[cold]
+fn take_now<S: Store>(store: &S, charges: &[Charge<'_>]) -> Answer<S::Future> {
+    store.take(&without_queueing(charges))
+}
+
+impl<K, S, R> Shared<K, S, R>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Decides how a request goes on, or starts to.
+    #[inline]
+    pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        let decide = |charges: &[Charge<'_>]| {
+            let started = Started::now();
+            match take(&*self.store, &self.settings, charges) {
+                Answer::Now(ref decision) => self.conclude(decision, charges, started, head),
+                Answer::Later(future) => {
+                    let pending = PendingCharge { charges: charges.into(), started };
+                    Admission::Deciding(Box::new((future, pending)))
+                }
+            }
+        };
+        charges(&*self.rules, &self.settings, head, decide)
+            .unwrap_or_else(|bypass| self.bypass(bypass, head))
+    }
+
+    /// Continues with the decision of a store that answered later.
+    pub(crate) fn resume<B>(
+        &self,
+        decision: &Result<Decision, S::Error>,
+        PendingCharge { charges, started }: &PendingCharge,
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        charges.with(|charges| self.conclude(decision, charges, *started, head))
+    }
+
+    /// Continues with a request whose queue time is over.
+    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> ResponseContext {
+        let charged = queued.into_charged();
+        charged.map_or_else(ResponseContext::default, |(decision, charges)| {
+            charges.with(|charges| self.respond(&decision, charges, None))
+        })
+    }
+
+    #[inline]
+    fn conclude<B>(
+        &self,
+        decision: &Result<Decision, S::Error>,
+        charges: &[Charge<'_>],
+        started: Started,
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        let decision = decision.as_ref().unwrap_or_else(|error| error.never());
+        self.settings.meter.answered(decision, started);
+        if !decision.is_allowed() {
+            self.deny(decision, charges, head)
+        } else if decision.waits() {
+            self.queue(decision, charges, head)
+        } else {
+            self.respond(decision, charges, None).into()
+        }
+    }
+
+    /// Admits the request, or answers it, without asking the store.
+    #[cold]
+    #[inline(never)]
+    fn bypass<B>(&self, bypass: Bypass, head: &RequestHead<'_>) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        match bypass {
+            Bypass::Rejected(error) if !self.settings.report_only.is_on() => {
+                return Admission::Rejected(self.reject_unkeyed(&error, head));
+            }
+            Bypass::Rejected(_) => self.settings.count(Event::WouldDeny),
+            Bypass::Exempt(_) => {}
+        }
+        ResponseContext::uncharged(&self.settings).into()
+    }
+
+    #[cold]
+    fn queue<B>(
+        &self,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        let Some(waiter) = self.settings.enter_queue(charges) else {
+            // Other requests have filled the queue since the store was asked.
+            self.store.undo(charges, decision, None);
+            return self.deny(&decision.clone().into_denied(), charges, head);
+        };
+        Admission::Queued(QueuedCharge::new(self.store.clone(), decision.clone(), charges, waiter))
+    }
+
+    fn deny<B>(
+        &self,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        match self.settings.override_denial(Some(decision)) {
+            None => Admission::Rejected(self.reject(decision, charges, head)),
+            Some(Override::ReportOnly) => self.respond(decision, charges, None).into(),
+            Some(Override::Overcommit(in_flight)) => {
+                self.respond(&decision.clone().into_overage(), charges, Some(in_flight)).into()
+            }
+        }
+    }
+
+    /// Returns what the response to an admitted request receives.
+    #[inline(always)]
+    fn respond(
+        &self,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        in_flight: Option<InFlight>,
+    ) -> ResponseContext {
+        let settings = &self.settings;
+        settings.meter.passed(decision, |rule| self.fingerprint(charges, rule));
+        settings.count_passed(decision);
+        let silent = settings.only_denied || !decision.is_allowed();
+        let lines = if silent { None } else { self.template.lines(charges, decision) };
+        ResponseContext::new(lines, settings, decision, charges, in_flight)
+    }
+
+    fn reject<B>(
+        &self,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        head: &RequestHead<'_>,
+    ) -> Response<B>
+    where
+        R: Reject<B>,
+    {
+        self.settings.count(Event::Denied);
+        self.settings.meter.refused(decision, |rule| self.fingerprint(charges, rule));
+        let retry_after = decision.retry_after().map(|wait| self.settings.jittered(wait));
+        let chosen = self.template.for_charges(charges);
+        let template = chosen.as_ref().unwrap_or(&self.template);
+        let rejection = Rejection::denied(decision, retry_after, template, self.explain_context());
+        let mut response = self.reject.respond(&rejection, head);
+        if self.settings.expose {
+            response.extensions_mut().insert(decision.clone());
+        }
+        response
+    }
+
+    #[cold]
+    fn reject_unkeyed<B>(&self, error: &KeyError, head: &RequestHead<'_>) -> Response<B>
+    where
+        R: Reject<B>,
+    {
+        self.settings.count(Event::Unkeyed);
+        unidentified();
+        if error.is_no_peer() {
+            log_no_peer(error);
+        }
+        let context = self.explain_context();
+        self.reject.reject(&Rejection::unkeyed(error, &self.template, context), head)
+    }
+
+    fn explain_context(&self) -> ExplainContext<'_> {
+        ExplainContext { rules: &*self.rules, secret: self.settings.secret.as_ref() }
+    }
+
+    fn fingerprint(&self, charges: &[Charge<'_>], rule: RuleName) -> Option<Fingerprint> {
+        let charge = charges.iter().find(|charge| charge.rule() == rule)?;
+        Some(charge.key().fingerprint(self.settings.secret.as_ref()?))
+    }
+}
+
+impl<B, S: Store> From<ResponseContext> for Admission<B, S> {
+    #[inline]
+    fn from(context: ResponseContext) -> Self {
+        if context.is_empty() { Self::Admitted } else { Self::AdmittedWith(context) }
+    }
+}
+
+/// Logs at most one line per minute, since a line per request would amplify a flood.
+#[cfg(feature = "tracing")]
+fn log_no_peer(error: &KeyError) {
+    use std::{
+        sync::Mutex,
+        time::{Duration, Instant},
+    };
+
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let Ok(mut last) = LAST.try_lock() else { return };
+    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
+        *last = Some(Instant::now());
+        tracing::error!("every request is rejected with 500: {error}");
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+fn log_no_peer(_: &KeyError) {}

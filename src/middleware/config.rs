@@ -1,0 +1,225 @@
+//! Settings of a layer.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+    time::Duration,
+};
+
+use http::{
+    Method,
+    header::{
+        ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
+    },
+};
+
+use super::{
+    access::AccessList,
+    adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
+};
+use crate::{
+    decision::Decision,
+    fingerprint::FingerprintKey,
+    head::{RequestHead, ResponseHead},
+    load::{Counters, Event, InFlight, Overcommit, Toggle},
+    name::RuleName,
+    observe::Meter,
+    rule::Bypass,
+    store::Charge,
+    waiters::{Bounds, Waiter, Waiters},
+};
+
+/// Default for the number of requests that may queue at a time.
+pub(crate) const MAX_WAITERS: usize = 1_024;
+
+/// Settings of a layer that are plain values.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerConfig {
+    pub(crate) only_denied: bool,
+    pub(crate) expose: bool,
+    pub(crate) exempt_preflights: bool,
+    /// While it is on, no request is denied.
+    pub(crate) report_only: Toggle,
+    /// The largest random addition to `Retry-After`, in percent of the wait.
+    pub(crate) jitter: u8,
+    pub(crate) queue: Bounds,
+    pub(crate) waiters: Arc<Waiters>,
+    /// While it is off, every request bypasses the rules and the store.
+    pub(crate) enabled: Toggle,
+    pub(crate) allow: Vec<AccessList>,
+    pub(crate) deny: Vec<AccessList>,
+    pub(crate) overcommit: Option<Overcommit>,
+    pub(crate) counters: Option<Counters>,
+    pub(crate) after: Option<AdjustConfig>,
+    pub(crate) meter: Meter,
+    /// Logs, spans and explanations show keys as fingerprints with this secret.
+    pub(crate) secret: Option<FingerprintKey>,
+}
+
+/// The reason for which a denied request runs.
+pub(crate) enum Override {
+    ReportOnly,
+    Overcommit(InFlight),
+}
+
+/// Settings for charges that are adjusted after the response.
+#[derive(Clone)]
+pub(crate) struct AdjustConfig {
+    pub(crate) accounts: Arc<dyn DetachedStore>,
+    /// Every rule of the layer.
+    pub(crate) rules: Arc<[RuleName]>,
+    pub(crate) unsettled: Unsettled,
+    pub(crate) classify: Option<Classify>,
+}
+
+impl AdjustConfig {
+    /// Returns the least final charge of a request without an adjustment, if one is set.
+    pub(crate) fn adjusted(&self) -> Option<u32> {
+        match self.unsettled {
+            Unsettled::AtLeast(units) => Some(units),
+            Unsettled::Keep | Unsettled::Refund => None,
+        }
+    }
+
+    /// Creates the handle for the extensions of a request. A request that was not charged gets one
+    /// as well: its handler still expects to extract it, and can block the keys.
+    pub(crate) fn reserve(
+        &self,
+        charges: &[Charge<'_>],
+        decision: Decision,
+        charged: bool,
+    ) -> ChargeHandle {
+        let charges = charges.into();
+        let settled = (self.unsettled, self.rules.clone());
+        ChargeHandle::new(self.accounts.clone(), charges, decision, settled, charged)
+    }
+}
+
+pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
+
+impl fmt::Debug for AdjustConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdjustConfig").field("unsettled", &self.unsettled).finish_non_exhaustive()
+    }
+}
+
+impl LayerConfig {
+    pub(crate) fn count(&self, event: Event) {
+        if let Some(counters) = &self.counters {
+            counters.add(event);
+        }
+    }
+
+    /// Returns `true` if header fields are all that an allowed request adds to its response.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        let Self { expose, after, overcommit, counters, .. } = self;
+        !expose && after.is_none() && overcommit.is_none() && counters.is_none()
+    }
+
+    /// Checks whether the request bypasses the rules.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the reason for which it does.
+    #[inline]
+    pub(crate) fn check_bypass(&self, head: &RequestHead<'_>) -> Result<(), Bypass> {
+        if !self.enabled.is_on() {
+            return Err(Bypass::Exempt("the layer is switched off"));
+        }
+        if self.allow.iter().any(|list| list.allows(head)) {
+            return Err(Bypass::Exempt("it is on an allow list"));
+        }
+        self.deny.iter().try_for_each(|list| list.deny(head))?;
+        if self.exempt_preflights && is_preflight(head) {
+            return Err(Bypass::Exempt("it is a CORS preflight"));
+        }
+        Ok(())
+    }
+
+    /// Counts a request that is forwarded to the inner service.
+    pub(crate) fn count_passed(&self, decision: &Decision) {
+        if self.counters.is_none() {
+            return;
+        }
+        self.count(if decision.is_allowed() { Event::Allowed } else { Event::WouldDeny });
+        if decision.is_allowed() && decision.would_deny() {
+            self.count(Event::WouldDeny);
+        }
+        if decision.is_overage() {
+            self.count(Event::Overage);
+        }
+        if !decision.wait().is_zero() {
+            self.count(Event::Delayed);
+        }
+    }
+
+    /// Returns whether the charges could queue, but must be decided without queueing: the queue is
+    /// full, or the layer only reports, which delays no request.
+    #[inline]
+    pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
+        charges.iter().any(Charge::queues)
+            && (self.report_only.is_on() || self.waiters.are_full(charges, self.queue))
+    }
+
+    /// Returns why a denied request runs nevertheless, if it does.
+    pub(crate) fn override_denial(&self, decision: Option<&Decision>) -> Option<Override> {
+        if self.report_only.is_on() {
+            return Some(Override::ReportOnly);
+        }
+        let overcommit =
+            self.overcommit.as_ref().filter(|_| decision.is_some_and(Decision::may_pass_beyond))?;
+        overcommit.try_enter().map(Override::Overcommit)
+    }
+
+    /// Adds a request to the queue. Returns `None` if the queue is full.
+    pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
+        self.waiters.enter(charges, self.queue)
+    }
+
+    /// Adds the jitter. Clients that were denied together then do not retry together. Jitter only
+    /// lengthens a wait, so that a client never retries too early.
+    pub(crate) fn jittered(&self, wait: Duration) -> Duration {
+        if self.jitter == 0 {
+            return wait;
+        }
+        let share = RandomState::new().hash_one(0) % (u64::from(self.jitter) + 1);
+        wait.saturating_add(wait.mul_f64(share as f64 / 100.0))
+    }
+}
+
+impl LayerConfig {
+    /// Creates the default settings for these rules.
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        Self {
+            only_denied: false,
+            expose: false,
+            exempt_preflights: false,
+            report_only: Toggle::off(),
+            jitter: 0,
+            queue: Bounds { all: MAX_WAITERS, per_key: None },
+            waiters: Arc::default(),
+            enabled: Toggle::on(),
+            allow: Vec::new(),
+            deny: Vec::new(),
+            overcommit: None,
+            counters: None,
+            after: None,
+            meter: Meter::new(rules),
+            secret: None,
+        }
+    }
+}
+
+/// Returns `true` for a CORS preflight (Fetch standard, section 3.2.2) without a body, as far as
+/// the head shows. A browser sends no `content-type` with a preflight; a gRPC call has one.
+fn is_preflight(head: &RequestHead<'_>) -> bool {
+    let RequestHead { method, headers, .. } = head;
+    *method == Method::OPTIONS
+        && headers.contains_key(ORIGIN)
+        && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        && !headers.contains_key(CONTENT_TYPE)
+        && !headers.contains_key(TRANSFER_ENCODING)
+        && headers.get_all(CONTENT_LENGTH).iter().all(|length| length == "0")
+}

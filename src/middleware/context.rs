@@ -1,0 +1,112 @@
+//! The part of a decision that reaches the handler and the response.
+
+use http::{Request, Response};
+
+use super::{
+    adjust::ChargeHandle,
+    config::{AdjustConfig, Classify, LayerConfig},
+};
+use crate::{
+    decision::{Decision, Source},
+    head::ResponseHead,
+    headers::Lines,
+    load::{InFlight, Overcommit},
+    store::Charge,
+};
+
+/// The header fields and extensions of an admitted request. Empty if its response stays as it is.
+#[derive(Default)]
+pub(crate) struct ResponseContext {
+    lines: Option<Lines>,
+    extras: Option<Box<Extras>>,
+}
+
+/// The parts that only some layers ask for.
+#[derive(Default)]
+struct Extras {
+    decision: Option<Decision>,
+    charge: Option<ChargeHandle>,
+    classify: Option<Classify>,
+    _in_flight: Option<InFlight>,
+}
+
+impl ResponseContext {
+    #[inline(always)]
+    pub(super) fn new(
+        lines: Option<Lines>,
+        settings: &LayerConfig,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        in_flight: Option<InFlight>,
+    ) -> Self {
+        if settings.is_plain() {
+            return Self { lines, extras: None };
+        }
+        Self { lines, extras: Some(Box::new(Extras::new(settings, decision, charges, in_flight))) }
+    }
+
+    /// Returns the context of a request that no store was asked about. Its handler still finds the
+    /// extension that it expects.
+    pub(super) fn uncharged(settings: &LayerConfig) -> Self {
+        let extras = settings.after.as_ref().map(|after| {
+            let charge = after.reserve(&[], Decision::allow(), false);
+            Box::new(Extras { charge: Some(charge), ..Extras::default() })
+        });
+        Self { lines: None, extras }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_none() && self.extras.is_none()
+    }
+
+    /// Adds the extensions for the handler.
+    #[inline]
+    pub(super) fn attach<B>(&self, request: &mut Request<B>) {
+        let Some(extras) = &self.extras else { return };
+        if let Some(decision) = &extras.decision {
+            request.extensions_mut().insert(decision.clone());
+        }
+        if let Some(charge) = &extras.charge {
+            request.extensions_mut().insert(charge.clone());
+        }
+    }
+
+    /// Writes the header fields and extensions of the response, and adjusts the charge to it.
+    pub(super) fn apply<B>(self, response: &mut Response<B>) {
+        if let Some(lines) = self.lines {
+            lines.write(response.headers_mut());
+        }
+        let Some(extras) = self.extras else { return };
+        if let Some(decision) = extras.decision {
+            response.extensions_mut().insert(decision);
+        }
+        if let (Some(charge), Some(classify)) = (extras.charge, extras.classify) {
+            charge.apply(classify(&ResponseHead::from(&*response)));
+        }
+    }
+}
+
+impl Extras {
+    #[inline(never)]
+    fn new(
+        settings: &LayerConfig,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        in_flight: Option<InFlight>,
+    ) -> Self {
+        let charge = |after: &AdjustConfig| {
+            let charged = decision.is_allowed()
+                && in_flight.is_none()
+                && decision.source() != Source::FailedOpen;
+            after.reserve(charges, decision.clone(), charged)
+        };
+        let after = settings.after.as_ref();
+        Self {
+            decision: settings.expose.then(|| decision.clone()),
+            charge: after.map(charge),
+            classify: after.and_then(|after| after.classify.clone()),
+            _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The future of a limited service.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+use tower::Service;
+
+use super::{
+    admission::{Admission, PendingCharge, Shared},
+    context::ResponseContext,
+    queue::QueuedCharge,
+};
+use crate::{
+    head::RequestHead,
+    reject::Reject,
+    rule::Rules,
+    store::{CannotFail, Store},
+};
+
+pin_project! {
+    /// The future of a [`RateLimit`](crate::RateLimit) service.
+    ///
+    /// It is a few words larger than the inner future. Only a request that waits, for its decision or
+    /// in a queue, is boxed.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+        S: Store,
+    {
+        #[pin]
+        state: State<I, K, S, R, B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+        S: Store,
+    {
+        Deciding { deciding: Pin<Box<Deciding<I, K, S, R, B>>> },
+        Queued { queued: Pin<Box<Queued<I, K, S, R, B>>> },
+        Running { #[pin] future: I::Future, context: ResponseContext },
+        Rejected { response: Option<I::Response> },
+    }
+}
+
+pin_project! {
+    /// A request whose decision is not known yet.
+    struct Deciding<I, K, S, R, B>
+    where
+        S: Store,
+    {
+        #[pin]
+        decision: S::Future,
+        parked: Option<(PendingCharge, Parked<I, K, S, R, B>)>,
+    }
+}
+
+pin_project! {
+    /// An admitted request before its turn.
+    struct Queued<I, K, S, R, B>
+    where
+        S: Store,
+    {
+        #[pin]
+        sleep: Sleep,
+        parked: Option<(QueuedCharge<S>, Parked<I, K, S, R, B>)>,
+    }
+}
+
+/// A waiting request and the service that will run it.
+pub(super) struct Parked<I, K, S, R, B> {
+    pub(super) inner: I,
+    pub(super) shared: Arc<Shared<K, S, R>>,
+    pub(super) request: Request<B>,
+}
+
+impl<I, K, S, R, B> ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    #[inline]
+    pub(super) fn running(future: I::Future, context: ResponseContext) -> Self {
+        Self { state: State::Running { future, context } }
+    }
+
+    #[inline]
+    pub(super) fn rejected(response: I::Response) -> Self {
+        Self { state: State::Rejected { response: Some(response) } }
+    }
+
+    /// The service in `parked` is ready.
+    pub(super) fn parked<C>(admission: Admission<C, S>, parked: Parked<I, K, S, R, B>) -> Self
+    where
+        I: Service<Request<B>, Response = Response<C>> + Clone,
+    {
+        Self { state: State::new(admission, parked) }
+    }
+}
+
+impl<I, K, S, R, B> State<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    /// A rejection drops the inner service, which releases its readiness.
+    fn new<C>(admission: Admission<C, S>, mut parked: Parked<I, K, S, R, B>) -> Self
+    where
+        I: Service<Request<B>, Response = Response<C>> + Clone,
+    {
+        match admission {
+            Admission::Admitted => parked.run(ResponseContext::default()),
+            Admission::AdmittedWith(context) => parked.run(context),
+            Admission::Rejected(response) => Self::Rejected { response: Some(response) },
+            Admission::Queued(queued) => {
+                // The service holds no permit during the queue time.
+                parked.inner = parked.inner.clone();
+                let sleep = tokio::time::sleep(queued.wait());
+                let parked = Some((queued, parked));
+                Self::Queued { queued: Box::pin(Queued { sleep, parked }) }
+            }
+            Admission::Deciding(deciding) => {
+                let (decision, pending) = *deciding;
+                let parked = Some((pending, parked));
+                Self::Deciding { deciding: Box::pin(Deciding { decision, parked }) }
+            }
+        }
+    }
+}
+
+impl<I, K, S, R, B, C> Future for ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>, Response = Response<C>> + Clone,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+{
+    type Output = Result<Response<C>, I::Error>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProj::Deciding { deciding } => ready!(deciding.as_mut().poll_decision(cx)),
+                StateProj::Queued { queued } => ready!(queued.as_mut().poll_turn(cx))?,
+                StateProj::Running { future, context } => {
+                    if context.is_empty() {
+                        return future.poll(cx);
+                    }
+                    let mut response = ready!(future.poll(cx))?;
+                    mem::take(context).apply(&mut response);
+                    return Poll::Ready(Ok(response));
+                }
+                StateProj::Rejected { response } => match response.take() {
+                    Some(response) => return Poll::Ready(Ok(response)),
+                    None => panic!("a response future was polled after completion"),
+                },
+            };
+            state.set(next);
+        }
+    }
+}
+
+impl<I, K, S, R, B> Deciding<I, K, S, R, B>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Turns the decision into the next state.
+    fn poll_decision<C>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<State<I, K, S, R, B>>
+    where
+        I: Service<Request<B>, Response = Response<C>> + Clone,
+        R: Reject<C>,
+    {
+        let this = self.project();
+        let decision = ready!(this.decision.poll(cx));
+        let Some((pending, parked)) = this.parked.take() else {
+            panic!("a decision was polled after completion");
+        };
+        let head = RequestHead::from(&parked.request);
+        let admission = parked.shared.resume(&decision, &pending, &head);
+        Poll::Ready(State::new(admission, parked))
+    }
+}
+
+impl<I, K, S, R, B> Queued<I, K, S, R, B>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Runs the request once its queue time is over and the service is ready. If the service fails,
+    /// or the future is dropped before, the charge is undone.
+    fn poll_turn(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<State<I, K, S, R, B>, I::Error>>
+    where
+        I: Service<Request<B>>,
+    {
+        let this = self.project();
+        ready!(this.sleep.poll(cx));
+        if let Some((_, parked)) = this.parked
+            && let Err(error) = ready!(parked.inner.poll_ready(cx))
+        {
+            *this.parked = None;
+            return Poll::Ready(Err(error));
+        }
+        let Some((queued, parked)) = this.parked.take() else {
+            panic!("a queued request was polled after completion");
+        };
+        let context = parked.shared.dequeue(queued);
+        Poll::Ready(Ok(parked.run(context)))
+    }
+}
+
+impl<I, K, S, R, B> Parked<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    fn run(mut self, context: ResponseContext) -> State<I, K, S, R, B> {
+        context.attach(&mut self.request);
+        State::Running { future: self.inner.call(self.request), context }
+    }
+}
+
+impl<I, K, S, R, B> fmt::Debug for ResponseFuture<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    S: Store,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Deciding { .. } => "deciding",
+            State::Queued { .. } => "queued",
+            State::Running { .. } => "running",
+            State::Rejected { .. } => "rejected",
+        };
+        f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
+    }
+}

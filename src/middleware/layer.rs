@@ -1,0 +1,632 @@
+//! The layer, which is its own builder.
+
+use std::{fmt, sync::Arc};
+
+use tower::Layer;
+
+use super::{
+    access::AccessList,
+    adjust::{Adjustment, Unsettled},
+    admission::{self, Shared},
+    config::{AdjustConfig, LayerConfig, Override},
+    service::RateLimit,
+};
+use crate::{
+    decision::Decision,
+    explain::Explanation,
+    fingerprint::FingerprintKey,
+    head::{RequestHead, ResponseHead},
+    headers::{Headers, Items, Template},
+    key::{KeyExtractor, PeerIp},
+    lint::{self, Finding, Knobs, Lint, Lints},
+    load::{Counters, Overcommit, Toggle},
+    name::RuleName,
+    quota::Quota,
+    reject::TooManyRequests,
+    rule::{self, Bypass, Plan, Rule, RuleError, Rules},
+    store::{CannotFail, LocalStore, OwnedCharges, Store, without_queueing},
+};
+
+/// A layer that limits the rate of a service.
+///
+/// The layer is its own builder. A constructor takes the rules and the store, and setters change the
+/// defaults.
+///
+/// ```
+/// use tower_sluice::{Headers, LocalStore, Quota, RateLimitLayer, Rule, key::{Everyone, PeerIp}};
+///
+/// // Ten requests per second for each address.
+/// RateLimitLayer::per_ip(Quota::per_second(10));
+///
+/// // In addition, a thousand for the whole site. Both rules are charged, or none.
+/// let layer = RateLimitLayer::rules(
+///     (
+///         Rule::new("ip", PeerIp::new(), Quota::per_second(10).burst(20)),
+///         Rule::new("site", Everyone, Quota::per_second(1_000)),
+///     ),
+///     LocalStore::new(),
+/// )
+/// .headers(Headers::Draft11);
+/// ```
+///
+/// The type parameters are the rules `K`, the store `S`, and the [`Reject`](crate::Reject) `R`.
+///
+/// # Shared limits
+///
+/// Accounts live in the store, so all clones of a layer share their limits. A clone around each of
+/// several routes, or around the service of each connection, counts their requests together. With
+/// `tower::limit::RateLimitLayer`, in contrast, each service has its own limit.
+///
+/// Two layers on one store, or on clones of it, charge the same account if rule name and key are
+/// equal. A request that passes both layers is charged by both. Building the second layer fails if
+/// its fixed quotas differ; give the rules distinct names, since [`new`](RateLimitLayer::new) names
+/// its rule `default`. To change a quota at run time, use a [`LivePlan`](crate::LivePlan).
+///
+/// ```
+/// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
+///
+/// let store = LocalStore::new();
+/// let rule = |name, quota| Rule::new(name, PeerIp::new(), quota);
+/// let login = RateLimitLayer::rules(rule("login", Quota::per_minute(5)), store.clone());
+/// let pages = RateLimitLayer::rules(rule("pages", Quota::per_second(50)), store.clone());
+///
+/// let mistake = RateLimitLayer::try_rules(rule("pages", Quota::per_hour(9)), store);
+/// assert!(mistake.is_err());
+/// ```
+///
+/// # Mistakes
+///
+/// Settings that would deny or confuse every request are errors of
+/// [`try_rules`](RateLimitLayer::try_rules). Valid but probably unintended settings, such as a quota
+/// that never denies, are returned by [`lints`](RateLimitLayer::lints) and logged when the layer is
+/// first put around a service (feature `tracing`).
+///
+/// ```
+/// use tower_sluice::{Headers, Quota, RateLimitLayer};
+///
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(Headers::XRateLimit);
+/// assert_eq!(layer.lints(), []);
+/// ```
+///
+/// # Limitations
+///
+/// Build a layer once and clone it. A layer that is built for every request limits nothing, and
+/// allocates a store each time.
+///
+/// Quotas that differ under one rule name are not detected if they are chosen per request, belong to
+/// a [`Limiter`](crate::Limiter), or to another process on the same Redis server.
+///
+/// The inner service must be `Clone`. A rejection and a request that waits each clone it.
+#[must_use]
+pub struct RateLimitLayer<K, S, R = TooManyRequests> {
+    pub(crate) rules: Arc<K>,
+    pub(crate) store: Arc<S>,
+    reject: Arc<R>,
+    items: Arc<Items>,
+    headers: Headers,
+    pub(crate) settings: LayerConfig,
+    lints: Lints,
+}
+
+impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
+    /// Limits every peer address to `quota`, in a new embedded store.
+    ///
+    /// With axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, which
+    /// attaches the [peer address](PeerIp) to requests. Behind a proxy the peer of every request is
+    /// the proxy: use [`new`](RateLimitLayer::new) with a [`ClientIp`](crate::ClientIp) there.
+    #[track_caller]
+    pub fn per_ip(quota: Quota) -> Self {
+        Self::new(PeerIp::new(), quota, LocalStore::new())
+    }
+}
+
+impl<K, S> RateLimitLayer<Rule<K>, S>
+where
+    K: KeyExtractor,
+    S: Store<Error: CannotFail>,
+{
+    /// Limits every key to a [`Plan`], under the rule name `default`. A plan is one quota, several
+    /// quotas that are charged together, or a choice per request.
+    ///
+    /// # Panics
+    ///
+    /// Panics if [`try_rules`](RateLimitLayer::try_rules) returns an error.
+    #[track_caller]
+    pub fn new(extractor: K, plan: impl Into<Plan>, store: S) -> Self {
+        Self::rules(Rule::named(RuleName::default(), extractor, plan), store)
+    }
+}
+
+impl<K, S> RateLimitLayer<K, S>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Limits by one or several rules in one decision: all are charged, or none.
+    ///
+    /// # Panics
+    ///
+    /// Panics if [`try_rules`](RateLimitLayer::try_rules) returns an error. Use that method for rules
+    /// from configuration.
+    #[track_caller]
+    pub fn rules(rules: K, store: S) -> Self {
+        match Self::try_rules(rules, store) {
+            Ok(layer) => layer,
+            Err(wrong) => panic!("{wrong}"),
+        }
+    }
+
+    /// Limits by rules from configuration. Like [`rules`](RateLimitLayer::rules), but returns errors.
+    ///
+    /// # Errors
+    ///
+    /// Fails if:
+    ///
+    /// - two rules have the same name, or two quotas would have the same name in header fields;
+    /// - a fixed cost plus the fixed headroom exceeds the limit of a quota;
+    /// - the store does not support the rules;
+    /// - the store serves another layer whose rule of the same name has other quotas.
+    pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
+        let mut infos = Vec::new();
+        rules.info(&mut infos);
+        rule::check(&infos, &store)?;
+        let items = Items::new(&infos)?;
+        let settings = LayerConfig::new(infos.iter().map(|info| info.name));
+        Ok(Self {
+            rules: Arc::new(rules),
+            store: Arc::new(store),
+            reject: Arc::default(),
+            items: Arc::new(items),
+            headers: Headers::default(),
+            settings,
+            lints: Lints::default(),
+        })
+    }
+}
+
+impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
+    /// Returns valid but probably unintended settings. The text of each [`Finding`] names the rule,
+    /// the value, and the fix. Quotas of a [`LivePlan`](crate::LivePlan) are checked as they are now.
+    ///
+    /// ```
+    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, lint::Lint};
+    ///
+    /// let quotas = [Quota::per_second(10), Quota::per_minute(600)];
+    /// let layer = RateLimitLayer::new(Everyone, quotas, LocalStore::with_capacity(1));
+    /// assert_eq!(layer.lints()[0].lint(), Lint::DominatedQuota);
+    /// ```
+    #[must_use]
+    pub fn lints(&self) -> Vec<Finding> {
+        let mut infos = Vec::new();
+        self.rules.info(&mut infos);
+        let knobs = Knobs {
+            headers: self.headers,
+            queue: self.settings.queue,
+            settles: self.settings.after.is_some(),
+            adjusted: self.settings.after.as_ref().and_then(AdjustConfig::adjusted),
+        };
+        self.lints.without_allowed(lint::find(&infos, &knobs))
+    }
+}
+
+impl<K, S, R> RateLimitLayer<K, S, R> {
+    /// Sets the header fields that report quotas to clients. Defaults to [`Headers::Draft11`].
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.lints.reset_logged();
+        Self { headers, ..self }
+    }
+
+    /// Allows one kind of [lint](RateLimitLayer::lints), because the setting is intended.
+    ///
+    /// ```
+    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, lint::Lint};
+    ///
+    /// let quotas = [Quota::per_second(10), Quota::per_minute(600)];
+    /// let layer = RateLimitLayer::new(Everyone, quotas, LocalStore::with_capacity(1))
+    ///     .allow_lint(Lint::DominatedQuota); // clients should see both
+    /// assert_eq!(layer.lints(), []);
+    /// ```
+    pub fn allow_lint(mut self, lint: Lint) -> Self {
+        self.lints.allow(lint);
+        self
+    }
+
+    /// Sends the [`headers`](RateLimitLayer::headers) with rejections only.
+    pub fn headers_only_when_denied(mut self) -> Self {
+        self.settings.only_denied = true;
+        self
+    }
+
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request, for handlers,
+    /// and of the response, for outer layers.
+    pub fn expose_decision(mut self) -> Self {
+        self.settings.expose = true;
+        self
+    }
+
+    /// Records a [fingerprint](crate::fingerprint::Fingerprint) of the key that decided, in the span field
+    /// `ratelimit.key`, in the debug log (feature `tracing`), and in
+    /// [explanations](RateLimitLayer::explain). The key itself is never recorded. Defaults to no
+    /// fingerprints.
+    ///
+    /// ```
+    /// use tower_sluice::{Key, Quota, RateLimitLayer, fingerprint::FingerprintKey};
+    ///
+    /// let secret = FingerprintKey::new("correct horse battery staple")?; // from configuration
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).fingerprint(secret);
+    ///
+    /// // Who is 3f…? Compare with the fingerprint of a suspect.
+    /// let suspected = Key::from(std::net::Ipv4Addr::new(203, 0, 113, 9)).fingerprint(&secret);
+    /// # Ok::<(), tower_sluice::fingerprint::FingerprintKeyError>(())
+    /// ```
+    pub fn fingerprint(mut self, secret: impl Into<FingerprintKey>) -> Self {
+        self.settings.secret = Some(secret.into());
+        self
+    }
+
+    /// Counts an allowed request in `ratelimit.near_limit` (feature `metrics`) once this percentage
+    /// of a limit is used. Defaults to 80.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `percent` is above 100.
+    #[cfg(feature = "metrics")]
+    #[track_caller]
+    pub fn near_limit(mut self, percent: u8) -> Self {
+        assert!(percent <= 100, "near limit: {percent} percent; give 0 to 100");
+        self.settings.meter = self.settings.meter.near_limit(percent);
+        self
+    }
+
+    /// Adds a random part, up to `percent`, to the `Retry-After` of rejections, so that clients that
+    /// were denied together do not retry together. Defaults to 0.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `percent` is above 10.
+    #[track_caller]
+    pub fn retry_jitter(mut self, percent: u8) -> Self {
+        assert!(percent <= 10, "retry jitter: {percent} percent; give 0 to 10");
+        self.settings.jitter = percent;
+        self
+    }
+
+    /// Lets CORS preflights pass uncharged. Defaults to charging them like any other request.
+    ///
+    /// A CORS layer outside of this one answers preflights itself, which makes this setting
+    /// unnecessary; the [guide](crate::guide::choosing) recommends that order. The setting is for
+    /// services that answer preflights inside of the limiter: a browser shows a denied preflight as
+    /// an opaque failure.
+    ///
+    /// A preflight has the method `OPTIONS`, an `Origin` and an `Access-Control-Request-Method`
+    /// ([Fetch](https://fetch.spec.whatwg.org/#cors-preflight-request)), no `Content-Type`, and no
+    /// body: no `Transfer-Encoding`, and no `Content-Length` other than 0. The
+    /// [deny list](RateLimitLayer::deny) is checked first.
+    ///
+    /// # Limitations
+    ///
+    /// Anyone can send such a request. In HTTP/2 and HTTP/3 a body may come without a
+    /// `Content-Length`, and the head does not show it. Do not use this around a service that acts on
+    /// `OPTIONS`: a gRPC server, which ignores the method, a handler for any method, or a layer that
+    /// overrides the method. Any call to such a service can be sent as a preflight, without a limit.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).exempt_preflights();
+    /// ```
+    pub fn exempt_preflights(mut self) -> Self {
+        self.settings.exempt_preflights = true;
+        self
+    }
+
+    /// Lets requests on this list pass uncharged, such as health checks. The list has priority over a
+    /// [deny list](RateLimitLayer::deny).
+    ///
+    /// ```
+    /// use tower_sluice::{AccessList, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .allow(AccessList::from_fn(|head| head.uri.path() == "/health"))
+    ///     .allow(AccessList::networks(["10.0.0.0/8"])?)
+    ///     .deny(AccessList::networks(["203.0.113.0/24"])?);
+    /// # Ok::<(), tower_sluice::key::NetworkError>(())
+    /// ```
+    pub fn allow(mut self, list: AccessList) -> Self {
+        self.settings.allow.push(list);
+        self
+    }
+
+    /// Rejects requests on this list with 403, unless they are on an [allow list](RateLimitLayer::allow).
+    /// A request whose key or address cannot be read is rejected as well, with the status of its
+    /// [`KeyError`](crate::key::KeyError).
+    pub fn deny(mut self, list: AccessList) -> Self {
+        self.settings.deny.push(list);
+        self
+    }
+
+    /// Turns the layer off and on at run time. While the toggle is off, every request runs uncharged.
+    pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
+        self.settings.enabled = toggle.into();
+        self
+    }
+
+    /// While the toggle is on, runs requests that are denied, even those on a
+    /// [deny list](RateLimitLayer::deny). It is for trying limits on live traffic, and for suspending
+    /// them. [Decisions](RateLimitLayer::expose_decision) and [counters](RateLimitLayer::count) report them.
+    /// The response to such a request has no quota fields.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
+    ///
+    /// let trial = Toggle::on();
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).report_only(&trial);
+    /// trial.set(false); // the layer denies from the next request on
+    /// ```
+    pub fn report_only(mut self, toggle: impl Into<Toggle>) -> Self {
+        self.settings.report_only = toggle.into();
+        self
+    }
+
+    /// Admits requests above their quota while the system has capacity.
+    pub fn overcommit(mut self, overcommit: Overcommit) -> Self {
+        self.settings.overcommit = Some(overcommit);
+        self
+    }
+
+    /// Counts the decisions of the layer.
+    pub fn count(mut self, counters: &Counters) -> Self {
+        self.settings.counters = Some(counters.clone());
+        self
+    }
+
+    /// Bounds the number of requests that [queue](Rule::max_wait) at a time. Defaults to 1,024.
+    /// Further requests are decided without queueing, and a denied request is not charged.
+    ///
+    /// See [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) for the bound of one key.
+    pub fn max_waiters(mut self, most: usize) -> Self {
+        self.settings.queue.all = most;
+        self.lints.reset_logged();
+        self
+    }
+
+    /// Bounds the number of requests of one key that [queue](Rule::max_wait) at a time. Further
+    /// requests are decided without queueing, and a denied request is not charged.
+    ///
+    /// Defaults to the units per period of the rule's tightest quota, or to its burst if that is
+    /// larger, but at most to a 64th of [`max_waiters`](RateLimitLayer::max_waiters), and at least
+    /// to one. The key of [`Everyone`](crate::key::Everyone), which all requests share, has no bound by
+    /// default. A request counts once for each of its rules with a queue.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
+    ///
+    /// let rule = Rule::new("ip", PeerIp::new(), Quota::per_second(10)).max_wait(Duration::from_secs(2));
+    /// let layer = RateLimitLayer::rules(rule, LocalStore::new()).max_waiters_per_key(20);
+    /// ```
+    ///
+    /// # Limitations
+    ///
+    /// A client that can invent keys, such as unverified names, can still fill the queue of the layer:
+    /// 64 keys are enough. Queue requests only under keys that a client cannot invent.
+    pub fn max_waiters_per_key(mut self, most: usize) -> Self {
+        self.settings.queue.per_key = Some(most);
+        self.lints.reset_logged();
+        self
+    }
+
+    /// Sets the rejection of denied requests. Defaults to [`TooManyRequests`].
+    pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
+        let Self { rules, store, items, headers, settings, lints, .. } = self;
+        let reject = Arc::new(reject);
+        RateLimitLayer { rules, store, reject, items, headers, settings, lints }
+    }
+}
+
+impl<K, S, R> RateLimitLayer<K, S, R>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Explains the decision that the layer would make now for a request, without charging it.
+    ///
+    /// A store that cannot look without charging, such as a governor limiter, is reported as such.
+    ///
+    /// ```
+    /// # tokio_test::block_on(async {
+    /// use http::Request;
+    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::HeaderKey};
+    ///
+    /// let quota = Quota::per_minute(5);
+    /// let layer = RateLimitLayer::new(HeaderKey::new("x-api-key"), quota, LocalStore::new());
+    ///
+    /// let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
+    /// let would = layer.explain(&request).await;
+    /// assert!(would.is_allowed());
+    /// assert!(would.to_string().contains("(5/min, gcra), Key(..): cost 1, 5 left"));
+    /// # });
+    /// ```
+    pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
+        let settings = &self.settings;
+        let charged = admission::charges(&*self.rules, settings, &head.into(), |charges| {
+            let now = settings.must_not_queue(charges).then(|| without_queueing(charges));
+            OwnedCharges::from(now.as_deref().unwrap_or(charges))
+        });
+        let explanation = match charged {
+            Ok(charges) => self.look(charges).await,
+            Err(Bypass::Exempt(why)) => return Explanation::free(why),
+            Err(Bypass::Rejected(error)) => Explanation::unkeyed(error).looked(),
+        };
+        let denied = !explanation.is_allowed();
+        let explanation = explanation.told_by(settings.secret.as_ref());
+        match denied.then(|| settings.override_denial(explanation.decision())).flatten() {
+            None => explanation,
+            Some(Override::ReportOnly) => explanation.passes("the layer only reports"),
+            Some(Override::Overcommit(_)) => {
+                explanation.passes("the layer overcommits, and there is capacity")
+            }
+        }
+    }
+
+    /// Explains a decision that this layer has made for a request, such as one from the
+    /// [extensions](RateLimitLayer::expose_decision). Quotas, costs, and keys are read from the rules
+    /// again. The store is not asked.
+    pub fn explain_decision<'a>(
+        &self,
+        decision: &Decision,
+        head: impl Into<RequestHead<'a>>,
+    ) -> Explanation {
+        decision.explain().rules(&*self.rules, head).told_by(self.settings.secret.as_ref())
+    }
+
+    async fn look(&self, charges: OwnedCharges) -> Explanation {
+        match Explanation::check(&*self.store, &charges) {
+            Ok(()) => {
+                let looked = Explanation::look_at(&*self.store, &charges).await;
+                looked.unwrap_or_else(|error| error.never())
+            }
+            Err(why) => Explanation::unsaid(why),
+        }
+    }
+}
+
+impl<K, S, R> RateLimitLayer<K, S, R>
+where
+    K: Rules,
+    S: Store + Send + Sync + 'static,
+    S::Future: 'static,
+{
+    /// Adjusts the charges of every request to its response. Each charge is kept, refunded, or changed
+    /// to another number of units. A refund returns only units that have not become available again
+    /// by themselves. Without a response, after an error, a panic, or a disconnect, charges are kept.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::Adjustment};
+    ///
+    /// // Only failed logins are charged.
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(5)).adjust(|response| {
+    ///     match response.status {
+    ///         StatusCode::UNAUTHORIZED => Adjustment::Keep,
+    ///         _ => Adjustment::Refund,
+    ///     }
+    /// });
+    /// ```
+    pub fn adjust(
+        mut self,
+        classify: impl Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync + 'static,
+    ) -> Self {
+        self.adjust_config().classify = Some(Arc::new(classify));
+        self
+    }
+
+    /// Inserts a [`ChargeHandle`](crate::middleware::ChargeHandle) into the extensions of every request. The handler
+    /// adjusts the charge with it to the actual cost. A charge that is not adjusted is kept, even if
+    /// the client disconnects or the handler panics.
+    ///
+    /// ```
+    /// use axum::{Router, routing::post};
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::ChargeHandle};
+    ///
+    /// async fn complete(charge: ChargeHandle) -> &'static str {
+    ///     charge.adjust_to(7); // less than the rule has charged
+    ///     "…"
+    /// }
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000)).expose_charge();
+    /// let app: Router = Router::new().route("/", post(complete)).layer(layer);
+    /// ```
+    pub fn expose_charge(mut self) -> Self {
+        self.adjust_config().unsettled = Unsettled::Keep;
+        self
+    }
+
+    /// Like [`reserve`](RateLimitLayer::expose_charge), but raises a charge that is not adjusted to `units`:
+    /// the cost of a request whose end is not observed.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// // A request is charged one unit, and fifty if it breaks off.
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(1_000)).expose_charge_at_least(50);
+    /// ```
+    pub fn expose_charge_at_least(mut self, units: u32) -> Self {
+        self.adjust_config().unsettled = Unsettled::AtLeast(units);
+        self
+    }
+
+    /// Like [`reserve`](RateLimitLayer::expose_charge), but refunds a charge that is not adjusted, including
+    /// the charge of a client that disconnects before its handler is done.
+    ///
+    /// # Limitations
+    ///
+    /// **Clients that disconnect are not limited.** A client can send a request, close the connection
+    /// before the response, and repeat this at any rate. The handler runs each time until it is
+    /// dropped. Use this setting only if unfinished work costs nothing. Otherwise use
+    /// [`reserve`](RateLimitLayer::expose_charge), and call [`refund`](crate::middleware::ChargeHandle::refund) in
+    /// handlers that know that nothing was used.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_minute(10)).expose_charge_refunding_disconnects();
+    /// ```
+    pub fn expose_charge_refunding_disconnects(mut self) -> Self {
+        self.adjust_config().unsettled = Unsettled::Refund;
+        self
+    }
+
+    fn adjust_config(&mut self) -> &mut AdjustConfig {
+        let Self { rules, store, settings, .. } = self;
+        settings.after.get_or_insert_with(|| {
+            let mut infos = Vec::new();
+            rules.info(&mut infos);
+            let rules = infos.iter().map(|info| info.name).collect();
+            let (accounts, unsettled) = (store.clone(), Unsettled::Keep);
+            AdjustConfig { accounts, rules, unsettled, classify: None }
+        })
+    }
+}
+
+impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
+    type Service = RateLimit<I, K, S, R>;
+
+    fn layer(&self, inner: I) -> Self::Service {
+        self.lints.log_once(|| self.lints());
+        let template = Template::new(self.headers, self.items.clone());
+        let shared = Shared {
+            rules: self.rules.clone(),
+            store: self.store.clone(),
+            reject: self.reject.clone(),
+            template: Arc::new(template.for_all()),
+            settings: self.settings.clone(),
+        };
+        RateLimit::new(inner, Arc::new(shared))
+    }
+}
+
+impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
+    fn clone(&self) -> Self {
+        Self {
+            rules: self.rules.clone(),
+            store: self.store.clone(),
+            reject: self.reject.clone(),
+            items: self.items.clone(),
+            headers: self.headers,
+            settings: self.settings.clone(),
+            lints: self.lints.clone(),
+        }
+    }
+}
+
+impl<K: fmt::Debug, S: fmt::Debug, R> fmt::Debug for RateLimitLayer<K, S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer")
+            .field("rules", &self.rules)
+            .field("store", &self.store)
+            .field("headers", &self.headers)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}

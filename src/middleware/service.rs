@@ -1,0 +1,137 @@
+//! The limited service.
+
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use tower::Service;
+
+use super::{
+    admission::{Admission, Shared},
+    context::ResponseContext,
+    future::{Parked, ResponseFuture},
+};
+use crate::{
+    head::RequestHead,
+    reject::{Reject, TooManyRequests},
+    rule::Rules,
+    store::{CannotFail, Store},
+};
+
+/// Limits the rate of an inner service. Made by a [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// A rejection is a response, so the error type is that of the inner service. Clones share their
+/// limits, because accounts live in the store.
+///
+/// The inner service must be `Clone`, as most services are: a request that waits, for its decision or
+/// in a queue, takes the ready instance with it and leaves a clone.
+pub struct RateLimit<I, K, S, R = TooManyRequests> {
+    inner: I,
+    shared: Arc<Shared<K, S, R>>,
+}
+
+impl<I, K, S, R> RateLimit<I, K, S, R> {
+    pub(super) fn new(inner: I, shared: Arc<Shared<K, S, R>>) -> Self {
+        Self { inner, shared }
+    }
+
+    /// Returns a reference to the inner service.
+    pub fn get_ref(&self) -> &I {
+        &self.inner
+    }
+
+    /// Returns a mutable reference to the inner service.
+    pub fn get_mut(&mut self) -> &mut I {
+        &mut self.inner
+    }
+
+    /// Returns the inner service.
+    pub fn into_inner(self) -> I {
+        self.inner
+    }
+}
+
+impl<I, K, S, R, B, C> Service<Request<B>> for RateLimit<I, K, S, R>
+where
+    I: Service<Request<B>, Response = Response<C>> + Clone,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+    R: Reject<C>,
+{
+    type Response = Response<C>;
+    type Error = I::Error;
+    type Future = ResponseFuture<I, K, S, R, B>;
+
+    /// Ready when the inner service is ready, since the request is not known before. So a denial
+    /// waits for the inner service as well: see
+    /// [where the layer goes](crate::guide::choosing#where-does-the-layer-go).
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    #[inline]
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let readiness = Readiness(&mut self.inner);
+        let admission = self.shared.admit(&RequestHead::from(&request));
+        readiness.keep();
+        match admission {
+            Admission::Admitted => {
+                ResponseFuture::running(self.inner.call(request), ResponseContext::default())
+            }
+            Admission::AdmittedWith(context) => {
+                context.attach(&mut request);
+                ResponseFuture::running(self.inner.call(request), context)
+            }
+            Admission::Rejected(response) => {
+                // `poll_ready` may have reserved a permit, which an idle connection must not hold.
+                self.inner = self.inner.clone();
+                ResponseFuture::rejected(response)
+            }
+            waiting => ResponseFuture::parked(waiting, self.park(request)),
+        }
+    }
+}
+
+impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
+    /// Moves the ready service, the request, and the shared state into the future.
+    fn park<B>(&mut self, request: Request<B>) -> Parked<I, K, S, R, B> {
+        let clone = self.inner.clone();
+        let inner = mem::replace(&mut self.inner, clone);
+        Parked { inner, shared: self.shared.clone(), request }
+    }
+}
+
+/// The readiness of the inner service during a decision. A panic in an extractor, a cost, or a
+/// [`Reject`] releases it, since a server may catch the panic and keep the connection.
+struct Readiness<'a, I: Clone>(&'a mut I);
+
+impl<I: Clone> Readiness<'_, I> {
+    #[inline]
+    fn keep(self) {
+        mem::forget(self);
+    }
+}
+
+impl<I: Clone> Drop for Readiness<'_, I> {
+    fn drop(&mut self) {
+        *self.0 = self.0.clone();
+    }
+}
+
+impl<I: Clone, K, S, R> Clone for RateLimit<I, K, S, R> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: self.shared.clone() }
+    }
+}
+
+impl<I: fmt::Debug, K, S: fmt::Debug, R> fmt::Debug for RateLimit<I, K, S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit")
+            .field("inner", &self.inner)
+            .field("store", &self.shared.store)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! Time budgets of requests.
+
+use std::time::Duration;
+
+use crate::key::RequestHead;
+
+/// The time budget of a request, from the moment when it reaches the layer. An outer middleware
+/// puts it into the extensions of the request.
+///
+/// A request does not queue longer than its budget. The layer reads the header `grpc-timeout` in
+/// the same way.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sluice::rule::RequestDeadline;
+///
+/// let mut request = http::Request::new(());
+/// request.extensions_mut().insert(RequestDeadline(Duration::from_millis(250)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestDeadline(pub Duration);
+
+/// Returns the smallest of `max_wait`, the request's [`RequestDeadline`] and its `grpc-timeout`.
+pub(crate) fn within(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
+    let own = head.extensions.get::<RequestDeadline>().map(|deadline| deadline.0);
+    let grpc = head.headers.get("grpc-timeout").and_then(|value| grpc(value.as_bytes()));
+    [own, grpc].into_iter().flatten().fold(max_wait, Duration::min)
+}
+
+/// Parses one to eight digits and a unit: `100m` is 100 ms (gRPC over HTTP/2, "Timeout").
+fn grpc(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let n: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    match unit {
+        b'H' => Some(Duration::from_secs(n * 3_600)),
+        b'M' => Some(Duration::from_secs(n * 60)),
+        b'S' => Some(Duration::from_secs(n)),
+        b'm' => Some(Duration::from_millis(n)),
+        b'u' => Some(Duration::from_micros(n)),
+        b'n' => Some(Duration::from_nanos(n)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_valid_grpc_timeouts_are_parsed() {
+        assert_eq!(grpc(b"100m"), Some(Duration::from_millis(100)));
+        assert_eq!(grpc(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3_600)));
+        for garbage in ["", "m", "1", "-1S", "1s", "123456789S", "1.5S", "\u{e9}S"] {
+            assert_eq!(grpc(garbage.as_bytes()), None, "{garbage}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Health of a store.
+
+use super::BoxFuture;
+
+/// The health of a store and of the stores that it wraps, for operators. Returned by
+/// [`Store::health`](super::Store::health).
+///
+/// The feature `serde` serializes it with these fields, and omits `inner` if it is empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Health {
+    /// The kind of the store: `"local"`, `"redis"`, `"breaker"`, …
+    pub store: &'static str,
+    /// The status of the store.
+    pub status: Status,
+    /// Details for people to read. Never contains a key or a password.
+    pub detail: String,
+    /// The wrapped stores.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Vec::is_empty"))]
+    pub inner: Vec<Self>,
+}
+
+/// The status of one store, without the stores that it wraps. A closed breaker, or a deadline that
+/// was met, is well even around a store that fails; [`Health::is_healthy`] covers all stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Status {
+    /// The store decides.
+    Healthy,
+    /// The store does not decide. For a wrapper: the wrapped store does not decide, or is not
+    /// called.
+    Failing,
+    /// The store does not report its health.
+    Unknown,
+}
+
+impl Health {
+    /// Creates the health of a store that decides.
+    #[must_use]
+    pub fn healthy(store: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(store, Status::Healthy, detail)
+    }
+
+    /// Creates the health of a store that does not decide. `detail` is the reason.
+    #[must_use]
+    pub fn failing(store: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(store, Status::Failing, detail)
+    }
+
+    /// Creates the health of a store that does not report it.
+    #[must_use]
+    pub fn unknown(store: &'static str) -> Self {
+        Self::new(store, Status::Unknown, "")
+    }
+
+    fn new(store: &'static str, status: Status, detail: impl Into<String>) -> Self {
+        Self { store, status, detail: detail.into(), inner: Vec::new() }
+    }
+
+    /// Adds the health of a wrapped store.
+    #[must_use]
+    pub fn around(mut self, inner: Self) -> Self {
+        self.inner.push(inner);
+        self
+    }
+
+    /// Returns `true` if neither this store nor a wrapped store is failing.
+    ///
+    /// ```
+    /// use tower_sluice::store::Health;
+    ///
+    /// let local = Health::healthy("local", "12 of 262144 slots in debt");
+    /// let condition = Health::failing("fallback", "decides locally").around(local);
+    /// assert!(!condition.is_healthy());
+    /// ```
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.status != Status::Failing && self.inner.iter().all(Self::is_healthy)
+    }
+
+    /// Returns the status of the wrapped store, for a wrapper without a status of its own.
+    pub(super) fn status_of(inner: &Self) -> (Status, String) {
+        (inner.status, String::new())
+    }
+
+    /// Returns the health of a wrapper. `report` derives its status and detail from the wrapped
+    /// store.
+    pub(super) fn wrapping(
+        store: &'static str,
+        inner: BoxFuture<Self>,
+        report: impl FnOnce(&Self) -> (Status, String) + Send + 'static,
+    ) -> BoxFuture<Self> {
+        Box::pin(async move {
+            let inner = inner.await;
+            let (status, detail) = report(&inner);
+            Self::new(store, status, detail).around(inner)
+        })
+    }
+}

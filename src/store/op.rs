@@ -1,0 +1,98 @@
+//! The operations of a store.
+
+use std::{slice, time::Duration};
+
+use super::{Charge, OwnedCharges};
+
+/// An operation of a [`Store`](super::Store).
+///
+/// A store that does not know an operation answers
+/// [`Decision::unsupported`](crate::Decision::unsupported), or fails with an error such as
+/// [`Unsupported`](super::Unsupported). Later versions may add operations.
+///
+/// The answer to a change is an allowed decision, whose outcomes report the account after the
+/// change. A store without room for a block answers with a denial instead.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Op<'a> {
+    /// Charges everything or nothing; see [`StoreExt::take`](super::StoreExt::take).
+    ///
+    /// The answer has one outcome per charged quota, in the order of the charges and of their
+    /// quotas.
+    Take(&'a [Charge<'a>]),
+    /// Adjusts the account by a number of units; see [`StoreExt::adjust`](super::StoreExt::adjust).
+    ///
+    /// A positive number is charged; a negative number is refunded.
+    Adjust(&'a Charge<'a>, i64),
+    /// Removes the account; see [`StoreExt::reset`](super::StoreExt::reset).
+    Reset(&'a Charge<'a>),
+    /// Denies the key under this rule for a time; see [`StoreExt::block`](super::StoreExt::block).
+    Block(&'a Charge<'a>, Duration),
+    /// Ends a block; see [`StoreExt::unblock`](super::StoreExt::unblock).
+    Unblock(&'a Charge<'a>),
+}
+
+impl<'a> Op<'a> {
+    /// Returns the charges of the operation: one, unless it is [`Take`](Op::Take).
+    #[must_use]
+    #[inline]
+    pub fn charges(&self) -> &'a [Charge<'a>] {
+        match *self {
+            Self::Take(charges) => charges,
+            Self::Adjust(charge, _)
+            | Self::Reset(charge)
+            | Self::Block(charge, _)
+            | Self::Unblock(charge) => slice::from_ref(charge),
+        }
+    }
+
+    /// Returns `true` if the operation decides on a request.
+    #[inline]
+    pub(crate) fn is_take(&self) -> bool {
+        matches!(self, Self::Take(_))
+    }
+}
+
+/// An owned copy of an operation, for futures and wrappers that need it after the call.
+#[derive(Clone, Debug)]
+pub struct OwnedOp {
+    kind: Kind,
+    charges: OwnedCharges,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Take,
+    Adjust(i64),
+    Reset,
+    Block(Duration),
+    Unblock,
+}
+
+impl OwnedOp {
+    /// Calls `read` with the operation.
+    pub fn with<T>(&self, read: impl FnOnce(Op<'_>) -> T) -> T {
+        self.charges.with(|charges| {
+            read(match self.kind {
+                Kind::Take => Op::Take(charges),
+                Kind::Adjust(units) => Op::Adjust(&charges[0], units),
+                Kind::Reset => Op::Reset(&charges[0]),
+                Kind::Block(time) => Op::Block(&charges[0], time),
+                Kind::Unblock => Op::Unblock(&charges[0]),
+            })
+        })
+    }
+}
+
+impl From<Op<'_>> for OwnedOp {
+    fn from(op: Op<'_>) -> Self {
+        let kind = match op {
+            Op::Take(_) => Kind::Take,
+            Op::Adjust(_, units) => Kind::Adjust(units),
+            Op::Reset(_) => Kind::Reset,
+            Op::Block(_, time) => Kind::Block(time),
+            Op::Unblock(_) => Kind::Unblock,
+        };
+        Self { kind, charges: op.charges().into() }
+    }
+}

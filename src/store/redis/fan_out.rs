@@ -1,0 +1,106 @@
+//! Decisions over accounts on different servers: one concurrent call per account, and charges are
+//! undone if a server denies.
+
+use std::pin::pin;
+#[cfg(feature = "testing")]
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use futures_util::{future::join_all, poll};
+use redis::aio::ConnectionLike;
+use tokio::sync::oneshot;
+
+use super::{
+    RedisStore,
+    error::{RedisError, RedisErrorKind},
+    link::runtime,
+    reply::{AccountReply, Reply},
+    request::{Request, ScriptOp},
+};
+use crate::decision::Decision;
+
+/// Charges every account of `request`, or none.
+///
+/// The calls continue if the caller is dropped, so that charges are undone after a denial in any
+/// case.
+pub(super) async fn take<C>(store: RedisStore<C>, request: Request) -> Result<Decision, RedisError>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let (tx, rx) = oneshot::channel();
+    runtime()?.spawn(async move {
+        let parts: Vec<_> = request.split().map(Request::standalone).collect();
+        let calls = parts.iter().map(|part| store.execute(part, ScriptOp::Take));
+        let replies = join_all(calls).await;
+        let decision = combine(&request, &parts, &replies);
+        let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
+        let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
+            let reply =
+                reply.as_ref().ok().filter(|reply| !allowed && reply.accounts[0].charged)?;
+            let taken = Reply::combine(part, &[(reply.now, &reply.accounts[0])], true);
+            Some(undo_part(&store, part, taken))
+        });
+        let mut undos = pin!(join_all(undos));
+        // Sends the undo calls before the caller can retry, but does not delay the decision by a
+        // round trip.
+        let done = poll!(undos.as_mut()).is_ready();
+        drop(tx.send(decision));
+        if !done {
+            undos.await;
+        }
+    });
+    rx.await.unwrap_or_else(|_| {
+        Err(RedisError::new(RedisErrorKind::Other, "the task of the decision ended"))
+    })
+}
+
+/// Undoes what `taken` charged to the accounts of `request`. Runs in the background on the current
+/// tokio runtime. Without a runtime, the charge stays.
+pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let Ok(runtime) = runtime() else { return };
+    for part in request.charged(taken, store.settings.sharded) {
+        let (store, taken) = (store.clone(), taken.clone());
+        #[cfg(feature = "testing")]
+        store.shared.undoing.fetch_add(1, Relaxed);
+        drop(runtime.spawn(async move {
+            // A charge that cannot be undone is released with time.
+            drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
+            #[cfg(feature = "testing")]
+            store.shared.undoing.fetch_sub(1, Release);
+        }));
+    }
+}
+
+/// Undoes the charge of one server, by its own receipt.
+async fn undo_part<C>(store: &RedisStore<C>, part: &Request, taken: Decision)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    // A charge that cannot be undone is released with time.
+    drop(store.execute(part, ScriptOp::Undo(&taken, None)).await);
+}
+
+fn combine(
+    request: &Request,
+    parts: &[Request],
+    replies: &[Result<Reply, RedisError>],
+) -> Result<Decision, RedisError> {
+    let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
+    let replies = replies.map_err(RedisError::clone)?;
+    let allowed = replies.iter().all(|reply| reply.allowed);
+    let account_reply = |(reply, part): (&&Reply, &Request)| {
+        let account = reply.accounts[0].clone();
+        let undone = !allowed && account.charged;
+        (
+            reply.now,
+            if undone { account.without(&part.accounts[0].quotas, reply.now) } else { account },
+        )
+    };
+    let account_replies: Vec<(u64, AccountReply)> =
+        replies.iter().zip(parts).map(account_reply).collect();
+    let account_replies: Vec<_> =
+        account_replies.iter().map(|(now, account)| (*now, account)).collect();
+    Ok(Reply::combine(request, &account_replies, allowed))
+}

@@ -1,0 +1,262 @@
+//! Requests to the server: each account once, with the plan for it.
+
+use smallvec::SmallVec;
+
+use super::{
+    addresses::Addresses,
+    plan::{Change, EncodedPlan, LONGEST},
+    script::{ScriptKind, letter},
+};
+use crate::{
+    algorithm::{Demand, Receipt},
+    decision::{Decision, Outcome},
+    name::RuleName,
+    quota::Quota,
+    store::Charge,
+};
+
+/// The accounts of a call, and its quotas in the order of the charges.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) accounts: SmallVec<[Account; 2]>,
+    pub(super) named: SmallVec<[NamedQuota; 4]>,
+}
+
+/// One quota of one charge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NamedQuota {
+    pub(super) account: usize,
+    pub(super) quota_index: usize,
+    /// The index of its outcome in the decision.
+    outcome: usize,
+}
+
+/// The account of one rule and key.
+#[derive(Clone, Debug)]
+pub(super) struct Account {
+    pub(super) rule: RuleName,
+    pub(super) address: String,
+    pub(super) report_only: bool,
+    pub(super) quotas: QuotaRequests,
+}
+
+/// The demand on each quota of an account; `None` for a quota that the call does not touch.
+pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 2]>;
+
+/// The operation on the accounts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ScriptOp<'a> {
+    Take,
+    Late(u64),
+    Refund(u64),
+    /// Undoes the charges of this decision on the same quotas: all of them, or up to a number of
+    /// units.
+    Undo(&'a Decision, Option<u32>),
+    Reset,
+    /// With the duration in nanoseconds.
+    Block(u64),
+    Unblock,
+}
+
+impl ScriptOp<'_> {
+    /// Returns the name of the operation in `lua/settle.lua`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Take => "take",
+            Self::Late(_) => "late",
+            Self::Refund(_) => "refund",
+            Self::Undo(..) => "undo",
+            Self::Reset => "reset",
+            Self::Block(_) => "block",
+            Self::Unblock => "unblock",
+        }
+    }
+}
+
+impl Request {
+    /// Merges charges of one account and adds their costs.
+    pub(super) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
+        let mut request = Self { accounts: SmallVec::new(), named: SmallVec::new() };
+        for charge in charges {
+            let address = addresses.account(charge.rule(), charge.key());
+            let at = request.account(charge, address);
+            let account = &mut request.accounts[at];
+            for (quota_index, quota) in charge.charged_quotas() {
+                account.add(quota_index, quota, charge.demand());
+                let outcome = request.named.len();
+                request.named.push(NamedQuota { account: at, quota_index, outcome });
+            }
+        }
+        request
+    }
+
+    fn account(&mut self, charge: &Charge<'_>, address: String) -> usize {
+        let found = self.accounts.iter().position(|known| known.address == address);
+        let at = found.unwrap_or(self.accounts.len());
+        match found {
+            Some(at) => self.accounts[at].report_only &= charge.is_report_only(),
+            None => self.accounts.push(Account {
+                rule: charge.rule(),
+                address,
+                report_only: charge.is_report_only(),
+                quotas: SmallVec::new(),
+            }),
+        }
+        at
+    }
+
+    /// Splits the request into one request per account, for accounts on different servers.
+    pub(super) fn split(&self) -> impl Iterator<Item = Self> {
+        self.accounts.iter().enumerate().map(|(at, account)| {
+            let named = self.named.iter().filter(|named| named.account == at);
+            let named = named.map(|named| NamedQuota { account: 0, ..*named });
+            Self { accounts: [account.clone()].into_iter().collect(), named: named.collect() }
+        })
+    }
+
+    /// Renumbers the outcomes from 0, for a decision of this request only.
+    pub(super) fn standalone(mut self) -> Self {
+        self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
+        self
+    }
+
+    /// Returns the accounts that an allowed decision charged, as calls to one server each.
+    pub(super) fn charged(self, taken: &Decision, sharded: bool) -> Vec<Self> {
+        let charged = |account: &Account| taken.charged(account.rule);
+        if !sharded && self.accounts.iter().all(charged) {
+            return vec![self];
+        }
+        self.split().filter(|part| charged(&part.accounts[0])).collect()
+    }
+
+    /// Returns `true` if `other` has the same demands on the same accounts.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        let equal = |(one, other): (&Account, &Account)| {
+            one.address == other.address && one.quotas == other.quotas
+        };
+        self.accounts.len() == other.accounts.len()
+            && self.accounts.iter().zip(&other.accounts).all(equal)
+    }
+
+    /// Returns the script that runs the operation.
+    pub(super) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
+        match op {
+            ScriptOp::Take if self.accounts.iter().all(Account::is_plain) => ScriptKind::Plain,
+            ScriptOp::Take => ScriptKind::Take,
+            _ => ScriptKind::Adjust,
+        }
+    }
+
+    /// Returns the letters of the algorithms that the call needs.
+    pub(super) fn letters(&self) -> impl Iterator<Item = u8> {
+        self.accounts.iter().flat_map(|a| a.quotas.iter().flatten()).map(|(quota, _)| letter(quota))
+    }
+
+    /// Returns the keys and the arguments of the script.
+    pub(super) fn encode(&self, op: ScriptOp<'_>) -> (Vec<String>, Vec<Vec<u8>>) {
+        let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
+        let mut args = Vec::with_capacity(self.accounts.len() + 2);
+        if !matches!(op, ScriptOp::Take) {
+            let nanos = match op {
+                ScriptOp::Block(time) => time.min(LONGEST),
+                ScriptOp::Undo(taken, _) => self.charged_at(taken),
+                _ => 0,
+            };
+            args.push(op.name().into());
+            args.push(EncodedPlan::default().nanos(nanos).0);
+        }
+        for (at, account) in self.accounts.iter().enumerate() {
+            let mut plan = account.plan_head();
+            for (quota_index, demand) in account.quotas.iter().enumerate() {
+                let Some((quota, ask)) = demand else {
+                    plan.0.push(b'.');
+                    continue;
+                };
+                if letter(quota) == b'l' {
+                    keys.push(Addresses::list(&account.address, quota_index));
+                }
+                let change = match op {
+                    ScriptOp::Take => Some(Change::Charge),
+                    ScriptOp::Late(units) => Some(Change::Late(units)),
+                    ScriptOp::Refund(units) => Some(Change::Refund(units)),
+                    ScriptOp::Undo(taken, units) => {
+                        let outcome = self.outcome(taken, at, quota_index);
+                        let receipt = outcome.and_then(|it| Receipt::new(taken, it, *ask, units));
+                        receipt.map(Change::Undo)
+                    }
+                    ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
+                };
+                let Some(change) = change else {
+                    plan.0.push(b'.');
+                    continue;
+                };
+                plan = plan.quota(quota, *ask, change, keys.len());
+            }
+            args.push(plan.0);
+        }
+        (keys, args)
+    }
+
+    /// Returns the outcome that `taken` has for one quota of an account.
+    fn outcome<'d>(
+        &self,
+        taken: &'d Decision,
+        at: usize,
+        quota_index: usize,
+    ) -> Option<&'d Outcome> {
+        let named =
+            self.named.iter().find(|it| it.account == at && it.quota_index == quota_index)?;
+        taken.outcomes().get(named.outcome)
+    }
+
+    /// Returns the instant of the charge, by the clock of the accounts' server.
+    fn charged_at(&self, taken: &Decision) -> u64 {
+        let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
+        taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
+    }
+}
+
+impl Account {
+    /// Starts a plan.
+    fn plan_head(&self) -> EncodedPlan {
+        let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));
+        plan.int::<1>(self.quotas.len() as u64)
+    }
+
+    /// Returns the full plan of a plain account.
+    pub(super) fn plain_plan(&self) -> Vec<u8> {
+        let charge = |plan: EncodedPlan, (quota, ask): &(Quota, Demand)| {
+            plan.quota(quota, *ask, Change::Charge, 0)
+        };
+        self.quotas.iter().flatten().fold(self.plan_head(), charge).0
+    }
+
+    /// Returns `true` if the account has only GCRA quotas that start full and are all charged, and
+    /// is not report-only.
+    fn is_plain(&self) -> bool {
+        let plain = |(quota, ask): &(Quota, Demand)| {
+            letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0
+        };
+        let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
+        all && !self.quotas.is_empty() && !self.report_only
+    }
+
+    /// Returns `true` if the call charges one of the quotas.
+    pub(super) fn charges(&self) -> bool {
+        self.quotas.iter().flatten().any(|(_, ask)| ask.cost > 0)
+    }
+
+    fn add(&mut self, quota_index: usize, quota: &Quota, ask: Demand) {
+        if self.quotas.len() <= quota_index {
+            self.quotas.resize(quota_index + 1, None);
+        }
+        match &mut self.quotas[quota_index] {
+            Some((_, known)) => {
+                known.cost = known.cost.saturating_add(ask.cost);
+                known.headroom = known.headroom.max(ask.headroom);
+                known.max_wait = known.max_wait.min(ask.max_wait);
+            }
+            new => *new = Some((*quota, ask)),
+        }
+    }
+}

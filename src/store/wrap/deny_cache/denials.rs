@@ -1,0 +1,220 @@
+//! Cached denials, in sets of eight entries. Each set has a lock, which is held for a few dozen
+//! nanoseconds and never while code outside of this module runs.
+//!
+//! A set has a version that counts its changes. A call remembers the version, and its denial is
+//! cached only if the version has not changed: the answer to a call that began before a change of
+//! the account describes an earlier state.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+
+use super::{
+    DenyCacheConfig,
+    account::{Account, PendingTake},
+    entry::{Entry, add_unknown},
+};
+use crate::{
+    decision::{Decision, Outcome, Source},
+    store::{Charge, wrap::hashes::Hashes},
+};
+
+const WAYS: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct Denials {
+    config: DenyCacheConfig,
+    created: Instant,
+    hashes: Hashes,
+    sets: Box<[Mutex<Set>]>,
+}
+
+#[derive(Debug, Default)]
+struct Set {
+    version: u64,
+    /// The number of calls that the set has answered.
+    hits: u64,
+    /// At most `WAYS` entries.
+    entries: Vec<Entry>,
+}
+
+/// The result of a look-up.
+pub(super) enum Lookup {
+    /// A cached denial answers the call.
+    Hit(Decision),
+    /// The inner store is called.
+    Miss(PendingTake),
+}
+
+impl Denials {
+    pub(super) fn new(config: DenyCacheConfig) -> Self {
+        let sets = config.capacity.div_ceil(WAYS);
+        Self {
+            config,
+            created: Instant::now(),
+            hashes: Hashes::new(),
+            sets: (0..sets).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    pub(super) fn config(&self) -> DenyCacheConfig {
+        self.config
+    }
+
+    /// Returns the number of calls answered so far.
+    pub(super) fn hits(&self) -> u64 {
+        self.sets.iter().map(|set| lock(set).hits).sum()
+    }
+
+    /// Looks for a cached denial of the charges.
+    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> Lookup {
+        let mut pending = self.hashes.pending_take(charges, self.now());
+        let mut found = false;
+        for account in &mut pending.accounts {
+            found |= self.set(account.tag).check(account, pending.at);
+        }
+        let found = found && pending.cacheable;
+        // The entry may have been removed since `check`.
+        match found.then(|| self.denial(charges, &pending)).flatten() {
+            Some(denial) => Lookup::Hit(denial),
+            None => Lookup::Miss(pending),
+        }
+    }
+
+    /// Returns a denial with the outcomes of all charges, or with only the block of a blocked key.
+    fn denial(&self, charges: &[Charge<'_>], pending: &PendingTake) -> Option<Decision> {
+        let empty = || Decision::new(false, 0).from_source(Source::DenyCache);
+        let (mut denial, mut block, mut denied) = (empty(), None::<Decision>, false);
+        for (charge, account) in charges.iter().zip(&pending.accounts) {
+            let mut set = self.set(account.tag);
+            match set.find(account, pending.at) {
+                None => {
+                    add_unknown(&mut denial, charge);
+                    continue;
+                }
+                Some(entry) if entry.is_blocked() => {
+                    let mut other = empty().with_blocked();
+                    entry.add_to(&mut other, charge, pending.at);
+                    let longer = |block: &Decision| block.retry_after() < other.retry_after();
+                    block = if block.as_ref().is_none_or(longer) { Some(other) } else { block };
+                }
+                Some(entry) => entry.add_to(&mut denial, charge, pending.at),
+            }
+            set.hits += u64::from(!denied);
+            denied = true;
+        }
+        denied.then(|| block.unwrap_or(denial))
+    }
+
+    /// Updates the cache from the answer of the store.
+    pub(super) fn update(&self, pending: &PendingTake, decision: &Decision) {
+        let charging = pending.accounts.iter().filter(|account| account.charges);
+        if decision.is_allowed() {
+            // The account now has fewer units left than a cached denial reports.
+            return charging.for_each(|account| self.invalidate(account.tag));
+        }
+        for (account, outcomes) in pending.outcomes(decision) {
+            let cached = account.cacheable && self.cache(account, outcomes, decision, pending.at);
+            // A store of several servers may have charged the other accounts for a moment.
+            if !cached && account.charges && pending.accounts.len() > 1 {
+                self.invalidate(account.tag);
+            }
+        }
+    }
+
+    /// Caches a denial. Returns `false` if it cannot be cached.
+    fn cache(
+        &self,
+        account: &Account,
+        outcomes: &[Outcome],
+        denial: &Decision,
+        called_at: u64,
+    ) -> bool {
+        let (answered_at, at_most) = (self.now(), self.config.at_most());
+        let times = (called_at, answered_at);
+        let entry = Entry::new(account, outcomes, denial.is_blocked(), times, at_most);
+        entry.is_some_and(|entry| self.set(account.tag).insert(entry, account.version))
+    }
+
+    pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
+        self.hashes.tag(charge)
+    }
+
+    /// Removes the denials of an account. The answers of calls in flight are not cached.
+    pub(super) fn invalidate(&self, tag: u64) {
+        self.set(tag).invalidate(tag);
+    }
+
+    fn set(&self, tag: u64) -> MutexGuard<'_, Set> {
+        let scaled = (u128::from(tag) * self.sets.len() as u128) >> 64;
+        lock(&self.sets[usize::try_from(scaled).unwrap_or(0)])
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+    set.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Set {
+    /// Returns `true` if an entry denies the account. Stores the version of the set in `account`.
+    fn check(&mut self, account: &mut Account, now: u64) -> bool {
+        if self.has_other_quotas(account.tag, account.revision) {
+            self.invalidate(account.tag);
+        }
+        account.version = self.version;
+        self.find(account, now).is_some()
+    }
+
+    fn find(&self, account: &Account, now: u64) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.denies(account, now))
+    }
+
+    /// Inserts an entry, unless the set has changed since `version`. Replaces the entry of the same
+    /// account and cost, or, if the set is full, the entry that ends first.
+    fn insert(&mut self, entry: Entry, version: u64) -> bool {
+        if self.version != version {
+            return false;
+        }
+        if self.has_other_quotas(entry.tag, entry.revision) {
+            // The order in which the store decided the two calls is unknown.
+            self.invalidate(entry.tag);
+            return false;
+        }
+        let same = |old: &Entry| old.tag == entry.tag && old.need == entry.need;
+        let ends = |at: &usize| self.entries[*at].until;
+        let first = || (0..self.entries.len()).min_by_key(ends);
+        let full = self.entries.len() >= WAYS;
+        let position = self.entries.iter().position(same).or_else(|| first().filter(|_| full));
+        match position {
+            Some(at) => self.entries[at] = entry,
+            None => self.entries.push(entry),
+        }
+        true
+    }
+
+    fn has_other_quotas(&self, tag: u64, revision: u64) -> bool {
+        self.entries.iter().any(|entry| entry.tag == tag && entry.revision != revision)
+    }
+
+    fn invalidate(&mut self, tag: u64) {
+        self.version = self.version.wrapping_add(1);
+        self.entries.retain(|entry| entry.tag != tag);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The documentation of `DenyCache::capacity` states these sizes.
+    #[test]
+    fn sets_and_entries_are_no_larger_than_documented() {
+        assert!(size_of::<Mutex<Set>>() <= 48, "{}", size_of::<Mutex<Set>>());
+        assert!(size_of::<Entry>() <= 128, "{}", size_of::<Entry>());
+        assert!(size_of::<Outcome>() <= 64, "{}", size_of::<Outcome>());
+    }
+}

@@ -1,0 +1,184 @@
+//! Balances: units of one quota that were borrowed and are not used yet.
+//!
+//! The store charges a borrowed unit at once; this process uses it later. Leases must not admit a
+//! call that the shared account alone would have denied. A balance therefore shrinks at the rate at
+//! which the account refills.
+//!
+//! **GCRA.** The used part of an account is a span of time from now to its TAT. Each charge owns
+//! the piece of the span that it added. A borrowed amount is such a piece, `[from, until)`. Using a
+//! unit moves `from` forward by the interval `T`. Once time has reached `from`, time moves it
+//! forward, too. The balance is the rest of the piece, in whole units.
+//!
+//! The proof compares the shared account with an exact account, which is charged when a unit is
+//! admitted. Let `used` be the total length of the pieces, over all processes, whose unit was
+//! admitted, and `held` the length of the other pieces.
+//!
+//! - The used span of the exact account is at most `used`: a unit adds `T` to both, and time takes
+//!   at least as much from the exact account as from `used`.
+//! - The used span of the shared account is `used + held`, which never exceeds the burst.
+//! - So the used span of the exact account plus `held` never exceeds the burst. The exact account
+//!   would admit every unit of a balance.
+//!
+//! A refund by another process moves the later pieces nearer, and their holders do not see that. A
+//! piece is therefore assumed to begin earlier than it does, by a quarter of the time in which the
+//! full limit refills ([`SAFETY_MARGIN`]). The balance is correct as long as no more than that is
+//! refunded while a lease exists.
+//!
+//! **Fixed windows.** The relevant number is what a window has admitted. A balance was counted in
+//! its window, and is void when that window ends.
+
+use crate::{
+    algorithm::gcra::Gcra,
+    decision::Outcome,
+    quota::{Algorithm, Quota},
+};
+
+/// The part of the limit that other processes may refund while a lease exists, as a divisor.
+const SAFETY_MARGIN: u64 = 4;
+
+/// The balance of one quota. Instants are nanoseconds of this process's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Balance {
+    Refilling { from: u64, until: u64, interval: u64 },
+    Window { units: u32, until: u64 },
+}
+
+/// Returns `true` if units of the quota can be borrowed. Other algorithms refill in other ways. The
+/// proof does not cover accounts that start low or may exceed the limit.
+pub(super) fn is_borrowable(quota: &Quota) -> bool {
+    let algorithm_fits = matches!(
+        quota.counted_by(),
+        Algorithm::Gcra
+            | Algorithm::AnchoredWindow
+            | Algorithm::FixedWindow { carry_over: 0, paced: false }
+    );
+    algorithm_fits
+        && quota.soft_units() == 0
+        && quota.initial_units().is_none()
+        && !quota.is_blocked()
+}
+
+impl Balance {
+    /// Returns the balance after a charge of `units` that was made at `requested_at` or later.
+    /// Returns `None` if the store does not report enough.
+    pub(super) fn new(
+        quota: &Quota,
+        outcome: &Outcome,
+        units: u32,
+        requested_at: u64,
+    ) -> Option<Self> {
+        let ahead = outcome.reset_ns();
+        if Gcra::counting(quota).is_none() {
+            let is_complete = outcome.is_known() && outcome.interval().is_none() && ahead > 0;
+            return is_complete
+                .then(|| Self::Window { units, until: requested_at.saturating_add(ahead) });
+        }
+        let interval = quota.interval_nanos();
+        if outcome.interval() != Some(quota.interval()) {
+            return None;
+        }
+        let (borrowed, full) = (interval * u64::from(units), interval * u64::from(quota.limit()));
+        let before = ahead.saturating_sub(borrowed).saturating_sub(full / SAFETY_MARGIN);
+        let from = requested_at.saturating_add(before);
+        Some(Self::Refilling { from, until: from.saturating_add(borrowed), interval })
+    }
+
+    /// Returns the units left.
+    pub(super) fn units(&self, now: u64) -> u32 {
+        match *self {
+            Self::Refilling { from, until, interval } => {
+                let left = until.saturating_sub(from.max(now));
+                u32::try_from(left / interval).unwrap_or(u32::MAX)
+            }
+            Self::Window { units, until } => {
+                if now < until {
+                    units
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
+    /// Uses units, which must be left.
+    pub(super) fn spend(&mut self, now: u64, units: u32) {
+        match self {
+            Self::Refilling { from, interval, .. } => {
+                *from = (*from).max(now) + *interval * u64::from(units);
+            }
+            Self::Window { units: left, .. } => *left = left.saturating_sub(units),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{decision::Snapshot, name::RuleName};
+
+    /// One unit comes back per second. A quarter of the limit takes 25 seconds.
+    const QUOTA: Quota = Quota::per_minute(60).burst(100);
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Borrows ten units at 7 s, from an account that has used `used_before` seconds.
+    fn ten(used_before: u64) -> Balance {
+        let reset_ns = (used_before + 10) * SECOND;
+        let numbers = Snapshot::Refilling { reset_ns, interval: SECOND, limit: 100, retry_ns: 0 };
+        let outcome = Outcome::with(RuleName::default(), 0, numbers);
+        Balance::new(&QUOTA, &outcome, 10, 7 * SECOND).expect("a balance")
+    }
+
+    fn left(balance: &Balance, seconds: u64) -> u32 {
+        balance.units((7 + seconds) * SECOND)
+    }
+
+    #[test]
+    fn a_balance_shrinks_once_earlier_charges_may_have_refilled() {
+        for (before, from) in [(0, 0), (25, 0), (28, 3), (65, 40)] {
+            let balance = ten(before);
+            let units =
+                [from, from + 1, from + 9, from + 10, from + 99].map(|at| left(&balance, at));
+            assert_eq!(units, [10, 9, 1, 0, 0], "{before} s before");
+        }
+    }
+
+    #[test]
+    fn used_units_refill_before_the_balance_shrinks() {
+        let mut balance = ten(0);
+        balance.spend(7 * SECOND, 4);
+        assert_eq!([0, 4, 5, 9, 10].map(|at| left(&balance, at)), [6, 6, 5, 1, 0]);
+        let mut late = ten(0);
+        late.spend(11 * SECOND, 4);
+        assert_eq!([4, 8, 9, 10].map(|at| left(&late, at)), [2, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_balance_is_void_when_its_window_ends() {
+        let quota = QUOTA.burst(60).algorithm(Algorithm::fixed_window());
+        let numbers = Snapshot::Known {
+            limit: 60,
+            remaining: 9,
+            reset_ns: 3 * SECOND,
+            next_ns: SECOND,
+            retry_ns: 0,
+        };
+        let outcome = Outcome::with(RuleName::default(), 0, numbers);
+        let mut balance = Balance::new(&quota, &outcome, 10, 7 * SECOND).expect("a balance");
+        balance.spend(8 * SECOND, 4);
+        assert_eq!((balance.units(10 * SECOND - 1), balance.units(10 * SECOND)), (6, 0));
+    }
+
+    #[test]
+    fn an_outcome_without_enough_data_gives_no_balance() {
+        let unknown = Outcome::unknown(RuleName::default(), 0, None);
+        let window = QUOTA.burst(60).algorithm(Algorithm::AnchoredWindow);
+        for quota in [QUOTA, window] {
+            assert!(Balance::new(&quota, &unknown, 10, 0).is_none());
+        }
+        let full =
+            Snapshot::Known { limit: 60, remaining: 60, reset_ns: 0, next_ns: 0, retry_ns: 0 };
+        let outcome = Outcome::with(RuleName::default(), 0, full);
+        assert!(Balance::new(&QUOTA, &outcome, 10, 0).is_none());
+        assert!(Balance::new(&window, &outcome, 10, 0).is_none());
+    }
+}

@@ -1,0 +1,95 @@
+//! The state of the inner store, working or failing, and when to log a change.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Acquire, Release},
+        },
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::store::{BoxFuture, Health, Status};
+
+/// The shortest time between two log lines of failures. A store that fails from time to time would
+/// fill the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Counts the changes: the epoch is even while the inner store works and odd while it fails.
+///
+/// Only a call that began in the current epoch can start the next one. The answer to an earlier
+/// call describes an earlier state.
+#[derive(Debug, Default)]
+pub(super) struct OutageState {
+    epoch: AtomicU64,
+    /// The time of the last logged failure.
+    last_logged: Mutex<Option<Instant>>,
+    /// Set if the current failure was logged.
+    logged: AtomicBool,
+}
+
+impl OutageState {
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Acquire)
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        is_failing(self.epoch())
+    }
+
+    /// Records the failure of a call that began in `epoch`. Returns `true` if an outage begins.
+    pub(super) fn record_failure(&self, epoch: u64) -> bool {
+        !is_failing(epoch) && self.advance(epoch)
+    }
+
+    /// Records the success of a call that began in `epoch`. Returns `true` if an outage ends.
+    pub(super) fn record_success(&self, epoch: u64) -> bool {
+        is_failing(epoch) && self.advance(epoch)
+    }
+
+    /// Returns `true` if the outage that has just begun should be logged.
+    pub(super) fn should_log(&self) -> bool {
+        let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let should_log = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        if should_log {
+            *last = Some(Instant::now());
+        }
+        self.logged.store(should_log, Release);
+        should_log
+    }
+
+    /// Returns `true` if the outage that has just ended was logged, so its end should be too.
+    pub(super) fn should_log_recovery(&self) -> bool {
+        self.logged.swap(false, AcqRel)
+    }
+
+    /// Returns the health of a wrapper. It is failing if the inner store reports a failure, or
+    /// reports nothing and failed on the last call; `effect` then describes what happens to
+    /// requests.
+    pub(super) fn health(
+        &self,
+        store: &'static str,
+        inner: BoxFuture<Health>,
+        effect: String,
+    ) -> BoxFuture<Health> {
+        let failing = self.is_failing();
+        Health::wrapping(store, inner, move |inner| match inner.status {
+            _ if !inner.is_healthy() => (Status::Failing, effect),
+            Status::Unknown if failing => (Status::Failing, effect),
+            _ if failing => (Status::Healthy, "failed on the last call".to_owned()),
+            _ => (Status::Healthy, String::new()),
+        })
+    }
+
+    fn advance(&self, epoch: u64) -> bool {
+        self.epoch.compare_exchange(epoch, epoch + 1, AcqRel, Acquire).is_ok()
+    }
+}
+
+fn is_failing(epoch: u64) -> bool {
+    epoch % 2 == 1
+}

@@ -1,0 +1,17 @@
+//! Recomputes an outcome for a different cost.
+
+use crate::{
+    algorithm::{Demand, gcra::Gcra},
+    decision::Outcome,
+    store::Charge,
+};
+
+/// Returns the outcome of `ask` for the same account, if nothing was charged in between. Returns
+/// `outcome` unchanged for algorithms other than GCRA.
+pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
+    let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
+    gcra.map_or(*outcome, |gcra| {
+        let step = gcra.look(gcra.stored(outcome.reset_ns()), 0, ask);
+        Outcome::with(outcome.rule(), outcome.place(), step.snapshot)
+    })
+}

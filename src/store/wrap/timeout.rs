@@ -1,0 +1,170 @@
+//! Limits the time that an answer may take.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use super::setting::{SettingError, literal};
+use crate::{
+    decision::Decision,
+    observe::store_failed,
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
+};
+
+/// A store whose answers fail with an error after a budget of time. The time counts from the call.
+///
+/// The budget covers the whole answer, regardless of what the inner store does in that time. A call
+/// that timed out is not retried, because its charge may have been made or may still be made. An
+/// answer that is ready immediately is not changed.
+///
+/// The budget applies to one answer of a store. In contrast,
+/// [`RequestDeadline`](crate::rule::RequestDeadline) limits the time that a *request* may queue.
+///
+/// ```
+/// use tower_sluice::{LocalStore, StoreExt, store::Timeout};
+///
+/// let store = LocalStore::new().timeout(Timeout::DEFAULT); // In production: a remote store.
+/// ```
+///
+/// # Panics
+///
+/// A pending future panics if it is polled outside of a tokio runtime with its timer enabled. The
+/// call that returns the future needs no runtime.
+#[derive(Clone, Debug)]
+pub struct Timeout<S> {
+    inner: S,
+    budget: Duration,
+}
+
+impl Timeout<()> {
+    /// 100 ms: time for many round trips within a data centre, and a short wait for a client.
+    pub const DEFAULT: Duration = Duration::from_millis(100);
+}
+
+impl<S> Timeout<S> {
+    #[track_caller]
+    pub(crate) fn new(inner: S, budget: Duration) -> Self {
+        literal(Self::try_new(inner, budget))
+    }
+
+    /// Like [`StoreExt::timeout`](crate::StoreExt::timeout), for a budget from configuration.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `budget` is zero. The error names the field, its value and the fix.
+    pub fn try_new(inner: S, budget: Duration) -> Result<Self, SettingError> {
+        if budget.is_zero() {
+            const FIX: &str = "give the store time to answer, such as 100 ms (Timeout::DEFAULT)";
+            return Err(SettingError::new("timeout: limit", "0 s", FIX));
+        }
+        Ok(Self { inner, budget })
+    }
+}
+
+impl<S: Store> Store for Timeout<S>
+where
+    TimeoutError<S::Error>: Into<BoxError>,
+{
+    type Error = TimeoutError<S::Error>;
+    type Future = TimeoutFuture<S::Future>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let (called, budget) = (Instant::now(), self.budget);
+        match self.inner.call(op) {
+            Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
+            Answer::Later(inner) => {
+                Answer::Later(TimeoutFuture { inner, sleep: None, called, budget })
+            }
+        }
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.inner.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.supports(charges)
+    }
+
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.inner.register(charges)
+    }
+
+    fn health(&self) -> BoxFuture<Health> {
+        let (budget, inner) = (self.budget, self.inner.health());
+        Box::pin(async move {
+            match timeout(budget, inner).await {
+                Ok(inner) => Health::healthy("timeout", format!("{budget:?}")).around(inner),
+                Err(_) => Health::failing("timeout", format!("no answer within {budget:?}")),
+            }
+        })
+    }
+}
+
+/// The error of a [`Timeout`] store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TimeoutError<E> {
+    /// The store took longer than this budget. The charge may still have been made.
+    Elapsed(Duration),
+    /// The store failed.
+    Store(E),
+}
+
+impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Elapsed(budget) => {
+                write!(f, "no answer within {budget:?}; the charge may still have been made")
+            }
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+/// For every `E` that implements `Display`. [`BoxError`] does, although it is not an [`Error`].
+impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
+
+pin_project! {
+    /// The future of a [`Timeout`].
+    #[derive(Debug)]
+    pub struct TimeoutFuture<F> {
+        #[pin]
+        inner: F,
+        // Created on the first `Pending`: a timer needs a runtime, and most answers need no timer.
+        #[pin]
+        sleep: Option<Sleep>,
+        called: Instant,
+        budget: Duration,
+    }
+}
+
+impl<F, E> Future for TimeoutFuture<F>
+where
+    F: Future<Output = Result<Decision, E>>,
+{
+    type Output = Result<Decision, TimeoutError<E>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        // A ready answer counts even if its task was woken after the timeout.
+        if let Poll::Ready(decision) = this.inner.poll(cx) {
+            return Poll::Ready(decision.map_err(TimeoutError::Store));
+        }
+        if this.sleep.is_none() {
+            this.sleep.set(Some(sleep(this.budget.saturating_sub(this.called.elapsed()))));
+        }
+        if let Some(sleep) = this.sleep.as_pin_mut() {
+            ready!(sleep.poll(cx));
+        }
+        store_failed("timeout");
+        Poll::Ready(Err(TimeoutError::Elapsed(*this.budget)))
+    }
+}

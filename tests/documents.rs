@@ -1,0 +1,40 @@
+//! Tables of the documents stay readable in a terminal.
+
+use std::{fs, path::Path};
+
+/// The most columns of one cell.
+const MOST_COLUMNS: usize = 100;
+
+const DOCUMENTS: [&str; 3] = ["README.md", "README.zh-CN.md", "SECURITY.md"];
+
+/// The cells of the tables in a Markdown text, each with its line number. Code blocks have none.
+fn cells(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut fenced = false;
+    let lines = text.lines().enumerate().filter(move |(_, line)| {
+        fenced ^= line.starts_with("```");
+        !fenced && line.starts_with('|')
+    });
+    lines.flat_map(|(index, line)| {
+        let row = line.trim_matches('|');
+        row.split(" | ").map(move |cell| (index + 1, cell.trim()))
+    })
+}
+
+#[test]
+fn no_table_cell_is_wider_than_a_terminal() {
+    for name in DOCUMENTS {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+        let text = fs::read_to_string(path).expect(name);
+        assert!(cells(&text).count() > 10, "{name}: no table found");
+        for (line, cell) in cells(&text) {
+            let columns = cell.chars().count();
+            assert!(columns <= MOST_COLUMNS, "{name}:{line}: a cell of {columns} columns: {cell}");
+        }
+    }
+}
+
+#[test]
+fn cells_of_code_blocks_do_not_count() {
+    let text = "| a | b c |\n|---|---|\n```\n| d |\n```\n";
+    assert_eq!(cells(text).collect::<Vec<_>>(), [(1, "a"), (1, "b c"), (2, "---|---")]);
+}

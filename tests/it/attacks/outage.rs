@@ -1,0 +1,47 @@
+//! Attempts to open the breaker of a shared store, in order to use what the store falls back to.
+
+use http::Request;
+use tower_sluice::{Cost, PeerIp, RateLimitLayer, Rule, StoreExt, testing::FakeClock};
+
+use super::{
+    THREE, from, statuses,
+    support::shaky::{Mood, Shaky},
+    v4,
+};
+
+const COST: &str = "x-cost";
+
+fn requests(peer: u32, cost: &'static str) -> impl Iterator<Item = Request<()>> {
+    (0..1_000).map(move |_| from(v4(peer), &[(COST, cost)]))
+}
+
+/// A denial is an answer; only calls without an answer count as failures of the store. A call that
+/// its client cancels does not count either: `a_cancelled_call_does_not_count` in
+/// `tests/it/resilience/breaker.rs`.
+#[tokio::test(start_paused = true)]
+async fn no_cost_and_no_hot_key_opens_the_breaker() {
+    let cost = Cost::from_fn(|head| {
+        let cost = head.headers.get(COST).and_then(|cost| cost.to_str().ok());
+        cost.and_then(|cost| cost.parse().ok()).unwrap_or(1)
+    });
+    let breaker = Shaky::new(FakeClock::new().store(64)).breaker();
+    let rule = Rule::new("ip", PeerIp::new(), THREE).cost(cost);
+    let layer = RateLimitLayer::rules(rule, breaker.clone().fail_open());
+    for cost in ["4", "1000000", "4294967295", "-1"] {
+        let held = if cost == "-1" { vec![(200, 3), (429, 997)] } else { vec![(429, 1_000)] };
+        assert_eq!(statuses(&layer, requests(0, cost)).await, held, "{cost}");
+        assert!(!breaker.is_open(), "{cost}");
+    }
+    assert_eq!(statuses(&layer, requests(1, "1")).await, [(200, 3), (429, 997)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn logins_stay_limited_while_the_breaker_is_open() {
+    let (clock, shared) = (FakeClock::new(), Shaky::new(FakeClock::new().store(64)));
+    shared.is(Mood::FailingSoon);
+    let breaker = || shared.clone().breaker();
+    let fallback = RateLimitLayer::new(PeerIp::new(), THREE, breaker().fallback(clock.store(64)));
+    assert_eq!(statuses(&fallback, requests(0, "1")).await, [(200, 3), (429, 997)]);
+    let closed = RateLimitLayer::new(PeerIp::new(), THREE, breaker().fail_closed());
+    assert_eq!(statuses(&closed, requests(0, "1")).await, [(503, 1_000)]);
+}

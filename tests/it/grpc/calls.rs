@@ -1,0 +1,284 @@
+//! Rejections for gRPC clients: a status in the head, with details that a client can act on.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Body as _;
+use tonic::{Code, Status, body::Body, transport::Server};
+use tonic_types::{ErrorDetails, StatusExt};
+use tower::{Layer, Service};
+use tower_sluice::{
+    Cost, KeyExtractor, LocalStore, PeerIp, Quota, RateLimit, RateLimitLayer, Rule, StoreExt,
+    key::{Everyone, HeaderKey, KeyError},
+    rule::OnMissingKey,
+};
+
+use crate::support::{
+    Broken, Owing, ask,
+    echo::{Echo, connect, echo, incoming},
+    header, lines, owing, quota, with,
+};
+
+fn pushback(status: &Status) -> i64 {
+    let value = status.metadata().get("grpc-retry-pushback-ms").expect("pushback");
+    value.to_str().expect("text").parse().expect("a number")
+}
+
+#[tokio::test]
+async fn a_tonic_client_gets_the_retry_delay() {
+    let (incoming, address) = incoming();
+    let server = Server::builder()
+        .layer(RateLimitLayer::per_ip(Quota::per_hour(2)))
+        .serve_with_incoming(Echo, incoming);
+    tokio::spawn(server);
+    let mut client = connect(address).await;
+    for _ in 0..2 {
+        assert_eq!(echo(&mut client).await.expect("admitted"), "hello");
+    }
+    let status = echo(&mut client).await.expect_err("refused");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let retry = status.get_details_retry_info().expect("RetryInfo").retry_delay.expect("a delay");
+    assert!(Duration::from_secs(1_700) < retry && retry <= Duration::from_secs(1_800), "{retry:?}");
+    assert_eq!(u128::try_from(pushback(&status)), Ok(retry.as_millis()));
+    let failure = status.get_details_quota_failure().expect("QuotaFailure");
+    assert_eq!(failure.violations[0].subject, "policy:default");
+}
+
+#[tokio::test]
+async fn a_tonic_client_gets_no_retry_delay_for_a_cost_above_the_quota() {
+    let (incoming, address) = incoming();
+    let rule = Rule::new("api", PeerIp::new(), Quota::per_hour(2)).cost(Cost::from_fn(|_| 3));
+    let server = Server::builder()
+        .layer(RateLimitLayer::rules(rule, LocalStore::with_capacity(16)))
+        .serve_with_incoming(Echo, incoming);
+    tokio::spawn(server);
+    let status = echo(&mut connect(address).await).await.expect_err("refused");
+    assert_eq!((status.code(), pushback(&status)), (Code::ResourceExhausted, -1));
+    assert!(status.get_details_retry_info().is_none());
+    let failure = status.get_details_quota_failure().expect("QuotaFailure");
+    assert_eq!(failure.violations[0].subject, "policy:api");
+}
+
+#[derive(Clone)]
+struct Served;
+
+impl Service<Request<()>> for Served {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// Returns the response of `layer` to a request with this content type.
+async fn answer<L, K, S>(layer: &L, content_type: &str) -> Response<Body>
+where
+    L: Layer<Served, Service = RateLimit<Served, K, S>>,
+    RateLimit<Served, K, S>: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
+{
+    let request = Request::post("/test.Echo/Echo").version(Version::HTTP_2);
+    let request = request.header("content-type", content_type).body(()).expect("a request");
+    ask(&mut layer.layer(Served), request).await
+}
+
+fn status(headers: &HeaderMap) -> Status {
+    Status::from_header_map(headers).expect("a status")
+}
+
+#[tokio::test]
+async fn a_rejection_is_a_trailers_only_response_byte_for_byte() {
+    let layer = owing(&[quota("2/3s"), quota("2/h")], 2);
+    let (head, body) = answer(&layer, "application/grpc+proto").await.into_parts();
+    assert!(body.is_end_stream() && body.collect().await.expect("a body").to_bytes().is_empty());
+    assert_eq!(head.status, StatusCode::OK);
+    let message = "Quota exhausted; retry in 1800 s.";
+    let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1_800)));
+    details.add_quota_failure_violation("policy:api-3s", "quota exhausted");
+    details.add_quota_failure_violation("policy:api-1h", "quota exhausted");
+    let expected = Status::with_error_details(Code::ResourceExhausted, message, details);
+    assert_eq!(status(&head.headers).details(), expected.details());
+
+    let mut headers = head.headers;
+    let details = headers.remove("grpc-status-details-bin").expect("details");
+    assert!(!details.to_str().expect("text").contains('='), "unpadded");
+    let expected = [
+        "cache-control: no-store",
+        "content-type: application/grpc",
+        "grpc-message: Quota exhausted; retry in 1800 s.",
+        "grpc-retry-pushback-ms: 1800000",
+        "grpc-status: 8",
+        r#"ratelimit-policy: "api-3s";q=2;w=3, "api-1h";q=2;w=3600"#,
+        r#"ratelimit: "api-3s";r=0;t=2, "api-1h";r=0;t=1800"#,
+        "retry-after: 1800",
+    ];
+    assert_eq!(lines(&headers), expected);
+}
+
+#[tokio::test]
+async fn waits_are_reported_in_milliseconds_rounded_up() {
+    let table = [("1/1500ms", 1_500), ("1/1000001us", 1_001), ("1/ns", 1), ("1/h", 3_600_000)];
+    for (text, millis) in table {
+        let response = answer(&owing(&[quota(text)], 1), "application/grpc").await;
+        let status = status(response.headers());
+        assert_eq!(pushback(&status), millis, "{text}");
+        let retry = status.get_details_retry_info().expect("RetryInfo").retry_delay;
+        assert_eq!(retry.expect("a delay").as_millis(), u128::try_from(millis).expect("positive"));
+    }
+}
+
+#[tokio::test]
+async fn only_grpc_requests_get_a_grpc_rejection() {
+    for grpc in ["application/grpc", "application/grpc+json", "application/grpc;charset=utf-8"] {
+        let response = answer(&owing(&[quota("1/h")], 1), grpc).await;
+        assert_eq!(header(response.headers(), "content-type"), "application/grpc", "{grpc}");
+        assert_eq!(header(response.headers(), "grpc-status"), "8");
+    }
+    let web = ["application/grpc-web", "application/grpc-web+proto", "application/grpc-web-text"];
+    for other in web.into_iter().chain(["application/grpcish", "application/json", ""]) {
+        let response = answer(&owing(&[quota("1/h")], 1), other).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{other}");
+        assert_eq!(header(response.headers(), "grpc-status"), "", "{other}");
+    }
+}
+
+/// Caches, logs and alerts would read a 200 as a response of the service.
+#[tokio::test]
+async fn an_http_request_with_a_grpc_content_type_gets_a_plain_rejection() {
+    let length = ("content-length", "5");
+    let translated = [("te", "trailers")];
+    let table = [
+        (Method::GET, Version::HTTP_11, &[][..]),
+        (Method::GET, Version::HTTP_2, &[]),
+        (Method::HEAD, Version::HTTP_2, &[]),
+        (Method::OPTIONS, Version::HTTP_2, &[]),
+        (Method::PUT, Version::HTTP_2, &[]),
+        (Method::POST, Version::HTTP_09, &translated),
+        (Method::POST, Version::HTTP_10, &translated),
+        (Method::POST, Version::HTTP_11, &[]),
+        (Method::POST, Version::HTTP_11, &translated),
+        (Method::POST, Version::HTTP_11, &[length]),
+        (Method::POST, Version::HTTP_11, &[length, translated[0]]),
+        (Method::POST, Version::HTTP_11, &[("te", "gzip")]),
+        (Method::GET, Version::HTTP_11, &translated),
+        (Method::GET, Version::HTTP_2, &translated),
+    ];
+    for (method, version, lines) in table {
+        let said = format!("{method} {version:?} {lines:?}");
+        let mut request = with(&[&[("content-type", "application/grpc+\"x")], lines].concat());
+        (*request.method_mut(), *request.version_mut()) = (method, version);
+        let response = ask(&mut owing(&[quota("1/h")], 1).layer(Served), request).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{said}");
+        let summary = |name| header(response.headers(), name);
+        assert_eq!(summary("content-type"), "text/plain; charset=utf-8", "{said}");
+        assert_eq!((summary("cache-control"), summary("grpc-status")), ("no-store", ""), "{said}");
+        assert_eq!(summary("retry-after"), "3600", "{said}");
+    }
+    for version in [Version::HTTP_2, Version::HTTP_3] {
+        let mut request = with(&[("content-type", "application/grpc+\"x")]);
+        (*request.method_mut(), *request.version_mut()) = (Method::POST, version);
+        let response = ask(&mut owing(&[quota("1/h")], 1).layer(Served), request).await;
+        assert_eq!(response.status(), StatusCode::OK, "{version:?}");
+        let summary = |name| header(response.headers(), name);
+        assert_eq!(summary("content-type"), "application/grpc");
+        assert_eq!((summary("cache-control"), summary("grpc-status")), ("no-store", "8"));
+    }
+}
+
+/// A tonic server ignores the method: a call that claims to be a preflight runs.
+#[tokio::test]
+async fn a_call_sent_as_a_preflight_is_charged() {
+    let call = |content_type: Option<&str>| {
+        let request = Request::options("/test.Echo/Echo").version(Version::HTTP_2);
+        let request = request.header("origin", "https://a.example");
+        let request = request.header("access-control-request-method", "POST");
+        let request = match content_type {
+            Some(kind) => request.header("content-type", kind),
+            None => request,
+        };
+        // a message of five bytes
+        let message = Full::new(Bytes::from_static(b"\0\0\0\0\x05hello"));
+        request.body(Body::new(message)).expect("a request")
+    };
+    async fn ran(layer: Owing, call: impl Fn() -> Request<Body>) -> usize {
+        let (mut service, mut ran) = (layer.layer(Echo), 0);
+        for _ in 0..1_000 {
+            let response = ask(&mut service, call()).await;
+            let body = response.into_body().collect().await.expect("a body").to_bytes();
+            ran += usize::from(body.ends_with(b"hello"));
+        }
+        ran
+    }
+    let three = || owing(&[quota("3/h")], 0);
+    assert_eq!(ran(three(), || call(Some("application/grpc"))).await, 3);
+    assert_eq!(ran(three(), || call(None)).await, 3);
+    assert_eq!(ran(three().exempt_preflights(), || call(Some("application/grpc"))).await, 3);
+    // the documented limit: an HTTP/2 body that the head does not announce
+    assert_eq!(ran(three().exempt_preflights(), || call(None)).await, 1_000);
+}
+
+/// An extractor that always fails.
+struct Failing(fn() -> KeyError);
+
+impl KeyExtractor for Failing {
+    fn extract(
+        &self,
+        _: &tower_sluice::RequestHead<'_>,
+    ) -> Result<Option<tower_sluice::Key>, KeyError> {
+        Err((self.0)())
+    }
+}
+
+#[tokio::test]
+async fn every_rejection_has_its_code() {
+    let store = || LocalStore::with_capacity(16);
+    let five = Quota::per_second(5);
+    let summary = |response: Response<Body>| {
+        assert_eq!(response.status(), StatusCode::OK);
+        let pushback = header(response.headers(), "grpc-retry-pushback-ms").to_owned();
+        let status = status(response.headers());
+        let retry = status.get_details_retry_info().and_then(|info| info.retry_delay);
+        (status.code(), pushback, retry)
+    };
+    let none = |code| (code, String::new(), None);
+
+    let missing = RateLimitLayer::new(HeaderKey::new("x-api-key"), five, store());
+    assert_eq!(summary(answer(&missing, "application/grpc").await), none(Code::InvalidArgument));
+    let rule = Rule::new("user", HeaderKey::new("x-api-key"), five);
+    let rule = rule.on_missing_key(OnMissingKey::Reject(StatusCode::UNAUTHORIZED));
+    let unknown = RateLimitLayer::rules(rule, store());
+    assert_eq!(summary(answer(&unknown, "application/grpc").await), none(Code::Unauthenticated));
+    let lost = RateLimitLayer::new(PeerIp::new(), five, store());
+    assert_eq!(summary(answer(&lost, "application/grpc").await), none(Code::Internal));
+    let blocked = RateLimitLayer::new(Everyone, Quota::blocked(), store());
+    let never = (Code::PermissionDenied, "-1".to_owned(), None);
+    assert_eq!(summary(answer(&blocked, "application/grpc").await), never);
+    for broken in [Broken::Now, Broken::Later] {
+        let closed = RateLimitLayer::new(Everyone, five, broken.fail_closed());
+        let soon = (Code::Unavailable, "1000".to_owned(), Some(Duration::from_secs(1)));
+        assert_eq!(summary(answer(&closed, "application/grpc").await), soon);
+    }
+}
+
+#[tokio::test]
+async fn messages_are_percent_encoded() {
+    let failing = Failing(|| KeyError::missing("caf\u{e9} 100%\n"));
+    let layer = RateLimitLayer::new(failing, Quota::per_second(5), LocalStore::with_capacity(16));
+    let response = answer(&layer, "application/grpc").await;
+    let sent = header(response.headers(), "grpc-message");
+    assert_eq!(sent, "Request rejected: missing caf%C3%A9 100%25%0A.");
+    let read = status(response.headers());
+    assert_eq!(read.message(), "Request rejected: missing caf\u{e9} 100%\n.");
+}

@@ -1,0 +1,298 @@
+//! Key extractors: what each extractor reads, and the handling of requests without a key.
+
+use std::sync::Arc;
+
+use http::{HeaderValue, Request, StatusCode};
+use tower_sluice::{
+    ClientIp, Key, KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{Everyone, ExtensionKey, HeaderKey, KeyError, KeyKind, MethodKey},
+    key_fn,
+    rule::OnMissingKey,
+};
+
+use crate::support::{answer, get, header, lines, with};
+
+const USER: &str = "x-user";
+
+fn user() -> HeaderKey {
+    HeaderKey::new(USER)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "callers create the request in place")]
+fn key(of: impl KeyExtractor, request: Request<()>) -> Result<Option<Key>, KeyError> {
+    of.extract(&tower_sluice::RequestHead::from(&request))
+}
+
+fn named(user: &str) -> Request<()> {
+    with(&[(USER, user)])
+}
+
+/// Allows one request per hour for each user.
+fn hourly(missing: OnMissingKey) -> RateLimitLayer<Rule<HeaderKey>, LocalStore> {
+    let rule = Rule::new("user", user(), Quota::per_hour(1)).on_missing_key(missing);
+    RateLimitLayer::rules(rule, LocalStore::with_capacity(64))
+}
+
+async fn status<K: tower_sluice::rule::Rules>(
+    layer: &RateLimitLayer<K, LocalStore>,
+    request: Request<()>,
+) -> u16 {
+    answer(layer, request).await.status().as_u16()
+}
+
+#[test]
+fn a_header_is_a_key_byte_for_byte() {
+    assert_eq!(key(user(), named("alice")), Ok(Some("alice".into())));
+    assert_ne!(key(user(), named("alice")), key(user(), named("Alice")));
+    assert_ne!(key(user(), named("alice")), key(user(), named("a lice")));
+    let mut request = get("/");
+    let opaque = HeaderValue::from_bytes(b"\xff\xfe").expect("opaque bytes");
+    request.headers_mut().insert(USER, opaque);
+    assert_eq!(key(user(), request), Ok(Some(b"\xff\xfe"[..].into())));
+}
+
+#[test]
+fn white_space_around_a_header_is_not_part_of_the_key() {
+    for spelling in [" alice", "alice ", "\talice \t ", "alice"] {
+        assert_eq!(key(user(), named(spelling)), Ok(Some("alice".into())), "{spelling:?}");
+        let of_value = key_fn(|head| head.headers.get(USER).cloned());
+        assert_eq!(key(of_value, named(spelling)), Ok(Some("alice".into())), "{spelling:?}");
+    }
+}
+
+#[tokio::test]
+async fn absent_empty_and_blank_headers_are_missing() {
+    for request in [|| get("/"), || named(""), || named(" \t ")] {
+        let unauthorized = OnMissingKey::Reject(StatusCode::UNAUTHORIZED);
+        assert_eq!(status(&hourly(OnMissingKey::default()), request()).await, 400);
+        assert_eq!(status(&hourly(unauthorized), request()).await, 401);
+        let skip = hourly(OnMissingKey::Skip);
+        for _ in 0..3 {
+            let response = answer(&skip, request()).await;
+            assert_eq!((response.status(), lines(response.headers())), (StatusCode::OK, vec![]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_without_a_key_can_share_one_account() {
+    let layer = hourly(OnMissingKey::Share);
+    assert_eq!(status(&layer, get("/")).await, 200);
+    for request in [get("/"), named(""), named("  ")] {
+        assert_eq!(status(&layer, request).await, 429);
+    }
+    assert_eq!(
+        status(&layer, named("alice")).await,
+        200,
+        "a client with this key has another account"
+    );
+}
+
+#[tokio::test]
+async fn a_header_sent_twice_is_rejected_under_every_policy() {
+    for missing in [OnMissingKey::default(), OnMissingKey::Skip, OnMissingKey::Share] {
+        let twice = with(&[(USER, "alice"), (USER, "bob")]);
+        assert_eq!(status(&hourly(missing), twice).await, 400, "{missing:?}");
+    }
+}
+
+#[tokio::test]
+async fn keys_that_are_too_long_are_rejected_under_every_policy() {
+    let long = |bytes: usize| named(&"k".repeat(bytes));
+    for missing in [OnMissingKey::default(), OnMissingKey::Skip, OnMissingKey::Share] {
+        let layer = hourly(missing);
+        assert_eq!(status(&layer, long(1_024)).await, 200, "{missing:?}");
+        assert_eq!(status(&layer, long(1_025)).await, 400, "{missing:?}");
+    }
+    let rule = Rule::new("user", user(), Quota::per_hour(1)).max_key_len(8);
+    let layer = RateLimitLayer::rules(rule, LocalStore::with_capacity(64));
+    assert_eq!(status(&layer, long(8)).await, 200);
+    assert_eq!(status(&layer, long(9)).await, 400);
+}
+
+#[test]
+fn or_uses_the_second_extractor_if_the_first_finds_no_key() {
+    let either = || user().or(HeaderKey::new("x-guest")).or(Everyone);
+    assert_eq!(key(either(), named("alice")), Ok(Some("alice".into())));
+    for user in [&[][..], &[(USER, "")], &[(USER, "  ")]] {
+        let guest = [user, &[("x-guest", "7")]].concat();
+        assert_eq!(key(either(), with(&guest)), Ok(Some("7".into())));
+        assert_eq!(key(either(), with(user)), Ok(Some(Key::everyone())));
+    }
+    let twice = key(either(), with(&[(USER, "alice"), (USER, "bob")]));
+    assert!(!twice.expect_err("an error of the first stays an error").is_missing());
+    assert!(key(user().or(user()), get("/")).expect_err("no key").is_missing());
+}
+
+#[test]
+fn an_extractor_around_another_reports_its_lints() {
+    let nobody = || ClientIp::behind([""; 0]).expect("no network");
+    let lint = nobody().lints();
+    assert_eq!(lint.len(), 1);
+    let wrapped: [&dyn KeyExtractor; 3] =
+        [&&nobody(), &Arc::new(nobody()), &(Box::new(nobody()) as Box<dyn KeyExtractor>)];
+    for extractor in wrapped {
+        assert_eq!(extractor.lints(), lint);
+    }
+    assert_eq!(user().or(nobody()).lints(), lint);
+    assert_eq!(nobody().or(user()).lints(), lint);
+    let twice = [lint.clone(), lint].concat();
+    assert_eq!((nobody(), nobody()).lints(), twice);
+    assert_eq!((nobody(), user(), nobody()).lints(), twice);
+    assert_eq!((user(), nobody(), nobody(), user()).lints(), twice);
+}
+
+#[test]
+fn alternatives_of_one_kind_are_that_kind() {
+    assert_eq!(KeyKind::Text.or(KeyKind::Text), KeyKind::Text);
+    let either = KeyKind::OneOf(vec![KeyKind::Text, KeyKind::Number]);
+    assert_eq!(KeyKind::Text.or(KeyKind::Number).or(KeyKind::Text), either);
+}
+
+#[test]
+fn a_tuple_makes_one_key_of_all_its_parts() {
+    let of = |a: &str, b: &str| {
+        let request = with(&[("a", a), ("b", b)]);
+        key((HeaderKey::new("a"), HeaderKey::new("b")), request).expect("a key").expect("applies")
+    };
+    assert_eq!(of("x", "y"), of("x", "y"));
+    for other in [of("y", "x"), of("x", "z"), of("xy", "z"), of("x,", "y")] {
+        assert_ne!(of("x", "y"), other);
+    }
+    assert_ne!(of("ab", "c"), of("a", "bc"));
+    let three = || (MethodKey, user(), Everyone);
+    let four = || (MethodKey, user(), Everyone, Everyone);
+    assert_ne!(key(three(), named("alice")), key(three(), named("bob")));
+    assert_ne!(key(four(), named("alice")), key(four(), named("bob")));
+    assert_ne!(key(three(), named("alice")), key(four(), named("alice")));
+}
+
+#[test]
+fn invented_methods_share_one_key() {
+    let of = |method: &str| {
+        let method = http::Method::from_bytes(method.as_bytes()).expect("a method");
+        let request = Request::builder().method(method).body(()).expect("a request");
+        key(MethodKey, request).expect("a key").expect("applies")
+    };
+    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+    for method in known {
+        assert_eq!(of(method), method.into());
+    }
+    for made_up in ["X", "XYZZY", "get", "Get", "GETT", "PURGE", "other", &"LONG".repeat(1_000)] {
+        assert_eq!(of(made_up), "other".into(), "{made_up:.20}");
+    }
+}
+
+#[test]
+fn a_tuple_with_a_missing_part_is_missing() {
+    for request in [get("/"), named(""), named(" ")] {
+        let missing = key((MethodKey, user()), request).expect_err("half a key");
+        assert!(missing.is_missing());
+    }
+    assert_eq!(key((MethodKey, Nobody), get("/")), Ok(None), "a tuple does not apply in part");
+}
+
+/// An extractor whose rule never applies.
+#[derive(Clone, Copy)]
+struct Nobody;
+
+impl KeyExtractor for Nobody {
+    fn extract(&self, _: &tower_sluice::RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_rule_that_does_not_apply_denies_nothing() {
+    let store = LocalStore::with_capacity(64);
+    let layer = RateLimitLayer::new(Nobody, Quota::blocked(), store);
+    assert_eq!(status(&layer, get("/")).await, 200);
+    let unlimited = RateLimitLayer::rules(Rule::unlimited(), LocalStore::with_capacity(64));
+    assert_eq!(status(&unlimited, get("/")).await, 200);
+}
+
+#[tokio::test]
+async fn all_rules_that_apply_are_charged_or_none() {
+    let (store, hourly) = (LocalStore::with_capacity(64), Quota::per_hour(2));
+    let site = || Rule::new("site", Everyone, hourly);
+    let user = |missing| Rule::new("user", user(), hourly).on_missing_key(missing);
+    let unsaid = RateLimitLayer::rules((site(), user(OnMissingKey::default())), store.clone());
+    for _ in 0..3 {
+        assert_eq!(status(&unsaid, get("/")).await, 400, "nothing is charged");
+    }
+    let skip = RateLimitLayer::rules((user(OnMissingKey::Skip), site()), store);
+    let reported = answer(&skip, get("/")).await;
+    assert_eq!(header(reported.headers(), "ratelimit"), r#""site";r=1;t=1800"#);
+    let reported = answer(&skip, named("alice")).await;
+    assert_eq!(header(reported.headers(), "ratelimit"), r#""user";r=1;t=1800, "site";r=0;t=1800"#);
+    assert_eq!(status(&skip, get("/")).await, 429);
+}
+
+#[test]
+fn shared_and_boxed_extractors_are_extractors() {
+    let shared: Arc<dyn KeyExtractor + Send + Sync> = Arc::new(user());
+    let boxed: Box<dyn KeyExtractor> = Box::new((shared.clone(), MethodKey));
+    assert_eq!(key(&shared, named("alice")), key(user(), named("alice")));
+    assert_eq!(key(boxed, named("alice")), key((user(), MethodKey), named("alice")));
+}
+
+#[test]
+fn a_closure_is_an_extractor() {
+    let tenant = key_fn(|head| head.uri.query().map(str::to_owned));
+    assert_eq!(key(tenant, get("/?acme")), Ok(Some("acme".into())));
+    assert!(key(tenant, get("/")).expect_err("no query").is_missing());
+}
+
+#[test]
+fn an_extension_is_a_key_or_provides_one() {
+    #[derive(Clone)]
+    struct User {
+        id: u64,
+    }
+    let by_id = || ExtensionKey::by(|user: &User| user.id);
+    let mut request = get("/");
+    request.extensions_mut().insert(User { id: 7 });
+    assert_eq!(key(by_id(), request), Ok(Some(7_u64.into())));
+    let mut request = get("/");
+    request.extensions_mut().insert(Key::from("alice"));
+    assert_eq!(key(ExtensionKey::<Key>::new(), request), Ok(Some("alice".into())));
+    assert!(key(by_id(), get("/")).expect_err("no user").is_missing());
+}
+
+#[test]
+fn methods_are_keys() {
+    let post = Request::post("/").body(()).expect("a request");
+    assert_eq!(key(MethodKey, get("/")), Ok(Some("GET".into())));
+    assert_ne!(key(MethodKey, get("/")), key(MethodKey, post));
+}
+
+#[tokio::test]
+async fn errors_and_debug_output_do_not_contain_the_key() {
+    const SECRET: &str = "hunter2-hunter2";
+    let rule = Rule::new("user", user(), Quota::per_hour(1)).max_key_len(SECRET.len());
+    let layer = RateLimitLayer::rules(rule.clone(), LocalStore::with_capacity(64));
+    let layer = layer.expose_decision();
+    let mut shown = vec![
+        format!("{:?}", key(user(), named(SECRET))),
+        format!("{:?}", key((user(), MethodKey), named(SECRET))),
+        format!("{rule:?} {layer:?}"),
+    ];
+    let long = format!("{SECRET}!");
+    let requests = [
+        named(SECRET),
+        named(SECRET),
+        named(&long),
+        with(&[(USER, SECRET), (USER, SECRET)]),
+        with(&[(USER, SECRET), ("accept", "application/json")]),
+    ];
+    for (request, status) in requests.into_iter().zip([200, 429, 400, 400, 429]) {
+        let response = answer(&layer, request).await;
+        assert_eq!(response.status().as_u16(), status);
+        assert_eq!(header(response.headers(), USER), "");
+        shown.push(format!("{response:?} {:?}", response.extensions()));
+        shown.push(format!("{:?}", response.extensions().get::<tower_sluice::Decision>()));
+        let service = tower::Layer::layer(&layer, crate::support::Strict::default());
+        shown.push(format!("{service:?}"));
+    }
+    assert!(shown.iter().all(|text| !text.contains("hunter2")), "{shown:#?}");
+}

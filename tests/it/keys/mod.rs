@@ -1,0 +1,10 @@
+//! Tests of key extractors.
+
+mod client_ip;
+#[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
+mod client_walk;
+mod extractors;
+#[cfg(feature = "axum")]
+mod identify;
+#[cfg(feature = "axum")]
+mod route;

@@ -1,0 +1,209 @@
+//! Requests that queue and are cancelled. Their charges are undone if no other request has queued
+//! behind them. The remaining requests never run closer together than the quota allows.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use proptest::{collection::vec, prelude::*, test_runner::Config};
+use tokio_test::{assert_pending, assert_ready_ok};
+use tower::Layer;
+use tower_sluice::{
+    Algorithm, Decision, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    key::Everyone, rule::RuleName, store::Charge, testing::FakeClock,
+};
+
+use crate::support::{
+    Strict,
+    driven::{Time, begin, left, millis, secs},
+    get,
+};
+
+/// An attack: fill the queue, keep the last queued request, cancel all others, and repeat. Sixty
+/// handlers once ran in one second.
+#[tokio::test(start_paused = true)]
+async fn repeated_queueing_and_cancelling_runs_one_handler_a_second() {
+    let (time, quota) = (Time::default(), Quota::per_second(1));
+    let rule = Rule::new("api", Everyone, quota).max_wait(secs(60));
+    let inner = Strict::default();
+    let calls = inner.calls();
+    let mut service = RateLimitLayer::rules(rule, time.store()).layer(inner);
+    let (mut kept, mut ran) = (Vec::new(), Vec::new());
+    for round in 0..60 {
+        let mut queue = Vec::new();
+        for _ in 0..61 {
+            let mut asking = begin(&mut service, get("/")).await;
+            match asking.poll().is_pending() {
+                true => queue.push(asking),
+                false if calls() > ran.len() => ran.push(time.0.now()),
+                false => {} // denied
+            }
+        }
+        // the last request stays, all others are cancelled
+        kept.extend(queue.pop());
+        drop(queue);
+        // twenty rounds at one moment, and then all remaining requests run
+        for _ in 0..if round % 20 == 19 { 800 } else { 0 } {
+            time.pass(millis(100)).await;
+            for asking in kept.iter_mut().filter(|asking| asking.is_woken()) {
+                let _ = asking.poll();
+            }
+            ran.resize(calls(), time.0.now());
+        }
+        kept.retain(|_| round % 20 < 19);
+        time.pass(millis(1)).await;
+    }
+    assert!(ran.len() >= 6, "{} of the remaining requests ran", ran.len());
+    let gaps: Vec<_> = ran.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(gaps.iter().all(|gap| *gap >= secs(1) - millis(100)), "{gaps:?}");
+}
+
+/// The newest request is cancelled first: every charge is undone, and the next request gets the
+/// first position.
+#[tokio::test(start_paused = true)]
+async fn cancelling_the_newest_first_undoes_every_charge() {
+    let (time, quota) = (Time::default(), Quota::per_second(1));
+    let store = time.store();
+    let rule = Rule::new("api", Everyone, quota).max_wait(secs(60));
+    let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
+    assert_ready_ok!(begin(&mut service, get("/")).await.poll());
+    let mut queue = Vec::new();
+    for _ in 0..10 {
+        let mut asking = begin(&mut service, get("/")).await;
+        assert_pending!(asking.poll());
+        queue.push(asking);
+    }
+    while let Some(newest) = queue.pop() {
+        drop(newest);
+    }
+    let mut next = begin(&mut service, get("/")).await;
+    assert_pending!(next.poll());
+    time.pass(secs(1)).await;
+    assert_eq!(assert_ready_ok!(next.poll()).status(), StatusCode::OK);
+    time.pass(secs(1)).await;
+    assert_eq!(left(&store, "api", Key::everyone(), &quota), 1);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(u64),
+    Queue(u32),
+    /// Cancels one of the queued requests, counted from the newest.
+    Leave(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1..4_u32).prop_map(Step::Queue),
+        3 => prop_oneof![Just(0_usize), 0..8_usize].prop_map(Step::Leave),
+        2 => prop_oneof![0..300_000_000_u64, 0..3_000_000_000_u64].prop_map(Step::Pass),
+    ];
+    vec(step, 1..60)
+}
+
+/// One run of a handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Run {
+    at: Duration,
+    cost: u32,
+    queued: bool,
+}
+
+/// Runs the handlers of requests that queue and are cancelled at random, and returns the runs in
+/// order.
+fn runs(
+    clock: &FakeClock,
+    store: &LocalStore,
+    key: &Key,
+    quota: Quota,
+    steps: &[Step],
+) -> Vec<Run> {
+    let quotas = [quota];
+    let charge = Charge::new(RuleName::default(), key, &quotas).with_max_wait(secs(30));
+    let (mut waiting, mut ran): (Vec<(Run, Decision)>, Vec<Run>) = Default::default();
+    for step in steps {
+        match *step {
+            Step::Pass(nanos) => clock.advance(Duration::from_nanos(nanos)),
+            Step::Queue(cost) => {
+                let taken = store.take(&[charge.with_cost(cost)]).now();
+                if taken.is_allowed() {
+                    let (at, queued) = (clock.now() + taken.wait(), !taken.wait().is_zero());
+                    waiting.push((Run { at, cost, queued }, taken));
+                }
+            }
+            Step::Leave(nth) => {
+                let at = waiting.len().checked_sub(nth + 1);
+                if let Some(at) = at.filter(|at| waiting[*at].0.at > clock.now()) {
+                    let (run, taken) = waiting.remove(at);
+                    store.undo(&[charge.with_cost(run.cost)], &taken, None);
+                }
+            }
+        }
+        let now = clock.now();
+        ran.extend(waiting.extract_if(.., |(run, _)| run.at <= now).map(|(run, _)| run));
+    }
+    ran.extend(waiting.into_iter().map(|(run, _)| run));
+    ran.sort_unstable();
+    ran
+}
+
+/// Checks the handlers that ran with a literal implementation of GCRA.
+fn conforms(quota: Quota, ran: &[Run]) -> Result<(), TestCaseError> {
+    let (mut full, interval) = (Duration::ZERO, quota.interval());
+    for run in ran {
+        full = full.max(run.at) + interval * run.cost;
+        prop_assert!(full <= run.at + interval * quota.limit(), "{:?} of {:?}", run, ran);
+    }
+    Ok(())
+}
+
+/// A store of one set in which all slots are in debt for a long time, so that other keys share an
+/// account.
+fn full(clock: &FakeClock, algorithm: Algorithm) -> LocalStore {
+    let (store, day) = (clock.store(1), Quota::per_day(1).algorithm(algorithm));
+    for key in 0..64_u32 {
+        let key = Key::from(key);
+        let filler = RuleName::new("filler").expect("a name");
+        drop(store.take(&[Charge::new(filler, &key, day.as_ref())]));
+    }
+    store
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 2_000, ..crate::support::regressions::keeping(file!()) })]
+
+    #[test]
+    fn remaining_requests_keep_to_the_quota_after_any_cancellation(burst in 1..4_u32, full_store: bool, steps in steps()) {
+        let (clock, quota) = (FakeClock::new(), Quota::per_second(2).burst(burst));
+        let store = if full_store { full(&clock, Algorithm::Gcra) } else { clock.store(64) };
+        let ran = runs(&clock, &store, &Key::from("me"), quota, &steps);
+        prop_assert_eq!(full_store && !ran.is_empty(), store.stats().overflowed > 48 && !ran.is_empty());
+        conforms(quota, &ran)?;
+    }
+
+    /// In a paced window, unit `k` runs no earlier than its instant, and queued requests run apart.
+    #[test]
+    fn units_of_a_paced_window_keep_their_instants_after_any_cancellation(
+        full_store: bool, steps in steps(),
+    ) {
+        const EACH: Duration = millis(500);
+        let paced = Algorithm::fixed_window().paced();
+        let quota = Quota::new(8, secs(4)).expect("a quota").algorithm(paced);
+        let clock = FakeClock::new();
+        let store = match full_store {
+            true => full(&clock, Algorithm::fixed_window()),
+            false => clock.store(64),
+        };
+        let ran = runs(&clock, &store, &Key::from("me"), quota, &steps);
+        let window = |run: &Run| run.at.as_nanos() / secs(4).as_nanos();
+        for (nth, run) in ran.iter().enumerate() {
+            let before = || ran[..nth].iter().filter(|other| window(other) == window(run));
+            let units = before().map(|other| other.cost).sum::<u32>() + run.cost;
+            let since = run.at.as_nanos() % secs(4).as_nanos();
+            prop_assert!(since >= (EACH * (units - 1)).as_nanos(), "{:?} of {:?}", run, ran);
+            let last = before().rfind(|other| other.queued);
+            if let Some(last) = last.filter(|_| run.queued) {
+                prop_assert!(run.at - last.at >= EACH * run.cost, "{:?} of {:?}", run, ran);
+            }
+        }
+    }
+}

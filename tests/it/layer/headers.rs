@@ -1,0 +1,306 @@
+//! The header fields of every family, byte for byte, beside fields of other layers.
+
+use std::{
+    convert::Infallible,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use http::{HeaderMap, Request, Response, StatusCode};
+use proptest::{prelude::*, string::string_regex};
+use tower::{Layer, service_fn};
+use tower_sluice::{
+    Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone,
+    rule::RuleName, testing::FakeClock,
+};
+
+use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota};
+
+/// Applies `layer` to a handler's response with these headers.
+async fn beside(layer: &Owing, there: &[(&'static str, &'static str)]) -> HeaderMap {
+    let mut handler = Response::new(String::new());
+    for (name, value) in there {
+        handler.headers_mut().append(*name, value.parse().expect("a value"));
+    }
+    let inner = service_fn(move |_: Request<()>| {
+        let handler = handler.clone();
+        async { Ok::<_, Infallible>(handler) }
+    });
+    ask(&mut layer.layer(inner), get("/")).await.into_parts().0.headers
+}
+
+/// Returns the lines of the rate limit fields.
+fn limits(headers: &HeaderMap) -> Vec<String> {
+    let reported = headers.iter().filter(|(name, _)| name.as_str().contains("ratelimit"));
+    let mut lines: Vec<_> = reported
+        .map(|(name, value)| format!("{name}: {}", value.to_str().expect("text")))
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[tokio::test]
+async fn draft11_equals_its_table() {
+    let table = [
+        (&["10/s"][..], 0, r#""api";q=10;w=1"#, r#""api";r=9;t=1"#),
+        (&["1000/h"], 387, r#""api";q=1000;w=3600"#, r#""api";r=612;t=4"#),
+        (&["5/500ms"], 0, r#""api";q=5;w=1"#, r#""api";r=4;t=1"#),
+        (&["100/min burst 20"], 0, r#""api";q=20;w=12"#, r#""api";r=19;t=1"#),
+        (&["3/s"], 0, r#""api";q=3;w=1"#, r#""api";r=2;t=1"#),
+        (
+            &["5/10s", "1000/h"],
+            1,
+            r#""api-10s";q=5;w=10, "api-1h";q=1000;w=3600"#,
+            r#""api-10s";r=3;t=2, "api-1h";r=998;t=4"#,
+        ),
+    ];
+    for (quotas, owed, policy, fields) in table {
+        let quotas: Vec<_> = quotas.iter().map(|text| quota(text)).collect();
+        let response = answer(&owing(&quotas, owed), get("/")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(header(response.headers(), "ratelimit-policy"), policy);
+        assert_eq!(header(response.headers(), "ratelimit"), fields);
+    }
+}
+
+#[tokio::test]
+async fn t_is_left_out_when_the_account_is_full() {
+    let rule = || Rule::new("api", Everyone, Quota::per_second(10)).cost(0);
+    let look = RateLimitLayer::rules(rule(), LocalStore::with_capacity(16));
+    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit"), r#""api";r=10"#);
+    let look = look.headers(Headers::Draft06);
+    assert_eq!(header(answer(&look, get("/")).await.headers(), "ratelimit-reset"), "0");
+}
+
+#[tokio::test]
+async fn older_families_report_the_binding_quota() {
+    // six units of the first quota are used, so one refills in two seconds
+    let layer = |family| owing(&[quota("5/5s"), quota("1000/h")], 6).headers(family);
+    let policy = "ratelimit-policy: 5;w=5, 1000;w=3600";
+    let table = [
+        (Headers::Draft07, vec![policy, "ratelimit: limit=5, remaining=0, reset=2"]),
+        (
+            Headers::Draft06,
+            vec!["ratelimit-limit: 5", policy, "ratelimit-remaining: 0", "ratelimit-reset: 2"],
+        ),
+        (
+            Headers::XRateLimitDelta,
+            vec!["x-ratelimit-limit: 5", "x-ratelimit-remaining: 0", "x-ratelimit-reset: 2"],
+        ),
+        (Headers::None, vec![]),
+    ];
+    for (family, lines) in table {
+        let response = answer(&layer(family), get("/")).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(limits(response.headers()), lines, "{family:?}");
+        assert_eq!(header(response.headers(), "retry-after"), "2", "{family:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_family_overage_is_not_reported_either() {
+    for (family, fields) in [(Headers::XRateLimitDelta, 4), (Headers::None, 0)] {
+        let layer = owing(&[quota("2/h").soft(1)], 2).headers(family);
+        let response = answer(&layer, get("/")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(limits(response.headers()).len(), fields, "{family:?}");
+    }
+}
+
+#[tokio::test]
+async fn x_ratelimit_reset_is_unix_time_rounded_up() {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let wait = Duration::from_secs(2);
+    let before = now();
+    let response = answer(&owing(&[quota("5/5s")], 6).headers(Headers::XRateLimit), get("/")).await;
+    let after = now();
+    let reset: u64 = header(response.headers(), "x-ratelimit-reset").parse().expect("a number");
+    assert_eq!(header(response.headers(), "x-ratelimit-remaining"), "0");
+    assert!(Duration::from_secs(reset) >= before + wait, "{reset} is too early after {before:?}");
+    assert!(Duration::from_secs(reset - 1) < after + wait, "{reset} is too late after {after:?}");
+}
+
+#[tokio::test]
+async fn the_retry_after_of_a_handler_is_unchanged() {
+    let headers = beside(&owing(&[quota("10/s")], 0), &[("retry-after", "120")]).await;
+    assert_eq!(header(&headers, "retry-after"), "120");
+}
+
+#[tokio::test]
+async fn list_fields_are_appended() {
+    let there = [("ratelimit", r#""in";r=1;t=9"#), ("ratelimit-policy", r#""in";q=2;w=9"#)];
+    let headers = beside(&owing(&[quota("10/s")], 0), &there).await;
+    let expected = [
+        r#"ratelimit-policy: "api";q=10;w=1"#,
+        r#"ratelimit-policy: "in";q=2;w=9"#,
+        r#"ratelimit: "api";r=9;t=1"#,
+        r#"ratelimit: "in";r=1;t=9"#,
+    ];
+    assert_eq!(limits(&headers), expected);
+}
+
+#[tokio::test]
+async fn the_stricter_of_two_triplets_is_kept_whole() {
+    for (family, prefix) in [(Headers::Draft06, ""), (Headers::XRateLimitDelta, "x-")] {
+        let name = |field: &str| -> &'static str { format!("{prefix}ratelimit-{field}").leak() };
+        let triplet = async |left: &'static str| {
+            let there = [(name("limit"), "99"), (name("remaining"), left), (name("reset"), "88")];
+            let headers = beside(&owing(&[quota("10/s")], 0).headers(family), &there).await;
+            ["limit", "remaining", "reset"].map(|field| header(&headers, name(field)).to_owned())
+        };
+        assert_eq!(triplet("8").await, ["99", "8", "88"], "{family:?}");
+        assert_eq!(triplet("50").await, ["10", "9", "1"], "{family:?}");
+    }
+}
+
+/// In a Dictionary the last member of a name wins, so two lines would report the values of the
+/// last.
+#[tokio::test]
+async fn the_stricter_of_two_draft07_fields_is_kept() {
+    let reported = async |there| {
+        let layer = owing(&[quota("10/s")], 0).headers(Headers::Draft07);
+        let headers = beside(&layer, &[("ratelimit", there)]).await;
+        header(&headers, "ratelimit").to_owned()
+    };
+    let strict = "limit=99, remaining=8, reset=88";
+    assert_eq!(reported(strict).await, strict);
+    assert_eq!(
+        reported("limit=99, remaining=50, reset=88").await,
+        "limit=10, remaining=9, reset=1"
+    );
+}
+
+const FAMILIES: [Headers; 6] = [
+    Headers::Draft11,
+    Headers::Draft07,
+    Headers::Draft06,
+    Headers::XRateLimit,
+    Headers::XRateLimitDelta,
+    Headers::None,
+];
+
+/// A response without fields gets a prepared map, another response gets the fields one by one.
+#[tokio::test]
+async fn other_fields_of_a_response_change_nothing() {
+    for family in FAMILIES {
+        for quotas in [&["10/s"][..], &["5/10s", "1000/h"], &["100000/h"]] {
+            let quotas: Vec<_> = quotas.iter().map(|text| quota(text)).collect();
+            let layer = || owing(&quotas, 2).headers(family);
+            let alone = beside(&layer(), &[]).await;
+            let among = beside(&layer(), &[("content-type", "text/plain")]).await;
+            assert_eq!(limits(&alone), limits(&among), "{family:?}");
+            assert_eq!(alone.len() + 1, among.len(), "{family:?}");
+            assert_eq!(alone.is_empty(), family == Headers::None);
+        }
+    }
+}
+
+/// The layer writes the fields of a rejection, regardless of the response that a `Reject` builds:
+/// the default one, one that drops some or all of it, or a custom one.
+#[tokio::test]
+async fn a_custom_reject_does_not_change_the_fields() {
+    use tower_sluice::{
+        Reject, TooManyRequests,
+        reject::{Rejection, reject_fn},
+    };
+
+    type Words = fn(&Rejection<'_>, &tower_sluice::RequestHead<'_>) -> Response<String>;
+    let ours: Words = |why, head| TooManyRequests::new().reject(why, head);
+    let rebuilt: Words = |why, head| {
+        let kept: Response<String> = TooManyRequests::new().reject(why, head);
+        Response::new(kept.into_body())
+    };
+    let cut: Words = |why, head| {
+        let mut response: Response<String> = TooManyRequests::new().reject(why, head);
+        response.headers_mut().remove("retry-after");
+        response
+    };
+    let own: Words = |_, _| Response::new("no".to_owned());
+    for family in FAMILIES {
+        let rejected = |words: Words, accept| {
+            let layer = owing(&[quota("2/min"), quota("1000/h")], 2).headers(family);
+            async move {
+                let request = Request::get("/").header("accept", accept).body(()).expect("one");
+                let inner = service_fn(|_| async { Ok::<_, Infallible>(Response::default()) });
+                ask(&mut layer.reject(reject_fn(words)).layer(inner), request).await
+            }
+        };
+        let [plain, json] =
+            [rejected(ours, "text/html").await, rejected(ours, "application/json").await];
+        assert_eq!(header(plain.headers(), "content-type"), "text/plain; charset=utf-8");
+        assert_eq!(header(json.headers(), "content-type"), "application/problem+json");
+        let reported = |response: &Response<String>| {
+            let wait = header(response.headers(), "retry-after").to_owned();
+            (
+                wait,
+                response.headers().get_all("retry-after").iter().count(),
+                limits(response.headers()),
+            )
+        };
+        assert_eq!(reported(&plain).0, "30");
+        for other in [
+            json,
+            rejected(cut, "*/*").await,
+            rejected(rebuilt, "*/*").await,
+            rejected(own, "*/*").await,
+        ] {
+            assert_eq!(reported(&other), reported(&plain), "{family:?}");
+        }
+        assert_eq!(plain.headers().len() - limits(plain.headers()).len(), 3, "{plain:?}");
+    }
+}
+
+#[tokio::test]
+async fn fields_can_be_sent_with_rejections_only() {
+    let layer = owing(&[quota("2/h")], 1).headers_only_when_denied();
+    assert!(limits(answer(&layer, get("/")).await.headers()).is_empty());
+    assert_eq!(limits(answer(&layer, get("/")).await.headers()).len(), 2);
+}
+
+/// Returns the response of a layer in which `name` has this quota and a request costs `cost`.
+fn respond(name: &str, quota: Quota, owed: i64, cost: u32) -> Response<String> {
+    let (store, key) = (FakeClock::new().store(64), Key::everyone());
+    let name = RuleName::new(name).expect("a name");
+    Limiter::named(name, store.clone()).adjust(key, &quota, owed).now();
+    let rule = Rule::named(name, Everyone, quota).cost(Cost::from_fn(move |_| cost));
+    let layer = RateLimitLayer::rules(rule, store).expose_decision();
+    futures::executor::block_on(ask(&mut layer.layer(Strict::default()), get("/")))
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos().div_ceil(1_000_000_000)).expect("fits")
+}
+
+/// Returns the only item of a list field: its name, and its integer parameters by key.
+fn item(field: &str) -> (String, impl Fn(&str) -> Option<i64>) {
+    let list: sfv::List = sfv::Parser::new(field).parse().expect(field);
+    let [sfv::ListEntry::Item(item)] = &list[..] else { panic!("{field}: not one item") };
+    let (name, params) = (item.bare_item.as_string().expect("a string"), item.params.clone());
+    let integer = |value: &sfv::BareItem| i64::from(value.as_integer().expect("an integer"));
+    (name.to_string(), move |key: &str| {
+        params.iter().find(|(known, _)| known.as_str() == key).map(|(_, value)| integer(value))
+    })
+}
+
+proptest! {
+    #![proptest_config(crate::support::regressions::keeping(file!()))]
+
+    #[test]
+    fn fields_read_back_as_the_numbers_of_the_decision(
+        name in string_regex("[ -~]{1,64}").expect("a pattern"),
+        units in (0_u32..32, 1_u32..).prop_map(|(shift, n)| (n >> shift).max(1)),
+        period in periods(),
+        (owed, cost) in (0..=200_i64, 0..=100_u64),
+    ) {
+        let Ok(quota) = Quota::new(units, Duration::from_nanos(period)) else { return Ok(()) };
+        let cost = u32::try_from(u64::from(units) * cost / 100).expect("at most the limit");
+        let response = respond(&name, quota, i64::from(units) * owed / 100, cost);
+        let decision = response.extensions().get::<Decision>().expect("exposed");
+        let outcome = decision.outcomes()[0];
+        let (reported, policy) = item(header(response.headers(), "ratelimit-policy"));
+        prop_assert_eq!((reported.as_str(), policy("q")), (name.as_str(), Some(units.into())));
+        prop_assert_eq!(policy("w"), Some(seconds(quota.period())));
+        let (reported, fields) = item(header(response.headers(), "ratelimit"));
+        prop_assert_eq!((reported, fields("r")), (name, Some(outcome.remaining().into())));
+        prop_assert_eq!(fields("t").unwrap_or(0), seconds(outcome.next_after()));
+    }
+}

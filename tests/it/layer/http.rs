@@ -1,0 +1,291 @@
+//! Rejections as HTTP responses: status, body, content negotiation, and requests that pass without
+//! a charge.
+
+use std::time::Duration;
+
+use http::{
+    Method, Request, Response, StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
+};
+use tower::{Layer, service_fn};
+use tower_http::cors::{Any, CorsLayer};
+use tower_sluice::{
+    Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    TooManyRequests,
+    headers::exposed_headers,
+    key::{Everyone, HeaderKey, KeyError},
+    reject::{Reason, reject_fn},
+    rule::RuleError,
+    testing::FakeClock,
+};
+
+use crate::support::{answer, ask, get, header, lines, with};
+
+const JSON: (&str, &str) = ("accept", "application/problem+json");
+
+/// Five per five seconds and a thousand per hour, with two seconds until the next unit.
+fn example() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
+    let quotas = [
+        "5/5s".parse::<Quota>().expect("a quota").named("burst"),
+        Quota::per_hour(1_000).named("hour"),
+    ];
+    let clock = FakeClock::new();
+    let store = clock.store(64);
+    Limiter::new(store.clone()).adjust(Key::everyone(), &quotas, 389).now();
+    clock.advance(Duration::from_secs(4));
+    RateLimitLayer::new(Everyone, quotas, store)
+}
+
+/// One request per hour, which is used up.
+fn spent() -> RateLimitLayer<Rule<Everyone>, LocalStore> {
+    let (quota, store) = (Quota::per_hour(1), FakeClock::new().store(64));
+    assert!(Limiter::new(store.clone()).take(Key::everyone(), &quota, 1).now().is_allowed());
+    RateLimitLayer::new(Everyone, quota, store)
+}
+
+#[tokio::test]
+async fn problem_json_equals_the_example_byte_for_byte() {
+    let response = answer(&example(), with(&[JSON])).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let expected = [
+        "cache-control: no-store",
+        "content-type: application/problem+json",
+        "ratelimit-policy: \"burst\";q=5;w=5, \"hour\";q=1000;w=3600",
+        "ratelimit: \"burst\";r=0;t=2, \"hour\";r=612;t=4",
+        "retry-after: 2",
+    ];
+    assert_eq!(lines(response.headers()), expected);
+    let body = concat!(
+        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+        r#""title":"Too many requests","status":429,"#,
+        r#""detail":"Quota exhausted; retry in 2 s.","violated-policies":["burst"]}"#
+    );
+    assert_eq!((response.body().as_str(), body.len()), (body, 186));
+}
+
+#[tokio::test]
+async fn any_name_is_valid_json() {
+    let name = r#"a "quoted" \ name"#;
+    let store = FakeClock::new().store(64);
+    let layer = RateLimitLayer::new(Everyone, Quota::blocked().named(name), store);
+    let response = answer(&layer, with(&[JSON])).await;
+    let json: serde_json::Value = serde_json::from_str(response.body()).expect("JSON");
+    assert_eq!(json["violated-policies"], serde_json::json!([name]));
+}
+
+#[tokio::test]
+async fn plain_text_is_the_default() {
+    let response = answer(&example(), get("/")).await;
+    assert_eq!(header(response.headers(), "content-type"), "text/plain; charset=utf-8");
+    assert_eq!(header(response.headers(), "cache-control"), "no-store");
+    assert_eq!(response.body(), "Quota exhausted; retry in 2 s.");
+}
+
+#[tokio::test]
+async fn json_is_sent_to_clients_that_accept_it_by_name() {
+    let layer = spent();
+    let json = async |accept: &[&str]| {
+        let accept: Vec<_> = accept.iter().map(|line| ("accept", *line)).collect();
+        let response = answer(&layer, with(&accept)).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        response.headers()[CONTENT_TYPE] == "application/problem+json"
+    };
+    for yes in [
+        &["application/json"][..],
+        &["application/problem+json"],
+        &["Application/JSON"],
+        &["text/html, application/json;q=0.001"],
+        &["application/json; charset=utf-8; q=0.2"],
+        &["application/json;q=0, application/problem+json"],
+        &["text/html", "application/json"],
+    ] {
+        assert!(json(yes).await, "{yes:?}");
+    }
+    for no in [
+        &["*/*"][..],
+        &["application/*"],
+        &["text/plain"],
+        &["application/json;q=0"],
+        &["application/json; Q=0.000, */*"],
+        &["application/json;q=high"],
+        &["application/jsonlines"],
+        &[""],
+    ] {
+        assert!(!json(no).await, "{no:?}");
+    }
+}
+
+#[tokio::test]
+async fn head_has_the_headers_of_get_and_no_body() {
+    for accept in ["*/*", "application/json"] {
+        let ask = async |method: Method| {
+            let mut request = with(&[("accept", accept)]);
+            *request.method_mut() = method;
+            answer(&example(), request).await
+        };
+        let (get, mut head) = (ask(Method::GET).await, ask(Method::HEAD).await);
+        assert_eq!((head.status(), head.body().as_str()), (get.status(), ""));
+        let length = head.headers_mut().remove(CONTENT_LENGTH).expect("content-length");
+        assert_eq!(length.to_str().expect("text"), get.body().len().to_string());
+        assert_eq!(lines(head.headers()), lines(get.headers()));
+    }
+}
+
+#[tokio::test]
+async fn a_blocked_quota_is_403_without_retry_after() {
+    let layer = RateLimitLayer::new(Everyone, Quota::blocked(), LocalStore::with_capacity(16));
+    let response = answer(&layer, with(&[JSON])).await;
+    assert_eq!(response.status(), StatusCode::FORBIDDEN);
+    assert!(!response.headers().contains_key(RETRY_AFTER));
+    assert!(response.body().contains(r#""status":403"#), "{}", response.body());
+    let layer = layer.reject(TooManyRequests::new().blocked_status(StatusCode::NOT_FOUND));
+    assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_cost_above_the_burst_has_no_retry_after() {
+    let by_path = Cost::from_fn(|head| if head.uri.path() == "/export" { 11 } else { 5 });
+    let rule = Rule::new("api", Everyone, Quota::per_second(10)).cost(by_path);
+    let layer = RateLimitLayer::rules(rule, FakeClock::new().store(64));
+    let response = answer(&layer, get("/export")).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!response.headers().contains_key(RETRY_AFTER));
+    assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=10"#, "nothing was charged");
+    let reject = TooManyRequests::new().too_costly_status(StatusCode::PAYLOAD_TOO_LARGE);
+    let layer = layer.reject(reject);
+    assert_eq!(answer(&layer, get("/export")).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    for status in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        assert_eq!(answer(&layer, get("/")).await.status(), status);
+    }
+}
+
+#[test]
+fn a_fixed_cost_above_the_burst_fails_to_build() {
+    let rule = Rule::new("api", Everyone, [Quota::per_hour(50), Quota::per_second(10)]).cost(11);
+    let layer = RateLimitLayer::try_rules(rule, LocalStore::with_capacity(16));
+    let wrong = layer.expect_err("no layer");
+    assert!(matches!(wrong, RuleError::CostAboveLimit { cost: 11, limit: 10, .. }), "{wrong}");
+}
+
+#[tokio::test]
+async fn a_reject_closure_sees_the_decision_and_the_layer_adds_the_fields() {
+    let layer = example().reject(reject_fn(|why, head| {
+        let decision = why.decision().expect("a decision");
+        let left: Vec<_> = decision.outcomes().iter().map(|o| o.remaining()).collect();
+        let names: Vec<_> = why.violated().collect();
+        let wait = why.retry_after().expect("a wait");
+        assert_eq!(why.reason(), Reason::Limited);
+        let mut response = Response::new(format!("{} {left:?} {names:?} {wait:?}", head.uri));
+        *response.status_mut() = StatusCode::IM_A_TEAPOT;
+        response
+    }));
+    let response = answer(&layer, get("/tea")).await;
+    assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
+    assert_eq!(response.body(), r#"/tea [0, 612] ["burst"] 2s"#);
+    assert_eq!(header(response.headers(), "retry-after"), "2");
+    assert!(header(response.headers(), "ratelimit").starts_with(r#""burst";r=0;t=2"#));
+}
+
+#[tokio::test]
+async fn a_reject_closure_can_set_retry_after_and_sees_key_errors() {
+    let reject = reject_fn(|why, _| {
+        let text = why.key_error().map(KeyError::to_string).unwrap_or_default();
+        let mut response = Response::new(text);
+        response.headers_mut().insert(RETRY_AFTER, 77.into());
+        response
+    });
+    let response = answer(&spent().reject(reject), get("/")).await;
+    assert_eq!(header(response.headers(), "retry-after"), "77");
+    let store = LocalStore::with_capacity(16);
+    let layer = RateLimitLayer::new(HeaderKey::new("x-api-key"), Quota::per_second(1), store);
+    assert_eq!(answer(&layer.reject(reject), get("/")).await.body(), "missing header x-api-key");
+}
+
+#[tokio::test]
+async fn the_decision_is_exposed_on_request_only() {
+    let inner = service_fn(|request: Request<()>| async move {
+        let seen = request.extensions().get::<Decision>().and_then(Decision::remaining);
+        Ok::<_, std::convert::Infallible>(Response::new(format!("{seen:?}")))
+    });
+    let exposed = |r: &Response<String>| r.extensions().get::<Decision>().map(|d| d.remaining());
+    let layer = || RateLimitLayer::new(Everyone, Quota::per_hour(2), FakeClock::new().store(64));
+    let response = ask(&mut layer().layer(inner), get("/")).await;
+    assert_eq!((response.body().as_str(), exposed(&response)), ("None", None));
+    let mut service = layer().expose_decision().layer(inner);
+    for left in [1, 0] {
+        let response = ask(&mut service, get("/")).await;
+        assert_eq!(*response.body(), format!("{:?}", Some(left)));
+        assert_eq!(exposed(&response), Some(Some(left)));
+    }
+    let denied = ask(&mut service, get("/")).await;
+    assert!(!denied.extensions().get::<Decision>().expect("exposed").is_allowed());
+}
+
+/// Builds an OPTIONS request with these header lines.
+fn options(lines: &[(&str, &str)]) -> Request<()> {
+    let mut request = with(lines);
+    *request.method_mut() = Method::OPTIONS;
+    request
+}
+
+const ORIGIN: (&str, &str) = ("origin", "https://app.example");
+const FOR_PUT: (&str, &str) = ("access-control-request-method", "PUT");
+
+#[tokio::test]
+async fn preflights_are_charged_by_default() {
+    let preflight = options(&[ORIGIN, FOR_PUT]);
+    assert_eq!(answer(&spent(), preflight).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn only_preflights_with_an_origin_and_no_body_are_exempt() {
+    let exempt = || spent().exempt_preflights();
+    for lines in [
+        &[ORIGIN, FOR_PUT][..],
+        &[ORIGIN, FOR_PUT, ("access-control-request-headers", "x-key")],
+        &[ORIGIN, FOR_PUT, ("content-length", "0")],
+    ] {
+        let response = answer(&exempt(), options(lines)).await;
+        let reported = (response.status(), crate::support::lines(response.headers()));
+        assert_eq!(reported, (StatusCode::OK, vec![]), "{lines:?}");
+    }
+    for lines in [
+        &[][..],
+        &[ORIGIN],
+        &[FOR_PUT],
+        &[ORIGIN, FOR_PUT, ("content-length", "1")],
+        &[ORIGIN, FOR_PUT, ("content-length", "0"), ("content-length", "7")],
+        &[ORIGIN, FOR_PUT, ("content-length", "0, 0")],
+        &[ORIGIN, FOR_PUT, ("content-length", "+0")],
+        &[ORIGIN, FOR_PUT, ("content-length", "")],
+        &[ORIGIN, FOR_PUT, ("content-length", "-1")],
+        &[ORIGIN, FOR_PUT, ("content-length", "none")],
+        &[ORIGIN, FOR_PUT, ("transfer-encoding", "chunked")],
+        &[ORIGIN, FOR_PUT, ("content-type", "application/grpc")],
+        &[ORIGIN, FOR_PUT, ("content-type", "application/grpc-web+proto")],
+        &[ORIGIN, FOR_PUT, ("content-type", "application/json")],
+    ] {
+        let response = answer(&exempt(), options(lines)).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{lines:?}");
+    }
+    let get = answer(&exempt(), with(&[ORIGIN, FOR_PUT])).await;
+    assert_eq!(get.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn scripts_behind_cors_can_read_every_field_of_a_rejection() {
+    use Headers::{Draft06, Draft07, Draft11, None, XRateLimit, XRateLimitDelta};
+    let cors = CorsLayer::new().allow_origin(Any).expose_headers(exposed_headers());
+    for family in [Draft11, Draft07, Draft06, XRateLimit, XRateLimitDelta, None] {
+        let layer = (cors.clone(), spent().headers(family));
+        let response = answer(&layer, with(&[("origin", "https://a.example")])).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(header(response.headers(), "access-control-allow-origin"), "*");
+        let exposed = header(response.headers(), "access-control-expose-headers");
+        let exposed: Vec<_> = exposed.split(',').collect();
+        let limits = |name: &&str| name.contains("ratelimit") || *name == "retry-after";
+        let names: Vec<_> = response.headers().keys().map(|name| name.as_str()).collect();
+        let sent: Vec<_> = names.into_iter().filter(limits).collect();
+        assert!(!sent.is_empty() && sent.iter().all(|name| exposed.contains(name)), "{sent:?}");
+    }
+}

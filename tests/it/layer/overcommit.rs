@@ -1,0 +1,269 @@
+//! Overcommit: while the system has capacity, requests that a quota denies pass uncharged, as
+//! overage. The count of requests in flight is exact.
+
+use std::{
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    task::Poll,
+    thread,
+};
+
+use http::{Request, Response, StatusCode};
+use tokio::sync::Semaphore;
+use tokio_test::{assert_pending, assert_ready_ok, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_sluice::{
+    Cost, Decision, Headers, Key, LocalStore, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    key::{Everyone, HeaderKey},
+    middleware::{Adjustment, ChargeHandle, Counters, Overcommit},
+    store::CannotFail,
+    testing::FakeClock,
+};
+
+use crate::support::{
+    Broken, Gated, answer, ask,
+    driven::{Counting, begin, handler, held, left, limiter, secs},
+    get, header, with,
+};
+
+const TWO: Quota = Quota::per_hour(2);
+
+type Layered<S> = RateLimitLayer<Rule<Everyone>, S>;
+
+fn store() -> LocalStore {
+    FakeClock::new().store(64)
+}
+
+fn layer<S: Store<Error: CannotFail>>(store: S) -> Layered<S> {
+    let cost = Cost::from_fn(|head| match head.headers.get("x-cost") {
+        Some(cost) => cost.to_str().expect("text").parse().expect("a number"),
+        None => 1,
+    });
+    RateLimitLayer::rules(Rule::new("api", Everyone, TWO).cost(cost), store).expose_decision()
+}
+
+fn is_overage(response: &Response<String>) -> bool {
+    let decision = response.extensions().get::<Decision>().expect("exposed");
+    assert!(decision.is_allowed());
+    let reported = header(response.headers(), "x-ratelimit-overage") == "1";
+    assert_eq!(reported, decision.is_overage());
+    reported
+}
+
+fn has(store: &LocalStore) -> u32 {
+    left(store, "api", Key::everyone(), &TWO)
+}
+
+#[tokio::test]
+async fn while_there_is_capacity_denied_requests_pass_uncharged_and_marked() {
+    let (store, room, counters) = (store(), Arc::new(AtomicBool::new(true)), Counters::new());
+    let signal = room.clone();
+    let elastic = Overcommit::when(move || signal.load(SeqCst));
+    let layer = layer(store.clone()).overcommit(elastic).count(&counters);
+    let seen = handler(|request| {
+        let seen: &Decision = request.extensions().get().expect("exposed");
+        if seen.is_overage() { 203 } else { 200 }
+    });
+    let mut service = layer.layer(seen);
+    for at in 0..6 {
+        let response = ask(&mut service, get("/")).await;
+        assert_eq!(is_overage(&response), at >= 2);
+        assert_eq!(response.status().as_u16(), if at >= 2 { 203 } else { 200 });
+        assert!(!response.headers().contains_key("retry-after"));
+    }
+    room.store(false, SeqCst);
+    let denied = ask(&mut service, get("/")).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(denied.headers(), "retry-after"), "1800");
+    assert_eq!(header(denied.headers(), "x-ratelimit-overage"), "");
+    room.store(true, SeqCst);
+    assert!(is_overage(&ask(&mut service, get("/")).await));
+    let counts = counters.snapshot();
+    assert_eq!((counts.allowed, counts.overage, counts.denied), (7, 5, 1));
+}
+
+#[tokio::test]
+async fn overage_is_not_charged_so_units_refill_as_after_a_denial() {
+    let clock = FakeClock::new();
+    let store = Counting::new(clock.store(64));
+    let layer = layer(store.clone()).overcommit(Overcommit::when(|| true));
+    for _ in 0..50 {
+        answer(&layer, get("/")).await;
+    }
+    clock.advance(TWO.interval());
+    assert!(!is_overage(&answer(&layer, get("/")).await));
+    assert!(is_overage(&answer(&layer, get("/")).await));
+    assert_eq!((store.settles(), store.given_back()), (0, 0));
+}
+
+#[tokio::test]
+async fn requests_that_never_fit_stay_denied_at_any_capacity() {
+    let layer = layer(store()).overcommit(Overcommit::when(|| true));
+    let denied = answer(&layer, with(&[("x-cost", "3")])).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(denied.headers(), "retry-after"), "");
+    let blocked = RateLimitLayer::new(Everyone, Quota::blocked(), store());
+    let blocked = answer(&blocked.overcommit(Overcommit::when(|| true)), get("/")).await;
+    assert_eq!(blocked.status(), StatusCode::FORBIDDEN);
+    // capacity does not help a request without a key
+    let unkeyed = RateLimitLayer::new(HeaderKey::new("x-user"), TWO, store());
+    let unkeyed = answer(&unkeyed.overcommit(Overcommit::when(|| true)), get("/")).await;
+    assert_eq!(unkeyed.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_blocked_key_stays_denied_at_any_capacity() {
+    let store = store();
+    limiter("api", store.clone()).block(Key::everyone(), secs(30)).now().expect("room");
+    let denied = answer(&layer(store).overcommit(Overcommit::when(|| true)), get("/")).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(denied.headers(), "retry-after"), "30");
+}
+
+#[tokio::test]
+async fn a_store_that_fails_closed_stays_closed_at_any_capacity() {
+    for broken in [Broken::Now, Broken::Later] {
+        let layer = layer(broken.fail_closed()).overcommit(Overcommit::when(|| true));
+        assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+}
+
+#[tokio::test]
+async fn overage_has_a_charge_handle_and_nothing_to_adjust() {
+    let store = store();
+    limiter("api", store.clone()).take(Key::everyone(), &TWO, 2).now();
+    let layer = layer(store.clone()).overcommit(Overcommit::when(|| true));
+    let layer = layer.adjust(|_| Adjustment::Refund).expose_charge_at_least(2);
+    let inner = handler(|request| {
+        request.extensions().get::<ChargeHandle>().expect("a reservation").refund();
+        200
+    });
+    assert!(is_overage(&ask(&mut layer.layer(inner), get("/")).await));
+    assert_eq!(has(&store), 0);
+}
+
+#[tokio::test]
+async fn overage_is_marked_in_every_header_family() {
+    let families = [Headers::Draft11, Headers::Draft07, Headers::Draft06, Headers::XRateLimit];
+    for family in families {
+        let layer = layer(store()).headers(family).overcommit(Overcommit::when(|| true));
+        let mut marks = Vec::new();
+        for _ in 0..3 {
+            marks.push(is_overage(&answer(&layer, get("/")).await));
+        }
+        assert_eq!(marks, [false, false, true], "{family:?}");
+    }
+}
+
+/// A real service at saturation: `most` requests stay in it until the test releases them.
+async fn saturates<S: Store<Error: CannotFail>>(accounts: &LocalStore, store: S) {
+    let (door, elastic) = (Arc::new(Semaphore::new(0)), Overcommit::in_flight(4));
+    let layer = layer(store).overcommit(elastic.clone());
+    let inner = held(&door);
+    let mut service = layer.layer(inner.clone());
+    let mut begin = async || {
+        let mut running = begin(&mut service, get("/")).await;
+        let first = running.poll().map(|answer| answer.expect("infallible"));
+        (running, first)
+    };
+    let mut running = Vec::new();
+    for _ in 0..4 {
+        let (request, answer) = begin().await;
+        assert!(answer.is_pending(), "two are charged and two pass beyond");
+        running.push(request);
+    }
+    assert_eq!((has(accounts), format!("{elastic:?}")), (0, "Overcommit(4 of 4 in flight)".into()));
+    for _ in 0..3 {
+        let Poll::Ready(denied) = begin().await.1 else { panic!("a fifth request in flight") };
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+    // one is finished and one is dropped, so two can enter
+    door.add_permits(1);
+    assert_ready_ok!(running.remove(0).poll());
+    drop(running.remove(0));
+    assert_eq!(format!("{elastic:?}"), "Overcommit(2 of 4 in flight)");
+    for _ in 0..2 {
+        let (request, answer) = begin().await;
+        assert!(answer.is_pending());
+        running.push(request);
+    }
+    assert!(begin().await.1.is_ready());
+    door.add_permits(4);
+    for mut request in running {
+        assert!(is_overage(&assert_ready_ok!(request.poll())));
+    }
+    assert_eq!(format!("{elastic:?}"), "Overcommit(0 of 4 in flight)");
+    assert_eq!(has(accounts), 0);
+}
+
+#[tokio::test]
+async fn a_saturated_service_is_protected_and_an_idle_one_is_not() {
+    let accounts = store();
+    saturates(&accounts, accounts.clone()).await;
+    let accounts = store();
+    saturates(&accounts, Gated::open(accounts.clone())).await;
+}
+
+/// Each thread calls before any other has its answer: of all calls at one moment, four pass as
+/// overage.
+#[test]
+fn concurrent_threads_do_not_exceed_the_capacity() {
+    const THREADS: usize = 8;
+    let (accounts, elastic) = (store(), Overcommit::in_flight(4));
+    limiter("api", accounts.clone()).take(Key::everyone(), &TWO, 2).now();
+    let service =
+        layer(accounts).overcommit(elastic.clone()).layer(held(&Arc::new(Semaphore::new(0))));
+    let (start, asked, rounds) = (Barrier::new(THREADS), Barrier::new(THREADS), 0..2_000);
+    let passed = AtomicUsize::new(0);
+    let ask = |round: usize| {
+        start.wait();
+        let mut running = task::spawn(service.clone().oneshot(get("/")));
+        if running.poll().is_pending() {
+            passed.fetch_add(1, SeqCst);
+        }
+        asked.wait();
+        assert_eq!(passed.load(SeqCst), 4 * (round + 1));
+        // no request ends before all are counted
+        start.wait();
+    };
+    thread::scope(|scope| {
+        (0..THREADS).for_each(|_| drop(scope.spawn(|| rounds.clone().for_each(ask))));
+    });
+    assert_eq!(format!("{elastic:?}"), "Overcommit(0 of 4 in flight)");
+}
+
+#[tokio::test]
+async fn layers_that_share_a_signal_count_together() {
+    let (door, elastic) = (Arc::new(Semaphore::new(0)), Overcommit::in_flight(1));
+    let busy = layer(store()).overcommit(elastic.clone());
+    let spent = store();
+    limiter("api", spent.clone()).take(Key::everyone(), &TWO, 2).now();
+    let other = layer(spent).overcommit(elastic.clone());
+    let mut running = task::spawn(busy.layer(held(&door)).oneshot(get("/")));
+    assert_pending!(running.poll());
+    assert_eq!(answer(&other, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    door.add_permits(1);
+    assert_ready_ok!(running.poll());
+    assert_eq!(answer(&other, get("/")).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn errors_and_panics_end_the_request_in_flight() {
+    let elastic = Overcommit::in_flight(9);
+    let failing = service_fn(async |request: Request<()>| match request.uri().path() {
+        "/panic" => panic!("as the test wants"),
+        _ => Err::<Response<String>, _>("no backend"),
+    });
+    let layer = layer(store()).overcommit(elastic.clone());
+    let mut service = layer.layer(failing);
+    assert_eq!(
+        service.ready().await.expect("ready").call(get("/")).await.err(),
+        Some("no backend")
+    );
+    assert_eq!(format!("{elastic:?}"), "Overcommit(0 of 9 in flight)");
+    let caught = tokio::spawn(service.oneshot(get("/panic"))).await;
+    assert!(caught.expect_err("a panic").is_panic());
+    assert_eq!(format!("{elastic:?}"), "Overcommit(0 of 9 in flight)");
+}

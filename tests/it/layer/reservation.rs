@@ -1,0 +1,318 @@
+//! Charge handles: a handler adjusts the charge to the actual cost through a handle in the request,
+//! once per charge. A charge that is not adjusted becomes the layer's default.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Barrier, Mutex},
+    thread,
+};
+
+use axum::{Router, routing};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use tower::{Layer, ServiceExt};
+use tower_sluice::{
+    Key, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    decision::Outcome,
+    key::{Everyone, HeaderKey},
+    middleware::{Adjustment, ChargeHandle},
+    rule::OnMissingKey,
+    testing::FakeClock,
+};
+
+use crate::support::{
+    ask,
+    driven::{Counting, handler, left, limiter, secs},
+    get, header,
+};
+
+const TEN: Quota = Quota::per_hour(10);
+
+fn store() -> LocalStore {
+    FakeClock::new().store(64)
+}
+
+fn layer<S: Store<Error = Infallible>>(store: S) -> RateLimitLayer<Rule<Everyone>, S> {
+    RateLimitLayer::rules(Rule::new("api", Everyone, TEN).cost(4), store)
+}
+
+fn has(store: &LocalStore) -> u32 {
+    left(store, "api", Key::everyone(), &TEN)
+}
+
+fn reservation(request: &Request<()>) -> ChargeHandle {
+    request.extensions().get().cloned().expect("a reservation")
+}
+
+type Layered = RateLimitLayer<Rule<Everyone>, LocalStore>;
+
+/// Returns the units left of ten after a request of cost four whose handler does this.
+async fn after(reserve: impl Fn(Layered) -> Layered, handle: impl Fn(ChargeHandle) + Clone) -> u32 {
+    let store = store();
+    let handler = handler(|request| {
+        handle(reservation(&request));
+        200
+    });
+    let mut service = reserve(layer(store.clone())).layer(handler);
+    assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
+    has(&store)
+}
+
+fn kept(layer: Layered) -> Layered {
+    layer.expose_charge()
+}
+
+fn refunded(layer: Layered) -> Layered {
+    layer.expose_charge_refunding_disconnects()
+}
+
+fn at_least(units: u32) -> impl Fn(Layered) -> Layered {
+    move |layer| layer.expose_charge_at_least(units)
+}
+
+#[tokio::test]
+async fn a_handler_adjusts_the_charge_down_or_up_once() {
+    assert_eq!(after(kept, |reserved| reserved.adjust_to(1)).await, 9);
+    assert_eq!(after(kept, |reserved| reserved.adjust_to(9)).await, 1);
+    assert_eq!(after(refunded, |reserved| reserved.adjust_to(4)).await, 6);
+    assert_eq!(after(kept, |reserved| reserved.refund()).await, 10);
+    let twice = |reserved: ChargeHandle| {
+        reserved.adjust_to(2);
+        reserved.clone().adjust_to(9);
+        reserved.refund();
+    };
+    assert_eq!(after(at_least(10), twice).await, 8);
+}
+
+#[tokio::test]
+async fn a_dropped_handle_adjusts_to_the_default() {
+    assert_eq!(after(kept, drop).await, 6);
+    assert_eq!(after(refunded, drop).await, 10);
+    assert_eq!(after(at_least(7), drop).await, 3);
+    assert_eq!(after(at_least(2), drop).await, 6, "never less than was charged");
+    // when the last clone is dropped; it outlives the response here
+    let (kept, store) = (Arc::new(Mutex::new(None)), store());
+    let keep = kept.clone();
+    let handler = handler(move |request| {
+        *keep.lock().expect("no panic") = Some(reservation(&request));
+        200
+    });
+    let layer = layer(store.clone()).expose_charge_refunding_disconnects();
+    ask(&mut layer.layer(handler), get("/")).await;
+    assert_eq!(has(&store), 6);
+    drop(kept.lock().expect("no panic").take());
+    assert_eq!(has(&store), 10);
+}
+
+#[tokio::test]
+async fn the_handler_overrides_the_adjustment_by_the_response() {
+    let store = store();
+    let layer = layer(store.clone()).adjust(|_| Adjustment::Refund).expose_charge_at_least(10);
+    let handler = handler(|request| {
+        reservation(&request).adjust_to(3);
+        200
+    });
+    ask(&mut layer.layer(handler), get("/")).await;
+    assert_eq!(has(&store), 7);
+}
+
+#[tokio::test]
+async fn the_charge_of_one_rule_is_adjusted_separately() {
+    let store = store();
+    let rules = (
+        Rule::new("calls", Everyone, TEN),
+        Rule::new("tokens", Everyone, [Quota::per_hour(100), Quota::per_day(500)]).cost(50),
+    );
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge_refunding_disconnects();
+    let handler = handler(|request| {
+        let reserved = reservation(&request);
+        let wrong = reserved.adjust_rule_to("token", 7).expect_err("no such rule");
+        assert_eq!(wrong.to_string(), "unknown rule `token`, expected one of `calls`, `tokens`");
+        assert_eq!(reserved.adjust_rule_to("tokens", 20), Ok(()));
+        assert_eq!(reserved.adjust_rule_to("tokens", 90), Ok(()), "which is ignored");
+        assert_eq!(reserved.decision().outcomes().len(), 3);
+        200
+    });
+    ask(&mut layer.layer(handler), get("/")).await;
+    let tokens = limiter("tokens", store.clone());
+    let look = tokens.peek(Key::everyone(), &[Quota::per_hour(100), Quota::per_day(500)]).now();
+    let tokens: Vec<_> = look.outcomes().iter().map(Outcome::remaining).collect();
+    assert_eq!(tokens, [80, 480]);
+    assert_eq!(left(&store, "calls", Key::everyone(), &TEN), 10, "dropped, it became the default");
+}
+
+#[tokio::test]
+async fn one_of_several_concurrent_adjustments_counts() {
+    for _ in 0..200 {
+        let store = Counting::new(store());
+        let kept = Arc::new(Mutex::new(None));
+        let keep = kept.clone();
+        let handler = handler(move |request| {
+            *keep.lock().expect("no panic") = Some(reservation(&request));
+            200
+        });
+        ask(
+            &mut layer(store.clone()).expose_charge_refunding_disconnects().layer(handler),
+            get("/"),
+        )
+        .await;
+        let reserved = kept.lock().expect("no panic").take().expect("kept");
+        let start = Barrier::new(8);
+        thread::scope(|scope| {
+            for units in [0, 1, 2, 3, 5, 6, 7, 8] {
+                let (reserved, start) = (reserved.clone(), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    reserved.adjust_to(units);
+                });
+            }
+        });
+        drop(reserved);
+        assert_eq!(store.settles() + store.given_back(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_blocks_and_resets_the_keys_of_its_request() {
+    let clock = FakeClock::new();
+    let store = clock.store(64);
+    let inner = handler(|request| {
+        match request.uri().path() {
+            "/attack" => reservation(&request).block(secs(30)).expect("room"),
+            "/forgive" => reservation(&request).reset(),
+            _ => {}
+        }
+        200
+    });
+    let mut service = layer(store.clone()).expose_charge().layer(inner);
+    ask(&mut service, get("/attack")).await;
+    let denied = ask(&mut service, get("/")).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(denied.headers(), "retry-after"), "30");
+    clock.advance(secs(30));
+    assert_eq!(ask(&mut service, get("/forgive")).await.status(), StatusCode::OK);
+    assert_eq!(has(&store), 10);
+}
+
+#[tokio::test]
+async fn a_denied_request_has_nothing_to_adjust() {
+    let store = Counting::new(store());
+    let inner = handler(|request| {
+        assert_eq!(reservation(&request).decision().remaining(), Some(6));
+        200
+    });
+    let layer = RateLimitLayer::rules(Rule::new("api", Everyone, TEN).cost(4), store.clone());
+    let layer = layer.adjust(|_| Adjustment::Charge(10)).expose_charge_refunding_disconnects();
+    let mut service = layer.layer(inner);
+    assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
+    let denied = ask(&mut service, get("/")).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(denied.extensions().get::<ChargeHandle>().is_none());
+    assert_eq!((store.takes(), store.settles(), store.given_back()), (2, 1, 0));
+}
+
+/// Slow requests that are refunded much later save up nothing: their units have refilled since.
+#[tokio::test]
+async fn late_refunds_do_not_allow_more_requests() {
+    let (clock, quota) = (FakeClock::new(), Quota::per_minute(5));
+    let store = clock.store(64);
+    let reserved = Arc::new(Mutex::new(Vec::new()));
+    let keep = reserved.clone();
+    let inner = handler(move |request| {
+        keep.lock().expect("no panic").push(reservation(&request));
+        200
+    });
+    let layer =
+        RateLimitLayer::rules(Rule::new("api", Everyone, quota), store.clone()).expose_charge();
+    let mut service = layer.layer(inner);
+    for _ in 0..300 {
+        assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
+        clock.advance(secs(12));
+    }
+    for _ in 0..5 {
+        ask(&mut service, get("/")).await;
+    }
+    let held = std::mem::take(&mut *reserved.lock().expect("no panic"));
+    held[..300].iter().for_each(ChargeHandle::refund);
+    assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    // the requests of this moment still hold their charge
+    held[300..].iter().for_each(ChargeHandle::refund);
+    assert_eq!(left(&store, "api", Key::everyone(), &quota), 5);
+}
+
+/// One rule after another, more rules than a machine word has bits.
+#[tokio::test]
+async fn a_handle_adjusts_each_of_a_hundred_rules() {
+    let store = store();
+    let names: Vec<_> = (0..100).map(|n| format!("rule-{n}")).collect();
+    let rules: Vec<_> = names.iter().map(|name| Rule::new(name, Everyone, TEN).cost(4)).collect();
+    let inner = handler(|request| {
+        let reserved = reservation(&request);
+        assert_eq!(reserved.adjust_rule_to("rule-99", 1), Ok(()));
+        reserved.adjust_to(2);
+        200
+    });
+    let layer = RateLimitLayer::rules(rules, store.clone()).expose_charge();
+    assert_eq!(ask(&mut layer.layer(inner), get("/")).await.status(), StatusCode::OK);
+    for name in &names {
+        let expected = if name == "rule-99" { 9 } else { 8 };
+        assert_eq!(left(&store, name, Key::everyone(), &TEN), expected, "{name}");
+    }
+}
+
+/// A rule that did not charge the request is still known to the handle.
+#[tokio::test]
+async fn a_rule_that_did_not_apply_has_nothing_to_adjust() {
+    let store = store();
+    let users =
+        Rule::new("users", HeaderKey::new("x-user"), TEN).on_missing_key(OnMissingKey::Skip);
+    let inner = handler(|request| {
+        assert_eq!(reservation(&request).adjust_rule_to("users", 9), Ok(()));
+        200
+    });
+    let layer = RateLimitLayer::rules(users, store).expose_charge();
+    assert_eq!(ask(&mut layer.layer(inner), get("/")).await.status(), StatusCode::OK);
+}
+
+/// After a reset, a refund of an earlier charge does not return units of a later request.
+#[tokio::test]
+async fn a_refund_after_a_reset_returns_nothing() {
+    let (clock, held) = (FakeClock::new(), Arc::new(Mutex::new(Vec::new())));
+    let (store, keep) = (clock.store(64), held.clone());
+    let inner = handler(move |request| {
+        keep.lock().expect("no panic").push(reservation(&request));
+        200
+    });
+    let mut service = layer(store.clone()).expose_charge().layer(inner);
+    ask(&mut service, get("/")).await;
+    let first = held.lock().expect("no panic").remove(0);
+    clock.advance(secs(1));
+    first.reset();
+    clock.advance(secs(1));
+    ask(&mut service, get("/")).await;
+    assert_eq!(has(&store), 6);
+    first.refund();
+    assert_eq!(has(&store), 6, "the charge belongs to another request");
+}
+
+/// The handle as an extractor. Without a layer that provides it, the rejection names the method to
+/// call.
+#[tokio::test]
+async fn a_missing_charge_handle_is_an_error_with_the_fix() {
+    let app = || {
+        let spend = async |reserved: ChargeHandle| reserved.adjust_to(1);
+        Router::new().route("/", routing::get(spend))
+    };
+    let ask = || Request::get("/").body(axum::body::Body::empty()).expect("a request");
+    let rejected = app().oneshot(ask()).await.expect("infallible");
+    assert_eq!(rejected.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let text = rejected.into_body().collect().await.expect("a body").to_bytes();
+    let fix = "the request has no `ChargeHandle`; call `.expose_charge()` on the RateLimitLayer around this \
+               handler";
+    assert_eq!(text, fix);
+
+    let store = store();
+    let limited = app().layer(layer(store.clone()).expose_charge());
+    assert_eq!(limited.oneshot(ask()).await.expect("infallible").status(), StatusCode::OK);
+    assert_eq!(has(&store), 9);
+}

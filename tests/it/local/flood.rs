@@ -1,0 +1,208 @@
+//! Memory fixed at construction: behaviour under a flood of new keys.
+
+use std::{env, process::Command, time::Duration};
+
+use tower_sluice::{
+    Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
+    testing::FakeClock,
+};
+
+/// Slots of one set. A store with a capacity of one key has one set, which is easily filled.
+const WAYS: u32 = 16;
+const NANOSECOND: Duration = Duration::from_nanos(1);
+
+fn take(store: &LocalStore, rule: &str, key: impl Into<Key>, quota: &Quota) -> Decision {
+    let (rule, key) = (RuleName::new(rule).expect("a name"), key.into());
+    store.take(&[Charge::new(rule, &key, quota.as_ref())]).now()
+}
+
+fn allows(store: &LocalStore, rule: &str, key: impl Into<Key>, quota: &Quota) -> bool {
+    take(store, rule, key, quota).is_allowed()
+}
+
+/// Returns a store of one set in which every slot is in debt, for the interval of `quota`.
+fn full(clock: &FakeClock, quota: &Quota) -> LocalStore {
+    let store = clock.store(1);
+    assert!((0..WAYS).all(|key| allows(&store, "filler", key, quota)));
+    assert_eq!((store.stats().active, store.stats().overflowed), (16, 0));
+    store
+}
+
+/// Returns the resident bytes of this process, without file pages such as the program itself.
+#[cfg(target_os = "linux")]
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux reports it");
+    let pages: Vec<u64> = text.split(' ').map_while(|number| number.parse().ok()).collect();
+    let [_, resident, of_files, ..] = pages[..] else { panic!("{text}") };
+    4096 * (resident - of_files)
+}
+
+/// Five million keys against a store for 131 072. Memory does not grow, no exhausted key is freed,
+/// and new keys are decided; new keys of other rules get the units of their own rule.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_flood_does_not_grow_memory_or_free_exhausted_keys() {
+    const FLOOD: u64 = 5_000_000;
+    const ALONE: &str = "TOWER_SLUICE_TEST_ALONE";
+    if env::var_os(ALONE).is_none() {
+        // runs alone, since other tests of this process also allocate
+        let mut child = Command::new(env::current_exe().expect("this test"));
+        child
+            .args(["--exact", "local::flood::a_flood_does_not_grow_memory_or_free_exhausted_keys"]);
+        let output = child.env(ALONE, "1").output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let (clock, quota) = (FakeClock::new(), Quota::per_hour(1));
+    let store = clock.store(131_072);
+    let (slots, before) = (store.stats().slots, resident());
+    assert!((0..1_000_u64).all(|key| allows(&store, "login", key, &quota)));
+
+    let (rule, mut admitted) = (RuleName::new("flooded").expect("a name"), 0_usize);
+    let allocated = allocation_counter::measure(|| {
+        for key in 0..FLOOD {
+            let key = key.into();
+            let charge = Charge::new(rule, &key, quota.as_ref());
+            admitted += usize::from(store.take(&[charge]).now().is_allowed());
+        }
+    });
+    let stats = store.stats();
+    assert!(resident() < before + before / 10, "{before} bytes before, {} after", resident());
+    // the accounts shared by new keys are bounded by the number of rules, far below the table's 35
+    // bytes per key
+    assert!(allocated.bytes_max < 4 * 131_072, "{allocated:?}");
+    assert_eq!(stats.slots, slots);
+    assert!(stats.active > slots / 2 && stats.overflowed > 0, "{stats:?}");
+    // one per key with a slot, and one per key that shares
+    assert!((stats.active..stats.active + slots / 16).contains(&(admitted + 1_000)), "{admitted}");
+
+    assert!(!(0..1_000_u64).any(|key| allows(&store, "login", key, &quota)));
+    let refused = take(&store, "flooded", FLOOD, &quota);
+    assert_eq!(refused.retry_after(), Some(quota.period()));
+    let generous = Quota::per_hour(1_000);
+    assert!((0..900_u64).all(|key| allows(&store, "other", FLOOD + key, &generous)));
+
+    clock.advance(quota.period() + NANOSECOND);
+    assert!((0..1_000_u64).all(|key| allows(&store, "flooded", 2 * FLOOD + key, &quota)));
+    assert_eq!(store.stats().active, 1_000, "there is room again");
+}
+
+/// At its capacity a table is half empty, and still some sets are full. These deny few new keys.
+#[test]
+fn a_store_at_its_capacity_allows_new_keys() {
+    const KEYS: u32 = 131_072;
+    let quota = Quota::per_minute(10);
+    let store = FakeClock::new().store(KEYS as usize);
+    assert!(store.stats().slots >= KEYS as usize);
+    let rule = RuleName::default();
+    let admits = |key: u32, cost| {
+        let key = key.into();
+        store.take(&[Charge::new(rule, &key, quota.as_ref()).with_cost(cost)]).now().is_allowed()
+    };
+    let loaded = (0..KEYS).filter(|key| admits(*key, 5)).count();
+    assert!(loaded >= KEYS as usize / 1_000 * 995, "{loaded}");
+    let new_keys = (KEYS..KEYS + 10_000).filter(|key| admits(*key, 1)).count();
+    assert!(new_keys >= 9_700, "{new_keys}");
+}
+
+#[test]
+fn a_key_without_a_slot_gets_the_exact_wait() {
+    let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
+    let store = full(&clock, &hour);
+    let admitted = (0..9_u32).filter(|key| allows(&store, "late", 100 + key, &hour)).count();
+    assert_eq!(admitted, 2, "new keys share one quota");
+    let wait = take(&store, "late", "me", &hour).retry_after().expect("a wait");
+    clock.advance(wait - NANOSECOND);
+    assert_eq!(take(&store, "late", "me", &hour).retry_after(), Some(NANOSECOND));
+    clock.advance(NANOSECOND);
+    assert!(allows(&store, "late", "me", &hour));
+    assert!(allows(&store, "other", "me", &hour), "other rules have their own");
+}
+
+#[test]
+fn a_key_without_a_slot_keeps_its_debt_when_it_gets_one() {
+    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(2));
+    let store = full(&clock, &second);
+    assert!(allows(&store, "late", "me", &hour) && allows(&store, "late", "me", &hour));
+    clock.advance(Duration::from_secs(2));
+    assert!(!allows(&store, "late", "me", &hour), "a free slot does not clear the debt");
+    assert_eq!(store.stats().active, 0, "a denied key opens no account");
+    clock.advance(hour.interval() - Duration::from_secs(2));
+    let overflowed = store.stats().overflowed;
+    assert!(allows(&store, "late", "me", &hour) && !allows(&store, "late", "me", &hour));
+    assert_eq!(store.stats().active, 1);
+    assert_eq!(store.stats().overflowed, overflowed, "it has its own now");
+}
+
+/// Some sets are full and some are not. Each set must keep the debt of its own new keys.
+#[test]
+fn a_key_without_a_slot_keeps_its_debt_in_any_set() {
+    let (clock, second, hour) = (FakeClock::new(), Quota::per_second(1), Quota::per_hour(1));
+    for _ in 0..10 {
+        let store = clock.store(128);
+        (0..250_u32).for_each(|key| _ = allows(&store, "filler", key, &second));
+        let shares = |key: &u32| {
+            let before = store.stats().overflowed;
+            allows(&store, "late", *key, &hour) && store.stats().overflowed > before
+        };
+        let shared: Vec<u32> = (1_000..1_030).filter(shares).collect();
+        clock.advance(Duration::from_secs(2));
+        assert!(!shared.into_iter().any(|key| allows(&store, "late", key, &hour)));
+    }
+}
+
+/// Each key alone would fit. A retry does not help, and the loop must end.
+#[test]
+fn new_keys_that_share_an_account_are_charged_together_or_not_at_all() {
+    let (clock, one, two) = (FakeClock::new(), Quota::per_hour(1), Quota::per_hour(2));
+    let (store, rule) = (full(&clock, &one), RuleName::default());
+    let both = |quota: &Quota| {
+        let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+        let charge = |key| Charge::new(rule, key, std::slice::from_ref(quota));
+        store.take(&[charge(&alice), charge(&bob)]).now()
+    };
+    let refused = both(&one);
+    assert!(!refused.is_allowed() && refused.retry_after() > Some(Duration::ZERO));
+    assert_eq!(take(&store, "default", "carol", &two).remaining(), Some(1), "nothing was charged");
+    assert!(!both(&two).is_allowed());
+    clock.advance(two.interval());
+    assert!(both(&two).is_allowed());
+}
+
+/// A refund to one of the keys would go to all of them.
+#[test]
+fn a_refund_to_a_shared_account_changes_nothing() {
+    let (clock, hour) = (FakeClock::new(), Quota::per_hour(2));
+    let store = full(&clock, &hour);
+    assert!(allows(&store, "late", "me", &hour) && allows(&store, "late", "me", &hour));
+    let (rule, me) = (RuleName::new("late").expect("a name"), Key::from("me"));
+    store.adjust(&Charge::new(rule, &me, hour.as_ref()), -2).now();
+    assert!(!allows(&store, "late", "me", &hour) && !allows(&store, "late", "other", &hour));
+}
+
+/// A receipt outlives its account: the slot belongs to another key, and no account is shared.
+#[test]
+fn undoing_a_charge_of_a_dropped_account_changes_nothing() {
+    let (clock, second, rule) = (FakeClock::new(), Quota::per_second(1), RuleName::default());
+    let (store, me) = (clock.store(1), Key::from("me"));
+    let charge = Charge::new(rule, &me, second.as_ref());
+    let taken = store.take(&[charge]).now();
+    clock.advance(second.period() + NANOSECOND);
+    assert!((0..WAYS).all(|key| allows(&store, "filler", key, &second)));
+    let before = store.stats();
+    store.undo(&[charge], &taken, None);
+    assert_eq!(store.stats(), before);
+    assert!(!(0..WAYS).any(|key| allows(&store, "filler", key, &second)));
+}
+
+/// The store's own seed determines which keys find no slot.
+#[test]
+fn two_stores_place_keys_differently() {
+    let quota = Quota::per_hour(1);
+    let refused = || {
+        let store = FakeClock::new().store(256);
+        (0..2_000_u32).filter(|key| !allows(&store, "r", *key, &quota)).collect::<Vec<_>>()
+    };
+    assert_ne!(refused(), refused());
+}

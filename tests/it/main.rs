@@ -1,0 +1,20 @@
+//! Tests that share one process, in folders by capability. They need no server and do not change
+//! process-wide state.
+//!
+//! A module that needs a feature of the crate is declared under that feature. `scripts/test` checks
+//! the number of tests, so that a missing module is noticed.
+
+#[cfg(all(feature = "axum", feature = "testing"))]
+mod attacks;
+#[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
+#[path = "../../fuzz/bodies/mod.rs"]
+mod bodies;
+mod grpc;
+mod keys;
+mod layer;
+mod local;
+mod resilience;
+mod rules;
+#[path = "../support/mod.rs"]
+mod support;
+mod tooling;

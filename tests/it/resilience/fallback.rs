@@ -1,0 +1,326 @@
+//! Limits of a shared store, kept by each process while the store fails: by its share, starting
+//! from the mirrored accounts. Time stands still except where a test advances it.
+
+use std::{sync::Barrier, thread};
+
+use http::StatusCode;
+use tower_sluice::{
+    Algorithm, Decision, Key, Limiter, Quota, RateLimitLayer, Rule, StoreExt, decision::Source,
+    key::Everyone, rule::RuleName, store::Charge, testing::NoLimit,
+};
+
+use crate::support::{
+    answer,
+    driven::{Time, millis, secs},
+    get,
+    process::{HOURLY, Process, decided, left, settled},
+    shaky::Mood,
+};
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_answers_its_decisions_are_unchanged() {
+    for mood in [Mood::Well, Mood::Late(millis(3))] {
+        let process = Process::one_of(4, &Time::default());
+        process.shared.is(mood);
+        let taken = process.take("alice", HOURLY, 30).await;
+        assert_eq!(
+            (taken.source(), taken.is_allowed(), left(&taken)),
+            (Source::Local, true, vec![70])
+        );
+        let refused = process.take("alice", HOURLY, 71).await;
+        assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(36))));
+        assert_eq!(left(&process.adjust("alice", HOURLY, -10).await), [80]);
+        assert!(!process.store.is_failing());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_the_local_share_decides_and_the_source_is_fallback() {
+    for mood in [Mood::Failing, Mood::FailingLate(millis(3))] {
+        let process = Process::one_of(4, &Time::default());
+        process.shared.is(mood);
+        let taken = process.take("alice", HOURLY, 5).await;
+        assert_eq!((taken.source(), left(&taken)), (Source::Fallback, vec![20]));
+        assert_eq!(taken.source().as_str(), "fallback");
+        assert_eq!(process.admits("alice", HOURLY, 99).await, 20);
+        let refused = process.take("alice", HOURLY, 1).await;
+        assert_eq!((refused.source(), refused.retry_after()), (Source::Fallback, Some(secs(144))));
+        assert!(process.store.is_failing());
+        for decision in [
+            process.adjust("alice", HOURLY, 1).await,
+            decided(process.limiter().reset("alice", &HOURLY)).await,
+            process.limiter().block("alice", secs(1)).await.expect("room"),
+            decided(process.limiter().unblock("alice")).await,
+        ] {
+            assert_eq!((decision.source(), decision.is_allowed()), (Source::Fallback, true));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_exhausted_before_the_outage_stay_exhausted_in_it() {
+    for mood in [Mood::Well, Mood::Late(millis(3))] {
+        for quota in [
+            HOURLY,
+            HOURLY.algorithm(Algorithm::TokenBucket),
+            HOURLY.algorithm(Algorithm::fixed_window()),
+            HOURLY.algorithm(Algorithm::AnchoredWindow),
+            HOURLY.algorithm(Algorithm::SlidingWindow { buckets: 6 }),
+            HOURLY.algorithm(Algorithm::SlidingLog),
+        ] {
+            let process = Process::one_of(4, &Time::default());
+            process.shared.is(mood);
+            process.take("all", quota, 100).await;
+            process.take("part", quota, 41).await;
+            process.take("little", quota, 1).await;
+            process.take("late", quota, 0).await;
+            process.adjust("late", quota, 58).await;
+            process.shared.is(Mood::Failing);
+            for (key, passes) in
+                [("all", 0), ("part", 14), ("little", 24), ("late", 10), ("new", 25)]
+            {
+                assert_eq!(process.admits(key, quota, 99).await, passes, "{key}, {quota:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_and_denials_mirror_the_charges_of_other_processes() {
+    let time = Time::default();
+    let here = Process::one_of(2, &time);
+    let there = Process::beside(&here.shared, 2, &time);
+    for key in ["looked", "refused", "unseen"] {
+        there.take(key, HOURLY, 90).await;
+    }
+    here.take("looked", HOURLY, 0).await;
+    assert!(!here.take("refused", HOURLY, 11).await.is_allowed());
+    here.shared.is(Mood::Failing);
+    assert_eq!(here.admits("looked", HOURLY, 99).await, 5);
+    assert_eq!(here.admits("refused", HOURLY, 99).await, 5);
+    assert_eq!(here.admits("unseen", HOURLY, 99).await, 50, "no worse than its share");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quota_smaller_than_the_number_of_processes_gives_a_new_key_one_unit_in_each() {
+    let process = Process::one_of(10, &Time::default());
+    let five = Quota::per_hour(5);
+    process.take("new", five, 0).await;
+    process.take("known", five, 1).await;
+    process.shared.is(Mood::Failing);
+    assert_eq!(process.admits("new", five, 99).await, 1);
+    let refused = process.take("known", five, 1).await;
+    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(7_200))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_quota_of_every_charge_is_mirrored() {
+    let process = Process::one_of(2, &Time::default());
+    let (alice, site) = (Key::from("alice"), Key::everyone());
+    let (quotas, all) = ([Quota::per_hour(10), Quota::per_day(100)], [Quota::per_day(50)]);
+    let [user, everyone] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
+    let charges = [
+        Charge::new(user, &alice, &quotas).with_cost(6),
+        Charge::new(everyone, &site, &all).with_cost(20),
+    ];
+    assert!(decided(process.store.take(&charges)).await.is_allowed());
+    process.shared.is(Mood::Failing);
+    let looks = charges.map(|charge| charge.with_cost(0));
+    assert_eq!(left(&decided(process.store.take(&looks)).await), [2, 47, 15]);
+    let refused = [charges[0].with_cost(1), charges[1].with_cost(16)];
+    assert!(!decided(process.store.take(&refused)).await.is_allowed());
+    assert_eq!(left(&decided(process.store.take(&looks)).await), [2, 47, 15], "all or nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outdated_answer_does_not_lower_the_debt() {
+    let process = Process::one_of(1, &Time::default());
+    process.shared.is(Mood::Late(millis(9)));
+    let limiter = process.limiter();
+    let slow = tokio::spawn(limiter.take("alice", &HOURLY, 10).into_future());
+    tokio::task::yield_now().await;
+    // the slow answer reports 90 left, and arrives after one that reports 10
+    process.shared.is(Mood::Well);
+    process.take("alice", HOURLY, 90).await;
+    let before = Limiter::new(process.shared.store.clone()).reset("alice", &HOURLY).now();
+    assert_eq!(left(&before), [100]);
+    assert_eq!(left(&slow.await.expect("no panic").expect("infallible")), [90]);
+    assert_eq!(process.local_owes("alice", HOURLY), 90);
+}
+
+#[test]
+fn threads_that_mirror_one_account_do_not_charge_it_twice() {
+    const THREADS: usize = 4;
+    let process = Process::one_of(1, &Time::default());
+    let start = Barrier::new(THREADS);
+    for round in 0..1_000_u32 {
+        let (key, quotas) = (Key::from(round % 8), [HOURLY]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas);
+        process.shared.store.take(&[charge.with_cost(60)]).now();
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    start.wait();
+                    drop(process.store.take(&[charge.with_cost(0)]));
+                });
+            }
+        });
+        assert_eq!(process.local.take(&[charge.with_cost(0)]).now().remaining(), Some(40));
+        process.shared.store.reset(&charge).now();
+        process.local.reset(&charge).now();
+    }
+}
+
+#[test]
+fn mirroring_a_store_that_answers_at_once_allocates_nothing() {
+    let process = Process::one_of(3, &Time::default());
+    let (key, quotas) = (Key::from("alice"), [Quota::per_second(5), HOURLY]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    let (alone, followed) = (process.local.clone(), process.local.clone().fallback(process.local));
+    for cost in [1, 1, 9, 0] {
+        let count = |work: &dyn Fn()| allocation_counter::measure(work).count_total;
+        assert_eq!(count(&|| drop(alone.take(&[charge.with_cost(cost)]))), 0);
+        assert_eq!(count(&|| drop(followed.take(&[charge.with_cost(cost)]))), 0, "cost {cost}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refunds_lower_the_mirrored_debt_but_not_below_the_reported_debt() {
+    let process = Process::one_of(1, &Time::default());
+    process.take("alice", HOURLY, 50).await;
+    process.adjust("alice", HOURLY, -20).await;
+    assert_eq!(process.local_owes("alice", HOURLY), 30);
+    // a refund of sixty does not remove the fifty units of other processes
+    Limiter::new(process.shared.store.clone()).take("alice", &HOURLY, 50).now();
+    process.take("alice", HOURLY, 0).await;
+    process.adjust("alice", HOURLY, -60).await;
+    assert_eq!(process.local_owes("alice", HOURLY), 20);
+
+    let quarter = Process::one_of(4, &Time::default());
+    for _ in 0..400 {
+        quarter.take("login", HOURLY, 1).await;
+        quarter.adjust("login", HOURLY, -1).await;
+    }
+    quarter.shared.is(Mood::Failing);
+    assert_eq!(quarter.admits("login", HOURLY, 99).await, 25, "each was refunded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_clears_both_accounts_and_pending_late_charges() {
+    let process = Process::one_of(2, &Time::default());
+    process.take("alice", HOURLY, 100).await;
+    decided(process.limiter().reset("alice", &HOURLY)).await;
+    process.shared.is(Mood::Failing);
+    assert_eq!(process.admits("alice", HOURLY, 99).await, 50);
+    decided(process.limiter().reset("alice", &HOURLY)).await;
+    assert_eq!(process.admits("alice", HOURLY, 99).await, 50);
+    decided(process.limiter().reset("alice", &HOURLY)).await;
+    process.take("alice", HOURLY, 1).await;
+    process.recover().await;
+    assert_eq!(process.shared_left("alice", HOURLY), [99]);
+    // units charged by others are not counted as charged here before the reset
+    process.shared.is(Mood::Failing);
+    process.take("bob", HOURLY, 40).await;
+    decided(process.limiter().reset("bob", &HOURLY)).await;
+    Limiter::new(process.shared.store.clone()).take("bob", &HOURLY, 60).now();
+    process.shared.is(Mood::Well);
+    process.take("bob", HOURLY, 0).await;
+    settled().await;
+    assert_eq!(process.shared_left("bob", HOURLY), [40]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocked_keys_stay_blocked_in_an_outage() {
+    let time = Time::default();
+    let here = Process::one_of(2, &time);
+    let there = Process::beside(&here.shared, 2, &time);
+    for key in ["mallory", "freed"] {
+        there.limiter().block(key, secs(60)).await.expect("room");
+    }
+    time.pass(secs(10)).await;
+    let refused = here.take("mallory", HOURLY, 1).await;
+    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(50))));
+    assert!(here.take("alice", HOURLY, 1).await.is_allowed());
+    decided(there.limiter().unblock("freed")).await;
+    here.shared.is(Mood::Failing);
+    for process in [&here, &there] {
+        let refused = process.take("mallory", HOURLY, 1).await;
+        assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(50))));
+        assert!(process.take("freed", HOURLY, 1).await.is_allowed());
+        assert!(process.take("alice", HOURLY, 1).await.is_allowed());
+    }
+    time.pass(secs(50)).await;
+    for process in [&here, &there] {
+        let admitted = process.admits("mallory", HOURLY, 99).await;
+        assert_eq!(admitted, 50, "a block is no debt");
+    }
+    here.limiter().block("alice", secs(60)).await.expect("room");
+    assert!(!here.take("alice", HOURLY, 1).await.is_allowed(), "a new block applies too");
+    decided(here.limiter().unblock("alice")).await;
+    assert!(here.take("alice", HOURLY, 1).await.is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_above_the_share_passes_if_the_account_is_full() {
+    let time = Time::default();
+    let process = Process::one_of(4, &time);
+    let quota = Quota::per_second(10).burst(40);
+    process.shared.is(Mood::Failing);
+    let charge = |cost| process.take("alice", quota, cost);
+    assert!(charge(30).await.is_allowed());
+    let again = charge(30).await;
+    // 30 units at the share's rate of 2.5 per second
+    assert_eq!((again.is_allowed(), again.retry_after()), (false, Some(secs(12))));
+    assert!(!charge(1).await.is_allowed());
+    time.pass(secs(12)).await;
+    assert!(charge(40).await.is_allowed());
+    assert_eq!(charge(41).await.retry_after(), None, "permanently denied by the whole quota too");
+    let headroom = decided(
+        process.store.take(&[Charge::new(RuleName::default(), &Key::from("bob"), &[quota])
+            .with_cost(10)
+            .with_headroom(25)]),
+    );
+    assert!(headroom.await.is_allowed());
+    let (key, quotas) = (Key::from("carol"), [quota]);
+    let twice = Charge::new(RuleName::default(), &key, &quotas).with_cost(20);
+    let twice = decided(process.store.take(&[twice, twice])).await;
+    assert!(twice.is_allowed(), "costs of one account are added");
+}
+
+#[tokio::test(start_paused = true)]
+async fn quotas_that_either_store_does_not_support_fail_when_the_layer_is_built() {
+    let process = Process::one_of(2, &Time::default());
+    let rule = || Rule::new("a", Everyone, HOURLY.soft(4)).max_wait(secs(1));
+    assert!(RateLimitLayer::try_rules(rule(), process.store).is_err());
+    assert!(RateLimitLayer::try_rules(rule(), NoLimit).is_ok());
+    assert!(RateLimitLayer::try_rules(rule(), NoLimit.fallback(process.local)).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_keeps_limiting_and_does_not_respond_503() {
+    let process = Process::one_of(50, &Time::default());
+    process.shared.is(Mood::Hanging);
+    let store = process.shared.timeout(millis(100)).breaker().fallback(process.local).instances(50);
+    let layer = RateLimitLayer::new(Everyone, HOURLY, store).expose_decision();
+    for expected in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let response = answer(&layer, get("/")).await;
+        assert_eq!(response.status(), expected);
+        let decision = response.extensions().get::<Decision>().expect("exposed");
+        assert_eq!(decision.source(), Source::Fallback);
+    }
+}
+
+#[test]
+fn zero_instances_are_an_error() {
+    let process = Process::one_of(1, &Time::default());
+    let error = process.store.clone().try_instances(0).expect_err("zero instances");
+    let said = "fallback: instances is 0; give at least 1, because this process counts too";
+    assert_eq!(error.to_string(), said);
+    assert!(process.store.try_instances(u32::MAX).is_ok());
+}
+
+#[test]
+#[should_panic(expected = "fallback: instances is 0; give at least 1")]
+fn zero_instances_panic() {
+    let _ = Process::one_of(0, &Time::default());
+}

@@ -1,0 +1,732 @@
+//! A hot key is decided from a local lease; other keys call the store each time. Time stands still
+//! except where a test advances it.
+
+use std::time::Duration;
+
+use tokio_test::{assert_pending, assert_ready, task};
+use tower_sluice::{
+    Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
+    decision::{Outcome, Source},
+    rule::RuleName,
+    store::{Answer, Charge, Leased, Op},
+};
+
+use crate::support::{
+    driven::{AtOnce, Counting, Time, millis, secs},
+    shaky::{Mood, Shaky},
+    slow::Slow,
+};
+
+/// A quota of which a lease of five percent is fifty units.
+const HOURLY: Quota = Quota::per_hour(1_000);
+
+type Holder = Leased<Counting<LocalStore>>;
+
+/// Returns a counting store and leases on it.
+fn leased(time: &Time, percent: u32) -> (Counting<LocalStore>, Holder) {
+    let inner = Counting::new(time.0.store(1_024));
+    (inner.clone(), inner.leases(percent))
+}
+
+/// Passes a charge of one unit for alice to the closure.
+fn charged<T>(quotas: &[Quota], read: impl FnOnce(Charge<'_>) -> T) -> T {
+    read(Charge::new(RuleName::default(), &Key::from("alice"), quotas))
+}
+
+fn take<S: Store>(store: &S, quota: Quota) -> Decision
+where
+    Answer<S::Future>: AtOnce,
+{
+    charged(&[quota], |charge| store.take(&[charge]).now())
+}
+
+/// Calls this number of times at once and returns how many passed.
+fn passed<S: Store>(store: &S, quota: Quota, times: usize) -> usize
+where
+    Answer<S::Future>: AtOnce,
+{
+    (0..times).filter(|_| take(store, quota).is_allowed()).count()
+}
+
+/// Returns the units that the store has left, not counting the leased ones.
+fn left(inner: &Counting<LocalStore>, quota: Quota) -> u32 {
+    charged(&[quota], |charge| {
+        inner.store().take(&[charge.with_cost(0)]).now().outcomes()[0].remaining()
+    })
+}
+
+/// Advances time in short steps, so that unused units are noticed.
+async fn pass(time: &Time, whole: Duration) {
+    for _ in 0..whole.as_millis() / 10 {
+        time.pass(millis(10)).await;
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_key_calls_the_store_rarely() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let quota = Quota::per_minute(60_000);
+    for _ in 0..5_000 {
+        assert!(take(&store, quota).is_allowed());
+        time.pass(Duration::from_micros(1_250)).await;
+    }
+    assert_eq!(inner.takes() as u64 + store.admitted(), 5_000);
+    assert!(inner.takes() * 100 < 5_000, "{} trips", inner.takes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_not_hot_calls_the_store_each_time() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    for n in 0..100_u32 {
+        for key in 0..2_u32 {
+            let decision = Limiter::new(store.clone()).take(n % 7 + key, &HOURLY, 1).now();
+            assert_eq!(decision.source(), Source::Local);
+        }
+        time.pass(millis(51)).await;
+    }
+    assert_eq!((inner.takes(), inner.given_back(), store.admitted()), (200, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn reported_values_combine_the_store_and_the_lease() {
+    let time = Time::default();
+    let window = HOURLY.algorithm(Algorithm::fixed_window());
+    for quotas in [&[HOURLY][..], &[window], &[HOURLY, Quota::per_day(2_000)]] {
+        let ((_, store), plain) = (leased(&time, 5), time.store());
+        for n in 0..40 {
+            let [decision, alone] = charged(quotas, |charge| {
+                [store.take(&[charge]).now(), plain.take(&[charge]).now()]
+            });
+            let numbers = |decision: &Decision| -> Vec<_> {
+                let each = decision.outcomes().iter();
+                each.map(|it| (it.limit(), it.remaining(), it.reset_after(), it.next_after()))
+                    .collect()
+            };
+            assert_eq!(numbers(&decision), numbers(&alone), "{n} of {quotas:?}");
+            assert_eq!((decision.is_allowed(), decision.wait()), (true, Duration::ZERO));
+            time.pass(millis(3)).await;
+        }
+        let last = charged(quotas, |charge| store.take(&[charge]).now());
+        charged(quotas, |charge| plain.take(&[charge]).now());
+        assert_eq!(last.source(), Source::Leased);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_than_the_share_is_leased_for_any_callers() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let (user, site) =
+        (RuleName::new("user").expect("a name"), RuleName::new("site").expect("one"));
+    let (everyone, mut admitted) = (Key::from("everyone"), 0);
+    for n in 0..3_000_u32 {
+        let (key, quotas) = (Key::from(n % 10), [HOURLY]);
+        let charges = [Charge::new(user, &key, &quotas), Charge::new(site, &everyone, &quotas)];
+        admitted += u32::from(store.take(&charges).now().is_allowed());
+        let look = inner.store().take(&[charges[1].with_cost(0)]).now();
+        let held = 1_000 - look.outcomes()[0].remaining() - admitted;
+        assert!(held < 50, "{held} units are leased after {n}");
+    }
+    assert_eq!(admitted, 1_000);
+    assert!(store.admitted() > 400, "{} without asking", store.admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn charges_that_cannot_be_leased_call_the_store() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let by = |algorithm| HOURLY.algorithm(algorithm);
+    let plans = [
+        by(Algorithm::TokenBucket),
+        by(Algorithm::SlidingLog),
+        by(Algorithm::SlidingWindow { buckets: 2 }),
+        by(Algorithm::fixed_window().paced()),
+        by(Algorithm::fixed_window().carry_over(3)),
+        HOURLY.soft(5),
+        HOURLY.initial(500),
+        Quota::per_hour(39), // a share of one unit
+        Quota::blocked(),
+    ];
+    let mut asked = 0;
+    let mut asks = |quotas: &[Quota], ask: &dyn Fn(Charge<'_>) -> Decision| {
+        for _ in 0..20 {
+            let decision = charged(quotas, ask);
+            assert_eq!(decision.source(), Source::Local, "{quotas:?}");
+        }
+        asked += 20;
+        assert_eq!(inner.takes(), asked, "{quotas:?}");
+    };
+    for quota in plans {
+        asks(&[quota], &|charge| store.take(&[charge]).now());
+        asks(&[HOURLY, quota], &|charge| store.take(&[charge]).now());
+    }
+    let plain: [fn(Charge<'_>) -> Charge<'_>; 6] = [
+        |it| it.with_cost(0),
+        |it| it.with_cost(26),
+        |it| it.with_headroom(1),
+        |it| it.with_max_wait(millis(1)),
+        |it| it.with_report_only(),
+        |it| it.with_quota_index(0),
+    ];
+    for ask in plain {
+        asks(&[HOURLY], &|charge| store.take(&[ask(charge)]).now());
+    }
+    asks(&[HOURLY], &|charge| store.take(&[charge, charge]).now());
+    assert_eq!(inner.given_back(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unused_units_are_returned_without_further_calls() {
+    for quotas in [&[HOURLY][..], &[Quota::per_second(500), HOURLY]] {
+        let time = Time::default();
+        let (inner, store) = leased(&time, 5);
+        for _ in 0..20 {
+            assert!(charged(quotas, |charge| store.take(&[charge]).now()).is_allowed());
+        }
+        let look = || charged(quotas, |it| inner.store().take(&[it.with_cost(0)]).now());
+        let left = || look().outcomes().last().map(Outcome::remaining);
+        assert!(left() < Some(980), "{:?}", left());
+        pass(&time, millis(190)).await;
+        assert!(left() < Some(980), "{:?}", left());
+        pass(&time, millis(120)).await;
+        assert_eq!(left(), Some(980), "{quotas:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leased_units_are_returned_when_the_store_is_dropped() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let other = store.clone();
+    assert_eq!(passed(&store, HOURLY, 20), 20);
+    drop(store);
+    assert!(left(&inner, HOURLY) < 980);
+    drop(other);
+    assert_eq!((left(&inner, HOURLY), inner.given_back()), (980, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn units_are_leased_no_longer_than_max_age() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let store = store.max_age(millis(300));
+    assert_eq!(passed(&store, HOURLY, 20), 20);
+    // called too slowly to use up the lease, and quickly enough to keep it
+    for _ in 0..30 {
+        assert!(take(&store, HOURLY).is_allowed());
+        time.pass(millis(45)).await;
+        tokio::task::yield_now().await;
+    }
+    assert!(inner.given_back() >= 3, "{} given back", inner.given_back());
+    pass(&time, millis(310)).await;
+    assert_eq!(left(&inner, HOURLY), 950);
+}
+
+#[tokio::test(start_paused = true)]
+async fn units_that_are_too_old_are_not_spent() {
+    let time = Time::default();
+    let (_, store) = leased(&time, 5);
+    let store = store.max_age(millis(50));
+    assert_eq!(passed(&store, HOURLY, 9), 9);
+    time.pass(millis(49)).await;
+    assert_eq!(take(&store, HOURLY).source(), Source::Leased);
+    time.pass(millis(1)).await;
+    assert_eq!(take(&store, HOURLY).source(), Source::Local);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_no_longer_hot_gets_no_lease() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    assert_eq!(passed(&store, HOURLY, 60), 60);
+    pass(&time, secs(3)).await;
+    let asked = inner.takes();
+    for _ in 0..3 {
+        assert_eq!(take(&store, HOURLY).source(), Source::Local);
+    }
+    assert_eq!((inner.takes(), left(&inner, HOURLY)), (asked + 3, 937));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_units_can_be_taken_too() {
+    for (quota, trips) in [
+        (HOURLY, 50),
+        (Quota::per_hour(41), 41),
+        (HOURLY.algorithm(Algorithm::fixed_window()), 50),
+        (HOURLY.algorithm(Algorithm::AnchoredWindow), 50),
+    ] {
+        let time = Time::default();
+        let (inner, first) = leased(&time, 5);
+        let others: Vec<_> = (0..3).map(|_| inner.clone().leases(5)).collect();
+        let holders: Vec<_> = std::iter::once(&first).chain(&others).collect();
+        let mut admitted = 0;
+        let mut round = 0_usize;
+        while admitted < quota.limit() && round < 2_000 {
+            // most of the load is on the first
+            let holder = holders[[0, 0, 0, 0, 0, 1, 0, 1, 2, 3][round % 10]];
+            admitted += u32::from(take(holder, quota).is_allowed());
+            round += 1;
+        }
+        // denials are not cached here
+        let asked = inner.takes() + admitted as usize - round;
+        assert_eq!((admitted, left(&inner, quota)), (quota.limit(), 0));
+        assert!(asked <= trips, "{asked} trips of {quota}");
+        for holder in holders {
+            assert!(!take(holder, quota).is_allowed());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_reports_the_values_of_the_store() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let quota = Quota::per_minute(120); // one unit refills every half second
+    passed(&store, quota, 120);
+    assert_eq!(left(&inner, quota), 0);
+    for _ in 0..10 {
+        let (decision, plain) = (take(&store, quota), take(inner.store(), quota));
+        assert_eq!((decision.is_allowed(), plain.is_allowed()), (false, false));
+        assert_eq!(decision.retry_after(), plain.retry_after());
+        assert_eq!(decision.remaining(), Some(0));
+        time.pass(millis(20)).await;
+    }
+    time.pass(millis(300)).await;
+    assert!(take(&store, quota).is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_can_be_taken_to_the_last_unit() {
+    for units in [100, 1_000, 20_000] {
+        let time = Time::default();
+        let (inner, store) = leased(&time, 5);
+        let quota = Quota::per_second(units);
+        assert_eq!(passed(&store, quota, units as usize + 50), units as usize);
+        assert!(inner.takes() < 150, "{} trips", inner.takes());
+        time.pass(secs(1)).await;
+        assert_eq!(passed(&store, quota, units as usize), units as usize);
+    }
+}
+
+/// Runs four processes, one of them with most of the load. Returns the used part of the limit and
+/// the calls per round trip.
+async fn uneven(quota: Quota, percent: u32, load: u32, seconds: u32) -> (f64, f64) {
+    const PARTS: [u32; 4] = [70, 20, 8, 2];
+    let time = Time::default();
+    let inner = Counting::new(time.0.store(64));
+    let holders = PARTS.map(|_| inner.clone().deny_cache().leases(percent));
+    let (mut asks, mut admitted, mut owed) = (0_u32, 0_u32, [0_u32; 4]);
+    for _ in 0..seconds * 1_000 {
+        for (n, part) in PARTS.iter().enumerate() {
+            owed[n] += load * part;
+            while owed[n] >= 100_000 {
+                owed[n] -= 100_000;
+                asks += 1;
+                admitted += u32::from(take(&holders[n], quota).is_allowed());
+            }
+        }
+        time.pass(millis(1)).await;
+        tokio::task::yield_now().await;
+    }
+    // an account that was full, or this number of windows
+    let full = quota.counted_by() == Algorithm::Gcra;
+    let most = f64::from(quota.limit()) * f64::from(u8::from(full))
+        + f64::from(seconds) / quota.interval().as_secs_f64();
+    let wanted = most.min(f64::from(asks));
+    assert!(f64::from(admitted) <= most, "{admitted} of {most}");
+    (f64::from(admitted) / wanted, f64::from(asks) / inner.takes() as f64)
+}
+
+#[tokio::test(start_paused = true)]
+async fn four_processes_use_the_limit_with_one_store_call_in_twenty() {
+    const SECONDLY: Quota = Quota::per_second(1_000);
+    const MINUTELY: Quota = Quota::per_minute(60_000);
+    for (quota, percent, loads) in [
+        (SECONDLY, 6, &[1_050, 10_000][..]),
+        (SECONDLY, 10, &[800, 950, 1_500, 10_000]),
+        (MINUTELY, 5, &[800, 1_050, 10_000]),
+        (SECONDLY.algorithm(Algorithm::fixed_window()), 5, &[800, 1_050, 10_000]),
+    ] {
+        for &load in loads {
+            let seconds = if load < 10_000 { 20 } else { 4 };
+            let (used, fewer) = uneven(quota, percent, load, seconds).await;
+            assert!(used >= 0.95, "{used:.3} of {quota} at {load} a second");
+            assert!(fewer >= 20.0, "{fewer:.1} times fewer trips of {quota} at {load} a second");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_local_change_ends_the_lease() {
+    let (time, quotas) = (Time::default(), [HOURLY]);
+    let (inner, store) = leased(&time, 5);
+    let (other, user) = (Key::from("other"), RuleName::new("user").expect("a name"));
+    let hot = || {
+        charged(&quotas, |charge| {
+            let both = [charge, Charge::new(user, &other, &quotas)];
+            (0..20).for_each(|_| drop(store.take(&[charge]).now()));
+            (0..20).for_each(|_| drop(store.take(&both).now()));
+            let here = [store.take(&[charge]).now(), store.take(&both).now()];
+            assert_eq!(here.map(|decision| decision.source()), [Source::Leased; 2]);
+        });
+    };
+    let asked = |charge: Charge<'_>| {
+        let before = inner.takes();
+        let decision = store.take(&[charge]).now();
+        assert_eq!(inner.takes(), before + 1, "the store is called");
+        decision
+    };
+    charged(&quotas, |charge| {
+        hot();
+        let given_back = inner.given_back();
+        store.reset(&charge).now();
+        // except for the other account, which is kept
+        assert_eq!((left(&inner, HOURLY), inner.given_back()), (1_000, given_back + 1));
+        assert_eq!(asked(charge).outcomes()[0].owed_by_all(), 1);
+
+        // charges from here on are later than the reset
+        time.0.advance(Duration::from_nanos(1));
+        hot();
+        store.block(&charge, secs(9)).now();
+        assert!(!asked(charge).is_allowed());
+        store.unblock(&charge).now();
+        let owed = 1_000 - left(&inner, HOURLY);
+        let other = inner.store().take(&[Charge::new(user, &other, &quotas).with_cost(0)]).now();
+        assert_eq!(owed, 43, "nothing of it is held any more");
+        assert_eq!(other.outcomes()[0].owed_by_all(), 42);
+    });
+}
+
+trait Owed {
+    fn owed_by_all(&self) -> u32;
+}
+
+impl Owed for Outcome {
+    fn owed_by_all(&self) -> u32 {
+        self.limit() - self.remaining()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_process_sees_a_reset_after_max_age() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    passed(&store, HOURLY, 40);
+    charged(&[HOURLY], |charge| inner.reset(&charge).now());
+    let mut here = 0;
+    for _ in 0..2_000 {
+        here += u32::from(take(&store, HOURLY).source() == Source::Leased);
+        time.pass(Duration::from_micros(40_000)).await;
+        if left(&inner, HOURLY) < 1_000 {
+            break;
+        }
+    }
+    assert!(here < 50, "{here} by leases");
+    assert!(time.0.now() <= millis(1_100), "{:?}", time.0.now());
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_plan_ends_the_lease() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    passed(&store, HOURLY, 20);
+    assert_eq!(take(&store, HOURLY).source(), Source::Leased);
+    let owed = 1_000 - left(&inner, HOURLY);
+    assert_eq!(take(&store, Quota::per_hour(900)).source(), Source::Local);
+    let asked = inner.takes();
+    take(&store, HOURLY);
+    assert_eq!((inner.takes(), inner.given_back()), (asked + 1, 0));
+    assert!(1_000 - left(&inner, HOURLY) >= owed, "it stays charged");
+}
+
+#[tokio::test(start_paused = true)]
+async fn undoing_a_leased_call_undoes_its_part_of_the_lease_in_the_store() {
+    let (time, quotas) = (Time::default(), [HOURLY]);
+    let (inner, store) = leased(&time, 5);
+    charged(&quotas, |charge| {
+        passed(&store, HOURLY, 9);
+        let taken: Vec<_> = (0..20).map(|_| store.take(&[charge.with_cost(2)]).now()).collect();
+        assert!(taken.iter().any(|taken| taken.source() == Source::Leased));
+        let (before, admitted) = (left(&inner, HOURLY), u32::try_from(taken.len()).expect("few"));
+        for taken in &taken {
+            store.undo(&[charge.with_cost(2)], taken, Some(1));
+        }
+        assert_eq!(left(&inner, HOURLY), before + admitted);
+    });
+    drop(store);
+    assert_eq!(left(&inner, HOURLY), 1_000 - 9 - 20);
+}
+
+/// One unit refills per second: of ten calls, one unit per second has refilled when they are
+/// undone.
+#[tokio::test(start_paused = true)]
+async fn undoing_leased_calls_returns_no_more_than_the_store_still_holds() {
+    let (time, quotas) = (Time::default(), [Quota::per_minute(60)]);
+    for seconds in [0, 3, 9, 60] {
+        let (inner, store) = leased(&time, 25);
+        charged(&quotas, |charge| {
+            let taken: Vec<_> = (0..20).map(|_| store.take(&[charge]).now()).collect();
+            assert!(taken.iter().any(|taken| taken.source() == Source::Leased));
+            drop(store.clone());
+            time.0.advance(secs(seconds));
+            for taken in &taken {
+                store.undo(&[charge], taken, None);
+            }
+        });
+        drop(store);
+        assert_eq!(left(&inner, quotas[0]), 60, "after {seconds} s");
+        time.0.advance(secs(60));
+    }
+}
+
+/// In a window, a unit counts where it was allowed: a unit of the previous window is not part of
+/// this one.
+#[tokio::test(start_paused = true)]
+async fn a_unit_of_an_earlier_lease_is_not_returned_to_a_later_one() {
+    for algorithm in [Algorithm::fixed_window(), Algorithm::AnchoredWindow] {
+        let time = Time::default();
+        let (inner, store) = leased(&time, 20);
+        let quota = Quota::per_hour(100).algorithm(algorithm);
+        let asks = || (1..50).map(|n| (n, take(&store, quota)));
+        let leased = || asks().find(|(_, taken)| taken.source() == Source::Leased);
+        let (_, early) = leased().expect("a hot key");
+        time.pass(secs(3_600)).await;
+        let (before, _) = leased().expect("another lease");
+        charged(&[quota], |charge| store.undo(&[charge], &early, None));
+        let all = before + passed(&store, quota, 200);
+        assert_eq!(all, 100, "{algorithm:?}: of the later window");
+        assert_eq!(left(&inner, quota), 0, "{algorithm:?}");
+    }
+}
+
+/// Makes alice's key hot on a store that answers later.
+async fn heat<S: Store<Error = E>, E: std::fmt::Debug>(store: &S, quota: Quota) {
+    for _ in 0..3 {
+        charged(&[quota], |charge| store.take(&[charge])).await.expect("a decision");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_calls_wait_for_a_pending_lease() {
+    let time = Time::default();
+    let inner = Slow::new(time.store());
+    let counted = Counting::new(inner.clone());
+    let store = counted.clone().leases(5);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let mut asks: Vec<_> = (0..40).map(|_| ask()).collect();
+    asks.iter_mut().for_each(|ask| assert_pending!(ask.poll()));
+    assert_eq!(counted.takes(), 4, "one borrows");
+    // most are cancelled, and no call is left waiting
+    asks.drain(1..20);
+    let mut trips = 0;
+    while !asks.is_empty() {
+        inner.tell(1);
+        trips += 1;
+        // each cancelled call wakes another
+        for _ in 0..2 {
+            asks.retain_mut(|ask| ask.poll().is_pending());
+        }
+        assert!(trips < 20, "{} are stranded", asks.len());
+    }
+    assert_eq!(counted.takes(), 5, "twice for all of them");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_call_that_borrows_can_be_cancelled() {
+    let time = Time::default();
+    let inner = Slow::new(time.store());
+    let store = inner.clone().leases(5);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let (mut borrower, mut other) = (ask(), ask());
+    assert_pending!(borrower.poll());
+    assert_pending!(other.poll());
+    drop(borrower);
+    tokio::task::yield_now().await;
+    inner.tell(1);
+    tokio::task::yield_now().await;
+    assert!(other.is_woken());
+    let decision = assert_ready!(other.poll()).expect("a decision");
+    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Leased));
+}
+
+#[test]
+fn outside_a_runtime_the_call_that_borrows_can_be_cancelled_too() {
+    let inner = Slow::new(LocalStore::new());
+    let store = inner.clone().leases(5);
+    inner.tell(3);
+    tokio_test::block_on(heat(&store, HOURLY));
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let (borrower, mut other) = (ask(), ask());
+    assert_pending!(other.poll());
+    drop(borrower);
+    assert!(other.is_woken());
+    inner.tell(1);
+    let decision = assert_ready!(other.poll()).expect("a decision");
+    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Local));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_during_a_borrow_call_ends_the_lease() {
+    let time = Time::default();
+    let inner = Slow::new(time.store());
+    let store = inner.clone().leases(5);
+    inner.tell(3);
+    heat(&store, HOURLY).await;
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let mut borrower = ask();
+    assert_pending!(borrower.poll());
+    inner.confirm(1);
+    charged(&[HOURLY], |charge| store.reset(&charge)).await.expect("a reset");
+    inner.tell(1);
+    assert!(assert_ready!(borrower.poll()).expect("a decision").is_allowed());
+    let mut next = ask();
+    assert_pending!(next.poll(), "the lease has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leased_units_are_used_while_the_store_fails() {
+    let time = Time::default();
+    let inner = Shaky::new(time.store());
+    let store = inner.clone().breaker().deny_cache().leases(5);
+    let layered = store.clone().fallback(time.store()).instances(4);
+    let ask =
+        async || charged(&[HOURLY], |charge| layered.take(&[charge])).await.expect("infallible");
+    for _ in 0..8 {
+        assert!(ask().await.is_allowed());
+    }
+    inner.is(Mood::Failing);
+    let mut sources = Vec::new();
+    for _ in 0..12 {
+        sources.push(ask().await.source());
+    }
+    assert_eq!(&sources[..7], [Source::Leased; 7]);
+    assert_eq!(&sources[7..], [Source::Fallback; 5]);
+    assert!(layered.is_failing());
+    inner.is(Mood::Well);
+    time.pass(secs(2)).await;
+    assert_eq!(ask().await.source(), Source::Local);
+    assert!(!layered.is_failing());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_borrow_call_fails_for_its_caller_and_others_call_the_store() {
+    let time = Time::default();
+    let inner = Shaky::new(time.store());
+    let store = inner.clone().leases(5);
+    heat(&store, HOURLY).await;
+    inner.is(Mood::FailingLate(millis(5)));
+    let ask = || task::spawn(charged(&[HOURLY], |charge| store.take(&[charge])).into_future());
+    let (mut borrower, mut other) = (ask(), ask());
+    assert_pending!(borrower.poll());
+    assert_pending!(other.poll());
+    assert_eq!(inner.calls(), 4);
+    time.pass(millis(6)).await;
+    assert!(assert_ready!(borrower.poll()).is_err());
+    assert!(other.is_woken());
+    inner.is(Mood::Well);
+    assert!(assert_ready!(other.poll()).expect("a decision").is_allowed());
+    assert_eq!(inner.calls(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fallback_decisions_give_no_lease() {
+    let time = Time::default();
+    let (inner, local) = (Shaky::new(time.store()), time.store());
+    inner.is(Mood::Failing);
+    let store = inner.clone().fallback(local.clone()).leases(5);
+    for _ in 0..30 {
+        assert_eq!(take(&store, HOURLY).source(), Source::Fallback);
+    }
+    let look = remaining(&local);
+    assert_eq!(look, 970, "no more is charged than was admitted");
+    let open = inner.clone().fail_open().leases(5);
+    for _ in 0..30 {
+        assert_eq!(take(&open, HOURLY).source(), Source::FailedOpen);
+    }
+}
+
+/// A store that reports only that a request passes.
+#[derive(Clone)]
+struct Silent(Counting<LocalStore>);
+
+impl Store for Silent {
+    type Error = <LocalStore as Store>::Error;
+    type Future = <LocalStore as Store>::Future;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let Op::Take(charges) = op else { return self.0.call(op) };
+        let decision = self.0.take(charges).now();
+        assert!(decision.is_allowed());
+        let unknown = Outcome::unknown(charges[0].rule(), 0, Some(Duration::ZERO));
+        Answer::Now(Ok(Decision::allow().outcome(unknown)))
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], _: &Decision, _: Option<u32>) {
+        self.0.adjust(&charges[0], -i64::from(charges[0].cost())).now();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_without_reported_values_is_called_each_time() {
+    let time = Time::default();
+    let (inner, _) = leased(&time, 5);
+    let store = Silent(inner.clone()).leases(5);
+    assert_eq!((passed(&store, HOURLY, 30), inner.takes()), (30, 30));
+    assert_eq!((left(&inner, HOURLY), store.admitted()), (970, 0));
+}
+
+fn remaining(local: &LocalStore) -> u32 {
+    charged(&[HOURLY], |charge| local.take(&[charge.with_cost(0)]).now().outcomes()[0].remaining())
+}
+
+#[test]
+fn settings_are_checked() {
+    let store = || LocalStore::new().leases(5);
+    let said = |wrong: Result<Leased<LocalStore>, _>| match wrong {
+        Ok(_) => panic!("an error is expected"),
+        Err(wrong) => tower_sluice::store::SettingError::to_string(&wrong),
+    };
+    for percent in [0, 26, u32::MAX] {
+        let text = said(Leased::try_new(LocalStore::new(), percent));
+        assert!(text.starts_with(&format!("leases: percent is {percent}; give 1 to 25")), "{text}");
+    }
+    assert!(said(store().try_max_age(Duration::ZERO)).starts_with("leases: max_age is 0 s; give"));
+    assert!(
+        said(store().try_max_age(secs(61))).starts_with("leases: max_age is 61s; give at most 60")
+    );
+    assert!(said(store().try_capacity(0)).starts_with("leases: capacity is 0; give room"));
+    assert!(
+        said(store().try_capacity(65_537)).starts_with("leases: capacity is 65537; give at most")
+    );
+    for fine in [1, 25] {
+        assert!(Leased::try_new(LocalStore::new(), fine).is_ok());
+    }
+    assert!(store().try_max_age(secs(60)).is_ok() && store().try_capacity(65_536).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_beyond_the_capacity_call_the_store_each_time() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 5);
+    let store = store.capacity(8);
+    let limiter = Limiter::new(store.clone());
+    for key in 0..20_u32 {
+        for _ in 0..20 {
+            assert!(limiter.take(key, &HOURLY, 1).now().is_allowed());
+        }
+    }
+    // the first eight keys have a lease, and the others find no room
+    assert_eq!(inner.takes(), 8 * 6 + 12 * 20);
+    pass(&time, millis(400)).await;
+    for _ in 0..20 {
+        assert!(limiter.take(19_u32, &HOURLY, 1).now().is_allowed());
+    }
+    assert_eq!(inner.takes(), 8 * 6 + 12 * 20 + 6);
+}

@@ -1,0 +1,31 @@
+//! Store wrappers: timeouts, breakers, fallbacks, deny caches and leases.
+
+#[cfg(feature = "testing")]
+mod breaker;
+#[cfg(feature = "testing")]
+mod breaker_threads;
+#[cfg(feature = "testing")]
+mod deadline;
+#[cfg(feature = "testing")]
+mod deny_cache;
+#[cfg(feature = "testing")]
+mod deny_cache_model;
+#[cfg(feature = "testing")]
+mod deny_cache_threads;
+#[cfg(feature = "testing")]
+mod fallback;
+#[cfg(feature = "testing")]
+mod fallback_bound;
+#[cfg(feature = "testing")]
+mod fallback_threads;
+#[cfg(feature = "testing")]
+mod health;
+#[cfg(feature = "testing")]
+mod leased;
+#[cfg(feature = "testing")]
+mod leased_model;
+#[cfg(feature = "testing")]
+mod leased_threads;
+mod outage;
+#[cfg(feature = "testing")]
+mod recovery;

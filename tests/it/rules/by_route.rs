@@ -1,0 +1,291 @@
+//! `by_route` gives each route its own quota, in one layer on one store.
+
+use std::{convert::Infallible, net::SocketAddr, panic::catch_unwind};
+
+use axum::{
+    Router,
+    body::Body,
+    routing::{any, get},
+};
+use http::{Method, Request, StatusCode};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sluice::{
+    Headers, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, by_route,
+    key::{Everyone, HeaderKey},
+    rule::{ByRoute, OnMissingKey, try_by_route},
+};
+
+fn app<K>(rules: ByRoute<K>) -> Router
+where
+    K: KeyExtractor + Send + Sync + 'static,
+{
+    let any = || get(|| async {}).post(|| async {}).delete(|| async {});
+    Router::new()
+        .route("/url", any())
+        .route("/url/{id}", any())
+        .layer(RateLimitLayer::rules(rules, LocalStore::new()))
+}
+
+fn rules() -> ByRoute<Everyone> {
+    let routes = [
+        (Method::POST, "/url", Quota::per_hour(2)),
+        (Method::DELETE, "/url/{id}", Quota::per_hour(1)),
+    ];
+    by_route(routes, Quota::per_hour(3))
+}
+
+async fn ask(app: &Router, line: &str, peer: [u8; 4]) -> (StatusCode, String) {
+    let (method, path) = line.split_once(' ').expect("a method and a path");
+    let request = Request::builder().method(method).uri(path);
+    let request = request.extension(SocketAddr::from((peer, 4000))).body(Body::empty());
+    let response = app.clone().oneshot(request.expect("a request")).await.expect("infallible");
+    let policy = response.headers().get("ratelimit").map(|value| value.to_str().expect("text"));
+    (response.status(), policy.unwrap_or_default().to_owned())
+}
+
+#[tokio::test]
+async fn each_route_has_its_own_quota_and_the_others_share_one() {
+    let (app, here) = (app(rules()), [10, 0, 0, 1]);
+    let ok = async |line| ask(&app, line, here).await.0 == StatusCode::OK;
+    assert!(ok("POST /url").await && ok("POST /url").await && !ok("POST /url").await);
+    assert!(ok("DELETE /url/1").await && !ok("DELETE /url/2").await, "one template, one quota");
+    assert!(ok("GET /url").await && ok("POST /url/1").await && ok("GET /url/1").await);
+    assert!(!ok("DELETE /url").await, "all others share the default");
+}
+
+#[tokio::test]
+async fn rules_are_named_after_their_routes() {
+    let app = app(rules());
+    let (_, reported) = ask(&app, "DELETE /url/7", [10, 0, 0, 1]).await;
+    assert_eq!(reported, "\"DELETE /url/{id}\";r=0;t=3600");
+    let (_, reported) = ask(&app, "GET /url", [10, 0, 0, 1]).await;
+    assert!(reported.starts_with("\"other\";r=2"), "{reported}");
+}
+
+#[tokio::test]
+async fn each_key_can_have_a_separate_account() {
+    let app = app(rules().each(PeerIp::new()));
+    for peer in [[10, 0, 0, 1], [10, 0, 0, 2]] {
+        assert_eq!(ask(&app, "DELETE /url/1", peer).await.0, StatusCode::OK);
+        assert_eq!(ask(&app, "DELETE /url/1", peer).await.0, StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn head_is_charged_as_get_without_its_own_quotas() {
+    let hour = Quota::per_hour;
+    let get = || by_route([(Method::GET, "/url", hour(3))], hour(1_000));
+    let statuses = async |app: &Router, line| {
+        let mut statuses = Vec::new();
+        for _ in 0..4 {
+            statuses.push(ask(app, line, [10, 0, 0, 1]).await.0.as_u16());
+        }
+        statuses
+    };
+    assert_eq!(statuses(&app(get()), "HEAD /url").await, [200, 200, 200, 429]);
+    let shared = app(get());
+    ask(&shared, "GET /url", [10, 0, 0, 1]).await;
+    assert_eq!(statuses(&shared, "HEAD /url").await, [200, 200, 429, 429], "one account");
+    let both = [(Method::GET, "/url", hour(3)), (Method::HEAD, "/url", hour(1))];
+    assert_eq!(statuses(&app(by_route(both, hour(9))), "HEAD /url").await, [200, 429, 429, 429]);
+    // methods other than HEAD are not charged as GET: they share the default
+    let (_, reported) = ask(&app(get()), "POST /url", [10, 0, 0, 1]).await;
+    assert!(reported.starts_with("\"other\";r=999"), "{reported}");
+}
+
+#[tokio::test]
+async fn a_path_can_be_limited_for_any_method() {
+    let hour = Quota::per_hour;
+    let rules =
+        || by_route([(Method::GET, "/url", hour(3))], hour(1_000)).any_method("/url", hour(2));
+    let app = app(rules());
+    let name = async |line| ask(&app, line, [10, 0, 0, 1]).await.1;
+    assert_eq!(name("GET /url").await, "\"GET /url\";r=2;t=1200");
+    assert_eq!(name("HEAD /url").await, "\"GET /url\";r=1;t=1200");
+    assert_eq!(name("POST /url").await, "\"/url\";r=1;t=1800");
+    assert_eq!(name("PURGE /url").await, "\"/url\";r=0;t=1800");
+    assert!(name("GET /url/1").await.starts_with("\"other\""));
+}
+
+/// A router like that of tonic: one route for each service, for any method.
+fn rpc<K>(rules: ByRoute<K>) -> Router
+where
+    K: KeyExtractor + Send + Sync + 'static,
+{
+    Router::new()
+        .route("/shop.Cart/{*rest}", any(async || {}))
+        .route("/users/list", any(async || {}))
+        .layer(RateLimitLayer::rules(rules, LocalStore::new()))
+}
+
+#[tokio::test]
+async fn a_grpc_path_is_limited_for_any_method() {
+    let hour = Quota::per_hour;
+    let routes = [
+        (Method::POST, "/shop.Cart/{*all}", hour(9)),
+        (Method::POST, "/shop.Cart/Buy", hour(2)),
+        (Method::POST, "/users/list", hour(5)),
+    ];
+    let app = rpc(by_route(routes, hour(1_000)));
+    let name = async |line| ask(&app, line, [10, 0, 0, 1]).await.1;
+    assert_eq!(name("POST /shop.Cart/Buy").await, "\"POST /shop.Cart/Buy\";r=1;t=1800");
+    assert_eq!(name("GET /shop.Cart/Buy?x=1").await, "\"POST /shop.Cart/Buy\";r=0;t=1800");
+    assert!(name("OPTIONS /shop.Cart/Buy").await.starts_with("\"POST /shop.Cart/Buy\";r=0"));
+    assert!(name("PURGE /shop.Cart/List").await.starts_with("\"POST /shop.Cart/{*all}\";r=8"));
+    assert!(name("GET /shop.Cart/%42uy").await.starts_with("\"POST /shop.Cart/{*all}\";r=7"));
+    assert!(name("GET /users/list").await.starts_with("\"other\""), "no package, no gRPC");
+}
+
+/// As in `tonic::transport::Server::layer`, where no matched path is in the extensions.
+#[tokio::test]
+async fn a_grpc_path_is_limited_without_a_matched_path() {
+    let hour = Quota::per_hour;
+    let routes =
+        [(Method::POST, "/shop.Cart/{*rest}", hour(9)), (Method::POST, "/shop.Cart/Buy", hour(2))];
+    let layer = RateLimitLayer::rules(by_route(routes, hour(1_000)), LocalStore::new());
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(http::Response::new(String::new()))
+    }));
+    for (path, name) in [
+        ("/shop.Cart/Buy", "\"POST /shop.Cart/Buy\""),
+        ("/shop.Cart/List", "\"POST /shop.Cart/{*rest}\""),
+        ("/shop.Cart", "\"other\""),
+        ("/shop.Carton/Buy", "\"other\""),
+    ] {
+        let request = Request::put(path).body(()).expect("a request");
+        let response = service.clone().oneshot(request).await.expect("infallible");
+        let reported = response.headers()["ratelimit"].to_str().expect("text");
+        assert_eq!(reported.split(';').next(), Some(name), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn names_of_parameters_do_not_matter() {
+    let rules = by_route([(Method::GET, "/url/{short}", Quota::per_hour(3))], Quota::per_hour(9));
+    let (_, reported) = ask(&app(rules), "GET /url/7", [10, 0, 0, 1]).await;
+    assert_eq!(reported, "\"GET /url/{short}\";r=2;t=1200");
+}
+
+#[test]
+fn a_name_too_long_for_a_rule_is_shortened() {
+    let long = |end: &str| format!("/{}/{{id}}/{end}", "very-long".repeat(9));
+    let templates = [long("a"), long("b"), format!("/caf\u{e9}/{}", "\u{20ac}".repeat(99))];
+    let routes = templates.map(|template| (Method::DELETE, template, Quota::per_hour(1)));
+    let layer = RateLimitLayer::rules(by_route(routes, Quota::per_hour(9)), LocalStore::new());
+    drop(layer);
+}
+
+/// With thirty routes, each response was more than a kilobyte larger and named the other routes.
+#[tokio::test]
+async fn responses_name_only_the_policies_that_applied() {
+    let paths: Vec<_> = (0..30).map(|n| format!("/internal/route/number/{n}/{{id}}")).collect();
+    for (family, most) in [(Headers::Draft11, 120), (Headers::Draft07, 60), (Headers::Draft06, 40)]
+    {
+        let quotas = paths.iter().map(|path| (Method::GET, path, Quota::per_hour(2)));
+        let site = Rule::new("site", Everyone, Quota::per_hour(90));
+        let rules = (site, by_route(quotas, Quota::per_hour(50)));
+        let layer = RateLimitLayer::rules(rules, LocalStore::new()).headers(family);
+        let router = paths.iter().fold(Router::new(), |it, path| it.route(path, get(async || {})));
+        let app = router.layer(layer);
+        for (n, status) in [(7, 200), (7, 200), (7, 429), (8, 200), (99, 404)] {
+            let uri = format!("/internal/route/number/{n}/x");
+            let request = Request::get(uri).body(Body::empty()).expect("a request");
+            let response = app.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(response.status(), status);
+            let names = ["ratelimit-policy", "ratelimit"];
+            let text = |name| response.headers().get(name).map_or("", |it| it.to_str().unwrap());
+            let [policy, numbers] = names.map(text);
+            assert!(policy.len() <= most, "{family:?}: {policy}");
+            let route = match n {
+                99 => "\"other\";q=50;w=3600".to_owned(),
+                n => format!("\"GET /internal/route/number/{n}/{{id}}\";q=2;w=3600"),
+            };
+            if family == Headers::Draft11 {
+                assert_eq!(policy, format!("\"site\";q=90;w=3600, {route}"));
+                assert_eq!(numbers.split(", ").count(), 2, "{numbers}");
+            } else {
+                let limit = if n == 99 { 50 } else { 2 };
+                assert_eq!(policy, format!("90;w=3600, {limit};w=3600"), "{family:?}");
+            }
+        }
+    }
+}
+
+/// A client that switches twelve rules on and off at will exceeds the number of cached templates.
+/// Its responses still carry the rules that charged it.
+#[tokio::test]
+async fn any_set_of_rules_is_reported_correctly() {
+    let named: Vec<_> = (0..12).map(|n| (format!("r{n}"), format!("x-{n}"))).collect();
+    let rules: Vec<_> = named
+        .iter()
+        .map(|(rule, header)| {
+            Rule::new(rule, HeaderKey::new(header.clone().leak()), Quota::per_hour(9_000))
+                .on_missing_key(OnMissingKey::Skip)
+        })
+        .collect();
+    let layer = RateLimitLayer::rules(rules, LocalStore::new());
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(http::Response::new(String::new()))
+    }));
+    for round in 0..2 {
+        for set in 1..1_u32 << named.len() {
+            let sent = |n: &usize| set & 1 << n != 0;
+            let mut request = Request::get("/");
+            for n in (0..named.len()).filter(sent) {
+                request = request.header(&named[n].1, "me");
+            }
+            let request = request.body(()).expect("a request");
+            let response = service.clone().oneshot(request).await.expect("infallible");
+            let policy = response.headers()["ratelimit-policy"].to_str().expect("text");
+            let expected: Vec<_> =
+                (0..named.len()).filter(sent).map(|n| format!("\"r{n}\";q=9000;w=3600")).collect();
+            assert_eq!(policy, expected.join(", "), "{round}");
+        }
+    }
+}
+
+/// The layer accepts a template if and only if the router accepts it and a request can match it.
+#[test]
+fn templates_are_valid_exactly_if_the_router_accepts_them() {
+    for template in [
+        "",
+        "url",
+        "/",
+        "/url",
+        "/url/",
+        "/url/{id}",
+        "/url/{id}/more",
+        "/url/{*rest}",
+        "/url/{*rest}/more",
+        "/url/:id",
+        "/:id",
+        "/*rest",
+        "/url/*",
+        "/v-{id}",
+        "/{id}-v",
+        "/{a}{b}",
+        "/{}",
+        "/{*}",
+        "/{",
+        "/}",
+        "/{a",
+        "/a}",
+        "/{{a}}",
+        "/{{a}",
+        "/{a*b}",
+        "/{a/b}",
+        "/a:b",
+        "/caf\u{e9}",
+        "/%20",
+    ] {
+        let router = || Router::<()>::new().route(template, any(async || {}));
+        let taken = catch_unwind(router).is_ok();
+        let rules = try_by_route([(Method::GET, template, Quota::per_hour(1))], Quota::per_hour(1));
+        assert_eq!(rules.is_ok(), taken, "{template:?}: {:?}", rules.err());
+    }
+    // a router accepts these, but no request matches them
+    for template in ["/url?x=1", "/url#top", "/a b", "/a\nb"] {
+        let rules = try_by_route([(Method::GET, template, Quota::per_hour(1))], Quota::per_hour(1));
+        assert!(rules.is_err(), "{template:?}");
+    }
+}

@@ -1,0 +1,276 @@
+//! The conformance suite passes on the local store and detects faults of other stores.
+
+use std::{convert::Infallible, time::Duration};
+
+use futures::executor::block_on;
+use tower_sluice::{
+    Algorithm, Decision, LocalStore, Store, StoreExt,
+    store::{Answer, Never, Op},
+    testing::{Case, Local, NoLimit, Subject, play, properties},
+};
+
+use crate::support::tables::{all_pass, read};
+
+const TICK: Duration = Duration::from_nanos(1);
+
+#[tokio::test]
+async fn the_local_store_passes() {
+    let mut local = Local::default();
+    assert_eq!(properties::patience(&mut local, TICK).await, Ok(()));
+    assert_eq!(properties::all_or_nothing(&mut local).await, Ok(()));
+    assert_eq!(properties::no_over_admission(&mut local, block_on), Ok(()));
+    assert_eq!(properties::queueing(&mut local).await, Ok(()));
+    assert_eq!(properties::overage(&mut local).await, Ok(()));
+    assert_eq!(properties::blocks(&mut local).await, Ok(()));
+    assert_eq!(properties::undo(&mut local).await, Ok(()));
+}
+
+#[cfg(feature = "axum")]
+#[path = "../../../examples/own_store.rs"]
+#[allow(dead_code)]
+mod own_store;
+
+#[cfg(feature = "axum")]
+mod example {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    };
+
+    use super::*;
+
+    /// The store of the example `own_store`, on a clock of the test.
+    #[derive(Default)]
+    struct Example(Arc<AtomicU64>);
+
+    impl Subject for Example {
+        type Store = own_store::Punchcards;
+
+        fn open(&mut self) -> own_store::Punchcards {
+            let clock = self.0.clone();
+            own_store::Punchcards::new(move || Duration::from_nanos(clock.load(SeqCst)))
+        }
+
+        fn set(&mut self, now: Duration) {
+            self.0.store(u64::try_from(now.as_nanos()).expect("a short time"), SeqCst);
+        }
+    }
+
+    /// All but `patience`: its units never come back.
+    #[tokio::test]
+    async fn the_store_of_the_example_keeps_every_promise() {
+        let mut example = Example::default();
+        assert_eq!(properties::all_or_nothing(&mut example).await, Ok(()));
+        assert_eq!(properties::no_over_admission(&mut example, block_on), Ok(()));
+        assert_eq!(properties::queueing(&mut example).await, Ok(()));
+        assert_eq!(properties::overage(&mut example).await, Ok(()));
+        assert_eq!(properties::blocks(&mut example).await, Ok(()));
+        assert_eq!(properties::undo(&mut example).await, Ok(()));
+    }
+}
+
+/// A store that does not charge the last account of a decision.
+struct Forgetful(LocalStore);
+
+impl Store for Forgetful {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match op {
+            Op::Take([all @ .., last]) if !all.is_empty() => {
+                let free: Vec<_> = all.iter().copied().chain([last.with_cost(0)]).collect();
+                self.0.take(&free)
+            }
+            _ => self.0.call(op),
+        }
+    }
+}
+
+#[derive(Default)]
+struct ForgetfulOne(Local);
+
+impl Subject for ForgetfulOne {
+    type Store = Forgetful;
+
+    fn open(&mut self) -> Forgetful {
+        Forgetful(self.0.open())
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.0.set(now);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_skips_an_account_fails() {
+    let broken = properties::all_or_nothing(&mut ForgetfulOne::default()).await;
+    assert!(broken.is_err_and(|broken| broken.contains("5 of each left")));
+}
+
+/// A store whose clock runs at another speed.
+struct Speed(Local, u32);
+
+impl Subject for Speed {
+    type Store = LocalStore;
+
+    fn open(&mut self) -> LocalStore {
+        self.0.open()
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.0.set(now * self.1);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_refills_too_early_or_too_late_is_found_out() {
+    for (speed, found) in [(2, "cost 1 was allowed before "), (0, "cost 1 was denied after ")] {
+        let broken = properties::patience(&mut Speed(Local::default(), speed), TICK).await;
+        assert!(broken.as_ref().is_err_and(|text| text.starts_with(found)), "{broken:?}");
+    }
+}
+
+/// A store that allows everything.
+struct Open;
+
+impl Subject for Open {
+    type Store = NoLimit;
+
+    fn open(&mut self) -> NoLimit {
+        NoLimit
+    }
+
+    fn set(&mut self, _: Duration) {}
+}
+
+#[test]
+fn a_store_that_allows_everything_fails() {
+    let broken = properties::no_over_admission(&mut Open, block_on);
+    assert_eq!(broken, Err("1600 calls were allowed by a quota of 500/day".into()));
+}
+
+/// A store that supports only GCRA.
+#[derive(Default)]
+struct Gcra(Local);
+
+impl Subject for Gcra {
+    type Store = LocalStore;
+
+    fn open(&mut self) -> LocalStore {
+        self.0.open()
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.0.set(now);
+    }
+
+    fn supports(&self, algorithm: Algorithm) -> bool {
+        algorithm == Algorithm::Gcra
+    }
+}
+
+#[tokio::test]
+async fn cases_of_other_algorithms_are_skipped() {
+    for (file, played) in [
+        ("gcra.json", (18, 1)),
+        ("token_bucket.json", (0, 17)),
+        ("fixed_window.json", (0, 24)),
+        ("combined.json", (4, 2)),
+    ] {
+        assert_eq!(all_pass(&mut Gcra::default(), file).await, played, "{file}");
+    }
+}
+
+/// A store that cannot undo a charge.
+#[derive(Default)]
+struct Final(Local);
+
+impl Subject for Final {
+    type Store = LocalStore;
+
+    fn open(&mut self) -> LocalStore {
+        self.0.open()
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.0.set(now);
+    }
+
+    fn undoes(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test]
+async fn cases_that_undo_a_charge_are_skipped() {
+    for (file, played) in [("gcra.json", (18, 1)), ("refunds.json", (1, 155))] {
+        assert_eq!(all_pass(&mut Final::default(), file).await, played, "{file}");
+    }
+}
+
+async fn mismatch(case: &str) -> String {
+    let case = Case::read(case).expect("a list of cases").remove(0);
+    play(&mut Open, &case).await.expect_err("it differs").to_string()
+}
+
+#[tokio::test]
+async fn a_mismatch_describes_the_expected_result() {
+    let reported = mismatch(read("gcra.json")).await;
+    assert_eq!(
+        reported,
+        "one_per_second_burst_five (the table most GCRA implementations publish)\n  \
+         step 0: take 6 at 0ns\n  \
+         expected denied; 5 remaining, full in 0ns, next unit in 0ns, retry never\n  \
+         got      allowed"
+    );
+    let reported = mismatch(
+        r#"[{"name": "queued", "quotas": [{"algorithm": "gcra", "units": 1, "per": 1000000000}],
+            "steps": [{"at": 1500000000, "op": "take", "units": 2, "headroom": 3, "allowed": true,
+                       "wait": 2000000000, "overage": true,
+                       "outcomes": [{"remaining": 0, "full": 1, "next": 2000, "retry": 0}]}]}]"#,
+    )
+    .await;
+    assert!(reported.contains("step 0: take 2 at 1.5s with a headroom of 3\n"), "{reported}");
+    let expected = "expected allowed after a wait of 2s as overage; \
+                    0 remaining, full in 1ns, next unit in 2µs, retry in 0ns\n";
+    assert!(reported.contains(expected), "{reported}");
+}
+
+#[tokio::test]
+async fn a_case_that_undoes_no_charge_is_an_error() {
+    for step in [
+        r#""op": "take", "units": 9, "allowed": false,
+           "outcomes": [{"remaining": 5, "full": 0, "next": 0, "retry": "never"}]"#,
+        r#""op": "settle", "units": 1, "outcomes": [{"remaining": 5, "full": 0, "next": 0}]"#,
+    ] {
+        let case = format!(
+            r#"[{{"name": "x", "quotas": [{{"algorithm": "gcra", "units": 5, "per": 5}}], "steps":
+                [{{"at": 0, {step}}}, {{"at": 0, "op": "undo", "step": 0, "outcomes": []}}]}}]"#
+        );
+        let case = Case::read(&case).expect("a list of cases").remove(0);
+        let error = play(&mut Local::default(), &case).await.expect_err("no charge");
+        assert!(error.to_string().contains("step 1 undoes no charge"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_case_that_names_other_algorithms_than_its_quotas_is_an_error() {
+    let rows = r#"[{"algorithm": "gcra", "units": 1, "per": 1},
+                   {"algorithm": "fixed_window", "aligned": false, "units": 1, "per": 1}]"#;
+    let read = |named: &str| {
+        let case = format!(r#"[{{"name": "x", {named} "quotas": {rows}, "steps": []}}]"#);
+        Case::read(&case).expect("a list of cases").remove(0)
+    };
+    for fine in ["", r#""algorithm": ["gcra", "anchored_window"],"#] {
+        assert!(play(&mut Local::default(), &read(fine)).await.is_ok(), "{fine}");
+    }
+    for wrong in [
+        r#""algorithm": "gcra","#,
+        r#""algorithm": ["gcra", "fixed_window"],"#,
+        r#""algorithm": ["gcra", "anchored_window", "sliding_log"],"#,
+    ] {
+        let error = play(&mut Local::default(), &read(wrong)).await.expect_err("names differ");
+        assert!(error.to_string().contains("name each algorithm of the quotas"), "{error}");
+    }
+}

@@ -1,0 +1,22 @@
+//! Rules, quotas, and the results that every algorithm must produce.
+
+#[cfg(feature = "testing")]
+mod all_or_nothing;
+#[cfg(all(feature = "axum", feature = "testing"))]
+mod bad_input;
+#[cfg(feature = "axum")]
+mod by_route;
+#[cfg(all(feature = "serde", feature = "testing"))]
+mod config;
+#[cfg(feature = "testing")]
+mod conformance;
+#[cfg(feature = "testing")]
+mod definition;
+#[cfg(feature = "testing")]
+mod only;
+#[cfg(feature = "testing")]
+mod plans;
+#[cfg(feature = "testing")]
+mod scenarios;
+#[cfg(feature = "testing")]
+mod undo;

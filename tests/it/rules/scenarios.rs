@@ -1,0 +1,151 @@
+//! The values of the published scenario tables, to the nanosecond.
+
+#![allow(clippy::print_stdout)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use tower_sluice::testing::{Case, Local, TABLES};
+
+use crate::support::tables::{all_pass, read};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the tables of a folder, by name.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let mut files: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|end| end == "json")).collect();
+    files.sort();
+    files
+}
+
+fn name(file: &Path) -> &str {
+    file.file_name().and_then(|name| name.to_str()).expect("a name")
+}
+
+#[tokio::test]
+async fn gcra_equals_its_table() {
+    assert_eq!(all_pass(&mut Local::default(), "gcra.json").await, (18, 1));
+}
+
+#[tokio::test]
+async fn token_bucket_equals_its_table() {
+    assert_eq!(all_pass(&mut Local::default(), "token_bucket.json").await, (16, 1));
+}
+
+#[tokio::test]
+async fn fixed_window_equals_its_table() {
+    assert_eq!(all_pass(&mut Local::default(), "fixed_window.json").await, (23, 1));
+}
+
+#[tokio::test]
+async fn sliding_window_equals_its_table() {
+    assert_eq!(all_pass(&mut Local::default(), "sliding_window.json").await, (10, 0));
+}
+
+#[tokio::test]
+async fn sliding_log_equals_its_table() {
+    assert_eq!(all_pass(&mut Local::default(), "sliding_log.json").await, (12, 0));
+}
+
+#[tokio::test]
+async fn refunds_equal_their_table() {
+    assert_eq!(all_pass(&mut Local::default(), "refunds.json").await, (156, 0));
+}
+
+#[tokio::test]
+async fn combinations_equal_their_table() {
+    assert_eq!(all_pass(&mut Local::default(), "combined.json").await, (6, 0));
+}
+
+#[tokio::test]
+async fn late_charges_stop_where_their_table_says() {
+    assert_eq!(all_pass(&mut Local::default(), "max_debt.json").await, (13, 0));
+}
+
+#[test]
+fn every_table_of_the_folder_is_published() {
+    let mut published: Vec<_> = TABLES.iter().map(|(file, _)| *file).collect();
+    published.sort_unstable();
+    let files = files(&root().join("tests/scenarios"));
+    assert_eq!(files.iter().map(|file| name(file)).collect::<Vec<_>>(), published);
+}
+
+#[test]
+fn every_case_names_its_algorithms_and_has_a_unique_name() {
+    for (file, text) in TABLES {
+        let mut names = Vec::new();
+        for case in Case::read(text).expect("a list of cases") {
+            assert!(!case.algorithms().is_empty(), "{file}: {} has no algorithm", case.name());
+            assert!(!names.contains(&case.name().to_owned()), "{file}: {} twice", case.name());
+            names.push(case.name().to_owned());
+        }
+    }
+}
+
+/// Returns `true` if `ours` contains everything in `theirs`. Additional fields are allowed, other
+/// values or steps are not.
+fn covers(ours: &Value, theirs: &Value) -> bool {
+    match (ours, theirs) {
+        (Value::Object(ours), Value::Object(theirs)) => theirs.iter().all(|(field, value)| {
+            field == "why" || ours.get(field).is_some_and(|ours| covers(ours, value))
+        }),
+        (Value::Array(ours), Value::Array(theirs)) => {
+            ours.len() == theirs.len()
+                && ours.iter().zip(theirs).all(|(ours, theirs)| covers(ours, theirs))
+        }
+        _ => ours == theirs,
+    }
+}
+
+/// Returns the first case of `theirs` that is missing in `ours` or has other steps there.
+fn differing(ours: &str, theirs: &str) -> Option<String> {
+    let cases = |text| serde_json::from_str::<Vec<Value>>(text).expect("a list of cases");
+    let (ours, theirs) = (cases(ours), cases(theirs));
+    let same = |theirs: &Value| {
+        ours.iter().any(|ours| ours["name"] == theirs["name"] && covers(ours, theirs))
+    };
+    let differing = theirs.iter().find(|theirs| !same(theirs));
+    differing.map(|case| case["name"].to_string())
+}
+
+/// The tables were agreed on outside this repository, in a folder that a clone does not have.
+#[test]
+fn the_agreed_cases_are_present_with_the_same_steps() {
+    let agreed = root().join("../shared/scenarios");
+    if !agreed.exists() {
+        println!("not compared: {} does not exist", agreed.display());
+        return;
+    }
+    for file in files(&agreed) {
+        let theirs = fs::read_to_string(&file).expect("a table");
+        assert_eq!(differing(read(name(&file)), &theirs), None, "{}", file.display());
+    }
+}
+
+#[test]
+fn a_case_that_is_missing_or_has_other_steps_is_found() {
+    let agreed =
+        r#"[{"name": "a", "why": "one", "steps": [{"at": 0, "units": 1}, {"at": 5, "units": 2}]}]"#;
+    let more = r#"[{"name": "b", "steps": []},
+                   {"name": "a", "why": "1", "algorithm": "gcra",
+                    "steps": [{"at": 0, "units": 1, "note": 7}, {"at": 5, "units": 2}]}]"#;
+    assert_eq!(differing(more, agreed), None);
+    let a = Some("\"a\"".to_owned());
+    for other in [
+        "[]",
+        r#"[{"name": "b", "steps": [{"at": 0, "units": 1}, {"at": 5, "units": 2}]}]"#,
+        r#"[{"name": "a", "steps": [{"at": 0, "units": 1}]}]"#,
+        r#"[{"name": "a", "steps": [{"at": 5, "units": 2}, {"at": 0, "units": 1}]}]"#,
+        r#"[{"name": "a", "steps": [{"at": 0, "units": 1}, {"at": 5}]}]"#,
+    ] {
+        assert_eq!(differing(other, agreed), a, "{other}");
+    }
+}

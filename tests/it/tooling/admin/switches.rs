@@ -1,0 +1,258 @@
+//! Toggles, and the reports on rules and denials.
+
+use axum::{Router, body::Body};
+use http::Request;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use tower_sluice::{
+    ClientIp, Cost, Key, KeyExtractor, LivePlan, LocalStore, PeerIp, Plan, Quota, RateLimitLayer,
+    Rule,
+    admin::Admin,
+    fingerprint::FingerprintKey,
+    key::{Everyone, HeaderKey, MethodKey, RouteKey, Unreadable},
+    key_fn,
+    middleware::Toggle,
+    rule::OnMissingKey,
+};
+
+use super::{THREE, done, guard, look, refused, site, user, users, visit, visits, watched};
+
+const SECRET: [u8; 16] = *b"sixteen bytes ..";
+
+fn off() -> Value {
+    json!({ "layer": "api", "on": false })
+}
+
+fn on() -> Value {
+    json!({ "layer": "api", "on": true })
+}
+
+#[tokio::test]
+async fn the_kill_switch_allows_all_requests_and_can_be_reverted() {
+    let handle = Toggle::on();
+    let app = watched(users().enabled(&handle));
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    assert_eq!(done(&app, "switch", &off()).await, off());
+    assert_eq!(look(&app, "layers").await["layers"][0]["on"], false);
+    assert!(!handle.is_on(), "it is the user's own switch");
+    assert_eq!(visits(&app, "alice", 3).await, [200; 3]);
+    done(&app, "switch", &on()).await;
+    assert_eq!(visit(&app, "alice").await, 429);
+    handle.set(false);
+    assert_eq!(look(&app, "layers").await["layers"][0]["on"], false);
+}
+
+#[tokio::test]
+async fn a_layer_or_one_rule_can_be_set_to_report_only() {
+    let rules = (user(), Rule::new("site", Everyone, Quota::per_day(5)));
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    let rule = |rule: &str, on: bool| json!({ "layer": "api", "rule": rule, "on": on });
+    assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
+    done(&app, "report-only", &rule("user", true)).await;
+    assert_eq!(visits(&app, "alice", 2).await, [200; 2], "the site has two left");
+    assert_eq!(visit(&app, "alice").await, 429, "and the rule itself denies");
+    let shown = look(&app, "layers").await;
+    assert_eq!(shown["layers"][0]["report_only"], false);
+    assert_eq!(shown["layers"][0]["rules"][0]["report_only"], true);
+    assert_eq!(shown["layers"][0]["rules"][1]["report_only"], false);
+    assert_eq!(done(&app, "report-only", &on()).await["on"], true);
+    assert_eq!(visits(&app, "alice", 2).await, [200; 2]);
+    assert_eq!(look(&app, "layers").await["layers"][0]["report_only"], true);
+    done(&app, "report-only", &off()).await;
+    done(&app, "report-only", &rule("user", false)).await;
+    assert_eq!(visit(&app, "alice").await, 429);
+    let rules = &look(&app, "layers").await["layers"][0]["rules"];
+    // one of the requests that it would have denied was denied by the site rule
+    assert_eq!((&rules[0]["refused"], &rules[0]["reported"]), (&json!(2), &json!(5)));
+    assert_eq!((&rules[1]["refused"], &rules[1]["reported"]), (&json!(2), &json!(2)));
+}
+
+#[tokio::test]
+async fn rules_are_listed_with_all_their_settings() {
+    let live = LivePlan::new([Quota::per_minute(60)]);
+    let rules = (
+        Rule::new("user", HeaderKey::new("x-user"), Quota::per_second(5).burst(20))
+            .cost(2)
+            .headroom(1),
+        Rule::new("live", Everyone, &live).cost(Cost::from_fn(|_| 1)),
+        Rule::new("plan", Everyone, Plan::from_fn(|_, _| THREE.into())),
+    );
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    live.replace(Quota::per_minute(30));
+    let shown = look(&app, "layers").await;
+    assert_eq!(
+        shown["layers"][0]["rules"],
+        json!([
+            {
+                "rule": "user", "key_kind": "text", "quotas_are": "fixed", "cost": 2, "headroom": 1, "queues": false,
+                "quotas": [{
+                    "text": "5/s burst 20", "algorithm": "gcra", "limit": 20, "units": 5,
+                    "period_ms": 1_000, "max_debt": 20,
+                }],
+                "report_only": false, "refused": 0, "reported": 0,
+            },
+            {
+                "rule": "live", "key_kind": "everyone", "quotas_are": "live", "cost": null,
+                "headroom": 0, "queues": false,
+                "quotas": [{
+                    "text": "30/min", "algorithm": "gcra", "limit": 30, "units": 30,
+                    "period_ms": 60_000, "max_debt": 30,
+                }],
+                "report_only": false, "refused": 0, "reported": 0,
+            },
+            {
+                "rule": "plan", "key_kind": "everyone", "quotas_are": "per request",
+                "quotas": null, "cost": 1,
+                "headroom": 0, "queues": false, "report_only": false, "refused": 0, "reported": 0,
+            },
+        ])
+    );
+}
+
+#[tokio::test]
+async fn the_type_of_keys_is_listed_as_reported_by_the_extractor() {
+    let kind = async |rules: Vec<Rule<Box<dyn KeyExtractor + Send + Sync>>>| {
+        let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+        look(&app, "layers").await["layers"][0]["rules"][0]["key_kind"].clone()
+    };
+    let by = |extractor: Box<dyn KeyExtractor + Send + Sync>| Rule::new("user", extractor, THREE);
+    let address = |v4, v6| json!({ "address": { "ipv4_prefix": v4, "ipv6_prefix": v6 } });
+    let client = || ClientIp::behind(["10.0.0.0/8"]).expect("networks");
+    let named = || HeaderKey::new("x-user");
+    let site = PeerIp::new().ipv4_prefix(24).ipv6_prefix(48);
+    let missing = by(Box::new(named())).on_missing_key(OnMissingKey::Share);
+    for (rule, listed) in [
+        (by(Box::new(named())), json!("text")),
+        (by(Box::new(PeerIp::new())), address(32, 64)),
+        (by(Box::new(site)), address(24, 48)),
+        (by(Box::new(client())), address(32, 64)),
+        (
+            by(Box::new(client().unreadable(Unreadable::Share))),
+            json!({ "one_of": [address(32, 64), "unidentified"] }),
+        ),
+        (missing, json!({ "one_of": ["text", "unidentified"] })),
+        (by(Box::new(RouteKey)), json!({ "one_of": ["text", "everyone"] })),
+        (
+            by(Box::new((MethodKey, named().or(PeerIp::new()), Everyone))),
+            json!(["text", { "one_of": ["text", address(32, 64)] }, "everyone"]),
+        ),
+        (by(Box::new(key_fn(|_| Some("x")))), Value::Null),
+        (by(Box::new(named().or(key_fn(|_| Some("x"))))), Value::Null),
+    ] {
+        assert_eq!(kind(vec![rule]).await, listed);
+    }
+}
+
+fn recent(shown: &Value, layer: usize) -> &Vec<Value> {
+    shown["layers"][layer]["rules"][0]["recent"].as_array().expect("a list")
+}
+
+#[tokio::test]
+async fn the_last_denials_of_a_rule_are_kept_by_fingerprint() {
+    let mut admin = Admin::new().fingerprint(SECRET);
+    let layer = admin.watch("api", users());
+    let app = site(layer, &admin);
+    visits(&app, "alice", 3).await;
+    assert!(recent(&look(&app, "refusals").await, 0).is_empty());
+    visits(&app, "bob", 4).await;
+    visits(&app, "alice", 60).await;
+    let shown = look(&app, "refusals").await;
+    let last = recent(&shown, 0);
+    assert_eq!(last.len(), 50, "bounded, and the newest stay");
+    let alice = Key::from("alice").fingerprint(&FingerprintKey::from(SECRET)).to_string();
+    for refusal in last {
+        assert_eq!((&refusal["key"], &refusal["result"]), (&json!(alice), &json!("limited")));
+        let wait = refusal["retry_after_ms"].as_u64().expect("a wait");
+        assert!((1..=86_400_000).contains(&wait));
+    }
+    assert!(!shown.to_string().contains("\"alice\""));
+    assert_eq!(look(&app, "layers").await["layers"][0]["rules"][0]["refused"], 61);
+    // a read of this key shows the same fingerprint
+    assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
+}
+
+#[tokio::test]
+async fn each_denying_rule_is_recorded_with_its_own_wait() {
+    let rule = |name, quota| Rule::new(name, HeaderKey::new("x-user"), quota);
+    let rules = (
+        rule("minute", Quota::per_minute(1)),
+        rule("day", Quota::per_day(1)),
+        rule("trial", Quota::per_hour(1)).report_only(true),
+        rule("never", Quota::blocked()).report_only(true),
+    );
+    let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
+    assert_eq!(visits(&app, "alice", 2).await, [200, 429]);
+    let shown = look(&app, "refusals").await;
+    let rules = shown["layers"][0]["rules"].as_array().expect("rules");
+    let last = |at: usize| &rules[at]["recent"][0];
+    let wait = |at: usize| last(at)["retry_after_ms"].as_u64().expect("a wait");
+    assert!((1..=60_000).contains(&wait(0)), "{shown}");
+    assert!((3_600_001..=86_400_000).contains(&wait(1)), "{shown}");
+    assert!((60_001..=3_600_000).contains(&wait(2)), "{shown}");
+    assert_eq!(last(2)["result"], "shadow_limited");
+    assert_eq!(last(3)["retry_after_ms"], Value::Null);
+    let counts = |at: usize| rules[at]["recent"].as_array().map(Vec::len);
+    assert_eq!([0, 1, 2, 3].map(counts), [Some(1), Some(1), Some(1), Some(2)]);
+}
+
+#[tokio::test]
+async fn a_configured_fingerprint_key_is_kept_and_the_default_is_random() {
+    let own = async |name: &str| {
+        let mut admin = Admin::new();
+        let layer = admin.watch("api", users());
+        done(&site(layer, &admin), "peek", &super::of(name)).await["key"].clone()
+    };
+    assert_ne!(own("alice").await, own("alice").await);
+    let app = watched(users().fingerprint(SECRET));
+    let alice = Key::from("alice").fingerprint(&FingerprintKey::from(SECRET)).to_string();
+    assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
+}
+
+#[tokio::test]
+async fn layers_can_share_a_store_and_be_watched_twice() {
+    let store = LocalStore::new();
+    let other = Rule::new("other", HeaderKey::new("x-user"), Quota::per_day(1));
+    let (mut admin, mut second) = (Admin::new(), Admin::new());
+    let users = admin.watch("users", RateLimitLayer::rules(user(), store.clone()));
+    let others = admin.watch("others", RateLimitLayer::rules(other, store));
+    let again = second.watch("again", users.clone());
+    let twice = admin.watch("twice", again.clone());
+    let hello = axum::routing::any(async || "hello");
+    let app = Router::new()
+        .route("/a", hello.clone().layer(users))
+        .route("/b", hello.clone().layer(others))
+        .route("/c", hello.clone().layer(again))
+        .route("/d", hello.layer(twice))
+        .nest("/admin", admin.router(guard()));
+    let visit = async |path: &str| {
+        let request = Request::get(path).header("x-user", "alice").body(Body::empty());
+        app.clone()
+            .oneshot(request.expect("a request"))
+            .await
+            .expect("infallible")
+            .status()
+            .as_u16()
+    };
+    let statuses = [visit("/a").await, visit("/c").await, visit("/d").await];
+    assert_eq!(statuses, [200; 3]);
+    assert_eq!([visit("/a").await, visit("/c").await, visit("/d").await], [429; 3]);
+    assert_eq!([visit("/b").await, visit("/b").await], [200, 429]);
+    let shown = look(&app, "refusals").await;
+    assert_eq!([0, 1, 2].map(|layer| recent(&shown, layer).len()), [3, 1, 3]);
+    assert_eq!(shown["layers"][2]["layer"], "twice");
+    let elsewhere = Router::new().nest("/admin", second.router(guard()));
+    assert_eq!(recent(&look(&elsewhere, "refusals").await, 0).len(), 3);
+    // and they share its toggle
+    done(&elsewhere, "switch", &json!({ "layer": "again", "on": false })).await;
+    assert_eq!([visit("/a").await, visit("/d").await, visit("/b").await], [200, 200, 429]);
+}
+
+#[tokio::test]
+async fn unwatched_layers_are_neither_listed_nor_recorded() {
+    let admin = Admin::new();
+    let app = site(users(), &admin);
+    visits(&app, "alice", 4).await;
+    assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
+    let said = refused(&app, "switch", &on(), 404).await;
+    assert_eq!(said, "layer is \"api\"; no layer exists");
+}

@@ -1,0 +1,562 @@
+//! The examples, run as a user does: real processes, real sockets, real time.
+
+#[cfg(feature = "metrics")]
+#[path = "../../support/exposition.rs"]
+mod exposition;
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::support::programs::{ANY_PORT, Answer, Server, ask, end, example};
+
+fn quickstart(address: &str) -> Command {
+    let mut command = example("quickstart");
+    command.env("ADDR", address);
+    command
+}
+
+fn gateway(flags: &[&str]) -> Command {
+    let mut command = example("gateway");
+    command.args(["--addr", ANY_PORT]).args(flags);
+    command
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+/// Uses up the burst of the quickstart and returns the first rejection.
+fn exhaust(server: &Server) -> Answer {
+    for _ in 0..10 {
+        assert_eq!(server.get("/").status, 200);
+    }
+    // five units per second refill, so a slow machine may get a few more
+    (0..100).map(|_| server.get("/")).find(|answer| answer.status != 200).expect("a rejection")
+}
+
+#[test]
+fn quickstart_allows_its_burst_and_denials_have_retry_after() {
+    let server = Server::start(quickstart(ANY_PORT));
+    let curl = server.line_with("curl");
+    assert!(curl.contains(&format!("http://{}/", server.address)), "{curl}");
+
+    let refused = exhaust(&server);
+    assert_eq!(refused.status, 429, "{refused:?}");
+    let wait = refused.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
+    assert!(wait >= 1);
+    let line = server.line_with("rejected");
+    assert!(line.contains("127.0.0.1:") && line.contains("GET /: retry after 1 s"), "{line}");
+
+    thread::sleep(Duration::from_secs(wait));
+    assert_eq!(server.get("/").status, 200);
+}
+
+#[test]
+fn quickstart_does_not_limit_free() {
+    let server = Server::start(quickstart(ANY_PORT));
+    exhaust(&server);
+    for _ in 0..20 {
+        let free = server.get("/free");
+        assert_eq!(free.status, 200);
+        assert_eq!(free.header("ratelimit"), None);
+    }
+}
+
+/// Connects from this address: Linux assigns all of 127.0.0.0/8 to the loopback interface.
+#[cfg(target_os = "linux")]
+fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let connecting = async {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::from((from, 0)))?;
+        socket.connect(to).await?.into_std()
+    };
+    let stream = runtime.expect("a runtime").block_on(connecting).expect("connects");
+    stream.set_nonblocking(false).expect("blocks");
+    stream
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn quickstart_counts_every_address_separately() {
+    let server = Server::start(quickstart(ANY_PORT));
+    exhaust(&server);
+    let stream = connect_from([127, 0, 0, 2], server.address);
+    assert_eq!(ask(stream, "/", "").status, 200);
+}
+
+#[test]
+fn quickstart_reports_in_one_line_why_it_cannot_listen() {
+    let other = TcpListener::bind(ANY_PORT).expect("a port");
+    let taken = other.local_addr().expect("an address").to_string();
+    for (address, why) in [(taken.as_str(), "in use"), ("nonsense", "invalid")] {
+        let output = end(quickstart(address));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(said.lines().count(), 1, "{said}");
+        for part in [address, why, "set ADDR"] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+    }
+}
+
+/// Waits until the process handles SIGINT. On a busy machine, a server responds before the task
+/// that waits for the signal has started.
+#[cfg(unix)]
+fn handles_interrupts(process: u32) {
+    const SIGINT: u64 = 1 << 1;
+    let status = format!("/proc/{process}/status");
+    let handled = || {
+        // not Linux: the signal mask cannot be read
+        let Ok(status) = std::fs::read_to_string(&status) else { return true };
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+        caught.is_some_and(|signals| signals & SIGINT != 0)
+    };
+    let start = std::time::Instant::now();
+    while !handled() {
+        assert!(start.elapsed() < Duration::from_secs(60), "SIGINT is not handled");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn servers_exit_cleanly_on_ctrl_c() {
+    let mut playground = example("playground");
+    playground.args(["--addr", ANY_PORT]);
+    for command in [quickstart(ANY_PORT), gateway(&[]), playground] {
+        let mut server = Server::start(command);
+        let idle = TcpStream::connect(server.address).expect("connects");
+        assert_eq!(server.get("/").status, 200);
+        handles_interrupts(server.child.id());
+        let kill = format!("kill -INT {}", server.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("runs").success());
+        assert_eq!(server.child.wait().expect("ends").code(), Some(0));
+        drop(idle);
+    }
+}
+
+const ADDRESS: &str = "name=ip key=peer quota='5/h burst 10'";
+
+/// Returns the output of an example that needs no flags and exits by itself.
+fn printed(name: &str) -> String {
+    let output = end(example(name));
+    assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+    text(&output.stdout).to_owned()
+}
+
+#[test]
+fn small_examples_print_the_expected_output() {
+    for (name, lines) in [
+        ("two_limits", "alice: 429"),
+        ("plans", "k-1: 429 Too Many Requests Some(\"\\\"user\\\";r=0;t=720"),
+        ("plans", "not refilled\nk-2: 429 Too Many Requests Some(\"\\\"user\\\";r=0;t=900"),
+        ("per_route", "DELETE /url/2: 429"),
+        ("late_cost", "after ten words: 990 tokens left\nafter one that was cut: 890 tokens left"),
+        ("smooth", "request 8: 429 Too Many Requests after"),
+        ("outgoing", "http://b.example/ answers"),
+        ("own_key", "red.example: 429 Too Many Requests\nno host: 400 Bad Request"),
+        ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),
+        ("own_store", "429 Too Many Requests Some(\"\\\"default\\\";r=0\")"),
+        ("report_only", "would be denied"),
+        ("explain", "would be denied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
+        ("explain", "\ndenied by rule \"user\", quota 1 of 2 (5/min burst 20, gcra), key "),
+    ] {
+        let said = printed(name);
+        assert!(said.contains(lines), "{lines:?} is not in {said}");
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[test]
+fn prometheus_sees_every_rule() {
+    let said = printed("prometheus");
+    for line in [
+        "ratelimit_decisions{policy=\"site\",result=\"allowed\"} 5",
+        "ratelimit_decisions{policy=\"user\",result=\"limited\"} 3",
+        "ratelimit_near_limit{policy=\"user\"} 2",
+        "ratelimit_unidentified 1",
+        "ratelimit_keys 2",
+    ] {
+        assert!(said.lines().any(|said| said == line), "{line} is not in {said}");
+    }
+    assert_eq!(exposition::fault(&said), None, "{said}");
+    let described = |name: &&str| said.contains(&format!("# HELP {name} "));
+    let names = ["ratelimit_decisions", "ratelimit_decision_duration", "ratelimit_keys"];
+    assert_eq!(names.iter().find(|name| !described(name)), None, "{said}");
+}
+
+#[cfg(feature = "metrics")]
+#[test]
+fn invalid_prometheus_text_is_found() {
+    let good = "# TYPE a counter\na{b=\"c\\\"}\",d=\"e\"} 1\na{b=\"f\"} 2\n\n# TYPE g summary\n\
+                g{quantile=\"0.5\"} 0.1\ng_sum 1\ng_count 1\n";
+    assert_eq!(exposition::fault(good), None);
+    for bad in [
+        "",
+        "# TYPE a counter\n",
+        "# TYPE a counter\na 1",
+        "# TYPE a.b counter\na.b 1\n",
+        "# TYPE a counting\na 1\n",
+        "a 1\n",
+        "# TYPE a counter\na one\n",
+        "# TYPE a counter\na 1\na 1\n",
+        "# TYPE a counter\na{b=c} 1\n",
+        "# TYPE a counter\na{b=\"c} 1\n",
+        "# TYPE a counter\na 1\n# TYPE b counter\nb 1\na{b=\"c\"} 1\n",
+        "# TYPE a counter\n# TYPE a gauge\na 1\n",
+    ] {
+        assert!(exposition::fault(bad).is_some(), "{bad:?} is taken for good");
+    }
+}
+
+/// Replaces the file as an editor does, with another file at its path.
+#[cfg(feature = "serde")]
+struct LimitsFile(std::path::PathBuf);
+
+#[cfg(feature = "serde")]
+impl LimitsFile {
+    fn new(name: &str) -> Self {
+        let name = format!("{name}-{}.toml", std::process::id());
+        Self(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name))
+    }
+
+    /// `user` is the text of the rule below its name.
+    fn write(&self, user: &str) -> &Self {
+        let text = format!(
+            "[site]\nname = 'site'\nquotas = []\n\n[user]\nname = 'user'\n{user}\n\n\
+             [plans]\ngold = '9/h'\n\n[customers]\nalice = 'gold'\n"
+        );
+        let beside = self.0.with_extension("new");
+        std::fs::write(&beside, text).expect("a file");
+        std::fs::rename(beside, &self.0).expect("in its place");
+        self
+    }
+
+    fn serve(&self) -> Command {
+        let mut command = example("config");
+        command.arg(&self.0).env("ADDR", ANY_PORT);
+        command
+    }
+}
+
+#[cfg(feature = "serde")]
+impl Drop for LimitsFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Returns the status, and the limit of the rule `user`.
+#[cfg(feature = "serde")]
+fn asked(server: &Server, key: &str) -> (u16, String) {
+    let answer = server.get_with("/", &format!("x-api-key: {key}\r\n"));
+    let policy = answer.header("ratelimit-policy").expect("a policy");
+    let limit = policy.split("q=").nth(1).and_then(|rest| rest.split(';').next()).expect("a limit");
+    (answer.status, limit.to_owned())
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn config_applies_new_limits_to_a_running_server_without_a_refill() {
+    let file = LimitsFile::new("reload");
+    let server = Server::start(file.write("quotas = '3/h'").serve());
+    let of = |key: &str| asked(&server, key);
+    for _ in 0..3 {
+        assert_eq!(of("bob"), (200, "3".into()));
+    }
+    assert_eq!(of("bob"), (429, "3".into()));
+    assert_eq!(of("alice"), (200, "9".into()), "a plan of her own");
+
+    file.write("quotas = '5/h'");
+    server.line_with("the new limits apply");
+    assert_eq!(of("bob"), (429, "5".into()), "one hour is still charged");
+    for _ in 0..5 {
+        assert_eq!(of("carol"), (200, "5".into()));
+    }
+    assert_eq!(of("carol"), (429, "5".into()));
+
+    for (user, said) in [
+        ("quotas = '5/week'", "period is \"week\"; end it with one of"),
+        ("quotas = '7/h'\nrate = 7", "unknown field \"rate\" (set to 7); give name, quotas"),
+        ("quotas = '7/h", "TOML parse error at line 7"),
+        ("quotas = '7/h'\ncost = 8", "rule user: cost 8 is above the quota's limit 7"),
+    ] {
+        file.write(user);
+        // the line of the file and the error follow where TOML reports them
+        let mut line = server.line_with("the old limits stay");
+        if !line.contains(said) {
+            line = server.line_with(said);
+        }
+        assert!(line.contains(said));
+        assert_eq!(of("dave").1, "5");
+    }
+    assert_eq!(of("bob"), (429, "5".into()));
+
+    file.write("quotas = '7/h'\nmissing = 'skip'");
+    server.line_with("user: missing stays as it is until a restart");
+    server.line_with("the new limits apply");
+    assert_eq!(of("erin"), (200, "7".into()));
+    assert_eq!(server.get("/").status, 400, "the rule still rejects a request without a key");
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn config_does_not_start_with_an_invalid_file_and_runs_with_its_own() {
+    let file = LimitsFile::new("wrong");
+    let output = end(file.write("quotas = 5").serve());
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("TOML parse error at line 7, column 10"), "{said}");
+    let mut own = example("config");
+    own.env("ADDR", ANY_PORT);
+    let server = Server::start(own);
+    let status = |key: &str| server.get_with("/", &format!("x-api-key: {key}\r\n")).status;
+    assert_eq!(["alice", "bob", "mallory"].map(status), [200, 200, 403]);
+    assert_eq!(server.get("/").status, 401);
+}
+
+#[test]
+fn ten_thousand_wrong_passwords_do_not_lock_the_owner_out() {
+    let said = printed("login");
+    assert!(said.contains("50 were tried, the rest denied"), "{said}");
+    assert!(said.contains("the owner logged in 100 times during the attack"), "{said}");
+}
+
+/// Returns the gateway's fields of a request that passed.
+fn passed(source: &str, outcomes: &Value) -> Value {
+    json!({
+        "allowed": true, "overage": false, "would_deny": false, "waited_ms": 0,
+        "source": source, "outcomes": outcomes,
+    })
+}
+
+#[test]
+fn gateway_responds_with_the_decision_of_all_rules() {
+    let server = Server::start(gateway(&[
+        "--rule",
+        ADDRESS,
+        "--rule",
+        "name=user key=header:x-api-key quota=3/h,100/day cost=2 missing=skip",
+    ]));
+    let ip = |remaining: u32| {
+        let reset = (10 - remaining) * 720_000;
+        json!({
+            "rule": "ip", "limit": 10, "remaining": remaining,
+            "reset_after_ms": reset, "next_after_ms": 720_000, "retry_after_ms": 0,
+        })
+    };
+    let user = |limit: u32, unit_ms: u32| {
+        json!({
+            "rule": "user", "limit": limit, "remaining": limit - 2,
+            "reset_after_ms": 2 * unit_ms, "next_after_ms": unit_ms, "retry_after_ms": 0,
+        })
+    };
+    let first = server.get_with("/anything/at/all", "x-api-key: alice\r\n");
+    assert_eq!(first.status, 200);
+    let outcomes = json!([ip(9), user(3, 1_200_000), user(100, 864_000)]);
+    assert_eq!(first.json(), passed("local", &outcomes));
+
+    let refused = server.get_with("/", "x-api-key: alice\r\naccept: application/json\r\n");
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.json()["violated-policies"], json!(["user-1h"]));
+
+    let without = server.get("/").json();
+    assert_eq!(without["outcomes"].as_array().map(Vec::len), Some(1), "user was skipped");
+    assert_eq!(without["outcomes"][0]["remaining"], 8, "the denial charged nothing");
+}
+
+#[test]
+fn gateway_separates_routes_by_template() {
+    let server = Server::start(gateway(&["--rule", "name=route key=route quota=9/h"]));
+    let left = |path: &str| server.get(path).json()["outcomes"][0]["remaining"].clone();
+    assert_eq!(["/users/1", "/users/2", "/users/3"].map(left), [8, 7, 6]);
+    assert_eq!(["/orders/1", "/", "/nowhere", "/else/where"].map(left), [8, 8, 8, 7]);
+}
+
+#[test]
+fn gateway_applies_the_policy_for_a_missing_key() {
+    let server = |missing: &str| {
+        let rule = format!("name=user key=header:x-api-key quota=9/h missing={missing}");
+        Server::start(gateway(&["--rule", &rule]))
+    };
+    let unlimited = passed("no rule", &json!([]));
+    assert_eq!(server("reject").get("/").status, 400);
+    assert_eq!(server("skip").get("/").json(), unlimited);
+    assert_eq!(server("share").get("/").json()["outcomes"][0]["remaining"], 8);
+}
+
+#[test]
+fn gateway_counts_the_client_of_a_trusted_proxy_and_not_what_it_claims() {
+    let rule = ["--rule", "name=ip key=client quota=9/h"];
+    let behind = Server::start(gateway(&["--trusted-proxy", "127.0.0.1", rule[0], rule[1]]));
+    let left = |server: &Server, list: &str| {
+        let answer = server.get_with("/", &format!("x-forwarded-for: {list}\r\n"));
+        answer.json()["outcomes"][0]["remaining"].clone()
+    };
+    let spoofed = ["203.0.113.9", "198.51.100.7, 203.0.113.9", "198.51.100.8,203.0.113.9:80"];
+    assert_eq!(spoofed.map(|list| left(&behind, list)), [8, 7, 6]);
+    assert_eq!(left(&behind, "203.0.113.10"), 8);
+    assert_eq!(behind.get_with("/", "x-forwarded-for: unknown\r\n").status, 400);
+    let elsewhere = Server::start(gateway(&["--trusted-proxy", "192.0.2.0/24", rule[0], rule[1]]));
+    assert_eq!(["203.0.113.9", "203.0.113.10"].map(|list| left(&elsewhere, list)), [8, 7]);
+}
+
+#[test]
+fn gateway_uses_the_chosen_algorithm_and_marks_soft_and_report_only_results() {
+    let server = Server::start(gateway(&[
+        "--rule",
+        "name=log key=everyone quota=2/day algorithm=sliding_log soft=1",
+        "--rule",
+        "name=trial key=everyone quota=1/day algorithm=sliding_window:2 report_only",
+    ]));
+    let shown = || server.get("/").json();
+    assert_eq!(shown()["overage"], false);
+    assert_eq!(shown()["would_deny"], true);
+    assert_eq!(shown()["overage"], true);
+    assert_eq!(server.get("/").status, 429);
+}
+
+#[test]
+fn gateway_queues_a_request_and_reports_the_wait() {
+    let rule = "name=site key=everyone quota=1/s max_wait=2000ms";
+    let server = Server::start(gateway(&["--rule", rule]));
+    assert_eq!(server.get("/").json()["waited_ms"], 0);
+    assert!(server.get("/").json()["waited_ms"].as_u64().is_some_and(|ms| ms > 0 && ms <= 1_000));
+}
+
+#[test]
+fn gateway_sends_the_chosen_header_fields() {
+    for (family, field, value) in [
+        ("draft11", "ratelimit", Some("\"ip\";r=9;t=720")),
+        ("draft07", "ratelimit", Some("limit=10, remaining=9, reset=720")),
+        ("draft06", "ratelimit-remaining", Some("9")),
+        ("x-ratelimit", "x-ratelimit-remaining", Some("9")),
+        ("x-ratelimit-delta", "x-ratelimit-reset", Some("720")),
+        ("none", "ratelimit", None),
+    ] {
+        let server = Server::start(gateway(&["--headers", family, "--rule", ADDRESS]));
+        assert_eq!(server.get("/").header(field), value, "{family}");
+    }
+}
+
+#[test]
+fn gateway_names_the_flag_the_value_and_the_fix() {
+    let rule = |rule: &'static str, said| (vec!["--rule", rule], said);
+    let cases = [
+        rule("name=ip key=peer", "quota is missing; add one"),
+        rule("key=peer quota=5/s", "name is missing; add one, as name=ip"),
+        rule("name=ip quota=5/s", "key is missing; give peer"),
+        rule("name= key=peer quota=5/s", "it is empty; give 1 to 64"),
+        rule("name=ip key=cookie quota=5/s", "key is \"cookie\"; give peer, client, header"),
+        rule("name=ip key=header: quota=5/s", "key is \"header:\": invalid"),
+        rule("name=ip key=peer quota=5/week", "period is \"week\"; end it with one of"),
+        rule("name=ip key=peer quota=0/s", "units is 0; use Quota::blocked() to deny all requests"),
+        rule("name=ip key=peer quota=5/s burst 10", "\"burst\" is not field=value; quote"),
+        rule("name=ip key=peer quota=\"5/s", "a quote is not closed; close it"),
+        rule("name=ip key=peer quota=5/s rate=7", "unknown field \"rate\" (set to \"7\"); give"),
+        rule("name=ip key=peer quota=5/s cost=-1", "cost is \"-1\"; give a whole number"),
+        rule("name=ip key=peer quota=5/s algorithm=leaky", "algorithm is \"leaky\"; give gcra"),
+        rule("name=ip key=peer quota=\"5/s burst 9\" algorithm=sliding_log", "drop it (burst"),
+        rule("name=ip key=peer quota=7/s algorithm=sliding_window:0", "outside 1 to 1000"),
+        rule("name=ip key=peer quota=5/s max_wait=2", "max_wait is \"2\"; give whole milli"),
+        rule("name=ip key=peer quota=5/s soft=1 max_wait=2ms", "a soft quota; choose one"),
+        rule("name=ip key=peer quota=5/s missing=no", "missing is \"no\"; give reject, skip"),
+        rule("name=ip name=ip key=peer quota=5/s", "name is given twice; drop one"),
+        rule("name=ip key=peer quota=5/s cost=6", "cost 6 is above the quota's limit 5"),
+        (vec!["--rule", ADDRESS, "--rule", ADDRESS], "two rules are named \"ip\"; rename one"),
+        rule("name=ip key=peer quota=5/s quota=9/s", "called \"ip-1s\" in header fields; give"),
+        rule("name=ip key=client quota=5/s", "add one, as --trusted-proxy 10.0.0.0/8"),
+        (vec!["--trusted-proxy", "10.0.0.1/8"], "\"10.0.0.1/8\" has bits set beyond"),
+        (vec!["--trusted-proxy", "::/0"], "\"::/0\" contains all addresses; give the networks"),
+        (vec!["--headers", "draft3"], "possible values: draft11"),
+        (vec!["--capacity", "0"], "0 is not in 1..="),
+    ];
+    for (flags, wanted) in cases {
+        let output = end(gateway(&flags));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {said}");
+        assert!(said.contains(wanted), "{wanted:?} is not in {said}");
+        assert!(output.stdout.is_empty());
+    }
+    let said = end(gateway(&["--store", "redis://me:hunter2@127.0.0.1:99999"]));
+    assert!(!said.status.success() && !text(&said.stderr).contains("hunter2"));
+    let mut command = example("gateway");
+    command.args(["--addr", "nonsense"]);
+    assert!(text(&end(command).stderr).contains("give ip:port, as 127.0.0.1:3000"));
+}
+
+#[test]
+fn gateway_help_shows_examples() {
+    let output = end(gateway(&["--help"]));
+    let said = text(&output.stdout);
+    assert!(output.status.success());
+    assert!(said.contains("gateway --rule 'name=ip key=peer quota=\"5/s burst 10\"'"), "{said}");
+    assert!(said.contains("--addr <IP:PORT>") && said.contains("header:NAME"));
+}
+
+#[cfg(feature = "admin")]
+#[test]
+fn admin_shows_denials_only_with_the_password() {
+    let mut command = example("admin");
+    command.env("ADDR", ANY_PORT).env("ADMIN_PASSWORD", "secret");
+    let server = Server::start(command);
+    // a slow machine may get a few more requests
+    let visit = |_| server.get_with("/api", "x-api-key: alice\r\n").status;
+    assert_eq!((0..100).map(visit).find(|status| *status != 200), Some(429));
+    for credentials in ["", "authorization: Basic YWRtaW46c2VjcmVs\r\n"] {
+        let refused = server.get_with("/admin/api/refusals", credentials);
+        assert_eq!(refused.status, 401);
+        assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"admin\""));
+    }
+    let credentials = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
+    let shown = server.get_with("/admin/api/refusals", credentials).json();
+    assert_eq!(shown["layers"][1]["rules"][0]["recent"][0]["result"], "limited");
+    assert_eq!(server.get_with("/admin/page", credentials).status, 200);
+}
+
+#[cfg(all(feature = "admin", target_os = "linux"))]
+#[test]
+fn admin_limits_wrong_guesses_by_address_without_locking_out_others() {
+    const RIGHT: &str = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
+    const WRONG: &str = "authorization: Basic YWRtaW46c2VjcmVs\r\n";
+    let mut command = example("admin");
+    command.env("ADDR", ANY_PORT).env("ADMIN_PASSWORD", "secret");
+    let server = Server::start(command);
+    let here = |credentials: &str| server.get_with("/admin/api/layers", credentials).status;
+    // neither the right password nor a missing one is a wrong guess
+    for _ in 0..20 {
+        assert_eq!((here(RIGHT), here("")), (200, 401));
+    }
+    let preflight = format!("{WRONG}access-control-request-method: GET\r\norigin: http://x\r\n");
+    let guesses: Vec<_> = (0..6)
+        .map(|guess| match guess % 3 {
+            0 => here(WRONG),
+            1 => server.get_with("/admin/no/such/route", WRONG).status,
+            _ => {
+                let stream = TcpStream::connect(server.address).expect("connects");
+                crate::support::programs::exchange(
+                    stream,
+                    "OPTIONS /admin/api/layers",
+                    &preflight,
+                    "",
+                )
+                .status
+            }
+        })
+        .collect();
+    assert_eq!(guesses, [401, 401, 401, 401, 401, 429]);
+    let denied = server.get_with("/admin/api/layers", RIGHT);
+    assert_eq!(denied.status, 429, "a right guess is denied, or a denial ends no guessing");
+    assert!(denied.header("retry-after").is_some());
+    let elsewhere = connect_from([127, 0, 0, 2], server.address);
+    assert_eq!(ask(elsewhere, "/admin/api/layers", RIGHT).status, 200);
+    assert_eq!(server.get("/").status, 200, "the site is limited by rules of its own");
+}

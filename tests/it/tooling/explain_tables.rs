@@ -1,0 +1,171 @@
+//! Explanations agree with the published tables: before a charge with its predicted result, after
+//! it with the actual result.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tower_sluice::{
+    Algorithm, Key, Quota, StoreExt,
+    explain::Explanation,
+    rule::RuleName,
+    store::Charge,
+    testing::{Local, Subject},
+};
+
+use crate::support::tables::read;
+
+fn nanos(value: &Value) -> Duration {
+    Duration::from_nanos(value.as_u64().expect("nanoseconds"))
+}
+
+/// Defaults to 0.
+fn number(value: &Value) -> u32 {
+    value.as_u64().unwrap_or(0).try_into().expect("units")
+}
+
+/// Returns the quotas of a case, by the names in the tables.
+fn quotas(case: &Value) -> Vec<Quota> {
+    let quota = |row: &Value| {
+        let algorithm = match (row["algorithm"].as_str().expect("a name"), &row["aligned"]) {
+            ("gcra", _) => Algorithm::Gcra,
+            ("token_bucket", _) => Algorithm::TokenBucket,
+            ("fixed_window", Value::Bool(false)) => Algorithm::AnchoredWindow,
+            ("fixed_window", _) => Algorithm::FixedWindow {
+                carry_over: number(&row["carry_over"]),
+                paced: row["paced"] == true,
+            },
+            ("sliding_window", _) => Algorithm::SlidingWindow { buckets: number(&row["buckets"]) },
+            ("sliding_log", _) => Algorithm::SlidingLog,
+            (other, _) => panic!("algorithm {other}"),
+        };
+        let units = number(&row["units"]);
+        let burst = row["burst"].as_u64().map_or(units, |n| n.try_into().expect("units"));
+        let quota = Quota::new(units, nanos(&row["per"])).and_then(|quota| quota.try_burst(burst));
+        let quota = quota.and_then(|quota| quota.try_algorithm(algorithm)).expect("a quota");
+        let quota = quota.soft(number(&row["soft"]));
+        if row["initial"].is_null() { quota } else { quota.initial(number(&row["initial"])) }
+    };
+    case["quotas"].as_array().expect("quotas").iter().map(quota).collect()
+}
+
+/// Formats a time as an explanation does.
+fn written(nanos: u64) -> String {
+    let mut rest = nanos;
+    let mut words = Vec::new();
+    for (unit, length) in
+        [("day", 86_400_000_000_000), ("h", 3_600_000_000_000), ("min", 60_000_000_000)]
+    {
+        if rest >= length {
+            words.push(format!("{}{unit}", rest / length));
+            rest %= length;
+        }
+    }
+    let short = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
+    let fitting = short.into_iter().find(|(_, length)| rest >= *length || !words.is_empty());
+    match fitting {
+        Some((unit, length)) if rest > 0 => {
+            let digits =
+                format!("{}.{:09}", rest / length, rest % length * (1_000_000_000 / length));
+            words.push(format!("{}{unit}", digits.trim_end_matches('0').trim_end_matches('.')));
+        }
+        _ if words.is_empty() => words.push("0s".into()),
+        _ => {}
+    }
+    words.join(" ")
+}
+
+/// Plays a case and returns the number of charges.
+async fn play(case: &Value) -> usize {
+    let name = &case["name"];
+    let mut subject = Local::default();
+    let (store, quotas, key) = (subject.open(), quotas(case), Key::from("somebody"));
+    let patience = Duration::from_nanos(case["max_wait"].as_u64().unwrap_or(0));
+    let mut charges = 0;
+    for (at, step) in case["steps"].as_array().expect("steps").iter().enumerate() {
+        subject.set(nanos(&step["at"]));
+        let units = step["units"].as_i64().expect("units");
+        let headroom = number(&step["headroom"]);
+        let charge = Charge::new(RuleName::default(), &key, &quotas).with_headroom(headroom);
+        if step["op"] == "settle" {
+            store.adjust(&charge, -units).now();
+            continue;
+        }
+        let charge =
+            charge.with_cost(u32::try_from(units).expect("a cost")).with_max_wait(patience);
+        let would = Explanation::look(&store, &[charge]).await.expect("infallible");
+        let is = store.take(&[charge]).now();
+        let said = is.explain().charges(&[charge]).to_string();
+        let place = format!("{name}, step {at}:\n{would}{said}");
+
+        let expected = would.decision().expect("a decision");
+        assert_eq!(would.is_allowed(), step["allowed"] == true, "{place}");
+        assert_eq!(
+            expected.wait(),
+            Duration::from_nanos(step["wait"].as_u64().unwrap_or(0)),
+            "{place}"
+        );
+        assert_eq!(expected.is_overage(), step["overage"] == true, "{place}");
+        let rows = step["outcomes"].as_array().expect("outcomes");
+        assert_eq!(would.reckonings().len(), rows.len(), "{place}");
+        for (row, outcome) in rows.iter().zip(expected.outcomes()) {
+            let left = format!(", {} left", row["remaining"]);
+            assert!(said.contains(&left), "{left:?} is not in {place}");
+            if step["allowed"] == false {
+                assert_eq!(outcome.remaining(), number(&row["remaining"]), "{place}");
+                assert_eq!(outcome.reset_after(), nanos(&row["full"]), "{place}");
+                assert_eq!(
+                    outcome.retry_after(),
+                    row["retry"].as_u64().map(Duration::from_nanos),
+                    "{place}"
+                );
+            }
+            match row["retry"].as_u64() {
+                Some(0) => {}
+                None => assert!(said.contains("waiting does not help"), "{place}"),
+                Some(wait) => {
+                    let wait = format!(" in {}", written(wait));
+                    assert!(said.contains(&wait), "{wait:?} is not in {place}");
+                }
+            }
+            // the depth of debt is not a value of every algorithm
+            let full = row["full"].as_u64().expect("nanoseconds");
+            if full > 0 && quotas.iter().all(|quota| !quota.is_blocked()) {
+                let full = written(full);
+                assert!(said.contains(&format!("in {full}")), "{full:?} is not in {place}");
+            }
+        }
+        let longest = rows
+            .iter()
+            .map(|row| row["retry"].as_u64())
+            .max_by_key(|wait| wait.unwrap_or(u64::MAX));
+        match longest.flatten().filter(|wait| *wait > 0) {
+            Some(wait) => {
+                let reported = format!(" → retry after {}\n", written(wait));
+                assert_eq!(said.matches("retry after").count(), 1, "{place}");
+                assert!(said.contains(&reported), "{reported:?} is not in {place}");
+            }
+            None => assert!(!said.contains("retry after"), "{place}"),
+        }
+        charges += 1;
+    }
+    charges
+}
+
+#[tokio::test]
+async fn explanations_have_the_values_of_the_tables() {
+    let mut charges = 0;
+    for file in [
+        "gcra.json",
+        "token_bucket.json",
+        "fixed_window.json",
+        "sliding_window.json",
+        "sliding_log.json",
+        "combined.json",
+    ] {
+        let cases: Vec<Value> = serde_json::from_str(read(file)).expect("a list of cases");
+        for case in cases.iter().filter(|case| case["wall_clock"] != true) {
+            charges += play(case).await;
+        }
+    }
+    assert!(charges > 1_400, "{charges}");
+}

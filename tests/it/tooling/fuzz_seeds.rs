@@ -1,0 +1,86 @@
+//! Runs the fuzz targets on their seeds and on random changes of them: seconds of what
+//! `scripts/release-check fuzz` does for minutes.
+
+use std::{
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+};
+
+/// Random number generator (Knuth's MMIX) with a fixed seed, so that every run is the same.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        usize::try_from(self.0 >> 33).unwrap_or(0) % bound
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.below(256).to_le_bytes()[0]
+    }
+
+    /// Returns one seed with a few changes, like those of a fuzzer.
+    fn change(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = seeds[self.below(seeds.len())].clone();
+        for _ in 0..=self.below(4) {
+            let (at, to) = (self.below(bytes.len() + 1), self.below(bytes.len() + 1));
+            let (at, to) = (at.min(to), at.max(to));
+            let other = &seeds[self.below(seeds.len())];
+            match self.below(8) {
+                0 => bytes.truncate(to),
+                1 => bytes.insert(at, self.byte()),
+                2 => drop(bytes.drain(at..to.min(at + 8))),
+                3 => bytes.extend_from_within(at..to),
+                4 => drop(bytes.splice(at..to, other.iter().copied().skip(at).take(to - at))),
+                5 => bytes.insert(at, b"\n,\"0/;=%]\xff"[self.below(10)]),
+                _ => bytes[at..].iter_mut().take(1).for_each(|byte| *byte ^= 1 << self.below(8)),
+            }
+        }
+        bytes
+    }
+}
+
+/// Returns the seeds of a target, by name.
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let entries = fs::read_dir(&folder).expect("a folder of seeds");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).expect("a seed")).collect()
+}
+
+fn holds(target: &str, changes: usize, check: impl Fn(&[u8])) {
+    let (seeds, mut random) = (seeds(target), Random(1));
+    assert!(!seeds.is_empty(), "{target} has no seeds");
+    let changed = (0..changes).map(|_| random.change(&seeds)).collect::<Vec<_>>();
+    for bytes in seeds.iter().chain(&changed) {
+        let held = catch_unwind(AssertUnwindSafe(|| check(bytes)));
+        assert!(held.is_ok(), "{target} of \"{}\"", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn any_forwarded_header_gives_the_client_of_the_definition() {
+    holds("forwarded", 10_000, crate::bodies::forwarded::check);
+}
+
+#[test]
+fn any_text_that_parses_as_a_quota_reads_back() {
+    holds("quota", 10_000, crate::bodies::quota::check);
+}
+
+#[test]
+fn any_decision_reads_back_from_the_header_fields() {
+    holds("headers", 3_000, crate::bodies::headers::check);
+}
+
+#[test]
+fn no_reply_of_a_server_is_mistaken_for_an_allowed_decision() {
+    holds("replies", 10_000, crate::bodies::replies::check);
+}
+
+#[test]
+fn any_scenario_is_played_or_is_an_error() {
+    holds("scenario", 1_000, crate::bodies::scenario::check);
+}

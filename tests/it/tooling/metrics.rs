@@ -1,0 +1,230 @@
+//! Values sent to the `metrics` facade: one count per rule and request, with bounded sets of
+//! labels.
+
+use std::collections::BTreeMap;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tokio::runtime::Builder;
+use tower_sluice::{
+    Limiter, LocalStore, Quota, RateLimitLayer, Rule, StoreExt,
+    key::{Everyone, HeaderKey},
+};
+
+use crate::support::{
+    answer, ask,
+    driven::{Time, millis},
+    get,
+    shaky::{Mood, Shaky},
+    with,
+};
+
+/// Runs `work` on this thread and returns the recorded values, by name and labels. A histogram
+/// gives its number of samples.
+fn recorded(work: impl AsyncFnOnce()) -> BTreeMap<String, u64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
+    metrics::with_local_recorder(&recorder, || runtime.expect("a runtime").block_on(work()));
+    read(&snapshotter)
+}
+
+fn read(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
+    let entries = snapshotter.snapshot().into_vec().into_iter();
+    let entry = entries.map(|(key, _, _, value)| {
+        let labels = key.key().labels().map(|label| format!(" {}={}", label.key(), label.value()));
+        let name = format!("{}{}", key.key().name(), labels.collect::<String>());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small")]
+        let value = match value {
+            DebugValue::Counter(count) => count,
+            DebugValue::Gauge(value) => value.0 as u64,
+            DebugValue::Histogram(samples) => samples.len() as u64,
+        };
+        (name, value)
+    });
+    entry.collect()
+}
+
+/// Returns the values whose names start with this prefix, without the prefix.
+fn under(recorded: &BTreeMap<String, u64>, name: &str) -> Vec<(String, u64)> {
+    let of = recorded.iter().filter_map(|(full, n)| Some((full.strip_prefix(name)?, *n)));
+    of.map(|(rest, n)| (rest.trim_start().to_owned(), n)).collect()
+}
+
+fn pairs<const N: usize>(expected: [(&str, u64); N]) -> Vec<(String, u64)> {
+    expected.map(|(name, n)| (name.to_owned(), n)).into()
+}
+
+#[test]
+fn every_metric_has_a_unit_and_a_description() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::new());
+        for _ in 0..2 {
+            drop(futures::executor::block_on(answer(&layer, get("/"))));
+        }
+    });
+    let entries = snapshotter.snapshot().into_vec();
+    assert!(!entries.is_empty());
+    for (key, unit, text, _) in entries {
+        assert!(unit.is_some() && text.is_some(), "{}", key.key());
+    }
+}
+
+#[test]
+fn each_rule_counts_its_result_of_a_request() {
+    let recorded = recorded(async || {
+        let site = Rule::new("site", Everyone, [Quota::per_hour(100), Quota::per_day(1_000)]);
+        let user = Rule::new("user", HeaderKey::new("x-user"), Quota::per_hour(2));
+        let trial = Rule::new("trial", Everyone, Quota::per_hour(1)).report_only(true);
+        let layer = RateLimitLayer::rules((site, user, trial), LocalStore::new());
+        for _ in 0..5 {
+            answer(&layer, with(&[("x-user", "alice")])).await;
+        }
+        answer(&layer, get("/")).await;
+    });
+    let decisions = pairs([
+        ("policy=site result=allowed", 2),
+        ("policy=trial result=allowed", 1),
+        ("policy=trial result=shadow_limited", 4),
+        ("policy=user result=allowed", 2),
+        ("policy=user result=limited", 3),
+    ]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+    assert_eq!(recorded["ratelimit.unidentified"], 1);
+    assert_eq!(recorded["ratelimit.decision.duration store=local"], 5);
+    assert!(!recorded.keys().any(|name| name.contains("alice")), "no key is a label: {recorded:?}");
+}
+
+/// The denying rules are counted as for a store call, and the duration is recorded under the deny
+/// cache.
+#[test]
+fn a_cached_denial_is_counted_for_the_rule_that_denied() {
+    let recorded = recorded(async || {
+        let site = Rule::new("site", Everyone, Quota::per_hour(100));
+        let user = Rule::new("user", Everyone, Quota::per_hour(2));
+        let layer = RateLimitLayer::rules((site, user), LocalStore::new().deny_cache());
+        for _ in 0..7 {
+            answer(&layer, get("/")).await;
+        }
+    });
+    let decisions = pairs([
+        ("policy=site result=allowed", 2),
+        ("policy=user result=allowed", 2),
+        ("policy=user result=limited", 5),
+    ]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+    let durations = pairs([("store=deny_cache", 4), ("store=local", 3)]);
+    assert_eq!(under(&recorded, "ratelimit.decision.duration"), durations);
+}
+
+#[test]
+fn decisions_from_a_lease_are_counted_like_others() {
+    let recorded = recorded(async || {
+        let store = LocalStore::new().leases(10);
+        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1_000), store);
+        for _ in 0..10 {
+            answer(&layer, get("/")).await;
+        }
+    });
+    let decisions = pairs([("policy=default result=allowed", 10)]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+    // the fourth call borrows four units, and the eighth borrows eight
+    let durations = pairs([("store=leased", 5), ("store=local", 5)]);
+    assert_eq!(under(&recorded, "ratelimit.decision.duration"), durations);
+}
+
+#[test]
+fn near_limit_defaults_to_80_percent() {
+    let near = |percent: Option<u8>| {
+        let recorded = recorded(async || {
+            let layer = RateLimitLayer::new(Everyone, Quota::per_hour(10), LocalStore::new());
+            let layer = percent.map_or(layer.clone(), |percent| layer.near_limit(percent));
+            for _ in 0..12 {
+                answer(&layer, get("/")).await;
+            }
+        });
+        recorded["ratelimit.near_limit policy=default"]
+    };
+    assert_eq!([near(None), near(Some(50)), near(Some(0)), near(Some(100))], [3, 6, 10, 1]);
+}
+
+#[test]
+fn a_report_only_layer_counts_shadow_results() {
+    let recorded = recorded(async || {
+        let layer = RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::new());
+        let mut service =
+            tower::Layer::layer(&layer.report_only(true), crate::support::Strict::default());
+        for _ in 0..3 {
+            ask(&mut service, get("/")).await;
+        }
+    });
+    let decisions =
+        pairs([("policy=default result=allowed", 1), ("policy=default result=shadow_limited", 2)]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+}
+
+#[test]
+fn an_outage_shows_in_results_errors_and_the_circuit_state() {
+    let recorded = recorded(async || {
+        let quota = Quota::per_hour(2);
+        let shaky = Shaky::new(LocalStore::new());
+        shaky.is(Mood::Hanging);
+        let open = RateLimitLayer::new(Everyone, quota, shaky.clone().fail_open());
+        let closed = RateLimitLayer::new(Everyone, quota, shaky.clone().fail_closed());
+        let here = shaky.clone().timeout(millis(100)).breaker().fallback(LocalStore::new());
+        let here = RateLimitLayer::new(Everyone, quota, here);
+        for _ in 0..7 {
+            answer(&here, get("/")).await;
+        }
+        shaky.is(Mood::FailingSoon);
+        answer(&open, get("/")).await;
+        answer(&closed, get("/")).await;
+    });
+    let decisions = pairs([
+        ("policy=default result=failed_closed", 1),
+        ("policy=default result=failed_open", 1),
+        ("policy=default result=fallback_allowed", 2),
+        ("policy=default result=fallback_limited", 5),
+    ]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+    assert_eq!(under(&recorded, "ratelimit.store.errors"), pairs([("kind=timeout", 5)]));
+    assert_eq!(recorded["ratelimit.store.circuit"], 2);
+    assert_eq!(recorded["ratelimit.decision.duration store=fallback"], 7);
+}
+
+#[test]
+fn stats_set_the_gauges() {
+    let recorded = recorded(async || {
+        let store = Time::default().store();
+        for key in 0..3_u64 {
+            Limiter::new(store.clone()).take(key, &Quota::per_hour(1), 1).now();
+        }
+        assert_eq!(store.stats().active, 3);
+    });
+    assert_eq!(recorded["ratelimit.keys"], 3);
+    assert!(recorded["ratelimit.slots"] >= 32);
+}
+
+#[test]
+fn keys_that_find_no_room_are_counted() {
+    let mut overflowed = 0;
+    let recorded = recorded(async || {
+        let store = LocalStore::with_capacity(1);
+        for key in 0..100_u64 {
+            Limiter::new(store.clone()).take(key, &Quota::per_hour(1), 1).now();
+        }
+        overflowed = store.stats().overflowed;
+    });
+    assert_eq!((overflowed, recorded["ratelimit.overflows"]), (100 - 16, 100 - 16));
+}
+
+#[test]
+fn blocks_that_find_no_room_are_counted() {
+    let recorded = recorded(async || {
+        let limiter = Limiter::new(LocalStore::with_capacity(1));
+        let held = (0..100_u64).filter(|key| limiter.block(*key, millis(9)).now().is_ok());
+        assert_eq!(held.count(), 16);
+    });
+    assert_eq!(recorded["ratelimit.blocks.denied"], 100 - 16);
+}

@@ -1,0 +1,31 @@
+//! Features built on the layer: explanations, lints, simulations, metrics, the admin router,
+//! examples.
+
+#[cfg(all(feature = "admin", feature = "governor", feature = "redis", feature = "testing"))]
+mod admin;
+#[cfg(feature = "axum")]
+mod examples;
+#[cfg(all(feature = "governor", feature = "testing"))]
+mod explain;
+#[cfg(feature = "testing")]
+mod explain_tables;
+#[cfg(all(feature = "redis", feature = "serde", feature = "testing"))]
+mod fuzz_seeds;
+#[cfg(all(feature = "axum", feature = "governor", feature = "testing"))]
+mod lints;
+#[cfg(all(feature = "metrics", feature = "testing"))]
+mod metrics;
+#[cfg(feature = "testing")]
+mod operators;
+#[cfg(feature = "testing")]
+mod parsers;
+#[cfg(feature = "axum")]
+mod playground;
+#[cfg(feature = "simulate")]
+mod plots;
+#[cfg(all(feature = "axum", feature = "simulate"))]
+mod replay;
+#[cfg(all(feature = "simulate", feature = "testing"))]
+mod simulate;
+#[cfg(all(feature = "simulate", feature = "testing"))]
+mod simulate_least;

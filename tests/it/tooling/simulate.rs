@@ -1,0 +1,261 @@
+//! A simulation decides like the layer: the same rules and requests at the same instants, once on
+//! the simulator's clock and once through a real layer with a fake clock.
+
+use std::time::Duration;
+
+use http::{Method, Request, Response};
+use proptest::{collection::vec, prelude::*};
+use tower::Layer;
+use tower_sluice::{
+    Algorithm, Cost, Decision, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{Everyone, HeaderKey},
+    rule::{Applies, OnMissingKey, RuleName},
+    simulate::{Call, SimulatedDecision, Simulator, simulate},
+    testing::FakeClock,
+};
+
+use crate::support::{
+    Strict, ask,
+    driven::{Time, begin, millis, secs},
+    get,
+    random::{Row, rows},
+};
+
+const WINDOW: Algorithm = Algorithm::SlidingWindow { buckets: 4 };
+
+fn cost(header: &'static str) -> Cost {
+    Cost::from_fn(move |head| {
+        head.headers.get(header).and_then(|units| units.to_str().ok()?.parse().ok()).unwrap_or(1)
+    })
+}
+
+/// Rules that charge or skip in every way, in one decision.
+fn rules() -> (Rule<HeaderKey>, Rule<Everyone>, Rule<Everyone>) {
+    let two = [Quota::per_second(3), Quota::per_minute(9).algorithm(WINDOW)];
+    let user = Rule::new("user", HeaderKey::new("x-key"), two).cost(cost("x-cost"));
+    let site = Rule::new("site", Everyone, Quota::per_second(5).soft(2)).headroom(cost("x-room"));
+    let trial = Quota::per_minute(4).algorithm(Algorithm::TokenBucket);
+    (
+        user.on_missing_key(OnMissingKey::Share).applies(|head| match *head.method {
+            Method::HEAD => Applies::Exempt,
+            Method::PUT => Applies::Require,
+            _ => Applies::Charge,
+        }),
+        site,
+        Rule::new("trial", Everyone, trial).report_only(true),
+    )
+}
+
+fn request() -> impl Strategy<Value = Request<()>> {
+    let methods = [Method::GET, Method::GET, Method::GET, Method::HEAD, Method::PUT];
+    let method = prop::sample::select(methods.to_vec());
+    let key = prop::option::of(prop::sample::select(vec!["a", "b", "c"]));
+    (method, key, 0..5_u32, 0..3_u32).prop_map(|(method, key, cost, room)| {
+        let request = Request::builder().method(method).header("x-cost", cost);
+        let request = request.header("x-room", room);
+        let request = key.into_iter().fold(request, |request, key| request.header("x-key", key));
+        request.body(()).expect("a request")
+    })
+}
+
+fn call(at: Duration, request: &Request<()>) -> Call {
+    Call::new(at, request.clone().into_parts().0)
+}
+
+/// Summarizes a decision.
+fn summary(decision: &Decision) -> (bool, bool, bool, Duration, Vec<Row>) {
+    let (allowed, overage) = (decision.is_allowed(), decision.is_overage());
+    (allowed, overage, decision.would_deny(), decision.wait(), rows(decision))
+}
+
+proptest! {
+    #![proptest_config(crate::support::regressions::keeping(file!()))]
+
+    #[test]
+    fn the_verdict_equals_the_response_of_the_layer(
+        trace in vec((prop_oneof![Just(0), 0..900_u64], request()), 1..60)
+    ) {
+        let clock = FakeClock::new();
+        let layer = RateLimitLayer::rules(rules(), clock.store(64)).expose_decision();
+        let mut service = layer.layer(Strict::default());
+        let mut simulator = Simulator::new(rules()).capacity(64);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        for (pause, request) in trace {
+            clock.advance(millis(pause));
+            let verdict = simulator.decide(&call(clock.now(), &request));
+            let response: Response<String> = runtime.block_on(ask(&mut service, request));
+            let decision = response.extensions().get::<Decision>();
+            prop_assert_eq!(verdict.passes(), response.status().is_success());
+            prop_assert_eq!(verdict.decision().map(summary), decision.map(summary));
+            prop_assert_eq!(verdict.error().is_some(), response.status().as_u16() == 400);
+            prop_assert!(!verdict.is_late() && verdict.at() == clock.now());
+        }
+    }
+}
+
+/// A layer queues at most this number of requests, and denies others until a position is free.
+#[tokio::test(start_paused = true)]
+async fn the_queue_has_the_size_of_that_of_a_layer() {
+    let rule = || {
+        let quota = Quota::per_second(10).burst(1);
+        Rule::new("site", Everyone, quota).max_wait(secs(1_000))
+    };
+    let time = Time::default();
+    let mut service = RateLimitLayer::rules(rule(), time.store()).layer(Strict::default());
+    let mut simulator = Simulator::new(rule());
+    let mut waiting = Vec::new();
+    for round in 0..4 {
+        for _ in 0..if round == 0 { 1_100 } else { 7 } {
+            let mut asking = begin(&mut service, get("/")).await;
+            let verdict = simulator.decide(&call(time.0.now(), &get("/")));
+            match asking.poll() {
+                std::task::Poll::Ready(Ok(response)) => {
+                    let wait = verdict.decision().map(Decision::wait);
+                    assert_eq!(wait, Some(Duration::ZERO), "round {round}");
+                    assert_eq!(verdict.passes(), response.status().is_success());
+                }
+                _ => {
+                    assert!(verdict.passes() && verdict.is_limited());
+                    waiting.push(asking);
+                }
+            }
+        }
+        time.pass(millis(350)).await;
+        waiting.retain_mut(|asking| asking.poll().is_pending());
+    }
+    // 1 024 at first, and then as many as have finished: three or four each time
+    assert!((1_010..=1_024).contains(&waiting.len()), "{}", waiting.len());
+}
+
+#[test]
+fn the_clock_never_goes_back_and_late_calls_are_counted() {
+    let quota = Quota::per_second(1);
+    let trace = [5_000, 3_000, 5_999, 0, 6_000].map(|at| call(millis(at), &get("/")));
+    let mut played = simulate(Rule::new("site", Everyone, quota), trace);
+    assert_eq!(played.size_hint(), (5, Some(5)));
+    let shown = |verdict: SimulatedDecision| {
+        (verdict.at().as_millis(), verdict.is_late(), verdict.passes())
+    };
+    let said: Vec<_> = played.by_ref().map(shown).collect();
+    assert_eq!(
+        said,
+        [
+            (5_000, false, true),
+            (5_000, true, false),
+            (5_999, false, false),
+            (5_999, true, false),
+            (6_000, false, true)
+        ]
+    );
+    assert_eq!(played.simulator().late(), 2);
+}
+
+#[test]
+fn the_last_representable_instant_works() {
+    let quota = Quota::per_day(1).burst(3_650);
+    let rule = Rule::new("site", Everyone, quota).cost(3_650).max_wait(Duration::MAX);
+    let mut simulator = Simulator::new(rule).measure();
+    let mut passes = |at| simulator.decide(&call(at, &get("/"))).passes();
+    assert!(passes(Duration::MAX) && passes(Duration::MAX) && !passes(Duration::ZERO));
+    assert!(simulator.least()[0].quota().is_none(), "ten years of debt");
+}
+
+#[test]
+fn preflights_are_charged_as_in_a_layer() {
+    let preflight = Request::options("/").header("origin", "https://app.example");
+    let preflight = preflight.header("access-control-request-method", "PUT");
+    let preflight = preflight.body(()).expect("a request");
+    let rule = || Rule::new("site", Everyone, Quota::per_second(1));
+    let trace = [&preflight; 2].map(|it| call(secs(1), it));
+    let passed: Vec<_> = simulate(rule(), trace).map(|verdict| verdict.passes()).collect();
+    assert_eq!(passed, [true, false]);
+}
+
+#[test]
+fn a_store_that_is_too_small_is_reported() {
+    let rule = || Rule::new("user", HeaderKey::new("x-key"), Quota::per_hour(1));
+    let trace = || {
+        (0..2_000_u32).map(|n| {
+            let request = Request::get("/").header("x-key", n).body(()).expect("a request");
+            call(secs(1), &request)
+        })
+    };
+    let mut small = Simulator::new(rule()).measure().capacity(16).play(trace());
+    assert!(small.by_ref().any(|verdict| !verdict.passes()), "new keys share accounts");
+    small.by_ref().for_each(drop);
+    assert!(small.simulator().stats().overflowed > 0);
+    let least = small.simulator().least()[0].quota().expect("a quota");
+    assert!(least.limit() > 1, "{least}");
+    let mut large = Simulator::new(rule()).measure().play(trace());
+    assert!(large.by_ref().all(|verdict| verdict.passes()));
+    assert_eq!(large.simulator().stats().overflowed, 0);
+    assert_eq!(large.simulator().least()[0].quota(), Some(Quota::per_hour(1)));
+}
+
+/// Under the smallest limit no request is denied, so the accounts stay in debt for longer.
+#[test]
+fn measuring_needs_more_capacity_and_reports_it() {
+    let rule = || Rule::new("user", HeaderKey::new("x-key"), Quota::per_second(1));
+    let trace = || {
+        (0..10_000_u64).map(|n| {
+            let request = Request::get("/").header("x-key", n / 100).body(());
+            call(secs(n / 100), &request.expect("a request"))
+        })
+    };
+    let least = |capacity| {
+        let mut played = Simulator::new(rule()).capacity(capacity).measure().play(trace());
+        played.by_ref().for_each(drop);
+        let simulator = played.simulator();
+        assert_eq!(simulator.stats().overflowed, 0);
+        let overflowed = simulator.least_stats().expect("measured").overflowed;
+        (overflowed > 0, simulator.least()[0].quota().expect("a quota").limit())
+    };
+    assert_eq!(least(1_000), (false, 100));
+    let (overflowed, limit) = least(16);
+    assert!(overflowed && limit > 100, "{limit}");
+    assert!(Simulator::new(rule()).least_stats().is_none());
+}
+
+/// Only rules whose own quotas cause the wait are reported.
+#[test]
+fn a_wait_is_reported_for_the_rule_that_causes_it() {
+    let (one, paced) = (Quota::per_second(1), Algorithm::fixed_window().paced());
+    let name = |name: &str| RuleName::new(name).expect("a name");
+    let of = |rule: &str, quota| Rule::new(rule, Everyone, quota).max_wait(secs(60));
+    let waiting = |rules: Vec<Rule<Everyone>>| {
+        let verdict = simulate(rules, [call(secs(1), &get("/")), call(secs(1), &get("/"))]);
+        let verdict = verdict.last().expect("a verdict");
+        assert!(verdict.decision().is_some_and(|decision| !decision.wait().is_zero()));
+        ["a", "b", "c"].into_iter().filter(|rule| verdict.waits_for(name(rule))).collect::<Vec<_>>()
+    };
+    assert_eq!(waiting(vec![of("a", one)]), ["a"]);
+    // the last unit, and a unit of the headroom
+    let two = Quota::per_minute(2);
+    assert_eq!(
+        waiting(vec![of("a", two), of("b", one), of("c", two.burst(3)).headroom(2)]),
+        ["b", "c"]
+    );
+    assert_eq!(waiting(vec![of("a", two), of("b", Quota::per_second(9).algorithm(paced))]), ["b"]);
+    assert_eq!(
+        waiting(vec![of("a", one).report_only(true), of("b", one), of("c", one).cost(0)]),
+        ["b"]
+    );
+    let free = simulate(of("a", two), [call(secs(1), &get("/"))]).next().expect("a verdict");
+    assert!(!free.waits_for(name("a")));
+}
+
+#[test]
+fn rules_that_fail_to_build_cannot_be_simulated() {
+    let (one, other) = (Quota::per_second(1), Quota::per_second(2));
+    let rule = |name: &str, quota| Rule::new(name, Everyone, quota);
+    for rules in [
+        vec![rule("a", one), rule("a", other)],
+        vec![rule("a", one).cost(2)],
+        vec![rule("a", one.algorithm(WINDOW)).max_wait(secs(1))],
+        vec![rule("a", one.named("x")), rule("b", one.named("x"))],
+    ] {
+        let layer = RateLimitLayer::try_rules(rules.clone(), LocalStore::new());
+        let wrong = Simulator::try_new(rules).expect_err("wrong");
+        assert_eq!(layer.expect_err("wrong"), wrong);
+    }
+}

@@ -1,0 +1,61 @@
+//! A flood of denials does not fill the log, and no line names a key.
+
+use std::net::SocketAddr;
+
+use tower::Layer;
+use tower_sluice::{
+    ClientIp, LocalStore, Quota, RateLimitLayer, Rule,
+    key::{HeaderKey, Unreadable},
+};
+
+use crate::{
+    alone,
+    log::Log,
+    support::{Strict, ask, with},
+};
+
+const QUOTA: Quota = Quota::per_day(3);
+const ATTACKER: &str = "203.0.113.9";
+
+/// Covers every reason. The only test here, because the first thread that meets a log line decides
+/// whether it is enabled.
+#[tokio::test]
+async fn a_thousand_denials_log_no_line_above_debug_and_no_key() {
+    let _turn = alone();
+    let (log, _guard) = Log::start(tracing::Level::TRACE);
+    tracing::info!("the log is read");
+
+    let client = ClientIp::behind(["10.0.0.0/8"]).expect("a network");
+    let shared = client.clone().unreadable(Unreadable::Share);
+    let rules = (
+        Rule::new("client", client, QUOTA),
+        Rule::new("shared", shared, QUOTA),
+        Rule::new("key", HeaderKey::new("x-api-key"), QUOTA),
+    );
+    let mut service = RateLimitLayer::rules(rules, LocalStore::new()).layer(Strict::default());
+    let long = "hunter2".repeat(1_000);
+    for (key, client, status) in [
+        ("hunter2", ATTACKER, 429),
+        ("", ATTACKER, 400),
+        (&*long, ATTACKER, 400),
+        ("hunter2", "unknown-203.0.113.9", 400),
+    ] {
+        let request = || {
+            let mut request = with(&[("x-api-key", key), ("x-forwarded-for", client)]);
+            request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 4711)));
+            request
+        };
+        for _ in 0..3 {
+            ask(&mut service, request()).await;
+        }
+        for _ in 0..250 {
+            assert_eq!(ask(&mut service, request()).await.status(), status);
+        }
+    }
+    let lines = log.read();
+    let (debug, above): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" DEBUG "));
+    assert!(matches!(above[..], [line] if line.ends_with("the log is read")), "{above:?}");
+    assert_eq!(debug.len(), 250, "one for each denial by a quota");
+    let log = lines.concat();
+    assert!(!log.contains("hunter2") && !log.contains(ATTACKER), "{log}");
+}

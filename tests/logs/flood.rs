@@ -1,0 +1,91 @@
+//! A store without room for new keys logs one line and counts them in its statistics.
+
+use std::time::Duration;
+
+use tower_sluice::{Algorithm, Limiter, LocalStore, Quota, testing::FakeClock};
+
+use crate::{alone, log::Log};
+
+const HOURLY: Quota = Quota::per_hour(1);
+
+fn flood(store: &LocalStore, quota: Quota, keys: std::ops::Range<u32>) {
+    let limiter = Limiter::new(store.clone());
+    for key in keys {
+        limiter.take(key, &quota, 1).now();
+    }
+}
+
+/// A single test, because the first thread that meets a log line decides whether it is enabled.
+#[test]
+fn an_overflow_is_logged_once_until_it_ends() {
+    let _turn = alone();
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    slots(&log);
+    windows(&log);
+    charges_after_the_fact(&log);
+    blocks(&log);
+}
+
+fn slots(log: &Log) {
+    let clock = FakeClock::new();
+    let store = clock.store(1_024);
+    flood(&store, HOURLY, 0..256);
+    assert_eq!((log.read(), store.stats().overflowed), (vec![], 0), "there are free slots");
+    let mut keys = 256..100_000;
+    let first = keys.find(|key| {
+        flood(&store, HOURLY, *key..key + 1);
+        store.stats().overflowed == 1
+    });
+    let lines = log.read();
+    flood(&store, HOURLY, first.expect("no room") + 1..100_000);
+    assert_eq!(log.read(), [""; 0], "only the first is logged");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let said = lines[0].split_once("WARN").expect("a warning").1;
+    let text = "tower_sluice::store::local::overflow_warning: the local store has no room for a new key: new \
+                keys share accounts, and may be denied early; raise LocalStore::with_capacity(1024) \
+                to the new keys per second, times the seconds until a key's quota is full again, \
+                times the quotas of a rule";
+    assert_eq!(said.trim(), text);
+    assert!(store.stats().overflowed > 90_000, "every new key is counted");
+
+    for _ in 0..5 {
+        clock.advance(Duration::from_secs(60));
+        flood(&store, HOURLY, 100_000..100_100);
+    }
+    assert_eq!(log.read(), [""; 0], "the overflow continues");
+    clock.advance(Duration::from_secs(61));
+    flood(&store, HOURLY, 0..256);
+    assert_eq!(log.read(), [""; 0], "no new key came");
+    flood(&store, HOURLY, 200_000..200_100);
+    assert_eq!(log.read().len(), 1, "a new overflow after a quiet minute");
+}
+
+fn windows(log: &Log) {
+    let (store, quota) = (FakeClock::new().store(64), HOURLY.algorithm(Algorithm::SlidingLog));
+    flood(&store, quota, 0..16);
+    assert_eq!((log.read(), store.stats().overflowed), (vec![], 0), "there are free slots");
+    flood(&store, quota, 16..10_000);
+    let lines = log.read();
+    assert!(lines.len() == 1 && lines[0].contains("with_capacity(64) to"), "{lines:?}");
+}
+
+fn charges_after_the_fact(log: &Log) {
+    let limiter = Limiter::new(FakeClock::new().store(64));
+    for key in 0..10_000_u32 {
+        limiter.adjust(key, &HOURLY.max_debt(20_000), 1).now();
+    }
+    assert_eq!(log.read().len(), 1);
+}
+
+fn blocks(log: &Log) {
+    let limiter = Limiter::new(FakeClock::new().store(64));
+    for key in 0..10_000_u32 {
+        drop(limiter.block(key, Duration::from_secs(60)).now());
+    }
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let text = "tower_sluice::store::local::overflow_warning: the local store has no room for another block (16 \
+                slots): the key is not blocked; unblock other keys, or raise \
+                LocalStore::with_capacity";
+    assert_eq!(lines[0].split_once("WARN").expect("a warning").1.trim(), text);
+}

@@ -1,0 +1,417 @@
+//! Probable mistakes in the log: lints of a layer, each once; a proxy that is not configured; a
+//! layer that is built per request; a layer that runs before the middleware that identifies users,
+//! or around the router whose routes it limits.
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    panic::Location,
+    thread,
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_sluice::{
+    ClientIp, Headers, KeyExtractor, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer,
+    RequestHead, Rule,
+    identify::IdentifyLayer,
+    key::{Everyone, ExtensionKey},
+    lint::Lint,
+    testing::FakeClock,
+};
+
+use crate::{
+    alone,
+    log::Log,
+    support::{Strict, ask as ask_once, get},
+};
+
+const TEN: Quota = Quota::per_second(10);
+
+/// A single test, because the first thread that meets a log line decides whether it is enabled.
+#[test]
+fn each_mistake_is_logged_once() {
+    let _turn = alone();
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    of_a_layer(&log);
+    one_private_peer(&log);
+    forwarding_header_ignored(&log);
+    no_client(&log);
+    layer_rebuilt(&log);
+    layer_rebuilt_per_request(&log);
+    no_identity(&log);
+    #[cfg(feature = "axum")]
+    routes::no_matched_path(&log);
+    #[cfg(feature = "axum")]
+    routes::route_never_met(&log);
+}
+
+/// Returns the text of the only line, a warning.
+fn warning(log: &Log) -> String {
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let text = lines[0].split_once("WARN tower_sluice::lint: ").expect("a warning").1;
+    text.to_owned()
+}
+
+const NOTHING: [&str; 0] = [];
+
+fn of_a_layer(log: &Log) {
+    let store = LocalStore::with_capacity(1);
+    let quotas = [TEN, Quota::per_minute(600)];
+    let layer = RateLimitLayer::new(Everyone, quotas, store.clone());
+    assert_eq!(log.read(), NOTHING, "the lint may still be allowed");
+    for _ in 0..3 {
+        let _service = layer.clone().layer(Strict::default());
+        let _service = layer.layer(Strict::default());
+    }
+    assert_eq!(
+        warning(log),
+        "rule default: quota 2, 600/min, never denies a request that quota 1, 10/s, allows, so it \
+         has no effect; lower its units or remove it lint=\"dominated_quota\""
+    );
+    let layer = layer.allow_lint(Lint::DominatedQuota).headers(Headers::XRateLimit);
+    let _service = layer.layer(Strict::default());
+    assert!(
+        warning(log).ends_with("lint=\"unnamed_quotas\""),
+        "a changed setting is checked again"
+    );
+
+    let allowed = RateLimitLayer::new(Everyone, quotas, store).allow_lint(Lint::DominatedQuota);
+    let _service = allowed.layer(Strict::default());
+    let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    assert_eq!(log.read(), NOTHING);
+}
+
+/// Extracts the keys of requests from these addresses, in turn.
+fn ask(peer: &PeerIp, addresses: &[&str], requests: usize) {
+    for address in addresses.iter().cycle().take(requests) {
+        let ip: IpAddr = address.parse().expect("an address");
+        let mut request: Request<()> = get("/");
+        request.extensions_mut().insert(std::net::SocketAddr::new(ip, 4711));
+        peer.extract(&RequestHead::from(&request)).expect("a peer");
+    }
+}
+
+fn one_private_peer(log: &Log) {
+    let peer = PeerIp::new();
+    ask(&peer, &["10.0.3.7"], 999);
+    assert_eq!(log.read(), NOTHING, "too few requests so far");
+    ask(&peer.clone().ipv6_prefix(48), &["::ffff:10.0.3.7"], 1);
+    assert_eq!(
+        warning(log),
+        "the first 1000 requests all came from 10.0.3.7, a private address, so they share one \
+         account: if it is a proxy or a sidecar, trust it with ClientIp::behind([\"10.0.3.7\"]); \
+         ignore this warning in a load test lint=\"one_private_peer\""
+    );
+    ask(&peer, &["10.0.3.7"], 3_000);
+    assert_eq!(log.read(), NOTHING, "once");
+
+    for peers in [&["203.0.113.9"][..], &["10.0.3.7", "10.0.3.8"], &["127.0.0.1", "2001:db8::1"]] {
+        ask(&PeerIp::new(), peers, 3_000);
+        assert_eq!(log.read(), NOTHING, "{peers:?}");
+    }
+    let late = PeerIp::new();
+    ask(&late, &["127.0.0.1"], 998);
+    ask(&late, &["127.0.0.2"], 1);
+    ask(&late, &["127.0.0.1"], 3_000);
+    assert_eq!(log.read(), NOTHING, "there was another peer");
+    ask(&PeerIp::new(), &["fd00::1"], 1_000);
+    assert!(warning(log).contains("ClientIp::behind([\"fd00::1\"])"));
+
+    // With many threads, the last one logs.
+    let shared = PeerIp::new();
+    let lines: usize = thread::scope(|scope| {
+        let asking = || {
+            let (log, _guard) = Log::start(tracing::Level::INFO);
+            ask(&shared.clone(), &["::1"], 500);
+            log.read().len()
+        };
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(asking)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it ends")).sum()
+    });
+    assert_eq!((lines, log.read().len()), (1, 0));
+}
+
+/// Extracts the key of one request from this address with this header.
+fn forward(peer: &PeerIp, address: &str, name: &'static str) {
+    let ip: IpAddr = address.parse().expect("an address");
+    let mut request: Request<()> = get("/");
+    request.extensions_mut().insert(std::net::SocketAddr::new(ip, 4711));
+    request.headers_mut().insert(name, "203.0.113.9".parse().expect("a value"));
+    peer.extract(&RequestHead::from(&request)).expect("a peer");
+}
+
+fn forwarding_header_ignored(log: &Log) {
+    let peer = PeerIp::new();
+    ask(&peer, &["10.0.3.7", "203.0.113.9"], 500);
+    forward(&peer, "203.0.113.9", "x-forwarded-for");
+    assert_eq!(log.read(), NOTHING, "any client on the internet may send it");
+    forward(&peer.clone(), "::ffff:10.0.3.8", "x-forwarded-for");
+    assert_eq!(
+        warning(log),
+        "a request from 10.0.3.8, a private address, has the header x-forwarded-for, which PeerIp \
+         does not read: behind a proxy all clients share the account of the proxy; trust the proxy with \
+         ClientIp::behind([\"10.0.3.8\"]) or by its network, see \"My server is behind a proxy\" in \
+         tower_sluice::guide::keys lint=\"forwarding_header_ignored\""
+    );
+    (0..3_000).for_each(|_| forward(&peer, "10.0.3.7", "forwarded"));
+    assert_eq!(log.read(), NOTHING, "once, and no other line");
+
+    for name in ["forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip"] {
+        forward(&PeerIp::new(), "127.0.0.1", name);
+        assert!(warning(log).contains(&format!("has the header {name}, which")));
+    }
+    forward(&PeerIp::v6_site(), "::1", "x-forwarded-for");
+    assert!(warning(log).contains("ClientIp::behind([\"::1\"])"));
+    let late = PeerIp::new();
+    ask(&late, &["203.0.113.9"], 1_000);
+    forward(&late, "10.0.3.7", "x-forwarded-for");
+    assert_eq!(log.read(), NOTHING, "only the first requests are looked at");
+    let _service = RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    assert_eq!(log.read(), NOTHING);
+}
+
+/// The only test here of a trusted proxy without its header, because the line is logged once per
+/// process.
+fn no_client(log: &Log) {
+    let client = ClientIp::behind(["10.0.3.0/24"]).expect("a network");
+    let mut request: Request<()> = get("/");
+    let peer = SocketAddr::from(([10, 0, 3, 7], 4711));
+    request.extensions_mut().insert(peer);
+    let parts = request.into_parts().0;
+    (0..3).for_each(|_| drop(client.extract(&RequestHead::from(&parts)).expect("the proxy")));
+    let lines = log.read();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("names no client in x-forwarded-for"), "{lines:?}");
+    assert!(lines[0].contains("the proxy 10.0.3.7: for a probe, exempt its path"), "{lines:?}");
+    assert!(lines[0].contains("ClientIp::without_header"), "{lines:?}");
+}
+
+/// Builds a store on one line, for a layer that is then dropped.
+fn build(clock: &FakeClock, times: usize, lives: Duration) -> &'static Location<'static> {
+    #[track_caller]
+    fn store(clock: &FakeClock) -> (LocalStore, &'static Location<'static>) {
+        (clock.store(1), Location::caller())
+    }
+    let mut place = Location::caller();
+    for _ in 0..times {
+        let (store, here) = store(clock);
+        place = here;
+        let layer = RateLimitLayer::new(Everyone, TEN, store);
+        let _service = layer.layer(Strict::default());
+        clock.advance(lives);
+    }
+    place
+}
+
+fn layer_rebuilt(log: &Log) {
+    let clock = FakeClock::new();
+    let minute = Duration::from_secs(60);
+    let none = Duration::ZERO;
+
+    // A store that is kept, has no layer, lives long, or is built with pauses logs nothing.
+    let rule = |name: &str| Rule::new(name, Everyone, TEN);
+    let tenants: Vec<_> =
+        (0..5_000).map(|n| RateLimitLayer::rules(rule(&n.to_string()), clock.store(1))).collect();
+    (0..5_000).for_each(|_| drop(Limiter::new(clock.store(1))));
+    let shared = clock.store(1);
+    (0..5_000).for_each(|_| drop(RateLimitLayer::rules(rule("one"), shared.clone())));
+    clock.advance(minute);
+    drop((tenants, shared));
+    build(&clock, 100, minute);
+    build(&clock, 999, none);
+    clock.advance(2 * minute);
+    build(&clock, 999, none);
+    assert_eq!(log.read(), NOTHING);
+
+    // Low traffic, for many minutes.
+    clock.advance(2 * minute);
+    build(&clock, 31, none);
+    clock.advance(minute);
+    build(&clock, 500, none);
+    assert_eq!(log.read(), NOTHING, "the minute before had less");
+    clock.advance(minute);
+    build(&clock, 31, none);
+    assert_eq!(log.read(), NOTHING);
+    let place = build(&clock, 1, none);
+    assert_eq!(
+        warning(log),
+        format!(
+            "layers are built and dropped repeatedly with the store that {place} creates: each \
+             starts with new accounts, so that no client is limited, and allocates a whole store; \
+             build the layer once, outside of the code that runs per request or connection, and \
+             clone it; in tests, ignore this warning lint=\"layer_rebuilt\""
+        )
+    );
+    build(&clock, 3_000, none);
+    assert_eq!(log.read(), NOTHING, "once per line of code");
+
+    // A load test of the plain layer, by the real clock.
+    let here = Location::caller().line() + 1;
+    let handle = || RateLimitLayer::per_ip(TEN).layer(Strict::default());
+    (0..1_000).for_each(|_| drop(handle()));
+    let said = warning(log);
+    assert!(said.contains(&format!("tests/logs/lints.rs:{here}:")), "{said}");
+}
+
+/// Serves the requests.
+fn serve<L>(layer: &L, requests: usize)
+where
+    L: Layer<Strict>,
+    L::Service: Service<Request<()>, Response = Response<String>, Error = Infallible>,
+{
+    let mut service = layer.layer(Strict::default());
+    for _ in 0..requests {
+        let mut request = get("/");
+        request.extensions_mut().insert(SocketAddr::from(([203, 0, 113, 9], 4711)));
+        tokio_test::block_on(ask_once(&mut service, request));
+    }
+}
+
+/// Builds the layer within the handler or the middleware, and sends some twenty requests by hand.
+fn layer_rebuilt_per_request(log: &Log) {
+    let handle = |requests| {
+        serve(&RateLimitLayer::new(Everyone, TEN, LocalStore::with_capacity(1)), requests);
+    };
+    // A test suite: some tests send two requests, others only build the layer.
+    (0..200).for_each(|n| handle(if n % 15 == 14 { 2 } else { 1 }));
+    (0..200).for_each(|_| handle(0));
+    assert_eq!(log.read(), NOTHING);
+    let here = Location::caller().line() + 1;
+    let handle = || serve(&RateLimitLayer::per_ip(TEN), 1);
+    (0..15).for_each(|_| handle());
+    assert_eq!(log.read(), NOTHING);
+    handle();
+    let said = warning(log);
+    assert!(said.contains(&format!("tests/logs/lints.rs:{here}:")), "{said}");
+    (0..100).for_each(|_| handle());
+    assert_eq!(log.read(), NOTHING, "once per line of code");
+
+    // With one shared store all requests count; building the layer is merely wasteful.
+    let store = LocalStore::with_capacity(1);
+    (0..100).for_each(|_| serve(&RateLimitLayer::new(Everyone, TEN, store.clone()), 1));
+    assert_eq!(log.read(), NOTHING);
+}
+
+#[derive(Clone)]
+struct User(u64);
+
+fn no_identity(log: &Log) {
+    let by_user = || {
+        let rule = Rule::new("user", ExtensionKey::by(|user: &User| user.0), TEN);
+        RateLimitLayer::rules(rule, LocalStore::with_capacity(64))
+    };
+    let nobody = || IdentifyLayer::from_fn(|_| std::future::ready(None::<User>));
+    let alice = || IdentifyLayer::from_fn(|_| std::future::ready(Some(User(7))));
+
+    // On the wrong side, the limiter runs first.
+    let wrong = ServiceBuilder::new().layer(by_user()).layer(alice());
+    serve(&wrong, 31);
+    assert_eq!(log.read(), NOTHING, "too few requests so far");
+    serve(&wrong, 1);
+    assert_eq!(
+        warning(log),
+        "none of the first 32 requests had a logs::lints::User in its extensions: the middleware that \
+         inserts it must run before the limiter (in axum, add it after the limiter; in a \
+         ServiceBuilder, before it); ignore this warning if no client has signed in yet lint=\"no_identity\""
+    );
+    serve(&wrong, 100);
+    assert_eq!(log.read(), NOTHING, "once");
+    for right in [alice(), alice()] {
+        serve(&ServiceBuilder::new().layer(right).layer(by_user()), 100);
+        assert_eq!(log.read(), NOTHING);
+    }
+    // Clients that are not signed in have no identity on the right side either.
+    serve(&ServiceBuilder::new().layer(nobody()).layer(by_user()), 100);
+    assert_eq!(log.read(), NOTHING);
+    // One identity is enough.
+    let layer = by_user();
+    serve(&layer, 31);
+    serve(&ServiceBuilder::new().layer(alice()).layer(layer.clone()), 1);
+    serve(&layer, 100);
+    assert_eq!(log.read(), NOTHING);
+}
+
+#[cfg(feature = "axum")]
+mod routes {
+    use super::*;
+
+    use axum::{Router, body::Body, routing::get};
+    use http::Method;
+    use tower_sluice::{by_route, rule::ByRoute};
+
+    fn layer(templates: &[&str]) -> RateLimitLayer<ByRoute<Everyone>, LocalStore> {
+        let routes = templates.iter().map(|template| (Method::GET, *template, TEN));
+        RateLimitLayer::rules(by_route(routes, TEN), LocalStore::with_capacity(64))
+    }
+
+    fn router(templates: &[&str]) -> Router {
+        templates.iter().fold(Router::new(), |it, path| it.route(path, get(async || {})))
+    }
+
+    fn request<S>(service: &S, path: &str, times: usize)
+    where
+        S: Service<Request<Body>, Error = Infallible> + Clone,
+    {
+        for _ in 0..times {
+            let request = Request::get(path).body(Body::empty()).expect("a request");
+            tokio_test::block_on(service.clone().oneshot(request)).map(drop).expect("infallible");
+        }
+    }
+
+    pub(super) fn no_matched_path(log: &Log) {
+        let around = layer(&["/url/{id}"]).layer(router(&["/url/{id}", "/"]));
+        request(&around, "/", 100);
+        assert_eq!(log.read(), NOTHING, "the route has no quotas");
+        request(&around, "/url/7", 1);
+        assert_eq!(
+            warning(log),
+            "a request for the path of rule GET /url/{id} has no MatchedPath extension, so rule other \
+             charges it: add the layer to the Router that has the route, not around it; a Router \
+             has no templates for a service added with nest_service \
+             lint=\"no_matched_path\""
+        );
+        request(&around, "/url/7", 100);
+        assert_eq!(log.read(), NOTHING, "once");
+
+        let on = router(&["/url/{id}"]).layer(layer(&["/url/{id}"]));
+        for path in ["/url/7", "/url/", "/url/7/8", "/nope", "//", "/url/%", "/URL/7"] {
+            request(&on, path, 100);
+            assert_eq!(log.read(), NOTHING, "{path}");
+        }
+        let without = Router::new().route("/", get(async || {})).layer(layer(&["/url/{id}"]));
+        request(&without, "/url/7", 1);
+        assert!(warning(log).contains("no_matched_path"), "the router has no such route");
+    }
+
+    pub(super) fn route_never_met(log: &Log) {
+        let api = Router::new().nest("/api", router(&["/url/{id}", "/users"]));
+        let app = api.layer(layer(&["/url/{id}", "/Users/", "/never"]));
+        request(&app, "/api/url/7", 60);
+        request(&app, "/api/users", 39);
+        assert_eq!(log.read(), NOTHING, "too few requests so far");
+        request(&app, "/api/users", 1);
+        let lines = log.read();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(
+            lines[0].contains(
+                "rule GET /url/{id} matched none of the first requests, and rule other charges \
+                 requests for \"/api/url/{id}\": write templates as in the router, with the path \
+                 they are nested under; ignore this warning if both are routes"
+            ),
+            "{lines:?}"
+        );
+        assert!(lines[1].contains("rule GET /Users/ matched none"), "{lines:?}");
+        request(&app, "/api/users", 200);
+        assert_eq!(log.read(), NOTHING, "once");
+
+        // Both are routes.
+        let app = router(&["/url/{id}", "/api/url/{id}"]).layer(layer(&["/url/{id}"]));
+        request(&app, "/api/url/7", 99);
+        request(&app, "/url/7", 1);
+        request(&app, "/api/url/7", 100);
+        assert_eq!(log.read(), NOTHING);
+    }
+}

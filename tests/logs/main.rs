@@ -1,0 +1,33 @@
+//! Log lines and spans. The tests take turns ([`alone`]), because the first thread that meets a log
+//! line decides for the whole process whether the line is enabled.
+#![cfg(feature = "tracing")]
+
+mod denials;
+#[cfg(feature = "testing")]
+mod fingerprint;
+#[cfg(feature = "testing")]
+mod flood;
+#[cfg(feature = "testing")]
+mod lints;
+#[path = "../support/log.rs"]
+mod log;
+#[cfg(feature = "testing")]
+mod max_debt;
+#[cfg(feature = "testing")]
+mod outage;
+#[cfg(feature = "axum")]
+mod peer;
+mod spans;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The turn of one test, until it is dropped.
+struct Turn(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+/// Waits until no other test of this program runs.
+fn alone() -> Turn {
+    static TURN: Mutex<()> = Mutex::new(());
+    Turn(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}

@@ -1,0 +1,93 @@
+//! The peer's address as a key, from every server that provides it, and an error where none does.
+
+use std::net::SocketAddr;
+
+use axum::extract::ConnectInfo;
+use http::{Request, StatusCode};
+use tower_sluice::{
+    Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, RequestHead, Rule, key::Everyone,
+    rule::OnMissingKey,
+};
+
+use crate::{
+    alone,
+    log::Log,
+    support::{answer, get},
+};
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+fn from<T: Clone + Send + Sync + 'static>(extension: T) -> Request<()> {
+    let mut request = get("/");
+    request.extensions_mut().insert(extension);
+    request
+}
+
+fn key(request: Request<()>) -> Key {
+    let parts = request.into_parts().0;
+    PeerIp::new().extract(&RequestHead::from(&parts)).expect("a peer").expect("applies")
+}
+
+#[test]
+fn every_source_of_the_peer_address_gives_one_key() {
+    let _turn = alone();
+    let peer = address("203.0.113.9:4711");
+    let one = key(from(peer));
+    assert_eq!(one, Key::from(peer.ip()));
+    assert_eq!(one, key(from(ConnectInfo(peer))));
+    #[cfg(feature = "tonic")]
+    {
+        use tonic::transport::server::TcpConnectInfo;
+        let info = TcpConnectInfo { local_addr: None, remote_addr: Some(peer) };
+        assert_eq!(one, key(from(info)));
+    }
+    let mut both = from(ConnectInfo(peer));
+    both.extensions_mut().insert(address("198.51.100.1:80"));
+    assert_eq!(one, key(both), "axum's address takes precedence");
+}
+
+#[test]
+fn ports_are_ignored_and_mapped_addresses_are_ipv4() {
+    let _turn = alone();
+    let one = key(from(address("203.0.113.9:1")));
+    assert_eq!(one, key(from(address("203.0.113.9:2"))));
+    assert_eq!(one, key(from(address("[::ffff:203.0.113.9]:3"))));
+    assert_ne!(one, key(from(address("[::ffff:203.0.113.10]:3"))));
+    let customer = key(from(address("[2001:db8:0:1::1]:80")));
+    assert_eq!(customer, key(from(address("[2001:db8:0:1:ffff::9]:80"))));
+    assert_ne!(customer, key(from(address("[2001:db8:0:2::1]:80"))));
+}
+
+#[tokio::test]
+async fn addresses_have_accounts_of_their_own() {
+    let _turn = alone();
+    let layer = RateLimitLayer::per_ip(Quota::per_hour(1));
+    let ask = async |peer: &str| answer(&layer, from(address(peer))).await.status().as_u16();
+    assert_eq!(ask("203.0.113.9:1").await, 200);
+    assert_eq!(ask("203.0.113.9:2").await, 429);
+    assert_eq!(ask("203.0.113.8:1").await, 200);
+}
+
+/// The only test here without a peer, because the line is logged once a minute for all layers.
+#[tokio::test]
+async fn a_missing_peer_is_500_and_one_log_line_that_names_the_fix() {
+    let _turn = alone();
+    const FIX: &str = "into_make_service_with_connect_info::<SocketAddr>()";
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+
+    let rule = Rule::new("ip", PeerIp::new().or(Everyone), Quota::per_hour(1));
+    let layer = RateLimitLayer::rules(
+        rule.on_missing_key(OnMissingKey::Skip),
+        LocalStore::with_capacity(16),
+    );
+    for _ in 0..50 {
+        let response = answer(&layer, get("/")).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(response.body().contains("the server log shows the fix"), "{}", response.body());
+        assert!(!response.body().contains(FIX), "the fix is not for clients");
+    }
+    let lines = log.read();
+    assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains(FIX), "{lines:?}");
+}

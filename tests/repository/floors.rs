@@ -1,0 +1,272 @@
+//! The modules have floors, and imports point down: each module names only modules below its own
+//! floor.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The floor of every module. `name` is one file (or its folder's `mod.rs`), `name/*` a whole
+/// folder, whose files may name each other. Modules of one floor may not name each other.
+const FLOORS: &[(&str, u32)] = &[
+    ("fields", 0),
+    ("head", 0),
+    ("name", 0),
+    ("fingerprint", 0),
+    ("quota/*", 1),
+    ("decision/*", 1),
+    ("algorithm/*", 2),
+    ("key/*", 2),
+    ("observe/*", 2),
+    ("store", 3),
+    ("store/answer", 1),
+    ("store/block", 2),
+    ("store/boxed", 3),
+    ("store/ext", 5),
+    ("store/health", 2),
+    ("store/op", 2),
+    ("store/rules", 3),
+    ("store/shared", 3),
+    ("store/local/*", 4),
+    ("store/governor", 4),
+    ("store/redis/*", 4),
+    ("store/wrap/*", 4),
+    ("load", 4),
+    ("rule/*", 5),
+    ("explain/*", 6),
+    ("headers/*", 6),
+    ("reject/*", 7),
+    ("limiter", 7),
+    ("identify", 7),
+    ("lint/*", 7),
+    ("waiters", 4),
+    ("middleware/*", 9),
+    ("simulate/*", 13),
+    ("testing/*", 13),
+    ("admin/*", 14),
+    ("guide/*", 15),
+];
+
+/// A source file: its module (`store/local/clock`; `""` for the crate's root) and its code.
+struct File {
+    module: String,
+    code: String,
+}
+
+impl File {
+    fn new(path: &str, text: &str) -> Self {
+        let module = path.trim_end_matches(".rs").trim_end_matches("/mod");
+        let module = if module == "lib" { "" } else { module };
+        let code: Vec<_> = text.lines().filter(|line| !line.trim().starts_with("//")).collect();
+        Self { module: module.to_owned(), code: code.join("\n") }
+    }
+
+    /// Returns the names that the code takes by a path from the crate's root, from its own module
+    /// or from the parent module.
+    fn names(&self) -> Vec<String> {
+        let above = self.module.rsplit_once('/').map_or("", |(above, _)| above);
+        let mut names = Vec::new();
+        for (start, base) in [("crate::", ""), ("self::", &self.module), ("super::", above)] {
+            for (at, _) in self.code.match_indices(start) {
+                read_tree(&self.code[at + start.len()..], base, &mut names);
+            }
+        }
+        names
+    }
+}
+
+/// Adds the paths of a tree such as `a::{b, c::D}` to `names` and returns the text behind it.
+fn read_tree<'a>(text: &'a str, base: &str, names: &mut Vec<String>) -> &'a str {
+    let text = text.trim_start();
+    if let Some(mut rest) = text.strip_prefix('{') {
+        loop {
+            rest = rest.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
+            if let Some(behind) = rest.strip_prefix('}') {
+                return behind;
+            }
+            rest = read_tree(rest, base, names);
+            rest = &rest[rest.find([',', '}']).expect("the braces are closed")..];
+        }
+    }
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    let (word, rest) = text.split_at(end);
+    let path = join(base, word);
+    match rest.strip_prefix("::") {
+        Some(below) => read_tree(below, &path, names),
+        None => {
+            names.push(path);
+            rest
+        }
+    }
+}
+
+fn join(module: &str, item: &str) -> String {
+    if module.is_empty() { item.to_owned() } else { format!("{module}/{item}") }
+}
+
+/// Maps re-exports to their origin: `store/LocalStore` is `store/local/LocalStore`.
+fn exports(files: &[File]) -> HashMap<String, String> {
+    let mut exports = HashMap::new();
+    for file in files {
+        let below = join(&file.module, "");
+        for name in file.names().into_iter().filter(|name| name.starts_with(&below)) {
+            let short = join(&file.module, name.rsplit('/').next().unwrap_or_default());
+            if short != name {
+                exports.insert(short, name);
+            }
+        }
+    }
+    exports
+}
+
+/// Returns the entry that contains the module or item.
+fn entry_of(path: &str) -> Option<(&'static str, u32)> {
+    let inside = |entry: &str| {
+        let folder = entry.trim_end_matches("/*");
+        path == folder || path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+    };
+    FLOORS.iter().copied().filter(|(entry, _)| inside(entry)).max_by_key(|(entry, _)| entry.len())
+}
+
+/// Returns every import that does not point down, and every file without a floor.
+fn violations(files: &[File]) -> Vec<String> {
+    let exports = exports(files);
+    let mut violations = Vec::new();
+    for file in files.iter().filter(|file| !file.module.is_empty()) {
+        let module = &file.module;
+        let Some((entry, floor)) =
+            entry_of(module).filter(|(entry, _)| entry.ends_with("/*") || entry == module)
+        else {
+            violations.push(format!(
+                "src/{module} has no floor: add (\"{module}\", floor) to FLOORS in \
+                 tests/repository/floors.rs, one above the highest module it imports"
+            ));
+            continue;
+        };
+        for name in file.names() {
+            let mut name = &name;
+            while let Some(source) = exports.get(name) {
+                name = source;
+            }
+            let Some((other, below)) = entry_of(name) else { continue };
+            let folder = |inner: &str, outer: &str| inner.starts_with(&format!("{outer}/"));
+            let family = folder(other, entry) || folder(entry, other);
+            if other != entry && below >= floor && !family {
+                violations.push(format!(
+                    "src/{module} (floor {floor}) imports {name} (floor {below}): imports point \
+                     down; move the idea to a lower floor, or this module to a higher one"
+                ));
+            }
+        }
+    }
+    violations.sort();
+    violations.dedup();
+    violations
+}
+
+fn source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+fn files(folder: &Path) -> Vec<File> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files.extend(self::files(&path));
+        } else {
+            let text = fs::read_to_string(&path).expect("text");
+            let path = path.strip_prefix(source()).expect("a path in src");
+            let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+            files.push(File::new(&parts.join("/"), &text));
+        }
+    }
+    files
+}
+
+#[test]
+fn imports_point_down() {
+    let violations = violations(&files(&source()));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
+}
+
+#[test]
+fn every_entry_is_a_module() {
+    let files = files(&source());
+    for (entry, _) in FLOORS {
+        let module = entry.trim_end_matches("/*");
+        let known = files.iter().any(|file| file.module == module);
+        assert!(known, "{entry} is in FLOORS and not in src; drop it");
+    }
+}
+
+mod checker {
+    use super::{File, violations};
+
+    fn of(files: &[(&str, &str)]) -> Vec<String> {
+        violations(&files.iter().map(|(path, text)| File::new(path, text)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn imports_that_point_up_or_sideways_are_found() {
+        let lib = ("lib.rs", "pub use crate::{middleware::RateLimitLayer, store::Store};");
+        let store = ("store/mod.rs", "pub use self::{\n    local::LocalStore,\n};");
+        for (path, text, wanted) in [
+            (
+                "quota.rs",
+                "use crate::middleware::A;",
+                "quota (floor 1) imports middleware/A (floor 9)",
+            ),
+            ("quota.rs", "use crate::decision::*;", "imports decision/ (floor 1)"),
+            ("quota.rs", "fn f() { crate::key::check() }", "imports key/check"),
+            ("quota.rs", "use crate::RateLimitLayer;", "imports middleware/RateLimitLayer"),
+            (
+                "rule.rs",
+                "use crate::{\n    key::{A, B as C},\n    middleware::{self, D},\n};",
+                "middleware/D",
+            ),
+            ("key/route.rs", "use super::{A, super::B};\nuse crate::rule::C;", "rule/C"),
+            ("store/governor.rs", "use super::local::Clock;", "store/local/Clock (floor 4)"),
+            ("store/wrap/a.rs", "use crate::store::LocalStore;", "store/local/LocalStore"),
+        ] {
+            let violations = of(&[lib, store, (path, text)]);
+            assert!(
+                violations.iter().any(|violation| violation.contains(wanted)),
+                "{text}: {violations:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn imports_that_point_down_or_stay_in_their_folder_pass() {
+        for (path, text) in [
+            (
+                "middleware/layer.rs",
+                "use crate::{head::A, key::{KeyExtractor, PeerIp}, store::Store};",
+            ),
+            ("key/or.rs", "use super::{Key, header::Header};\nuse crate::key::route::Route;"),
+            ("store/mod.rs", "pub use self::local::LocalStore;\nuse crate::quota::Quota;"),
+            ("store/boxed.rs", "use super::Store;"),
+            (
+                "quota.rs",
+                "/// [`RateLimitLayer`](crate::middleware::RateLimitLayer)\nstruct Quota;",
+            ),
+            ("quota.rs", "mod tests { use super::*; }"),
+        ] {
+            assert_eq!(of(&[(path, text)]), Vec::<String>::new(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_new_file_needs_a_floor() {
+        for path in ["breaker.rs", "store/novel.rs", "store/novel/mod.rs"] {
+            let module = path.trim_end_matches(".rs").trim_end_matches("/mod");
+            let wanted =
+                format!("add (\"{module}\", floor) to FLOORS in tests/repository/floors.rs");
+            let violations = of(&[(path, "")]);
+            assert!(violations.len() == 1 && violations[0].contains(&wanted), "{violations:?}");
+        }
+        assert_eq!(of(&[("key/client_ip.rs", "")]), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,9 @@
+//! Checks of the files of this repository: sources, prose, scripts, and the published package.
+
+mod floors;
+mod language;
+mod manifest;
+mod mutants;
+mod package;
+mod reruns;
+mod structure;

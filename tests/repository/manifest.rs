@@ -1,0 +1,139 @@
+//! The dependencies of a user: few packages, from a known registry, under known licences, none of
+//! which needs a later Rust than the manifest.
+#![allow(clippy::print_stdout)]
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+const MOST_PACKAGES: usize = 25;
+const PERMISSIVE: [&str; 9] = [
+    "MIT",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "ISC",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Runs cargo on this package. Uses the network only for packages that were never downloaded.
+fn cargo(arguments: &[&str]) -> String {
+    let mut cargo = Command::new(env!("CARGO"));
+    let output = cargo.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    let output = output.expect("cargo runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo {}: {said}", arguments.join(" "));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The packages that are compiled for a user on this machine, including this one, as `name
+/// version`.
+fn tree(features: &str) -> BTreeSet<String> {
+    let lines = cargo(&["tree", "--locked", "--edges", "no-dev", "--prefix", "none", features]);
+    let package = |line: &str| {
+        let mut words = line.split(' ');
+        let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
+        Some(format!("{name} {version}"))
+    };
+    lines.lines().filter_map(package).collect()
+}
+
+fn metadata() -> Vec<Value> {
+    let version = cargo(&["-vV"]);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+    let format = ["metadata", "--locked", "--format-version", "1", "--all-features"];
+    let text = cargo(&[&format[..], &["--filter-platform", host]].concat());
+    let mut value: Value = serde_json::from_str(&text).expect("JSON");
+    serde_json::from_value(value["packages"].take()).expect("a list of packages")
+}
+
+/// `1.88` or `1.88.0` as (1, 88).
+fn rust(version: &str) -> (u32, u32) {
+    let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[test]
+fn without_default_features_there_are_few_packages() {
+    let packages = tree("--no-default-features");
+    println!("packages without default features: {} (fewer than {MOST_PACKAGES})", packages.len());
+    assert!(packages.len() < MOST_PACKAGES, "{packages:#?}");
+}
+
+#[test]
+fn no_dependency_needs_a_later_rust() {
+    let packages = tree("--all-features");
+    let ours = rust(env!("CARGO_PKG_RUST_VERSION"));
+    let mut seen = BTreeSet::new();
+    for package in metadata() {
+        let text = |field: &str| package[field].as_str().unwrap_or_default();
+        let name = format!("{} {}", text("name"), text("version"));
+        if packages.contains(&name) {
+            let wanted = text("rust_version");
+            assert!(
+                rust(wanted) <= ours,
+                "{name} needs Rust {wanted}, later than {ours:?} of Cargo.toml"
+            );
+            seen.insert(name);
+        }
+    }
+    assert_eq!(seen, packages, "every package was looked at");
+}
+
+/// Includes tests and examples, because a build script runs on every machine that builds them.
+#[test]
+fn every_package_comes_from_the_registry_with_a_checksum() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
+    let lock = fs::read_to_string(path).expect("Cargo.lock");
+    let (mut sources, mut ours) = (BTreeSet::new(), Vec::new());
+    for package in lock.split("[[package]]").skip(1) {
+        let field = |name: &str| {
+            let line = package.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.strip_prefix(" = ")).map(|text| text.trim_matches('"'))
+        };
+        let name = field("name").expect("a name");
+        match field("source") {
+            None => ours.push(name),
+            Some(source) => {
+                sources.insert(source);
+                let checksum = field("checksum").unwrap_or_else(|| panic!("{name}: no checksum"));
+                assert_eq!(checksum.len(), 64, "{name}");
+            }
+        }
+    }
+    assert_eq!(ours, [env!("CARGO_PKG_NAME")], "no other package is in a folder");
+    let one = sources.len() == 1 && sources.iter().all(|source| source.starts_with("registry+"));
+    assert!(one, "one registry and no Git repositories: {sources:?}");
+}
+
+#[test]
+fn every_licence_is_a_permissive_one() {
+    for package in metadata() {
+        let licence = package["license"].as_str().unwrap_or_default();
+        let text = licence.replace('/', " OR ").replace(['(', ')'], " ");
+        let known = |part: &str| PERMISSIVE.contains(&part.trim());
+        // Without `AND`, one permissive alternative is enough.
+        let fine = match text.contains(" AND ") {
+            true => text.split(" AND ").flat_map(|part| part.split(" OR ")).all(known),
+            false => text.split(" OR ").any(known),
+        };
+        assert!(fine, "{}: {licence:?}", package["name"]);
+    }
+}
+
+/// The README states it as "MSRV is 1.88" or "Rust 1.88", if at all.
+#[test]
+fn the_readme_states_the_rust_version_of_the_manifest() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = fs::read_to_string(path).expect("README.md");
+    for words in ["MSRV is ", "MSRV: ", "Rust "] {
+        for rest in readme.split(words).skip(1).filter(|rest| rest.starts_with("1.")) {
+            let version = rest.split(|c: char| c != '.' && !c.is_ascii_digit()).next();
+            let stated = rust(version.unwrap_or_default());
+            assert_eq!(stated, rust(env!("CARGO_PKG_RUST_VERSION")), "README.md: {words}");
+        }
+    }
+}

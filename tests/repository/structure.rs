@@ -1,0 +1,164 @@
+//! Rules of the sources: short files, no shortcuts, and examples that the README can name.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+const MOST_LINES: usize = 300;
+const SHORTCUTS: [&str; 5] = ["unsafe", "todo!", "unimplemented!", "dbg!", concat!("#[", "ignore")];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The lines of code: no comments, no blank lines, and no tests, which end a file.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"))
+}
+
+/// Returns `true` if `line` contains the whole word, such as `unsafe` but not `unsafe_code`.
+fn has_word(line: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        !line[..at].ends_with(part)
+            && (!word.ends_with(part) || !line[at + word.len()..].starts_with(part))
+    })
+}
+
+/// Modules of tests, which no build of the crate contains.
+fn is_test_file(path: &Path) -> bool {
+    path.iter()
+        .any(|part| part == "tests" || part == "tests.rs" || part == "models" || part == "edges.rs")
+}
+
+#[test]
+fn no_source_file_is_too_long() {
+    let root = root().join("src");
+    let code_only = |path: &PathBuf| !is_test_file(path.strip_prefix(&root).unwrap_or(path));
+    for path in sources(&root).into_iter().filter(code_only) {
+        let lines = code(&read(&path)).count();
+        let name = path.display();
+        assert!(
+            lines <= MOST_LINES,
+            "{name}: {lines} lines of code; split files longer than {MOST_LINES}"
+        );
+    }
+}
+
+#[test]
+fn no_source_file_takes_a_shortcut() {
+    for path in sources(&root().join("src")) {
+        let text = read(&path);
+        for word in SHORTCUTS {
+            let line = text.lines().find(|line| {
+                let line = line.trim();
+                !line.starts_with("//") && has_word(line, word)
+            });
+            assert_eq!(line, None, "{}: {word}", path.display());
+        }
+    }
+}
+
+/// The names that `lib.rs` re-exports.
+fn root_names() -> Vec<String> {
+    let text = read(&root().join("src/lib.rs"));
+    let uses = text.split("\npub use crate::").skip(1).filter_map(|rest| rest.split(';').next());
+    let names = uses.flat_map(|tree| tree.split([',', '{', '}', '\n']).map(str::trim));
+    let names = names.filter(|name| !name.is_empty() && !name.ends_with("::"));
+    names.map(|name| name.rsplit("::").next().unwrap_or(name).to_owned()).collect()
+}
+
+#[test]
+fn the_root_of_the_crate_has_few_names() {
+    let names = root_names();
+    assert!(names.len() > 10 && names.contains(&"RateLimitLayer".to_owned()), "{names:?}");
+    assert!(names.len() <= 25, "{} names: {names:?}", names.len());
+}
+
+const READMES: [&str; 2] = ["README.md", "README.zh-CN.md"];
+
+/// Returns `true` if an example or a test program has the name.
+fn is_program(kind: &str, name: &str) -> bool {
+    let path = root().join(kind).join(name);
+    path.with_extension("rs").exists() || path.join("main.rs").exists()
+}
+
+/// Returns `true` if a test program has the name, or a module: `keys::route` of `it`,
+/// `servers::keys` of another program.
+fn is_test(name: &str) -> bool {
+    let module = |program: &str| {
+        let path = root().join(program).join(name.replace("::", "/"));
+        path.with_extension("rs").exists() || path.join("mod.rs").exists()
+    };
+    is_program("tests", name) || name.contains("::") && (module("tests/it") || module("tests"))
+}
+
+#[test]
+fn the_readme_names_examples_that_exist() {
+    for readme in READMES {
+        let text = read(&root().join(readme));
+        let names = text.split("--example ").skip(1).map(|rest| {
+            let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '-';
+            rest.split(end).next().expect("a name")
+        });
+        for name in names.filter(|name| !["NAME", "名字"].contains(name)) {
+            assert!(is_program("examples", name), "{readme} names the example {name:?}");
+        }
+    }
+}
+
+/// The last cell of a row begins with a kind and has names in backticks.
+#[test]
+fn the_proof_of_each_row_of_the_readme_exists() {
+    for readme in READMES {
+        let text = read(&root().join(readme));
+        let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
+        let shown = cells.filter(|cell| {
+            ["test", "example", "`scripts/", "测试", "示例"]
+                .iter()
+                .any(|word| cell.starts_with(word))
+        });
+        let mut rows = 0;
+        for cell in shown {
+            rows += 1;
+            for name in cell.split('`').skip(1).step_by(2) {
+                let script = name.starts_with("scripts/") && root().join(name).exists();
+                let known = script || is_test(name) || is_program("examples", name);
+                assert!(known, "{readme}: {cell}: there is no {name:?}");
+            }
+        }
+        assert!(rows > 10, "{readme}: {rows} rows");
+    }
+}
+
+#[test]
+fn comments_blank_lines_and_tests_are_not_code() {
+    let text =
+        "//! Why.\n\nfn a() {} // what\n    /// How.\n#[cfg(test)]\nmod tests {\n  f();\n}\n";
+    assert_eq!(code(text).collect::<Vec<_>>(), ["fn a() {} // what"]);
+}
+
+#[test]
+fn words_match_whole() {
+    assert!(has_word("x = unsafe { y }", "unsafe") && has_word("todo!()", "todo!"));
+    assert!(!has_word("#![forbid(unsafe_code)]", "unsafe") && !has_word("my_dbg!(x)", "dbg!"));
+}

@@ -1,0 +1,165 @@
+//! The cost of a decision to the server: one script call for any operation, and a second call if
+//! the server has lost the script.
+
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
+
+use futures::future::join_all;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sluice::{
+    Algorithm, Key, Quota, RateLimitLayer, Rule, Store, StoreExt, key::Everyone, store::Charge,
+};
+
+use crate::{
+    accounts::{Account, connect, raw, rule},
+    servers::{Server, eventually},
+};
+
+/// Returns the script calls so far, including those that found no script.
+async fn calls(server: &Server) -> u32 {
+    let text: String = server.command("INFO commandstats").await;
+    let count = |line: &str| {
+        let name = line.strip_prefix("cmdstat_eval")?;
+        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
+        calls.split(',').next()?.parse::<u32>().ok()
+    };
+    text.lines().filter_map(count).sum()
+}
+
+const FIRST: [Quota; 2] = [Quota::per_second(100), Quota::per_hour(1_000)];
+const SECOND: [Quota; 2] = [
+    Quota::per_hour(100).algorithm(Algorithm::TokenBucket),
+    Quota::per_day(100).algorithm(Algorithm::SlidingLog),
+];
+const THIRD: [Quota; 1] = [Quota::per_day(10).algorithm(Algorithm::SlidingWindow { buckets: 4 })];
+
+/// Runs `$what` twice and counts the second time, when the server knows the script.
+macro_rules! costs_one_call {
+    ($server:ident, $what:expr) => {
+        let _ = $what.await.expect("a decision");
+        let before = calls(&$server).await;
+        let _ = $what.await.expect("a decision");
+        assert_eq!(calls(&$server).await - before, 1, stringify!($what));
+    };
+}
+
+#[tokio::test]
+async fn every_operation_is_one_call() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let (key, other) = (Key::from("a"), Key::from("b"));
+    let first = Charge::new(rule("first"), &key, &FIRST);
+    let second = Charge::new(rule("second"), &other, &SECOND);
+    let third = Charge::new(rule("third"), &key, &THIRD);
+
+    costs_one_call!(server, store.take(&[first, second, third]));
+    costs_one_call!(
+        server,
+        store.take(&[first.with_cost(0), second.with_cost(0), third.with_cost(0)])
+    );
+    costs_one_call!(server, store.take(&[first, second, third.with_cost(11)]));
+    costs_one_call!(server, store.take(&[first, first, second]));
+    let wait = Duration::from_millis(1);
+    costs_one_call!(server, store.take(&[first.with_max_wait(wait), second.with_report_only()]));
+    costs_one_call!(server, store.adjust(&second, 1));
+    costs_one_call!(server, store.adjust(&second, -1));
+    costs_one_call!(server, store.block(&second, Duration::from_secs(1)));
+    costs_one_call!(server, store.take(&[first, second]));
+    costs_one_call!(server, store.unblock(&second));
+    costs_one_call!(server, store.reset(&second));
+
+    let looks = AtomicU32::new(0);
+    let left = async || {
+        looks.fetch_add(1, Relaxed);
+        store.take(&[second.with_cost(0)]).await.expect("a look").remaining()
+    };
+    let taken = store.take(&[first, second, third]).await.expect("a decision");
+    assert!(taken.is_allowed() && left().await == Some(99));
+    let before = calls(&server).await;
+    looks.store(0, Relaxed);
+    store.undo(&[first, second, third], &taken, None);
+    eventually("the unit is back", async || (left().await == Some(100)).then_some(())).await;
+    // The server does not know the script the first time.
+    assert_eq!(calls(&server).await - before, 2 + looks.into_inner());
+
+    let before = calls(&server).await;
+    let nothing = store.take(&[]).await.expect("a decision");
+    assert!(nothing.is_allowed() && calls(&server).await == before);
+}
+
+#[tokio::test]
+async fn a_request_through_the_layer_is_one_call() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.fail_open();
+    let rules = (
+        Rule::named(rule("first"), Everyone, FIRST),
+        Rule::named(rule("second"), Everyone, SECOND),
+        Rule::named(rule("third"), Everyone, THIRD),
+    );
+    let echo = service_fn(|_| async { Ok::<_, Infallible>(Response::new(String::new())) });
+    let service = RateLimitLayer::rules(rules, store).layer(echo);
+    let ask = async || {
+        let request = Request::new(());
+        service.clone().oneshot(request).await.expect("an answer").status().as_u16()
+    };
+    assert_eq!(ask().await, 200);
+    let before = calls(&server).await;
+    let mut said = Vec::new();
+    for _ in 0..12 {
+        said.push(ask().await);
+    }
+    assert_eq!(said, [[200; 9].as_slice(), &[429; 3]].concat());
+    assert_eq!(calls(&server).await - before, 12);
+}
+
+#[tokio::test]
+async fn a_server_that_loses_the_script_before_each_call_loses_no_decision() {
+    const LIMIT: u32 = 600;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let mut connection = raw(&server.url()).await;
+    let account = Account::new("a", Quota::per_day(LIMIT));
+    let before = calls(&server).await;
+    let mut passed = 0;
+    for _ in 0..1_000 {
+        let mut flush = redis::cmd("SCRIPT");
+        let () = flush.arg("FLUSH").query_async(&mut connection).await.expect("flushed");
+        passed += u32::from(account.passes(&store).await);
+    }
+    assert_eq!(passed, LIMIT);
+    assert_eq!(calls(&server).await - before, 2_000);
+}
+
+#[tokio::test]
+async fn scripts_flushed_at_any_moment_charge_nothing_twice() {
+    const LIMIT: u32 = 2_500;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let mut connection = raw(&server.url()).await;
+    let (done, flushes, passed) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
+    let accounts = ["a", "b"].map(|key| Account::new(key, Quota::per_day(LIMIT)));
+    let hammer = async {
+        while !done.load(Relaxed) {
+            let mut flush = redis::cmd("SCRIPT");
+            let () = flush.arg("FLUSH").query_async(&mut connection).await.expect("flushed");
+            flushes.fetch_add(1, Relaxed);
+        }
+    };
+    let work = async {
+        let takes = (0..16).map(async |n| {
+            for _ in 0..400 {
+                let taken = accounts[n % 2].passes(&store).await;
+                passed.fetch_add(taken.into(), Relaxed);
+            }
+        });
+        join_all(takes).await;
+        done.store(true, Relaxed);
+    };
+    tokio::join!(hammer, work);
+    assert_eq!(passed.into_inner(), 2 * LIMIT);
+    assert!(flushes.into_inner() > 100);
+}

@@ -1,0 +1,391 @@
+//! Batched decisions equal sequential ones. A lone decision is a call of its own.
+
+use std::{cell::Cell, pin::pin, time::Duration};
+
+use futures::{future::join_all, poll};
+use proptest::{collection::vec, prelude::*, test_runner::Config};
+use tokio::runtime::{Builder, Runtime};
+use tower_sluice::{
+    Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
+    rule::RuleName,
+    store::{Answer, Charge},
+    testing::{FakeClock, Redis, Subject},
+};
+
+use crate::{
+    accounts::{Account, connect, rule},
+    servers::{Flavour, Server},
+    support::{random::rows, regressions::keeping},
+};
+
+/// The number of callers that make a call each before others wait.
+const ALONE: u32 = 16;
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Returns the script calls so far, including those that found no script.
+async fn calls(server: &Server) -> u32 {
+    let text: String = server.command("INFO commandstats").await;
+    let count = |line: &str| {
+        let name = line.strip_prefix("cmdstat_eval")?;
+        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
+        calls.split(',').next()?.parse::<u32>().ok()
+    };
+    text.lines().filter_map(count).sum()
+}
+
+fn slow(units: u32) -> Quota {
+    Quota::new(units, DAY).expect("a quota")
+}
+
+/// Callers that make later callers wait.
+fn first_callers() -> Vec<Account> {
+    (0..ALONE).map(|n| Account::new(format!("other {n}"), slow(1_000_000))).collect()
+}
+
+/// A charge of a rule and a key, given by their indices.
+#[derive(Clone, Debug, PartialEq)]
+struct Demand {
+    rule: usize,
+    key: usize,
+    cost: u32,
+    headroom: u32,
+    max_wait: u64,
+}
+
+/// An event between two batches.
+#[derive(Clone, Debug)]
+enum Event {
+    Pass(u64),
+    Adjustment(Demand, i64),
+    Block(Demand, u64),
+    Unblock(Demand),
+    Reset(Demand),
+}
+
+fn quota() -> impl Strategy<Value = Quota> {
+    (1..12_u32, 1..60_000_u64, 0..1_000_u64, 1..30_u32, 0..4_u32).prop_filter_map(
+        "no quota",
+        |(units, micros, odd, burst, soft)| {
+            let nanos = micros * 1_000 * u64::from(units) + odd;
+            let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
+            let quota = quota.try_burst(burst).ok()?;
+            Some(if soft > 2 { quota.try_soft(soft).unwrap_or(quota) } else { quota })
+        },
+    )
+}
+
+fn asked() -> impl Strategy<Value = Demand> {
+    let cost = prop_oneof![6 => 1..3_u32, 1 => 3..40_u32];
+    let headroom = prop_oneof![8 => Just(0), 1 => 1..3_u32];
+    let max_wait = prop_oneof![8 => Just(0), 1 => 1..3_000_000_u64];
+    (0..3_usize, 0..4_usize, cost, headroom, max_wait).prop_map(
+        |(rule, key, cost, headroom, max_wait)| Demand { rule, key, cost, headroom, max_wait },
+    )
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0..3_000_000_u64).prop_map(Event::Pass),
+        2 => (asked(), -12..12_i64).prop_map(|(asked, units)| Event::Adjustment(asked, units)),
+        1 => (asked(), 0..3_000_000_u64).prop_map(|(asked, time)| Event::Block(asked, time)),
+        1 => asked().prop_map(Event::Unblock),
+        1 => asked().prop_map(Event::Reset),
+    ]
+}
+
+/// Requests with one or two rules, and the order in which they are sent, possibly more than once.
+fn batch() -> impl Strategy<Value = Vec<Vec<Demand>>> {
+    (vec(vec(asked(), 1..3), 1..10), vec(0..100_usize, 1..60)).prop_map(|(mut kinds, order)| {
+        for all in &mut kinds {
+            // A request names each rule once.
+            all.dedup_by_key(|asked| asked.rule);
+        }
+        order.iter().map(|n| kinds[n % kinds.len()].clone()).collect()
+    })
+}
+
+/// Returns all parts of a decision except its source. The overage and the wait of a denial are
+/// void.
+fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug + use<> {
+    let passed = decision.is_allowed();
+    let (overage, wait) = (passed && decision.is_overage(), decision.wait());
+    (passed, overage, wait, decision.retry_after(), rows(decision))
+}
+
+struct Both<'a> {
+    runtime: &'a Runtime,
+    redis: RedisStore,
+    local: LocalStore,
+    rules: &'a [Vec<Quota>],
+    names: &'a [RuleName],
+    keys: &'a [Key],
+}
+
+impl Both<'_> {
+    fn charge(&self, asked: &Demand) -> Charge<'_> {
+        let Demand { rule, key, cost, headroom, max_wait } = *asked;
+        let charge = Charge::new(self.names[rule], &self.keys[key], &self.rules[rule]);
+        let charge = charge.with_cost(cost).with_headroom(headroom);
+        let patient = charge.with_max_wait(Duration::from_nanos(max_wait));
+        if self.queues(asked) { patient } else { charge }
+    }
+
+    fn charges(&self, all: &[Demand]) -> Vec<Charge<'_>> {
+        all.iter().map(|asked| self.charge(asked)).collect()
+    }
+
+    fn queues(&self, asked: &Demand) -> bool {
+        let charge = Charge::new(self.names[asked.rule], &self.keys[0], &self.rules[asked.rule]);
+        self.local.supports(&[charge.with_max_wait(Duration::from_nanos(1))]).is_ok()
+    }
+
+    /// Returns the order in which a batch is decided: equal requests are adjacent, at the position
+    /// of the first.
+    fn order(&self, batch: &[Vec<Demand>]) -> Vec<usize> {
+        let plain = |all: &Vec<Demand>| {
+            // A request that cannot queue has no maximum wait.
+            let max_wait = |asked| if self.queues(asked) { asked.max_wait } else { 0 };
+            all.iter().map(|asked| Demand { max_wait: max_wait(asked), ..*asked }).collect()
+        };
+        let plain: Vec<Vec<_>> = batch.iter().map(plain).collect();
+        let mut order: Vec<_> = (0..batch.len()).collect();
+        order.sort_by_key(|at| plain.iter().position(|other| *other == plain[*at]));
+        order
+    }
+
+    /// Sends all requests at once, behind other callers.
+    fn at_once(&self, batch: &[Vec<Demand>]) -> Vec<Decision> {
+        self.runtime.block_on(async {
+            let first_callers = first_callers();
+            let others =
+                join_all(first_callers.iter().map(async |one| one.passes(&self.redis).await));
+            let takes = batch.iter().map(|all| self.redis.take(&self.charges(all)).into_future());
+            let (_, decisions) = tokio::join!(biased; others, join_all(takes));
+            decisions.into_iter().map(|decision| decision.expect("a decision")).collect()
+        })
+    }
+
+    fn handle(&self, what: &Event) {
+        let block_on = |answer: Answer<<RedisStore as Store>::Future>| {
+            let _ = self.runtime.block_on(answer.into_future()).expect("a change");
+        };
+        match what {
+            Event::Pass(_) => {}
+            Event::Adjustment(asked, units) => {
+                let charge = self.charge(asked);
+                let _ = self.local.adjust(&charge, -*units).now();
+                block_on(self.redis.adjust(&charge, -*units));
+            }
+            Event::Block(asked, nanos) => {
+                let (charge, time) = (self.charge(asked), Duration::from_nanos(*nanos));
+                let _ = self.local.block(&charge, time).now();
+                block_on(self.redis.block(&charge, time));
+            }
+            Event::Unblock(asked) => {
+                let _ = self.local.unblock(&self.charge(asked)).now();
+                block_on(self.redis.unblock(&self.charge(asked)));
+            }
+            Event::Reset(asked) => {
+                let _ = self.local.reset(&self.charge(asked)).now();
+                block_on(self.redis.reset(&self.charge(asked)));
+            }
+        }
+    }
+}
+
+fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = runtime.block_on(Server::start(flavour, &[]));
+    let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
+    let names = ["a", "b", "c"].map(rule);
+    let keys = [0, 1, 2, 3].map(|n: u32| Key::from(n));
+    let rules = || vec(vec(quota(), 1..4), 3);
+    let steps = || vec((batch(), vec(event(), 0..3)), 1..8);
+    let config = Config { cases, ..keeping(file!()) };
+    let before = runtime.block_on(calls(&server));
+    let (asked, rounds) = (Cell::new(0), Cell::new(0_u32));
+    proptest!(config, |((rules, steps) in (rules(), steps()))| {
+        let (clock, mut subject) = (FakeClock::new(), subject.clone());
+        let both = Both {
+            runtime: &runtime, redis: subject.open(), local: clock.store(1_024),
+            rules: &rules, names: &names, keys: &keys,
+        };
+        subject.set(clock.now());
+        // Once the server has learned the scripts, it answers calls in their order.
+        let warm = vec![vec![Demand { rule: 0, key: 0, cost: 1, headroom: 0, max_wait: 0 }]; 2];
+        let _ = both.at_once(&warm);
+        both.handle(&Event::Reset(warm[0][0].clone()));
+        for (batch, events) in &steps {
+            let redis = both.at_once(batch);
+            for at in both.order(batch) {
+                let local = both.local.take(&both.charges(&batch[at])).now();
+                prop_assert_eq!(parts(&local), parts(&redis[at]), "{} of {:?}", at, batch);
+            }
+            asked.set(asked.get() + batch.len());
+            rounds.set(rounds.get() + 1);
+            for what in events {
+                if let Event::Pass(nanos) = what {
+                    clock.advance(Duration::from_nanos(*nanos));
+                    subject.set(clock.now());
+                }
+                both.handle(what);
+            }
+        }
+    });
+    let more = runtime.block_on(calls(&server)) - before;
+    let (asked, rounds) = (asked.get(), rounds.get());
+    assert!(asked > 20 * rounds as usize, "{asked} requests in {rounds} rounds");
+    // The other callers, a batch, and the events before and between batches.
+    assert!(more < rounds * 24 + cases * 40, "{more} calls in {rounds} rounds");
+}
+
+#[test]
+fn random_batches_decide_as_one_by_one() {
+    decide_as_one_by_one(Flavour::Redis, 600);
+}
+
+#[test]
+fn random_batches_decide_as_one_by_one_on_valkey() {
+    decide_as_one_by_one(Flavour::Valkey, 200);
+}
+
+/// Covers clocks that stepped back, changed quotas, and foreign values.
+#[tokio::test]
+async fn odd_accounts_are_decided_as_one_by_one() {
+    let server = Server::redis().await;
+    let mut subject = Redis::connect(&server.url()).await.expect("a store");
+    let batched = subject.open();
+    let alone = batched.clone().prefix("alone").coalesce(false);
+    let quota = |units: u32, period| [Quota::new(units, period).expect("a quota")];
+    let (second, day) = (quota(10, Duration::from_secs(1)), quota(10, DAY));
+    let keys: Vec<_> = (0..12_u32).map(Key::from).collect();
+    let start = Duration::from_secs(1_700_000_000);
+    let first_callers = first_callers();
+    for (back, quotas) in [(0, &second), (700, &second), (699, &day), (600, &second), (0, &day)] {
+        subject.set(start - Duration::from_millis(back));
+        let charges: Vec<_> = (0..36_u32)
+            .map(|n| {
+                Charge::new(RuleName::default(), &keys[n as usize % 12], quotas)
+                    .with_cost(1 + n % 3)
+            })
+            .collect();
+        let others = join_all(first_callers.iter().map(async |one| one.passes(&batched).await));
+        let takes = charges.iter().map(|charge| batched.take(&[*charge]).into_future());
+        let (_, taken) = tokio::join!(biased; others, join_all(takes));
+        for (charge, taken) in charges.iter().zip(taken) {
+            let single = alone.take(&[*charge]).await.expect("a decision");
+            assert_eq!(parts(&taken.expect("a decision")), parts(&single), "{back} {quotas:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn equal_callers_each_see_the_units_left_after_their_own_charge() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let (first_callers, one) = (first_callers(), Account::new("one", slow(25)));
+    for round in 0..3 {
+        let others = join_all(first_callers.iter().map(async |one| one.passes(&store).await));
+        let takes = join_all((0..20).map(|_| one.take(&store, 1)));
+        let (_, taken) = tokio::join!(biased; others, takes);
+        let left: Vec<_> = taken
+            .into_iter()
+            .map(|decision| {
+                let decision = decision.expect("a decision");
+                (decision.is_allowed(), decision.remaining().expect("a quota"))
+            })
+            .collect();
+        let passed = |n: u32| (0..n).map(move |at| (true, n - 1 - at));
+        let expected: Vec<_> = match round {
+            0 => (0..20).map(|at| (true, 24 - at)).collect(),
+            1 => passed(5).chain([(false, 0); 15]).collect(),
+            _ => vec![(false, 0); 20],
+        };
+        assert_eq!(left, expected, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn a_lone_decision_is_one_call() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let accounts: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), slow(1_000))).collect();
+    let before = calls(&server).await;
+    for _ in 0..50 {
+        assert!(accounts[0].passes(&store).await);
+    }
+    assert_eq!(calls(&server).await - before, 50);
+    let before = calls(&server).await;
+    for _ in 0..10 {
+        join_all(accounts.iter().map(|account| account.passes(&store))).await;
+    }
+    assert_eq!(calls(&server).await - before, 10 * ALONE, "a few at once are not batched either");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decisions_under_load_share_calls() {
+    const CALLERS: u32 = 512;
+    const TAKES: u32 = 20;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    for (store, most) in [(store.clone(), TAKES * CALLERS / 8), (store.coalesce(false), u32::MAX)] {
+        let before = calls(&server).await;
+        let tasks = (0..CALLERS).map(|n| {
+            let (store, account) = (store.clone(), Account::new(n, slow(TAKES)));
+            tokio::spawn(async move { account.passed(&store, TAKES).await })
+        });
+        for passed in join_all(tasks).await {
+            assert_eq!(passed.expect("no panic"), TAKES);
+        }
+        let made = calls(&server).await - before;
+        assert!(made < most, "{made} calls");
+        if most == u32::MAX {
+            assert_eq!(made, CALLERS * TAKES, "each alone");
+        }
+        let () = server.command("FLUSHALL").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_callers_of_two_stores_get_the_limit_exactly() {
+    const LIMIT: u32 = 700;
+    let server = Server::redis().await;
+    let stores = [connect(&server.url()).await, connect(&server.url()).await];
+    for run in 0..20_u32 {
+        let tasks = (0..1_000_usize).map(|n| {
+            let (store, account) = (stores[n % 2].clone(), Account::new(run, slow(LIMIT)));
+            // One request in ten costs two units, which makes it a different request.
+            let cost = if n % 10 == 0 { 2 } else { 1 };
+            tokio::spawn(async move {
+                let decision = account.take(&store, cost).await.expect("a decision");
+                if decision.is_allowed() { cost } else { 0 }
+            })
+        });
+        let passed: u32 = join_all(tasks).await.into_iter().map(|one| one.expect("no panic")).sum();
+        assert_eq!(passed, LIMIT, "run {run}");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_while_waiting_is_not_charged() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let (first_callers, one) = (first_callers(), Account::new("one", slow(100)));
+    let mut others = pin!(join_all(first_callers.iter().map(|one| one.passes(&store))));
+    assert!(poll!(&mut others).is_pending());
+    let mut waiting: Vec<_> = (0..50).map(|_| Some(Box::pin(one.take(&store, 1)))).collect();
+    for caller in waiting.iter_mut().flatten() {
+        assert!(poll!(caller).is_pending());
+    }
+    for (caller, n) in waiting.iter_mut().zip(0..) {
+        if n == 0 || n == 49 || n % 3 == 0 {
+            *caller = None;
+        }
+    }
+    let (_, taken) = tokio::join!(others, join_all(waiting.into_iter().flatten()));
+    let left: Vec<_> =
+        taken.iter().map(|one| one.as_ref().expect("a decision").remaining()).collect();
+    let staid = u32::try_from(left.len()).expect("few");
+    assert_eq!(left, (0..staid).map(|n| Some(99 - n)).collect::<Vec<_>>());
+    assert_eq!(one.left(&store).await, 100 - staid);
+}

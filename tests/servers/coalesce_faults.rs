@@ -1,0 +1,287 @@
+//! Faults during batched decisions: every caller gets its own answer, and the store recovers
+//! afterwards.
+#![allow(clippy::print_stdout)]
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use futures::{future::join_all, poll};
+use tokio::{
+    runtime::Builder,
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+    time::timeout,
+};
+use tower_sluice::{
+    Decision, Quota, RedisStore,
+    store::{RedisError, RedisErrorKind as Kind},
+};
+
+use crate::{
+    accounts::{Account, connect, lazy, raw},
+    servers::{FakeServer, Reply, Server, eventually},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The delay that a busy machine may add.
+const SLACK: Duration = Duration::from_secs(4);
+/// The number of callers that make a call each before others wait.
+const ALONE: usize = 16;
+
+fn ample() -> Quota {
+    Quota::new(1_000_000, 86_400 * SECOND).expect("a quota")
+}
+
+type Taken = Vec<Option<Result<Decision, RedisError>>>;
+
+/// Takes a unit of each of `keys` accounts of `name` at once. Returns the answers that arrive in
+/// time.
+async fn takes_of(store: &RedisStore, name: &str, keys: u32) -> Taken {
+    let accounts: Vec<_> =
+        (0..keys).map(|n| Account::new(format!("{name} {n}"), ample())).collect();
+    let takes = accounts.iter().map(|account| timeout(SECOND + SLACK, account.take(store, 1)));
+    join_all(takes).await.into_iter().map(Result::ok).collect()
+}
+
+async fn takes(store: &RedisStore, keys: u32) -> Taken {
+    takes_of(store, "anybody", keys).await
+}
+
+/// Returns `Some` if all answers are decisions.
+async fn well(store: &RedisStore, keys: u32) -> Option<()> {
+    takes(store, keys).await.into_iter().all(|one| matches!(one, Some(Ok(_)))).then_some(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_flushed_at_any_moment_fail_no_call_and_charge_nothing_twice() {
+    const LIMIT: u32 = 6_000;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let mut connection = raw(&server.url()).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let tasks = (0..128_u32).map(|n| {
+        let (store, account) = (store.clone(), Account::new(n % 2, Quota::per_day(LIMIT)));
+        tokio::spawn(async move { account.passed(&store, 120).await })
+    });
+    let tasks = tasks.collect::<Vec<_>>();
+    let stop = done.clone();
+    let hammer = tokio::spawn(async move {
+        let mut flushes = 0;
+        while !stop.load(Relaxed) {
+            let mut flush = redis::cmd("SCRIPT");
+            let () = flush.arg("FLUSH").query_async(&mut connection).await.expect("flushed");
+            flushes += 1;
+        }
+        flushes
+    });
+    let passed: u32 = join_all(tasks).await.into_iter().map(|one| one.expect("no panic")).sum();
+    done.store(true, Relaxed);
+    assert_eq!(passed, 2 * LIMIT);
+    let flushes = hammer.await.expect("no panic");
+    println!("{flushes} times flushed");
+    assert!(flushes > 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_under_load_leaves_no_caller_without_an_answer() {
+    let mut server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    for frozen in [false, true] {
+        let done = Arc::new(AtomicBool::new(false));
+        let (answers, errors) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let tasks = (0..256_u32).map(|n| {
+            let (store, done) = (store.clone(), done.clone());
+            let (answers, errors) = (answers.clone(), errors.clone());
+            tokio::spawn(async move {
+                let account = Account::new(n, ample());
+                let mut longest = Duration::ZERO;
+                while !done.load(Relaxed) {
+                    let start = Instant::now();
+                    let answer = timeout(10 * SECOND, account.take(&store, 1)).await;
+                    errors.fetch_add(answer.expect("an answer").is_err().into(), Relaxed);
+                    longest = longest.max(start.elapsed());
+                    answers.fetch_add(1, Relaxed);
+                }
+                longest
+            })
+        });
+        let tasks = tasks.collect::<Vec<_>>();
+        let busy = async || (answers.load(Relaxed) > 10 * 256).then_some(());
+        eventually("all callers are busy", busy).await;
+        if frozen {
+            server.stop();
+        } else {
+            server.kill();
+        }
+        let failing = async || (errors.load(Relaxed) > 256).then_some(());
+        eventually("callers get errors", failing).await;
+        if frozen {
+            server.cont();
+        } else {
+            server.restart().await;
+        }
+        eventually("decisions", async || well(&store, 100).await).await;
+        done.store(true, Relaxed);
+        let all = join_all(tasks).await.into_iter().map(|one| one.expect("no panic"));
+        let longest = all.max().expect("callers");
+        println!("frozen: {frozen}: {errors:?} errors, the longest after {longest:?}");
+        assert!(longest < 2 * SECOND + SLACK, "{longest:?}");
+    }
+}
+
+/// Runs callers on their own runtime in a thread while the server is stopped. The runtime then
+/// ends, or blocks until the test lets it go. `asked` receives a message when the callers wait for
+/// answers, and another when they have left.
+fn elsewhere(
+    store: &RedisStore,
+    ends: bool,
+    asked: UnboundedSender<()>,
+) -> (mpsc::Sender<()>, thread::JoinHandle<()>) {
+    let (store, (let_go, go)) = (store.clone(), mpsc::channel::<()>());
+    let thread = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let mut takes = pin!(takes(&store, 100));
+            assert!(poll!(takes.as_mut()).is_pending(), "the server is stopped");
+            asked.send(()).expect("the test listens");
+            drop(timeout(SECOND / 5, takes).await);
+        });
+        asked.send(()).expect("the test listens");
+        if !ends {
+            let _ = go.recv();
+        }
+    });
+    (let_go, thread)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runtimes_that_end_or_stall_delay_no_other_runtime() {
+    for ends in [true, false] {
+        let server = Server::redis().await;
+        let store = connect(&server.url()).await;
+        assert!(well(&store, 100).await.is_some());
+        server.stop();
+        let (asked, mut heard) = unbounded_channel();
+        let others: Vec<_> = (0..3).map(|_| elsewhere(&store, ends, asked.clone())).collect();
+        for _ in &others {
+            heard.recv().await.expect("they wait");
+        }
+        // These requests wait behind batches of the others.
+        let start = Instant::now();
+        let mut waiting = pin!(takes_of(&store, "remaining", 200));
+        assert!(poll!(waiting.as_mut()).is_pending());
+        for _ in &others {
+            heard.recv().await.expect("they leave");
+        }
+        server.cont();
+        let answers = waiting.await;
+        println!("ends: {ends}: all are answered after {:?}", start.elapsed());
+        assert!(answers.iter().all(Option::is_some), "a caller hangs");
+        // A request in a batch of a runtime that ends or blocks gets an error.
+        let errors = answers.iter().flatten().filter_map(|one| one.as_ref().err());
+        assert!(
+            errors.into_iter().all(|error| matches!(error.kind(), Kind::Other | Kind::Timeout))
+        );
+        let start = Instant::now();
+        eventually("decisions", async || well(&store, 300).await).await;
+        assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
+        for (let_go, thread) in others {
+            drop(let_go);
+            thread.join().expect("no panic");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_full_server_still_denies_exhausted_accounts() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let spent = Account::new("spent", Quota::per_day(1));
+    assert!(spent.passes(&store).await);
+    let () = server.command("CONFIG SET maxmemory 1").await;
+    let fresh: Vec<_> = (0..40).map(|n| Account::new(format!("{n}"), ample())).collect();
+    let (refused, failed) = tokio::join!(
+        join_all((0..40).map(|_| spent.take(&store, 1))),
+        join_all(fresh.iter().map(|account| account.take(&store, 1))),
+    );
+    for answer in refused {
+        assert!(!answer.expect("a decision").is_allowed());
+    }
+    for answer in failed {
+        assert_eq!(answer.expect_err("no memory").kind(), Kind::Memory);
+    }
+    let () = server.command("CONFIG SET maxmemory 0").await;
+    for account in &fresh {
+        assert_eq!(account.left(&store).await, 1_000_000, "nothing was charged");
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_value_at_our_key_is_replaced_once() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys();
+    let mut connection = raw(&server.url()).await;
+    let key = crate::accounts::address("default", "odd");
+    let odd = Account::new("odd", Quota::per_day(30));
+    // The last value has our form, is full again in a century, and its key expires earlier.
+    let far = b"\0\0\0\0\0\0\0g\x09\0\0\0\0\0\0\0\x10\0\0";
+    for value in [&b"noise"[..], b"g", b"noise of nineteen b", far] {
+        let mut set = redis::cmd("SET");
+        let () = set
+            .arg(&key)
+            .arg(value)
+            .arg("PX")
+            .arg(60_000)
+            .query_async(&mut connection)
+            .await
+            .expect("set");
+        let others: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), ample())).collect();
+        let before = store.healed();
+        let (_, taken) = tokio::join!(biased;
+            join_all(others.iter().map(|one| one.passes(&store))),
+            join_all((0..40).map(|_| odd.take(&store, 1))),
+        );
+        let left: Vec<_> =
+            taken.into_iter().map(|one| one.expect("a decision").remaining()).collect();
+        let expected: Vec<_> = (0..30).rev().chain([0; 10]).map(Some).collect();
+        assert_eq!(left, expected, "{value:?}");
+        assert_eq!(store.healed() - before, 1, "{value:?}");
+    }
+}
+
+/// The answer of a server that invents replies to batches.
+fn made_up(words: &[Vec<u8>], batch: &[u8]) -> Reply {
+    let now = 1_700_000_000_000_000_u64;
+    let lone = [&[1][..], &now.to_le_bytes()[..7], &[0, 0], &[1], &[0; 4]].concat();
+    let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
+    let keys = words.get(2).map(Vec::as_slice);
+    if keys == Some(b"1") { bulk(&lone).into() } else { bulk(batch).into() }
+}
+
+#[tokio::test]
+async fn an_invalid_answer_is_an_error_for_all_and_ends_the_connection() {
+    let now = 1_700_000_000_000_000_u64;
+    let head = [&now.to_le_bytes()[..7], &[0, 0]].concat();
+    for batch in [Vec::new(), head.clone(), [&head[..], &[1, 0, 2, 0, 1, 0, 0, 0, 0]].concat()] {
+        let said = batch.clone();
+        let server = FakeServer::start(move |words| made_up(words, &said)).await;
+        let store = lazy(&server.url());
+        assert!(well(&store, 1).await.is_some(), "alone");
+        for answer in takes(&store, 60).await.split_off(ALONE) {
+            let error = answer.expect("in time").expect_err("an invalid reply");
+            assert_eq!(error.kind(), Kind::Reply, "{error}");
+        }
+        eventually("another connection", async || {
+            let _ = takes(&store, 1).await;
+            (server.accepted() > 1).then_some(())
+        })
+        .await;
+    }
+}

@@ -1,0 +1,76 @@
+//! Redis, Valkey and a cluster fulfil the contract of a store, and return the numbers of the
+//! published scenario tables to the nanosecond, including those for a clock that steps back.
+
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tower_sluice::{
+    RedisStore, Store,
+    testing::{Redis, Subject, properties},
+};
+
+use crate::{
+    servers::{Cluster, Flavour, Server},
+    support::tables::all_pass,
+};
+
+/// The clock is driven to the nanosecond.
+const TICK: Duration = Duration::from_nanos(1);
+
+async fn conforms<S>(mut subject: S)
+where
+    S: Subject<Store: Store<Future: 'static> + Send + Sync>,
+{
+    for (file, cases) in [
+        ("gcra.json", 19),
+        ("token_bucket.json", 17),
+        ("fixed_window.json", 24),
+        ("sliding_window.json", 10),
+        ("sliding_log.json", 12),
+        ("max_debt.json", 13),
+        ("refunds.json", 156),
+        ("combined.json", 6),
+    ] {
+        assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");
+    }
+    assert_eq!(properties::patience(&mut subject, TICK).await, Ok(()));
+    assert_eq!(properties::all_or_nothing(&mut subject).await, Ok(()));
+    assert_eq!(properties::queueing(&mut subject).await, Ok(()));
+    assert_eq!(properties::overage(&mut subject).await, Ok(()));
+    assert_eq!(properties::blocks(&mut subject).await, Ok(()));
+    assert_eq!(properties::undo(&mut subject).await, Ok(()));
+    let runtime = Handle::current();
+    let exact = || properties::no_over_admission(&mut subject, |answer| runtime.block_on(answer));
+    assert_eq!(tokio::task::block_in_place(exact), Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_conforms() {
+    let server = Server::redis().await;
+    conforms(Redis::connect(&server.url()).await.expect("a store")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_conforms_over_resp3() {
+    let server = Server::redis().await;
+    let url = format!("{}?protocol=resp3", server.url());
+    conforms(Redis::connect(&url).await.expect("a store")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn valkey_conforms() {
+    let server = Server::start(Flavour::Valkey, &[]).await;
+    conforms(Redis::connect(&server.url()).await.expect("a store")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_conforms() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let mut subject = Redis::new(RedisStore::cluster(&urls).await.expect("a store"));
+    // A denial returns before its charges are undone. The undo is certain to be under way before
+    // the next call only once the servers know the script.
+    let _ = properties::all_or_nothing(&mut subject).await;
+    conforms(subject).await;
+}

@@ -1,0 +1,114 @@
+//! A denied client that keeps sending requests costs the server one script call. Resets by other
+//! processes take effect in time.
+
+use std::{
+    convert::Infallible,
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sluice::{
+    Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::Everyone, store::Timeout,
+};
+
+use crate::{
+    accounts::{Account, connect, rule},
+    servers::{Server, eventually},
+};
+
+/// Returns the script calls so far.
+async fn calls(server: &Server) -> u32 {
+    let text: String = server.command("INFO commandstats").await;
+    let count = |line: &str| {
+        let name = line.strip_prefix("cmdstat_eval")?;
+        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
+        calls.split(',').next()?.parse::<u32>().ok()
+    };
+    text.lines().filter_map(count).sum()
+}
+
+#[tokio::test]
+async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.timeout(Timeout::DEFAULT).breaker();
+    let cache = store.deny_cache().max_age(Duration::from_secs(60));
+    let rules = (
+        Rule::named(rule("site"), Everyone, Quota::per_day(100)),
+        Rule::named(rule("user"), Everyone, [Quota::per_day(3), Quota::per_hour(50)]),
+    );
+    let echo = service_fn(|_| async { Ok::<_, Infallible>(Response::new(String::new())) });
+    let layer = RateLimitLayer::rules(rules, cache.clone().fail_closed());
+    let service = layer.layer(echo);
+    let ask = async || {
+        let request = Request::new(());
+        let (head, _) = service.clone().oneshot(request).await.expect("an answer").into_parts();
+        let header = |name: &str| {
+            head.headers.get(name).map_or("", |value| value.to_str().expect("text")).to_owned()
+        };
+        let wait = header("retry-after").parse::<u64>().unwrap_or(0);
+        (head.status.as_u16(), wait, header("ratelimit"))
+    };
+    for _ in 0..3 {
+        assert_eq!(ask().await.0, 200);
+    }
+    let start = Instant::now();
+    let (status, wait, fields) = ask().await;
+    assert_eq!((status, wait), (429, 28_800));
+    assert!(fields.starts_with("\"site\";r=97;"), "{fields}");
+    let before = calls(&server).await;
+    let known = join_all((0..500).map(|_| ask())).await;
+    let took = start.elapsed().as_secs() + 1;
+    for (status, later, fields) in known {
+        assert!(status == 429 && later <= wait && later + took >= wait, "{status}, {later} s");
+        assert!(fields.starts_with("\"user-1day\";r=0;t="), "{fields}");
+    }
+    assert_eq!((calls(&server).await - before, cache.refusals()), (0, 500));
+}
+
+#[tokio::test]
+async fn resets_are_seen_in_time_from_another_process_and_at_once_from_the_own() {
+    const AT_MOST: Duration = Duration::from_millis(300);
+    let server = Server::redis().await;
+    let cache = connect(&server.url()).await.deny_cache().max_age(AT_MOST);
+    let (account, there) = (Account::new("a", Quota::per_day(3)), connect(&server.url()).await);
+    for round in 0..3 {
+        assert_eq!(account.passed(&there, 3).await, 3);
+        assert!(!account.passes(&cache).await);
+        let known = account.take(&cache, 1).await.expect("a decision");
+        assert_eq!((known.source(), known.is_allowed()), (Source::DenyCache, false));
+        let start = Instant::now();
+        if round % 2 == 0 {
+            there.reset(&account.charge(1)).await.expect("a reset");
+            let passes = async || account.passes(&cache).await.then_some(());
+            eventually("the reset takes effect", passes).await;
+            assert!(start.elapsed() < AT_MOST + Duration::from_secs(4), "{:?}", start.elapsed());
+        } else {
+            cache.reset(&account.charge(1)).await.expect("a reset");
+            assert!(account.passes(&cache).await);
+        }
+        there.reset(&account.charge(1)).await.expect("a reset");
+    }
+}
+
+#[tokio::test]
+async fn denied_keys_stay_denied_while_the_server_is_down() {
+    let mut server = Server::redis().await;
+    let cache = connect(&server.url()).await.timeout(Duration::from_millis(50)).breaker();
+    let cache = cache.deny_cache().max_age(Duration::from_secs(60));
+    let quota = Quota::per_day(3);
+    let (alice, bob) = (Account::new("alice", quota), Account::new("bob", quota));
+    let limited = cache.clone().fail_open();
+    let asked = |account: &Account| {
+        let answer = limited.take(&[account.charge(1)]);
+        async move { answer.await.expect("infallible") }
+    };
+    for _ in 0..4 {
+        asked(&alice).await;
+    }
+    server.kill();
+    assert_eq!(asked(&bob).await.source(), Source::FailedOpen);
+    let known = asked(&alice).await;
+    assert_eq!((known.source(), known.is_allowed()), (Source::DenyCache, false));
+}

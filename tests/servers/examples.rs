@@ -1,0 +1,175 @@
+//! The examples of the Redis store as a user runs them: real programs with a real server that stops
+//! while they run.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+};
+
+use serde_json::json;
+use tower_sluice::testing::Case;
+
+use crate::{
+    servers::{Cluster, Flavour, Server, eventually},
+    support::programs::{ANY_PORT, Answer, Server as Gateway, example},
+};
+
+const RULE: &str = "name=ip key=peer quota=10/min";
+
+fn gateway(redis: &str, outage: &str) -> Gateway {
+    let mut command = example("gateway");
+    command.args(["--addr", ANY_PORT, "--rule", RULE, "--store", redis, "--outage", outage]);
+    Gateway::start(command)
+}
+
+fn source(answer: &Answer) -> String {
+    answer.json()["source"].as_str().unwrap_or_default().to_owned()
+}
+
+async fn answer(gateway: &Gateway) -> Answer {
+    tokio::task::block_in_place(|| gateway.get("/"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_decides_by_redis_and_continues_without_it() {
+    let mut redis = Server::redis().await;
+    let gateways = [gateway(&redis.url(), "fallback"), gateway(&redis.url(), "fallback")];
+    for at in 0..10 {
+        let answer = answer(&gateways[at % 2]).await;
+        assert_eq!((answer.status, source(&answer).as_str()), (200, "redis"));
+    }
+    for gateway in &gateways {
+        assert_eq!(answer(gateway).await.status, 429, "the limit is shared");
+    }
+
+    redis.kill();
+    for _ in 0..30 {
+        let answer = answer(&gateways[0]).await;
+        assert_eq!(answer.status, 429, "an outage gives no key a fresh quota: {answer:?}");
+    }
+
+    redis.restart().await;
+    // The new server is empty.
+    eventually("redis decides again", async || {
+        let answer = answer(&gateways[1]).await;
+        assert!([200, 429].contains(&answer.status), "{answer:?}");
+        (answer.status == 200 && source(&answer) == "redis").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_follows_the_chosen_policy() {
+    let mut redis = Server::redis().await;
+    let (open, closed) = (gateway(&redis.url(), "open"), gateway(&redis.url(), "closed"));
+    assert_eq!(source(&answer(&open).await), "redis");
+    redis.kill();
+    for _ in 0..20 {
+        let passed = answer(&open).await;
+        assert_eq!((passed.status, source(&passed).as_str()), (200, "failed_open"));
+        let rejected = answer(&closed).await;
+        assert_eq!(rejected.status, 503, "{rejected:?}");
+        assert_eq!(rejected.header("retry-after"), Some("1"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_playground_uses_redis_if_an_address_is_given() {
+    let redis = Server::redis().await;
+    let mut command = example("playground");
+    command.args(["--addr", ANY_PORT, "--store", &redis.url()]);
+    let play = move || {
+        let server = Gateway::start(command);
+        let visitor = "x-visitor: alice\r\n";
+        let limit = json!({ "algorithm": "gcra", "units": 3, "period_ms": 3_600_000 });
+        assert_eq!(server.post("/limit", visitor, &limit).status, 200);
+        let answers: Vec<_> = (0..5).map(|_| server.get_with("/try", visitor).status).collect();
+        assert_eq!(answers, [200, 200, 200, 429, 429]);
+        let state = server.get_with("/state", visitor).json();
+        assert_eq!((&state["source"], &state["ours"]["remaining"]), (&json!("redis"), &json!(0)));
+    };
+    tokio::task::block_in_place(play);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_starts_while_redis_is_down() {
+    let mut redis = Server::redis().await;
+    redis.kill();
+    let gateway = gateway(&redis.url(), "fallback");
+    assert_eq!(source(&answer(&gateway).await), "fallback");
+    redis.restart().await;
+    eventually("redis decides", async || {
+        (source(&answer(&gateway).await) == "redis").then_some(())
+    })
+    .await;
+}
+
+#[test]
+fn a_wrong_address_is_reported_without_its_password() {
+    let mut command = example("gateway");
+    command.args(["--addr", ANY_PORT, "--store", "redis://me:hunter2@"]).stdin(Stdio::null());
+    let output = command.output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("redis://") && !said.contains("hunter2"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_outage_example_shows_which_store_decides() {
+    let mut redis = Server::redis().await;
+    let mut command = example("outage");
+    command.args(["fallback", &redis.url()]).env("SECONDS_TO_RUN", "4").stdout(Stdio::piped());
+    let mut child = command.spawn().expect("runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut next = || tokio::task::block_in_place(|| lines.next().expect("a line").expect("text"));
+    let well = next();
+    assert!(well.contains("admitted by redis"), "{well}");
+    redis.kill();
+    // The server dies in one of the seconds.
+    let said: Vec<_> = (1..4).map(|_| next()).collect();
+    assert!(said[2].contains("refused by fallback") && !said[2].contains("redis"), "{said:?}");
+    assert!(child.wait().expect("ends").success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_share_one_limit() {
+    let redis = Server::redis().await;
+    let run = || {
+        let mut command = example("redis");
+        command.arg(redis.url()).stdout(Stdio::piped()).spawn().expect("runs")
+    };
+    let admitted = |child: std::process::Child| {
+        let output = child.wait_with_output().expect("ends");
+        String::from_utf8_lossy(&output.stdout).matches("200 OK").count()
+    };
+    let (one, two) = (run(), run());
+    let admitted = tokio::task::block_in_place(|| admitted(one) + admitted(two));
+    assert_eq!(admitted, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_example_charges_all_or_none() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let mut command = example("redis_cluster");
+    let output = command.args(cluster.urls()).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 7, "{said} {}", String::from_utf8_lossy(&output.stderr));
+    assert!(lines[4].contains("admitted") && lines[4].contains("[15, 0, 995]"), "{said}");
+    assert!(lines[6].contains("refused") && lines[6].contains("[15, 0, 995]"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_conformance_example_plays_tables_on_redis() {
+    let redis = Server::redis().await;
+    let table = r#"[{"name": "one", "quotas": [{"algorithm": "gcra", "units": 1, "per": 1000000000}],
+        "steps": [{"at": 0, "op": "take", "units": 1, "allowed": true, "outcomes":
+        [{"remaining": 0, "full": 1000000000, "next": 1000000000, "retry": 0}]}]}]"#;
+    assert_eq!(Case::read(table).expect("a table").len(), 1);
+    let file = redis.path().join("table.json");
+    std::fs::write(&file, table).expect("a file");
+    let mut command = example("conformance");
+    let output = command.args(["--store", &redis.url()]).arg(file).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.trim(), "1 passed, 0 failed, 0 skipped");
+}

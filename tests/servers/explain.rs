@@ -1,0 +1,69 @@
+//! Redis and a cluster explain decisions like the embedded store, and a look changes nothing there.
+
+use std::time::Duration;
+
+use tower_sluice::{
+    Algorithm, Key, Quota, RedisStore, StoreExt,
+    explain::Explanation,
+    rule::RuleName,
+    store::{BoxError, Charge},
+    testing::{Local, Redis, Subject},
+};
+
+use crate::servers::{Cluster, Flavour, Server};
+
+/// Returns the explanations of a sequence of looks and charges.
+async fn said<S: Subject>(mut subject: S) -> Vec<String> {
+    let store = subject.open();
+    subject.set(Duration::from_secs(1_000_000));
+    let by = |algorithm| Quota::per_minute(6).algorithm(algorithm);
+    let quotas = [
+        Quota::per_second(5).burst(20).initial(10),
+        by(Algorithm::TokenBucket).soft(1),
+        by(Algorithm::fixed_window().carry_over(2).paced()),
+        by(Algorithm::SlidingWindow { buckets: 6 }),
+        by(Algorithm::SlidingLog),
+    ];
+    let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+    let name = |name| RuleName::new(name).expect("a name");
+    let mut said = Vec::new();
+    for cost in [1, 3, 9, 2, 4, 0] {
+        let charges = [
+            Charge::new(name("user"), &alice, &quotas).with_cost(cost),
+            Charge::new(name("other"), &bob, &quotas[..1]).with_cost(cost).with_headroom(2),
+            Charge::new(name("trial"), &bob, &quotas[1..2]).with_cost(cost).with_report_only(),
+        ];
+        let mut allowed = false;
+        for _ in 0..3 {
+            let would = Explanation::look(&store, &charges).await.map_err(Into::<BoxError>::into);
+            let would = would.expect("a look");
+            allowed = would.is_allowed();
+            said.push(would.to_string());
+        }
+        // A cluster undoes denied charges a moment later, and the next look would still see them.
+        if allowed {
+            let is = store.take(&charges).await.map_err(Into::<BoxError>::into);
+            said.push(is.expect("a decision").explain().charges(&charges).to_string());
+        }
+    }
+    said
+}
+
+fn same(said: &[String], expected: &[String]) {
+    assert_eq!(said.len(), expected.len());
+    said.iter().zip(expected).for_each(|(said, expected)| assert_eq!(said, expected));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_and_a_cluster_explain_like_the_embedded_store() {
+    let expected = said(Local::default()).await;
+    assert!(expected.windows(3).any(|same| same[0] == same[1] && same[1] == same[2]));
+    let server = Server::redis().await;
+    same(&said(Redis::connect(&server.url()).await.expect("a store")).await, &expected);
+
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let sharded = Redis::new(RedisStore::cluster(&urls).await.expect("a store"));
+    same(&said(sharded).await, &expected);
+}

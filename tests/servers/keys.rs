@@ -1,0 +1,268 @@
+//! The keys of a store on the server: they have one form, hold no text of the user, expire by
+//! themselves, and spread evenly over a cluster.
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use tower_sluice::{
+    Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt,
+    store::Charge,
+    testing::{Redis, Subject},
+};
+
+use crate::{
+    accounts::{Account, Dice, address, connect, keys, lazy, quotas, raw, rule},
+    servers::{Server, eventually},
+};
+
+const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// Returns `true` if the name is `<prefix>:1:{<22 characters>}`, with `:<place>` for a log's list.
+fn is_ours(name: &[u8], prefix: &str) -> bool {
+    let parts = || {
+        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":1:{")?;
+        rest.split_once('}')
+    };
+    let url_safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    parts().is_some_and(|(hash, place)| {
+        let list = |place: &str| place.strip_prefix(':').is_some_and(|n| n.parse::<u8>().is_ok());
+        hash.len() == 22 && hash.chars().all(url_safe) && (place.is_empty() || list(place))
+    })
+}
+
+fn hostile() -> Vec<Key> {
+    let long = "x".repeat(10_000);
+    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:1:{a}", &long];
+    let bytes: [&[u8]; 3] = [b"\xff\xfe", b"\xc3\x28}", &[0x80; 64]];
+    let texts = texts.into_iter().map(Key::from);
+    texts.chain(bytes.into_iter().map(Key::from)).collect()
+}
+
+/// Quotas of all kinds, including those with initial units or a bonus.
+fn kinds() -> Vec<Quota> {
+    let period = Duration::from_millis(600);
+    let plain = quotas(6, period).map(|(_, quota)| quota);
+    let windows = [
+        Algorithm::fixed_window().carry_over(3),
+        Algorithm::fixed_window().paced(),
+        Algorithm::SlidingWindow { buckets: 1 },
+    ];
+    let [gcra, tokens, ..] = plain;
+    let special = [gcra.initial(2), tokens.initial(2), gcra.soft(2), Quota::per_hour(9)];
+    let windows = windows.map(|kind| gcra.algorithm(kind));
+    plain.into_iter().chain(special).chain(windows).collect()
+}
+
+/// Runs a random operation on a random account, with any result.
+async fn work(store: &RedisStore, dice: &mut Dice, keys: &[Key], taken: &mut Vec<Decision>) {
+    let kinds = kinds();
+    let rules = [rule("}"), rule("{a}"), rule("plain")];
+    let count = 1 + dice.below(3);
+    let quotas: Vec<_> = (0..count).map(|_| *dice.pick(&kinds)).collect();
+    let charge = Charge::new(*dice.pick(&rules), dice.pick(keys), &quotas);
+    let other = Charge::new(*dice.pick(&rules), dice.pick(keys), &quotas[..1]).with_report_only();
+    let charges = [charge.with_cost(dice.below(4)), other];
+    let answer = match dice.below(8) {
+        0 => store.adjust(&charge, -i64::from(dice.below(5))),
+        1 => store.adjust(&charge, i64::from(dice.below(20))),
+        2 => store.reset(&charge),
+        3 => store.block(&charge, Duration::from_millis(dice.below(300).into())),
+        4 => store.unblock(&charge),
+        _ => store.take(&charges),
+    };
+    let decision = answer.await.unwrap_or_else(|error| panic!("{error}"));
+    taken.push(decision);
+    if dice.below(4) == 0 {
+        store.undo(&charges, dice.pick(taken), None);
+    }
+}
+
+#[tokio::test]
+async fn all_keys_have_one_form_and_an_expiry() {
+    let server = Server::redis().await;
+    let (mut connection, mut dice) = (raw(&server.url()).await, Dice(1));
+    let real = connect(&server.url()).await;
+    let mut subject = Redis::new(real.clone());
+    let driven = subject.open();
+    let hostile = hostile();
+    let (mut taken, mut most) = (Vec::new(), 0);
+    for round in 0..60_u64 {
+        subject.set(Duration::from_secs(1_000) + Duration::from_millis(round * 37));
+        for _ in 0..15 {
+            work(&real, &mut dice, &hostile, &mut taken).await;
+            work(&driven, &mut dice, &hostile, &mut taken).await;
+            taken.drain(..taken.len().saturating_sub(20));
+        }
+        let found = keys(&mut connection).await;
+        most = most.max(found.len());
+        for (name, left) in found {
+            let shown = String::from_utf8_lossy(&name);
+            let prefix = shown.split(":1:{").next().expect("a prefix");
+            assert!(prefix == "sluice" || prefix.starts_with("test-"), "{shown}");
+            assert!(is_ours(&name, prefix), "{shown}");
+            assert!(left >= 0, "{shown} has no expiry: {left}");
+        }
+    }
+    assert!(most > 30, "only {most} keys");
+    assert_eq!(real.healed() + driven.healed(), 0);
+}
+
+/// Takes three units. Returns the keys, with their remaining time and the time for which the
+/// account is kept.
+async fn kept(server: &Server, quota: Quota, longer: Duration) -> Vec<(String, i64, i64)> {
+    let store = connect(&server.url()).await.readable_keys();
+    let (account, start) = (Account::new("a", quota), Instant::now());
+    let decision = account.take(&store, 3).await.expect("a decision");
+    assert!(decision.is_allowed());
+    let full = decision.outcomes()[0].reset_after() + longer;
+    let mut connection = raw(&server.url()).await;
+    let found = keys(&mut connection).await;
+    let took = i64::try_from(start.elapsed().as_millis()).expect("short") + 2;
+    let full = i64::try_from(full.as_millis()).expect("short");
+    assert!(!found.is_empty());
+    let check = |(name, left): (Vec<u8>, i64)| {
+        assert!(left <= full + 2 && left >= full - took, "{quota:?}: {left} of {full} ms");
+        (String::from_utf8(name).expect("text"), left, full)
+    };
+    found.into_iter().map(check).collect()
+}
+
+#[tokio::test]
+async fn a_key_expires_when_its_account_is_no_longer_needed() {
+    let period = Duration::from_millis(700);
+    let [(_, gcra), (_, tokens), ..] = quotas(6, period);
+    let mut cases = quotas(6, period).map(|(_, quota)| (quota, Duration::ZERO)).to_vec();
+    // These accounts are kept for one refill or window longer.
+    cases.extend([(gcra.initial(4), period), (tokens.initial(4), period)]);
+    cases.push((gcra.algorithm(Algorithm::fixed_window().carry_over(2)), period));
+    let cases = cases.into_iter().map(async |(quota, longer)| {
+        let server = Server::redis().await;
+        let lists = usize::from(quota.counted_by() == Algorithm::SlidingLog);
+        let found = kept(&server, quota, longer).await;
+        assert_eq!(found.len(), 1 + lists, "{quota:?}");
+        let left = found.iter().map(|(_, left, _)| *left).max().expect("a key");
+        assert!(left > 0, "{quota:?}");
+        let mut connection = raw(&server.url()).await;
+        eventually("the keys expire", async || {
+            keys(&mut connection).await.is_empty().then_some(())
+        })
+        .await;
+        assert_eq!(server.command::<u32>(&format!("EXISTS {}", found[0].0)).await, 0);
+    });
+    join_all(cases).await;
+}
+
+#[tokio::test]
+async fn no_key_lasts_longer_than_ten_years() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let longest = i64::try_from(TEN_YEARS.as_millis()).expect("fits");
+    let mut connection = raw(&server.url()).await;
+    for (name, quota) in quotas(2, TEN_YEARS) {
+        let account = Account::new(name, quota);
+        let decision = account.take(&store, 2).await.expect("a decision");
+        assert!(decision.is_allowed(), "{name}");
+        store.adjust(&account.charge(0), 100).await.expect("a late charge");
+        assert!(!account.passes(&store).await, "{name}");
+    }
+    let blocked = Account::new("blocked", Quota::per_second(1));
+    store.block(&blocked.charge(0), Duration::MAX).await.expect("a block");
+    assert!(!blocked.passes(&store).await);
+    let found = keys(&mut connection).await;
+    assert_eq!(found.len(), 8);
+    assert!(found.iter().all(|(_, left)| (1..=longest).contains(left)), "{found:?}");
+    assert!(found.iter().filter(|(_, left)| *left > longest - 60_000).count() >= 4, "{found:?}");
+}
+
+#[tokio::test]
+async fn only_stores_of_one_prefix_and_secret_share_accounts() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let account = Account::new("a", Quota::per_hour(5));
+    let secret = |byte| store.clone().secret([byte; 16]);
+    for (stores, left) in [
+        ([store.clone(), connect(&server.url()).await], 3),
+        ([secret(1), secret(1)], 3),
+        ([secret(2), secret(3)], 4),
+        ([secret(4), secret(4).prefix("other")], 4),
+        ([store.clone().prefix("a"), store.clone().prefix("b")], 4),
+        ([store.clone().prefix("c"), store.clone().prefix("c")], 3),
+        ([store.clone().prefix("d"), store.clone().prefix("d").readable_keys()], 4),
+    ] {
+        assert!(account.passes(&stores[0]).await);
+        assert!(account.passes(&stores[1]).await);
+        assert_eq!(account.left(&stores[0]).await, left, "{stores:?}");
+    }
+}
+
+#[tokio::test]
+async fn readable_keys_show_the_rule_and_the_key() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await.readable_keys();
+    for key in ["alice", "}{"] {
+        assert!(Account::new(key, Quota::per_hour(5)).passes(&store).await);
+    }
+    let found = keys(&mut raw(&server.url()).await).await;
+    let mut names: Vec<_> = found.iter().map(|(name, _)| String::from_utf8_lossy(name)).collect();
+    names.sort();
+    assert_eq!(names, [address("default", "%7d%7b"), address("default", "alice")]);
+}
+
+/// Returns the slot of a key in a cluster: CRC-16 (XMODEM) of the text in the first braces.
+fn slot(name: &[u8]) -> u16 {
+    let open = name.iter().position(|byte| *byte == b'{').expect("a brace") + 1;
+    let length = name[open..].iter().position(|byte| *byte == b'}').expect("its end");
+    assert!(length > 0);
+    let step = |crc: u16, byte: &u8| {
+        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
+        })
+    };
+    name[open..open + length].iter().fold(0, step) % 16_384
+}
+
+#[tokio::test]
+async fn accounts_spread_evenly_over_slots_with_their_lists() {
+    assert_eq!(slot(b"{123456789}"), 0x31c3);
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let logged = Quota::per_hour(5).algorithm(Algorithm::SlidingLog);
+    for thousand in 0..10 {
+        let takes = (0..1_000).map(async |n: u32| {
+            let quota = if n.is_multiple_of(10) { logged } else { Quota::per_hour(5) };
+            let key = format!("user{}}}", thousand * 1_000 + n);
+            assert!(Account::new(key, quota).passes(&store).await);
+        });
+        join_all(takes).await;
+    }
+    let (mut groups, mut slots) = ([0; 16], BTreeMap::<Vec<u8>, u16>::new());
+    let found = keys(&mut raw(&server.url()).await).await;
+    let lists = found.iter().filter(|(name, _)| name.ends_with(b"}:0")).count();
+    assert_eq!((found.len(), lists), (11_000, 1_000));
+    for (name, _) in &found {
+        let account = name.strip_suffix(b":0").unwrap_or(name);
+        let first = *slots.entry(account.to_vec()).or_insert_with(|| slot(name));
+        assert_eq!(first, slot(name), "an account and its list");
+    }
+    slots.values().for_each(|slot| groups[usize::from(slot / 1_024)] += 1);
+    assert!(groups.iter().all(|count| (500..=750).contains(count)), "{groups:?}");
+}
+
+#[test]
+fn an_invalid_prefix_panics_with_the_permitted_characters() {
+    let store = lazy("redis://127.0.0.1:1");
+    let long = "x".repeat(65);
+    for bad in ["", "{a}", "a}", "a b", "a\n", "ü", "a*", &long] {
+        let prefixed = catch_unwind(AssertUnwindSafe(|| store.clone().prefix(bad)));
+        let panic = prefixed.expect_err("no prefix");
+        let text = panic.downcast_ref::<String>().expect("a text");
+        assert_eq!(*text, format!("prefix {bad:?}: give 1 to 64 of [A-Za-z0-9_.:-]"));
+    }
+    for good in ["a", "app:limits-2_b.c", &long[1..]] {
+        assert!(format!("{:?}", store.clone().prefix(good)).contains(good));
+    }
+}

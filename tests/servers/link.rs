@@ -1,0 +1,252 @@
+//! The connection that all decisions share: its errors, and the match of answers and requests.
+#![allow(clippy::print_stdout)]
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use futures::{executor::block_on, future::join_all};
+use tokio::{runtime::Builder, task::yield_now, time::timeout};
+use tower_sluice::{
+    Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt,
+    store::{Charge, RedisError, RedisErrorKind as Kind},
+};
+
+use crate::{
+    accounts::{Account, Dice, connect, lazy, raw, rule},
+    servers::{Mode, Proxy, Server, eventually},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The delay that a busy machine may add.
+const BUSY: Duration = Duration::from_millis(700);
+/// The delay that a machine with other work may add. It is small enough to detect a missing bound.
+const SLACK: Duration = Duration::from_secs(4);
+
+fn account() -> Account {
+    Account::new("a", Quota::per_hour(1_000_000))
+}
+
+/// Returns the result of a take, unless it exceeds `time`.
+async fn within(time: Duration, store: &RedisStore) -> Option<Result<Decision, RedisError>> {
+    timeout(time, account().take(store, 1)).await.ok()
+}
+
+#[tokio::test]
+async fn a_dead_port_is_an_error_within_a_second() {
+    let mut server = Server::redis().await;
+    server.kill();
+    let start = Instant::now();
+    let error = RedisStore::connect(&server.url()).await.expect_err("no server listens");
+    assert_eq!(error.kind(), Kind::Disconnected, "{error}");
+    assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
+    assert!(error.to_string().contains("refused"), "{error}");
+    let (_, address) =
+        server.url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a url");
+    let fix = format!("; is it at {address}? `connect_lazy` starts without it");
+    assert!(error.to_string().ends_with(&fix), "{error}");
+}
+
+#[tokio::test]
+async fn a_silent_port_is_an_error_within_a_second() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    proxy.set(Mode::BlackHole).await;
+    let start = Instant::now();
+    let error = RedisStore::connect(&server.url_at(proxy.addr())).await.expect_err("silence");
+    assert!(matches!(error.kind(), Kind::Disconnected | Kind::Timeout), "{error}");
+    assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_lazy_store_fails_fast_until_the_server_is_up() {
+    let mut server = Server::redis().await;
+    server.kill();
+    let store = lazy(&server.url());
+    let mut longest = Duration::ZERO;
+    for _ in 0..20 {
+        let start = Instant::now();
+        let error = account().take(&store, 1).await.expect_err("no server");
+        assert_eq!(error.kind(), Kind::Disconnected, "{error}");
+        longest = longest.max(start.elapsed());
+    }
+    println!("without a server a decision fails after {longest:?} at most");
+    assert!(longest < SLACK, "{longest:?}");
+    server.launch();
+    server.ready().await.expect("it starts");
+    let start = Instant::now();
+    let well = async || within(SECOND, &store).await?.ok();
+    eventually("a decision", well).await;
+    println!("recovered {:?} after the server", start.elapsed());
+    assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
+}
+
+#[test]
+fn every_call_without_a_runtime_is_an_error_and_not_a_panic() {
+    let runtime = Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let server = runtime.block_on(Server::redis());
+    let connected = runtime.block_on(connect(&server.url()));
+    let sharded = RedisStore::sharded(runtime.block_on(raw(&server.url())));
+    let (key, quotas) = (Key::from("a"), [Quota::per_hour(5)]);
+    let charges = ["one", "two"].map(|name| Charge::new(rule(name), &key, &quotas));
+    let taken = runtime.block_on(connected.take(&charges).into_future()).expect("a decision");
+    let lazy = lazy(&server.url());
+    for store in [&connected, &lazy] {
+        let error = block_on(store.take(&charges).into_future()).expect_err("no runtime");
+        assert_eq!(error.kind(), Kind::Disconnected, "{error}");
+        assert!(error.to_string().contains("tokio"), "{error}");
+        assert!(block_on(store.adjust(&charges[0], 1).into_future()).is_err());
+        assert!(block_on(store.probe()).is_err());
+        store.undo(&charges, &taken, None);
+    }
+    let error = block_on(sharded.take(&charges).into_future()).expect_err("no runtime");
+    assert!(error.to_string().contains("tokio"), "{error}");
+    assert!(block_on(sharded.take(&charges[..1]).into_future()).is_err());
+    sharded.undo(&charges, &taken, None);
+    // Calls on a runtime succeed.
+    assert!(runtime.block_on(lazy.take(&charges).into_future()).is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_ends_while_connecting_leaves_the_store_usable() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = lazy(&server.url_at(proxy.addr()));
+    for mode in [Mode::BlackHole, Mode::Pass] {
+        proxy.set(mode).await;
+        let other = store.clone();
+        let on_another = std::thread::spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let patience =
+                if mode == Mode::Pass { SECOND + SLACK } else { Duration::from_millis(200) };
+            runtime.block_on(within(patience, &other)).is_some()
+        });
+        assert_eq!(on_another.join().expect("no panic"), mode == Mode::Pass);
+    }
+    let well = async || within(SECOND, &store).await?.ok();
+    eventually("a decision on this runtime", well).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_silent_for_a_second_is_replaced() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
+    proxy.set(Mode::BlackHole).await;
+    let start = Instant::now();
+    let given_up = async || {
+        let answer = within(Duration::from_millis(50), &store).await;
+        assert!(answer.is_none_or(|answer| answer.is_err()));
+        (proxy.accepted().len() > 1).then_some(())
+    };
+    eventually("another connection", given_up).await;
+    println!("a silent connection is given up after {:?}", start.elapsed());
+    assert!(start.elapsed() > SECOND - BUSY && start.elapsed() < SECOND + SLACK);
+    proxy.set(Mode::Pass).await;
+    let well = async || within(SECOND, &store).await?.ok();
+    eventually("a decision", well).await;
+}
+
+#[tokio::test]
+async fn a_connection_whose_last_caller_leaves_is_kept() {
+    let server = Server::redis().await;
+    let proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    let (beside, account) = (connect(&server.url()).await, Account::new("gone", Quota::per_day(9)));
+    for _ in 0..2 {
+        // The request is sent and answered after its caller has left.
+        let before = account.left(&beside).await;
+        let mut take = Box::pin(account.take(&store, 1));
+        assert!(futures::poll!(take.as_mut()).is_pending());
+        let charged = async || (account.left(&beside).await < before).then_some(());
+        eventually("the unit is charged", charged).await;
+        drop(take);
+        // The time that the connection may be silent while a caller waits.
+        tokio::time::sleep(SECOND + SECOND / 4).await;
+        assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
+    }
+    assert_eq!(proxy.accepted().len(), 1);
+}
+
+#[tokio::test]
+async fn a_frozen_server_costs_the_timeout_of_its_callers_and_recovers() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let patience = Duration::from_millis(150);
+    assert!(within(SECOND + SLACK, &store).await.expect("in time").is_ok());
+    server.stop();
+    let start = Instant::now();
+    let mut longest = Duration::ZERO;
+    while start.elapsed() < 2 * SECOND + BUSY {
+        let asked = Instant::now();
+        let answer = within(patience, &store).await;
+        assert!(answer.is_none_or(|answer| answer.is_err()), "the server is frozen");
+        longest = longest.max(asked.elapsed());
+    }
+    assert!(longest < patience + SLACK, "{longest:?}");
+    server.cont();
+    let start = Instant::now();
+    let well = async || within(SECOND, &store).await?.ok();
+    eventually("a decision", well).await;
+    println!("recovered {:?} after the server", start.elapsed());
+    assert!(start.elapsed() < 2 * SECOND + SLACK, "{:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_match_their_requests_when_half_of_the_callers_leave() {
+    const KEYS: u32 = 300;
+    const APART: u32 = 1_000;
+    const TASKS: u32 = 40;
+    const CALLS: u32 = 500;
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let quota = Quota::new(1_000_000, Duration::from_secs(300_000_000)).expect("a quota");
+    let quota = quota.algorithm(Algorithm::AnchoredWindow);
+    let accounts: Vec<_> = (0..KEYS).map(|key| Account::new(key, quota)).collect();
+    for (account, key) in accounts.iter().zip(0..) {
+        let charged = account.take(&store, key * APART + 1).await.expect("a decision");
+        assert!(charged.is_allowed());
+    }
+    let (answers, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    let tasks = (0..TASKS).map(async |task| {
+        let mut dice = Dice(task.into());
+        for call in 0..CALLS {
+            let key = dice.below(KEYS);
+            let cost = dice.below(2);
+            let take = accounts[key as usize].take(&store, cost);
+            let decision = if dice.below(2) == 0 {
+                let leaves = async {
+                    for _ in 0..dice.below(12) {
+                        yield_now().await;
+                    }
+                };
+                tokio::select! { biased; () = leaves => None, taken = take => Some(taken) }
+            } else {
+                Some(take.await)
+            };
+            if let Some(decision) = decision {
+                let left = decision.expect("a decision").remaining().expect("a quota");
+                let gone = 1_000_000 - left;
+                assert_eq!(gone / APART, key, "{left} left of key {key}, call {call}");
+                answers.fetch_add(1, Relaxed);
+            }
+            if call % 100 == 0 {
+                let clients = server.info("clients", "connected_clients").await;
+                most.fetch_max(clients.expect("a field").parse().expect("a number"), Relaxed);
+            }
+        }
+    });
+    join_all(tasks).await;
+    let answers = answers.into_inner();
+    println!("{answers} answers to {} calls, none to another", TASKS * CALLS);
+    assert!(answers > TASKS * CALLS / 2 && answers < TASKS * CALLS);
+    // The connections of the store and of the requests for the number.
+    assert!(most.into_inner() <= 1 + TASKS);
+    let count = async || {
+        let list: String = server.command("CLIENT LIST").await;
+        (list.lines().count() == 2).then_some(())
+    };
+    eventually("one connection, and the one that asks", count).await;
+}

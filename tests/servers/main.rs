@@ -1,0 +1,40 @@
+//! The tests that need Redis or Valkey servers, which they start on the loopback interface.
+#![cfg(all(feature = "redis", feature = "testing"))]
+
+#[path = "../support/accounts.rs"]
+mod accounts;
+#[cfg(feature = "admin")]
+mod admin;
+mod calls;
+mod cancelled;
+mod clock;
+mod cluster;
+mod coalesce;
+mod coalesce_faults;
+mod conformance;
+mod corrupt;
+#[cfg(feature = "axum")]
+mod deny_cache;
+mod exact;
+#[cfg(feature = "axum")]
+mod examples;
+mod explain;
+mod failover;
+mod found;
+mod keys;
+mod kit;
+mod leased;
+mod link;
+mod parity;
+mod patterns;
+mod probe;
+mod reconnect;
+mod replies;
+mod sentinel;
+#[path = "../support/servers/mod.rs"]
+mod servers;
+mod states;
+#[path = "../support/mod.rs"]
+mod support;
+#[cfg(feature = "redis-tls")]
+mod tls;

@@ -1,0 +1,230 @@
+//! The Redis store and the embedded store return equal numbers for any sequence of operations.
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*, test_runner::Config};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::yield_now,
+};
+use tower_sluice::{
+    Algorithm, Decision, Key, LocalStore, Quota, RedisStore, Store, StoreExt,
+    rule::RuleName,
+    store::Charge,
+    testing::{FakeClock, Redis, Subject},
+};
+
+use crate::{
+    servers::Server,
+    support::{random::rows, regressions::keeping},
+};
+
+/// An operation on rules and keys, given by their indices.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A time that passes, in parts of the longest period.
+    Pass(u64, u64),
+    Take(Vec<Demand>),
+    Adjustment(Demand, i64),
+    /// Undoes an earlier decision.
+    Undo(usize, Option<u32>),
+    Reset(Demand),
+    Block(Demand, u64),
+    Unblock(Demand),
+}
+
+#[derive(Clone, Debug)]
+struct Demand {
+    rule: usize,
+    key: u32,
+    cost: u32,
+    headroom: u32,
+    max_wait: u64,
+    report_only: bool,
+    only: Option<usize>,
+}
+
+fn quota() -> impl Strategy<Value = Quota> {
+    let micros = prop_oneof![
+        Just(60_u64),
+        (20..100_u64).prop_map(|n| n * 60),
+        (1..60_u64).prop_map(|n| n * 60_000)
+    ];
+    let numbers = (1..12_u32, micros, 0..7_u32, 1..16_u32, 0..5_u32, 0..1_000_u64);
+    (numbers, any::<[u8; 4]>()).prop_filter_map(
+        "no quota",
+        |(numbers, [kind, start, soft, debt])| {
+            let (units, micros, buckets, burst, more, odd) = numbers;
+            let nanos = if kind % 6 == 0 { micros * 1_000 + odd } else { micros * 1_000 };
+            let quota = Quota::new(units, Duration::from_nanos(nanos)).ok()?;
+            let quota = match kind % 6 {
+                0 => quota.try_burst(burst).ok()?,
+                1 => quota.try_burst(burst).ok()?.try_algorithm(Algorithm::TokenBucket).ok()?,
+                2 => {
+                    let window = Algorithm::fixed_window().carry_over(more);
+                    let window = if start % 2 == 0 { window.paced() } else { window };
+                    quota.try_algorithm(window).ok()?
+                }
+                3 => quota.try_algorithm(Algorithm::AnchoredWindow).ok()?,
+                4 => {
+                    let buckets = [1, 2, 3, 4, 5, 6, 10][buckets as usize];
+                    quota.try_algorithm(Algorithm::SlidingWindow { buckets }).ok()?
+                }
+                _ => quota.try_algorithm(Algorithm::SlidingLog).ok()?,
+            };
+            let quota =
+                if start % 3 == 0 { quota.try_initial(more).unwrap_or(quota) } else { quota };
+            let quota = match debt % 3 {
+                0 => quota.try_max_debt(u32::from(debt % 37)).ok()?,
+                _ => quota,
+            };
+            Some(if soft % 3 == 0 {
+                quota.try_soft(u32::from(soft % 5)).unwrap_or(quota)
+            } else {
+                quota
+            })
+        },
+    )
+}
+
+fn asked() -> impl Strategy<Value = Demand> {
+    let cost = prop_oneof![1 => Just(0), 6 => 1..4_u32, 2 => 4..20_u32];
+    let headroom = prop_oneof![4 => Just(0), 1 => 1..4_u32];
+    let max_wait = prop_oneof![2 => Just(0), 1 => 1..3_000_000_u64];
+    let whose = (0..3_usize, 0..2_u32, prop::bool::weighted(0.1));
+    let only = prop::option::weighted(0.1, 0..3_usize);
+    (whose, cost, headroom, max_wait, only).prop_map(|(whose, cost, headroom, max_wait, only)| {
+        let (rule, key, report_only) = whose;
+        Demand { rule, key, cost, headroom, max_wait, report_only, only }
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let parts = prop_oneof![Just(0), 0..20_u64, 0..60_u64, 100..130_u64];
+    prop_oneof![
+        4 => (parts, prop_oneof![Just(0), 1..2_000_u64]).prop_map(|(n, more)| Step::Pass(n, more)),
+        8 => vec(asked(), 1..3).prop_map(|mut all| {
+            // A rule has one key and one mode in a request.
+            let Demand { rule, key, report_only, .. } = all[0];
+            for asked in all.iter_mut().filter(|asked| asked.rule == rule) {
+                (asked.key, asked.report_only) = (key, report_only);
+            }
+            Step::Take(all)
+        }),
+        2 => (asked(), -12..12_i64).prop_map(|(asked, units)| Step::Adjustment(asked, units)),
+        1 => (0..20_usize, prop::option::of(0..4_u32)).prop_map(|(at, units)| Step::Undo(at, units)),
+        1 => asked().prop_map(Step::Reset),
+        1 => (asked(), 0..3_000_000_u64).prop_map(|(asked, time)| Step::Block(asked, time)),
+        1 => asked().prop_map(Step::Unblock),
+    ]
+}
+
+struct Both<'a> {
+    runtime: &'a Runtime,
+    redis: RedisStore,
+    local: LocalStore,
+}
+
+impl Both<'_> {
+    fn take(&self, charges: &[Charge<'_>]) -> (Decision, Decision) {
+        let local = self.local.take(charges).now();
+        let redis = self.runtime.block_on(async { self.redis.take(charges).await });
+        (local, redis.expect("redis decides"))
+    }
+}
+
+/// Returns all parts of a decision except its source. The overage and the wait of a denial are
+/// void.
+fn parts(decision: &Decision) -> impl PartialEq + std::fmt::Debug {
+    let passed = decision.is_allowed();
+    let (overage, wait) = (passed && decision.is_overage(), decision.wait());
+    (passed, overage, wait, decision.retry_after(), rows(decision))
+}
+
+#[test]
+fn random_sequences_give_equal_decisions() {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = runtime.block_on(Server::redis());
+    let subject = runtime.block_on(Redis::connect(&server.url())).expect("a store");
+    let names = ["a", "b", "c"].map(|name| RuleName::new(name).expect("a name"));
+    let keys = [Key::from("one"), Key::from("two")];
+
+    let sequence = (vec(vec(quota(), 1..4), 3), vec(step(), 1..40));
+    let config = Config { cases: 5_000, ..keeping(file!()) };
+    proptest!(config, |((rules, steps) in sequence)| {
+        let (clock, mut subject) = (FakeClock::new(), subject.clone());
+        let both = Both { runtime: &runtime, redis: subject.open(), local: clock.store(1_024) };
+        let longest = rules.iter().flatten().map(Quota::period).max().expect("a quota");
+        let charge = |asked: &Demand| {
+            let Demand { rule, key, cost, headroom, max_wait, report_only, only } = *asked;
+            let charge = Charge::new(names[rule], &keys[key as usize], &rules[rule]);
+            let charge = only.map_or(charge, |place| charge.with_quota_index(place % rules[rule].len()));
+            let charge = charge.with_cost(cost).with_headroom(headroom);
+            let patient = charge.with_max_wait(Duration::from_nanos(max_wait));
+            let charge = if both.local.supports(&[patient]).is_ok() { patient } else { charge };
+            if report_only { charge.with_report_only() } else { charge }
+        };
+        let mut taken: Vec<(Vec<Demand>, Decision, Decision)> = Vec::new();
+        for step in &steps {
+            match step {
+                Step::Pass(parts, more) => {
+                    let parts = u32::try_from(*parts).expect("small");
+                    clock.advance(longest * parts / 100 + Duration::from_nanos(*more));
+                    subject.set(clock.now());
+                }
+                Step::Take(all) => {
+                    let charges: Vec<_> = all.iter().map(charge).collect();
+                    let (local, redis) = both.take(&charges);
+                    prop_assert_eq!(parts(&local), parts(&redis), "{:?}", step);
+                    if local.is_allowed() {
+                        taken.push((all.clone(), local, redis));
+                    }
+                }
+                Step::Adjustment(asked, units) => {
+                    let charge = charge(asked);
+                    let local = both.local.adjust(&charge, -*units).now();
+                    let redis = both.runtime.block_on(both.redis.adjust(&charge, -*units).into_future());
+                    prop_assert_eq!(rows(&local), rows(&redis.expect("redis settles")), "{:?}", step);
+                }
+                Step::Undo(which, units) if *which < taken.len() => {
+                    let (all, local, redis) = taken.remove(*which);
+                    let charges: Vec<_> = all.iter().map(charge).collect();
+                    both.local.undo(&charges, &local, *units);
+                    // A server that sees the script for the first time needs two calls, so that the
+                    // next operation waits.
+                    both.runtime.block_on(async {
+                        let tasks = || both.runtime.metrics().num_alive_tasks();
+                        let before = tasks();
+                        both.redis.undo(&charges, &redis, *units);
+                        while tasks() > before {
+                            yield_now().await;
+                        }
+                    });
+                }
+                Step::Undo(..) => {}
+                Step::Reset(asked) => {
+                    let charge = charge(asked);
+                    let local = both.local.reset(&charge).now();
+                    let redis = both.runtime.block_on(both.redis.reset(&charge).into_future());
+                    prop_assert_eq!(rows(&local), rows(&redis.expect("redis resets")), "{:?}", step);
+                    // Either store may void receipts of other accounts, and not the same ones.
+                    let own = |it: &Demand| asked.only.is_none() && (it.rule, it.key) == (asked.rule, asked.key);
+                    taken.retain(|(all, ..)| all.iter().all(own));
+                    clock.advance(Duration::from_micros(1));
+                    subject.set(clock.now());
+                }
+                Step::Block(asked, time) => {
+                    let (charge, time) = (charge(asked), Duration::from_nanos(*time));
+                    let _ = both.local.block(&charge, time).now();
+                    let blocked = both.runtime.block_on(both.redis.block(&charge, time).into_future());
+                    prop_assert!(blocked.is_ok());
+                }
+                Step::Unblock(asked) => {
+                    let _ = both.local.unblock(&charge(asked)).now();
+                    let done = both.runtime.block_on(both.redis.unblock(&charge(asked)).into_future());
+                    prop_assert!(done.is_ok());
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,284 @@
+//! The check of the server before the first request, with errors that show the fix and no password.
+
+use std::time::Duration;
+
+use redis::Cmd;
+use tower_sluice::{
+    Quota, RedisStore, Store, StoreExt,
+    store::{RedisError, RedisErrorKind as Kind},
+};
+
+use crate::{
+    accounts::{Account, LONG, connect, lazy, quotas},
+    servers::{Cluster, FakeServer, Flavour, Reply, Server, eventually, name},
+};
+
+/// The end of an error for missing rights, after the words of the server.
+const PERMIT: &str = "; permit it: ACL SETUSER <user> ~sluice:* +eval +evalsha +time +get +set +del \
+                      +pttl +pexpire +lindex +lrange +lset +rpush +lpop +rpop +lrem +info +select \
+                      +script|load";
+
+/// Returns the URL of a server for a user.
+fn url_of(server: &Server, user: &str) -> String {
+    format!("redis://{user}:hunter2@{}", server.address())
+}
+
+/// Returns every text form of an error.
+fn texts(error: &RedisError) -> String {
+    format!("{error} {error:?} {error:#?} {error:#}")
+}
+
+async fn connect_error(url: &str) -> RedisError {
+    let error = RedisStore::connect(url).await.expect_err("no connection");
+    assert!(!texts(&error).contains("hunter2"), "{}", texts(&error));
+    error
+}
+
+/// Runs every operation of a store, with every algorithm.
+async fn everything<S: Store<Error = RedisError>>(store: &S) {
+    for (name, quota) in quotas(3, LONG) {
+        let account = Account::new(name, quota);
+        let charge = account.charge(1);
+        let ok = |answer: Result<_, RedisError>| answer.unwrap_or_else(|e| panic!("{name}: {e}"));
+        for _ in 0..2 {
+            let taken = ok(store.take(&[charge]).await);
+            ok(store.adjust(&charge, 1).await);
+            ok(store.adjust(&charge, -1).await);
+            assert_eq!(account.left(store).await, 2, "{name}");
+            store.undo(&[charge], &taken, None);
+            let back = async || (account.left(store).await == 3).then_some(());
+            eventually("the units are back", back).await;
+            ok(store.take(&[charge]).await);
+            ok(store.take(&[charge.with_cost(4)]).await);
+            ok(store.block(&charge, Duration::from_secs(9)).await);
+            ok(store.unblock(&charge).await);
+            ok(store.reset(&charge).await);
+        }
+        assert_eq!(account.passed(store, 4).await, 3, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_error_for_missing_rights_shows_the_command_that_grants_them() {
+    for flavour in Flavour::ALL {
+        let server = Server::start(flavour, &[]).await;
+        for (at, rights) in [
+            "~sluice:* +@all -evalsha",
+            "~sluice:* +@all -set",
+            "~sluice:* +@all -time",
+            "~other:* +@all",
+            "+@all",
+            "~sluice:* -@all",
+            "",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let user = format!("user{at}");
+            let () = server.command(&format!("ACL SETUSER {user} on >hunter2 {rights}")).await;
+            let error = connect_error(&url_of(&server, &user)).await;
+            assert_eq!(error.kind(), Kind::Denied, "{rights}: {error}");
+            let text = error.to_string();
+            assert!(text.ends_with(PERMIT), "{text}");
+            let start = text.find("ACL SETUSER <user> ~sluice:* ").expect("the command");
+            let () = server.command(&text[start..].replace("<user>", &user)).await;
+            let store = RedisStore::connect(&url_of(&server, &user)).await;
+            let store = store.unwrap_or_else(|error| panic!("{flavour:?} {rights}: {error}"));
+            everything(&store).await;
+            let clear = store.clone().readable_keys();
+            assert!(Account::new("a", Quota::per_second(1)).take(&clear, 1).await.is_ok());
+            let error = store.prefix("elsewhere").probe().await.expect_err("another prefix");
+            assert!(error.to_string().contains("~elsewhere:* "), "{error}");
+            let () = server.command("FLUSHALL").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_error_for_missing_rights_on_a_cluster_shows_the_command_too() {
+    for flavour in Flavour::ALL {
+        let cluster = Cluster::start(flavour).await;
+        let everywhere = async |command: &str| {
+            for node in cluster.nodes() {
+                let () = node.command(command).await;
+            }
+        };
+        let urls = |password: &str| -> Vec<String> {
+            let url = |node: &Server| format!("redis://app:{password}@{}", node.address());
+            cluster.nodes().iter().map(url).collect()
+        };
+        let connect = async |urls: Vec<String>| {
+            let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+            RedisStore::cluster(&urls).await
+        };
+        everywhere("ACL SETUSER app on >secret").await;
+        let error = connect(urls("hunter2")).await.expect_err("a wrong password");
+        assert!(!texts(&error).contains("hunter2"), "{error}");
+        assert!(error.to_string().contains("user and password in the address"), "{error}");
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        let error = connect(urls("secret")).await.expect_err("no rights");
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        let text = error.to_string();
+        let start = text.find("ACL SETUSER <user> ~sluice:* ").expect("the command");
+        everywhere(&text[start..].replace("<user>", "app")).await;
+        let store = connect(urls("secret")).await.unwrap_or_else(|error| panic!("{error}"));
+        everything(&store).await;
+    }
+}
+
+#[tokio::test]
+async fn a_right_revoked_later_is_an_error_of_its_kind() {
+    for flavour in Flavour::ALL {
+        let server = Server::start(flavour, &[]).await;
+        let () = server.command("ACL SETUSER app on >hunter2 ~* +@all").await;
+        let store = connect(&url_of(&server, "app")).await;
+        let account = Account::new("a", Quota::per_hour(9));
+        for right in ["set", "evalsha", "get"] {
+            let () = server.command(&format!("ACL SETUSER app +@all -{right}")).await;
+            let error = account.take(&store, 1).await.expect_err("the right is missing");
+            assert_eq!(error.kind(), Kind::Denied, "{flavour:?} {right}: {error}");
+        }
+        let () = server.command("ACL SETUSER app +@all").await;
+        assert_eq!(account.left(&store).await, 9, "nothing was charged");
+    }
+}
+
+#[tokio::test]
+async fn the_right_to_info_is_optional() {
+    let server = Server::start(Flavour::Redis, &["--maxmemory-policy", "allkeys-lru"]).await;
+    let () = server.command("ACL SETUSER app on >hunter2 ~* +@all -info").await;
+    let probe = connect(&url_of(&server, "app")).await.probe().await.expect("a good server");
+    assert_eq!((probe.version, probe.warnings), (None, vec![]));
+}
+
+#[tokio::test]
+async fn a_server_that_evicts_causes_a_warning() {
+    for (policy, warnings) in [
+        ("allkeys-lru", 1),
+        ("allkeys-random", 1),
+        ("volatile-lru", 0),
+        ("volatile-ttl", 0),
+        ("noeviction", 0),
+    ] {
+        let args = ["--maxmemory", "100mb", "--maxmemory-policy", policy];
+        let server = Server::start(Flavour::Redis, &args).await;
+        let probe = connect(&server.url()).await.probe().await.expect("a good server");
+        assert_eq!(probe.warnings.len(), warnings, "{policy}: {probe:?}");
+        let said = format!(
+            "maxmemory-policy is {policy}: a server out of memory evicts accounts, and their keys \
+             get a fresh quota; set noeviction or volatile-ttl"
+        );
+        assert!(probe.warnings.iter().all(|warning| *warning == said), "{probe:?}");
+        assert!(probe.version.is_some_and(|version| version.starts_with(char::is_numeric)));
+        // The probe leaves no key behind.
+        assert_eq!(server.command::<u32>("DBSIZE").await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_is_an_error() {
+    let (master, replica) = (Server::redis().await, Server::redis().await);
+    replica.replica_of(master.address()).await;
+    let error = RedisStore::connect(&replica.url()).await.expect_err("a replica");
+    assert_eq!(error.kind(), Kind::Replica);
+    assert!(error.to_string().contains("give the address of the primary"), "{error}");
+}
+
+#[tokio::test]
+async fn an_old_server_is_an_error_and_a_new_one_is_not() {
+    for (version, fine) in [("5.0.7", false), ("2.8.9", false), ("6.0.0", true), ("10.1.0", true)] {
+        let mut calls = 0;
+        let server = FakeServer::start(move |words| {
+            let bytes = match name(words).as_str() {
+                "INFO" => format!("# Server\r\nredis_version:{version}\r\n").into_bytes(),
+                _ => {
+                    // The probe charges and then resets.
+                    calls += 1;
+                    let charged = u8::from(calls == 1);
+                    [&[1, 1, 0, 0, 0, 0, 0, 0, 0, 0][..], &[charged, 0, 0, 0, 0]].concat()
+                }
+            };
+            let head = format!("${}\r\n", bytes.len()).into_bytes();
+            Reply::from([&head[..], &bytes, b"\r\n"].concat())
+        })
+        .await;
+        let store = RedisStore::connect(&server.url()).await;
+        match store {
+            Ok(_) => assert!(fine, "{version}"),
+            Err(error) => {
+                assert!(!fine && error.kind() == Kind::Config, "{error}");
+                let said = format!("redis: the server is Redis {version}; 6.0 or later is needed");
+                assert_eq!(error.to_string(), said);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_denied_and_shown_nowhere() {
+    let server = Server::start(Flavour::Redis, &["--requirepass", "secret"]).await;
+    let address = server.address();
+    for url in [
+        format!("redis://:hunter2@{address}"),
+        format!("redis://default:hunter2@{address}/3"),
+        format!("redis://nobody:hunter2@{address}?protocol=resp3"),
+        format!("redis://{address}"),
+    ] {
+        let error = connect_error(&url).await;
+        assert_eq!(error.kind(), Kind::Denied, "{error}");
+        assert!(
+            error.to_string().ends_with("; check the user and password in the address"),
+            "{error}"
+        );
+    }
+    let store = connect(&server.url()).await;
+    assert!(!format!("{store:?} {store:#?}").contains("secret"));
+    // After a change of the password, existing connections stay valid in Redis.
+    let mut change = Cmd::new();
+    change.arg("CONFIG").arg("SET").arg("requirepass").arg("other");
+    let () = server.run(&change).await.expect("changed");
+    assert!(Account::new("a", Quota::per_hour(9)).take(&store, 1).await.is_ok());
+    let error = Account::new("a", Quota::per_hour(9)).take(&lazy(&server.url()), 1).await;
+    assert_eq!(error.expect_err("the old password").kind(), Kind::Denied);
+}
+
+#[tokio::test]
+async fn an_unknown_database_is_an_error() {
+    let server = Server::redis().await;
+    for number in ["-1", "99"] {
+        let url = format!("{}/{number}", server.url());
+        let error = RedisStore::connect(&url).await.expect_err("no such database");
+        assert!(error.to_string().contains("database"), "{error}");
+    }
+    assert!(RedisStore::connect(&format!("{}/3", server.url())).await.is_ok());
+}
+
+#[tokio::test]
+async fn an_invalid_address_is_shown_without_a_possible_password() {
+    for url in [
+        "",
+        "hunter2",
+        "localhost:hunter2",
+        "http://localhost",
+        "http://:hunter2@localhost",
+        "redis://",
+        "redis://:hunter2@",
+        "redis://:hunter2",
+        "redis://app:hunter2",
+        "redis://app:hunter2/0",
+        "redis://:hunter2@localhost/x",
+        "redis://:hunter2@localhost:99999",
+        "redis://:hunter2@local host",
+        "redis://app:hun@ter2@localhost/x",
+        "redis://localhost/x?password=hunter2",
+    ] {
+        let error = RedisStore::connect_lazy(url).expect_err(url);
+        let text = texts(&error);
+        assert!(!text.contains("hunter2") && !text.contains("ter2@"), "{url}: {text}");
+        assert_eq!(error.kind(), Kind::Config, "{url}");
+        assert!(text.contains("give redis://"), "{url}: {text}");
+    }
+    let none = RedisStore::sentinel(&[], "mymaster").await.expect_err("no address");
+    assert_eq!(none.kind(), Kind::Config, "{none}");
+    assert!(RedisStore::cluster(&[]).await.is_err());
+}

@@ -1,0 +1,179 @@
+//! After a crash of the server the store reconnects by itself: soon, with one attempt at a time,
+//! and not at the same moment as other stores.
+#![allow(clippy::print_stdout)]
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use tokio::{
+    runtime::Handle,
+    time::{sleep, timeout},
+};
+use tower_sluice::{Quota, RedisStore, store::RedisErrorKind as Kind};
+
+use crate::{
+    accounts::{Account, connect, lazy},
+    servers::{Mode, Proxy, Server, eventually},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The delay that a busy machine may add.
+const BUSY: Duration = Duration::from_millis(700);
+/// The delay that a machine with other work may add. It is small enough to detect a missing bound.
+const SLACK: Duration = Duration::from_secs(4);
+const CALLERS: u32 = 64;
+
+fn account() -> Account {
+    Account::new("a", Quota::per_hour(1_000_000))
+}
+
+/// Sends requests from many callers until `work` is done. Returns its result and the number of
+/// errors.
+async fn under_load<T>(store: &RedisStore, work: impl Future<Output = T>) -> (T, u32) {
+    let (done, errors) = (AtomicBool::new(false), AtomicU32::new(0));
+    let callers = (0..CALLERS).map(async |_| {
+        while !done.load(Relaxed) {
+            if !matches!(timeout(SECOND, account().take(store, 1)).await, Ok(Ok(_))) {
+                errors.fetch_add(1, Relaxed);
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+    });
+    let work = async {
+        let result = work.await;
+        done.store(true, Relaxed);
+        result
+    };
+    let (result, _) = tokio::join!(work, join_all(callers));
+    (result, errors.into_inner())
+}
+
+#[tokio::test]
+async fn after_a_crash_a_store_reconnects_within_a_second_of_the_server() {
+    let mut server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    for down in [0, 300, 2_500] {
+        let ((), errors) = under_load(&store, async {
+            server.kill();
+            sleep(Duration::from_millis(down)).await;
+            let error = account().take(&store, 1).await.expect_err("no server");
+            assert_eq!(error.kind(), Kind::Disconnected, "{error}");
+            server.restart().await;
+            let start = Instant::now();
+            let well = async || account().take(&store, 1).await.ok();
+            eventually("a decision", well).await;
+            println!("down for {down} ms: back {:?} after the server", start.elapsed());
+            assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
+        })
+        .await;
+        assert!(errors > 0);
+        let after = account().take(&store, 0).await.expect("a decision");
+        assert!(after.remaining() > Some(990_000), "the server lost its accounts");
+    }
+    let clients: String = server.command("CLIENT LIST").await;
+    assert_eq!(clients.lines().count(), 2, "{clients}");
+}
+
+/// Returns the number of events in `time` if there is one per period `every`.
+fn in_time(time: Duration, every: Duration) -> usize {
+    usize::try_from(time.as_millis() / every.as_millis()).expect("few")
+}
+
+#[tokio::test]
+async fn any_number_of_callers_share_one_connection_attempt() {
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    // Each attempt hangs for a second until it times out.
+    let ((before, hangs), _) = under_load(&store, async {
+        proxy.set(Mode::Drop).await;
+        let lost = async || account().take(&store, 1).await.is_err().then_some(());
+        eventually("the connection is lost", lost).await;
+        proxy.set(Mode::BlackHole).await;
+        let before = proxy.accepted().len();
+        let start = Instant::now();
+        sleep(SECOND * 5 / 2).await;
+        (before, start.elapsed())
+    })
+    .await;
+    let hung = proxy.accepted();
+    for pair in hung[before..].windows(2) {
+        let apart = pair[1].duration_since(pair[0]);
+        assert!(apart > SECOND / 2, "{apart:?} apart");
+    }
+    let attempts = hung.len() - before;
+    assert!(attempts >= 1 && attempts <= in_time(hangs, SECOND) + 2, "{attempts} in {hangs:?}");
+
+    // Each attempt fails at once.
+    let (fails, errors) = under_load(&store, async {
+        proxy.set(Mode::Drop).await;
+        let start = Instant::now();
+        sleep(3 * SECOND).await;
+        start.elapsed()
+    })
+    .await;
+    let attempts = proxy.accepted().len() - hung.len();
+    println!("{attempts} attempts in {fails:?}, while {CALLERS} callers had {errors} errors");
+    // With callers waiting all the time, there is at most one attempt in a tenth of a second.
+    let most = in_time(fails, SECOND / 10) + 6;
+    assert!((1..=most).contains(&attempts), "{attempts} in {fails:?}");
+    proxy.set(Mode::Pass).await;
+    let well = async || account().take(&store, 1).await.ok();
+    eventually("a decision", well).await;
+}
+
+#[tokio::test]
+async fn fifty_stores_do_not_reconnect_at_once() {
+    const STORES: usize = 50;
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let url = server.url_at(proxy.addr());
+    let stores = join_all((0..STORES).map(async |_| connect(&url).await)).await;
+    assert_eq!(proxy.accepted().len(), STORES);
+    proxy.set(Mode::Refuse).await;
+    for store in &stores {
+        account().take(store, 1).await.expect_err("no server");
+    }
+    sleep(3 * SECOND).await;
+    proxy.set(Mode::Pass).await;
+    let all = async || (proxy.accepted().len() == 2 * STORES).then(|| proxy.accepted());
+    let accepted = eventually("all have reconnected", all).await.split_off(STORES);
+    let spread = accepted[STORES - 1].duration_since(accepted[0]);
+    let near = |from: &_| {
+        let times = accepted.iter().filter(|time| *time >= from);
+        times.filter(|time| time.duration_since(*from) < Duration::from_millis(100)).count()
+    };
+    let peak = accepted.iter().map(near).max().expect("a time");
+    println!("{STORES} stores come back over {spread:?}, at most {peak} in 100 ms");
+    assert!(spread >= SECOND / 2 && spread < SECOND + SLACK, "{spread:?}");
+    assert!(peak <= STORES / 2, "{peak}");
+    drop(stores);
+}
+
+#[tokio::test]
+async fn a_dropped_store_stops_connecting() {
+    let server = Server::redis().await;
+    let cases = [(Mode::Refuse, false), (Mode::BlackHole, true), (Mode::Drop, true)];
+    let gone = cases.into_iter().map(async |(mode, connected)| {
+        let mut proxy = Proxy::start(server.address()).await;
+        let url = server.url_at(proxy.addr());
+        let store = if connected { connect(&url).await } else { lazy(&url) };
+        proxy.set(mode).await;
+        for _ in 0..30 {
+            let answer = timeout(Duration::from_millis(50), account().take(&store, 1)).await;
+            assert!(answer.is_err() || answer.is_ok_and(|answer| answer.is_err()), "{mode:?}");
+        }
+        drop(store);
+        // An attempt under way ends within a second.
+        sleep(SECOND + BUSY).await;
+        let attempts = proxy.accepted().len();
+        sleep(2 * SECOND).await;
+        assert_eq!(proxy.accepted().len(), attempts, "{mode:?}");
+    });
+    join_all(gone).await;
+    let none = async || (Handle::current().metrics().num_alive_tasks() == 0).then_some(());
+    eventually("no task is left", none).await;
+}
