@@ -119,7 +119,9 @@ local function sound(account, wary)
     return true
   end
   for _, place in ipairs(account.places) do
-    ends = math.max(ends, place.state and place.algorithm.ends(place) or now)
+    -- The last writer's quota may have kept the account for a shorter time.
+    local kept = place.kept or 0
+    ends = math.max(ends, place.state and place.algorithm.ends(place) - kept or now)
   end
   local left = redis.call('PTTL', account.key)
   return ends == now or left >= 0 and math.min((ends - now) / 1000, 315360000000) <= left + 1000

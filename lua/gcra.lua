@@ -1,19 +1,17 @@
--- GCRA. The state is one instant, from which on the account may be dropped: its TAT (when it is
--- full again), plus the time for which a full account is kept (`initial`).
+-- GCRA. The state is the TAT, the instant at which the account is full again. The account is kept
+-- for another `kept` (`initial`), as the quota of this call says.
 local function tat(place)
   local state = place.state
   if not state then
     return plus(now, nano, place.cold, place.cold_nano)
   end
-  local us, ns = minus(state.us, state.ns, place.kept, place.kept_nano)
-  if before(us, ns, now, nano) then
+  if before(state.us, state.ns, now, nano) then
     return now, nano
   end
-  return us, ns
+  return state.us, state.ns
 end
 
 local function put(place, us, ns)
-  us, ns = plus(us, ns, place.kept, place.kept_nano)
   place.state = { us = us, ns = ns }
 end
 
@@ -49,11 +47,12 @@ algorithms.g = {
   end,
 
   lives = function(place)
-    return before(now, nano, place.state.us, place.state.ns)
+    local us, ns = plus(place.state.us, place.state.ns, place.kept, place.kept_nano)
+    return before(now, nano, us, ns)
   end,
 
   ends = function(place)
-    return place.state.us + 1
+    return place.state.us + place.kept + 2
   end,
 
   -- The longest time for which a receipt may hold units. For a reset, `room` is the largest
@@ -64,7 +63,7 @@ algorithms.g = {
 
   -- Only a late charge of a quota with a large max_debt leads further ahead.
   odd = function(place)
-    return place.state.us - place.kept - now > 2 * (place.room + place.cost) + 2
+    return place.state.us - now > 2 * (place.room + place.cost) + 2
   end,
 
   fits = function(place)

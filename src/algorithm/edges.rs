@@ -27,7 +27,7 @@ fn a_blocked_quota_denies_permanently_with_every_algorithm() {
     let paced = Quota::per_second(1).algorithm(Algorithm::fixed_window().paced());
     for kind in kinds().into_iter().chain([paced]) {
         let quota = Quota::blocked().algorithm(kind.counted_by());
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         account.adjust(&quota, 5, 3);
         let (evaluation, _) =
             account.take(&quota, 5, Demand { max_wait: SECOND, ..Demand::units(1) });
@@ -44,7 +44,7 @@ fn a_changed_quota_of_the_same_algorithm_keeps_earlier_charges() {
     for quota in kinds() {
         let counted_by = quota.counted_by();
         let wider = Quota::per_second(20).algorithm(counted_by);
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         account.take(&quota, 100, Demand::units(8));
         // GCRA keeps the time until full, a bucket keeps its tokens, a window keeps its count.
         let expected = match counted_by {
@@ -63,7 +63,7 @@ fn a_changed_number_of_buckets_keeps_earlier_charges() {
     let of = |buckets| Quota::per_second(20).algorithm(Algorithm::SlidingWindow { buckets });
     for (before, after) in [(1, 10), (10, 1), (4, 5), (10, 1_000), (1_000, 8)] {
         let (before, after) = (of(before), of(after));
-        let mut account = Account::new(&before);
+        let mut account = Account::new();
         let late = SECOND * 9 / 10;
         for step in [0, 1, 5, 6, 9] {
             account.take(&before, step * SECOND / 10, Demand::units(3));
@@ -85,7 +85,7 @@ fn a_changed_number_of_buckets_keeps_earlier_charges() {
 #[test]
 fn finer_buckets_count_a_charge_at_the_latest_possible_instant() {
     let of = |buckets| Quota::per_second(20).algorithm(Algorithm::SlidingWindow { buckets });
-    let mut account = Account::new(&of(1));
+    let mut account = Account::new();
     account.take(&of(1), 0, Demand::units(1));
     account.take(&of(1), SECOND * 9 / 10, Demand::units(8));
     assert!(remaining(&account, &of(10), SECOND * 18 / 10) <= 12);
@@ -100,7 +100,7 @@ fn a_changed_algorithm_starts_with_a_new_account() {
             continue;
         }
         let aligned = |quota: Algorithm| matches!(quota, Algorithm::FixedWindow { .. });
-        let mut account = Account::new(before);
+        let mut account = Account::new();
         account.take(before, 100, Demand::units(8));
         // Aligned and anchored windows share one kind of state.
         let expected = if aligned(one) && other == Algorithm::AnchoredWindow { 2 } else { 10 };
@@ -114,7 +114,7 @@ fn a_changed_algorithm_starts_with_a_new_account() {
 #[test]
 fn a_late_thread_is_neither_denied_nor_allowed_more() {
     for quota in kinds() {
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         let edge = 5 * SECOND;
         account.take(&quota, edge, Demand::units(4));
         let (evaluation, _) = account.take(&quota, edge - 3, Demand::units(5));
@@ -132,7 +132,7 @@ fn a_denial_by_another_quota_creates_an_account_with_initial_units() {
     for algorithm in [Algorithm::Gcra, Algorithm::TokenBucket] {
         let quota = Quota::per_second(10).initial(3).algorithm(algorithm);
         let opened = |demand| {
-            let mut account = Account::new(&quota);
+            let mut account = Account::new();
             account.open(&quota, SECOND, demand);
             remaining(&account, &quota, 2 * SECOND) == 10
         };

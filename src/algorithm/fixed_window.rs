@@ -13,7 +13,7 @@
 //!   window, which removes most of the burst at the edge. Unused units stay available until the
 //!   window ends.
 
-use super::{Counter, NEVER, Receipt};
+use super::{NEVER, Receipt, counted::Counter};
 use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Copy, Debug)]
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn a_refund_to_zero_keeps_the_bonus_and_carries_nothing_over() {
         let quota = Quota::per_second(10).algorithm(Algorithm::fixed_window().carry_over(4));
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         account.take(&quota, 0, Demand::units(7));
         account.take(&quota, SECOND, Demand::units(2));
         account.adjust(&quota, SECOND, -2);
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_later_refund_does_not_change_the_bonus() {
         let quota = Quota::per_second(10).algorithm(Algorithm::fixed_window().carry_over(4));
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(8));
         account.adjust(&quota, SECOND, -8);
         account.undo(&quota, SECOND, mine);

@@ -4,10 +4,10 @@
 //! Each unit moves the TAT forward by the interval `T`. A charge fits if the TAT is then at most
 //! `burst·T` ahead of the present.
 //!
-//! The stored value is the instant at which the account expires, or 0 if there is no account. A
-//! full account equals a new one, so it expires at its TAT. The exception is a quota with `initial`
-//! units: a new account then has fewer units than a full one. Such an account is kept for another
-//! `burst·T` after it is full, and the stored value is the TAT plus that time.
+//! The stored value is the TAT, or 0 if there is no account. It contains nothing of the quota, so a
+//! quota that replaces another reads the same debt. A full account equals a new one, so it expires
+//! at its TAT. The exception is a quota with `initial` units: a new account then has fewer units
+//! than a full one, so an account is kept for another `burst·T` after it is full.
 //!
 //! GCRA has no windows: after the burst, it spaces requests evenly. Over any span of time it allows
 //! at most the burst plus the units that come back in that span. Over one period, that can be
@@ -37,6 +37,13 @@ pub(crate) struct Gcra {
 }
 
 impl Gcra {
+    /// Returns the parameters of a quota whose accounts are one instant: GCRA without `initial`.
+    #[inline]
+    pub(crate) fn plain(quota: &Quota) -> Option<Self> {
+        (quota.counted_by() == Algorithm::Gcra && quota.initial_units().is_none())
+            .then(|| Self::new(quota))
+    }
+
     /// Returns the parameters of a quota, or `None` if the quota uses another algorithm.
     #[inline]
     pub(crate) fn counting(quota: &Quota) -> Option<Self> {
@@ -81,7 +88,7 @@ impl Gcra {
             return (self.open(stored, now, demand), (fit, reset_ns));
         }
         let reset_ns = reset_ns + self.span(demand.cost.into());
-        ((demand.cost > 0).then(|| self.stored(now + reset_ns)), (fit, reset_ns))
+        ((demand.cost > 0).then_some(now + reset_ns), (fit, reset_ns))
     }
 
     #[inline]
@@ -119,10 +126,10 @@ impl Gcra {
     #[inline]
     pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
         let opens = self.retention > 0
-            && stored <= now
+            && !self.is_live(stored, now)
             && demand.cost > 0
             && self.is_possible(demand.need());
-        opens.then(|| self.stored(now + self.initial_reset))
+        opens.then(|| now + self.initial_reset)
     }
 
     /// Charges `units` late (above 0) or refunds them (below 0). Returns the value to store, if it
@@ -137,14 +144,14 @@ impl Gcra {
         let after = if units > 0 {
             let most = now + self.span(self.late_limit);
             before.saturating_add(span).min(most).max(before)
-        } else if stored <= now {
-            before
-        } else {
+        } else if self.is_live(stored, now) {
             before.saturating_sub(span).max(now)
+        } else {
+            before
         };
         // A late charge opens a new account that starts at `initial`, even if all of it is dropped.
-        let opens = units > 0 && stored <= now && self.retention > 0;
-        ((after != before || opens).then(|| self.stored(after)), self.snapshot(after - now, 0))
+        let opens = units > 0 && self.retention > 0 && !self.is_live(stored, now);
+        ((after != before || opens).then_some(after), self.snapshot(after - now, 0))
     }
 
     /// Returns `true` if a late charge of `units` would be charged only in part.
@@ -165,7 +172,7 @@ impl Gcra {
         // The quota may have changed since the charge.
         let span = self.interval.saturating_mul(receipt.units.into());
         let after = tat.saturating_sub(held.min(span)).max(now);
-        (stored > now && after != tat).then(|| self.stored(after))
+        (self.is_live(stored, now) && after != tat).then_some(after)
     }
 
     /// Reconstructs the result of a demand that another store decided, from the value stored after
@@ -200,19 +207,23 @@ impl Gcra {
         self.initial_reset
     }
 
-    /// Returns the stored value of an account with this TAT.
+    /// Returns the instant from which the account equals a new one.
     #[inline]
-    pub(crate) fn stored(self, tat: u64) -> u64 {
+    pub(crate) fn expires_at(self, tat: u64) -> u64 {
         tat + self.retention
+    }
+
+    fn is_live(self, stored: u64, now: u64) -> bool {
+        stored > 0 && self.expires_at(stored) > now
     }
 
     /// Returns the TAT of an account, at least `now`.
     #[inline]
     fn tat(self, stored: u64, now: u64) -> u64 {
-        if stored <= now {
+        if self.retention > 0 && !self.is_live(stored, now) {
             now + self.initial_reset
         } else {
-            stored.saturating_sub(self.retention).max(now)
+            stored.max(now)
         }
     }
 
@@ -310,7 +321,7 @@ mod tests {
         assert_eq!(slow.adjust(full, now, i64::MIN).0, Some(now));
         let deep = Gcra::new(&Quota::per_day(1).burst(3650).max_debt(3650).initial(0));
         let (active, _) = deep.adjust(now, now, i64::MAX);
-        assert_eq!(active, Some(now + 3 * TEN_YEARS));
+        assert_eq!(active, Some(now + 2 * TEN_YEARS));
         let active = active.expect("a debt");
         assert!(
             !deep.look(active, now, Demand { cost: 1, headroom: 0, max_wait: TEN_YEARS }).allowed
@@ -328,8 +339,7 @@ mod tests {
     #[test]
     fn a_refund_to_a_full_account_does_not_keep_it_longer() {
         let quota = Gcra::new(&Quota::per_second(5).initial(0));
-        let full_since = 1_000;
-        let stored = quota.stored(full_since);
+        let (full_since, stored) = (1_000, 1_000);
         assert_eq!(quota.adjust(stored, full_since + T, -3).0, None);
         let held = receipt(full_since + 4 * T, 3);
         assert_eq!(quota.undo(stored, full_since + T, held), None);

@@ -5,11 +5,10 @@
 //! Unix time by the clock of the store, which never goes back. The store decides how to apply the
 //! result.
 //!
-//! An account of GCRA is one instant, which fits into one word ([`gcra`]). An account of another
-//! algorithm is an `Option<AccountState>`, where `None` is a new account. Those algorithms differ
-//! in how they count, which is the trait [`Counter`]. This module makes the decision, in the same
-//! way for all of them.
+//! An account is an `Option<AccountState>`, where `None` is a new account. An account of GCRA is one
+//! instant ([`gcra`]). The other algorithms count ([`counted`]).
 
+mod counted;
 #[cfg(test)]
 mod edges;
 mod entries;
@@ -25,13 +24,12 @@ mod tests;
 pub(crate) mod token_bucket;
 
 pub(crate) use self::receipt::Receipt;
-use self::{
-    fixed_window::FixedWindow, sliding_log::SlidingLog, sliding_window::SlidingWindow,
-    token_bucket::TokenBucket,
-};
+use self::{counted::CountedState, gcra::Gcra};
+#[cfg(test)]
+use crate::quota::Algorithm;
 use crate::{
     decision::{NEVER, Snapshot},
-    quota::{Algorithm, Quota},
+    quota::Quota,
 };
 
 /// The units that one charge needs from an account, and the time that it may queue.
@@ -117,69 +115,115 @@ impl Fit {
     }
 }
 
-/// The state of an account of an algorithm other than GCRA.
+/// The state of an account.
 #[derive(Clone, Debug)]
 pub(crate) enum AccountState {
-    TokenBucket(TokenBucket),
-    FixedWindow(FixedWindow),
-    SlidingWindow(SlidingWindow),
-    SlidingLog(SlidingLog),
+    /// The theoretical arrival time of GCRA.
+    Gcra(u64),
+    Counted(CountedState),
 }
 
-/// The counting of an algorithm. Results are as of `now`, even if the account was last changed
-/// earlier. Times are in nanoseconds.
-trait Counter {
-    /// Returns the whole units that would be allowed now.
-    fn remaining(&self, quota: &Quota, now: u64) -> u64;
-
-    /// Returns the time until the account is full again.
-    fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
-
-    /// Returns the time until `need` units are available, with a capacity that is larger by `soft`.
-    /// [`NEVER`] if waiting does not help.
-    fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
-
-    /// Returns the time until more units are [remaining](Counter::remaining), or 0 if no more units
-    /// are to come.
-    fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
-        let left = self.remaining(quota, now);
-        if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
+/// Constructors for the states that another store keeps.
+#[cfg(feature = "redis")]
+impl AccountState {
+    pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
+        Self::Counted(CountedState::TokenBucket(token_bucket::TokenBucket::from_parts(
+            tokens, anchor, opened,
+        )))
     }
 
-    /// Returns the exclusive upper bound of the time that a charge may queue.
-    fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
-        0
+    pub(crate) fn fixed_window(start: u64, count: u64, bonus: u64) -> Self {
+        Self::Counted(CountedState::FixedWindow(fixed_window::FixedWindow::from_parts(
+            start, count, bonus,
+        )))
     }
 
-    /// Returns the units that a late charge may still take, up to the limit plus `max_debt`.
-    fn late_room(&self, quota: &Quota, now: u64) -> u64;
+    pub(crate) fn sliding_window(entries: Vec<(u64, u64)>) -> Self {
+        Self::Counted(CountedState::SlidingWindow(sliding_window::SlidingWindow::from_entries(
+            entries,
+        )))
+    }
 
-    fn charge(&mut self, quota: &Quota, now: u64, units: u64);
+    pub(crate) fn sliding_log(entries: Vec<(u64, u64)>) -> Self {
+        Self::Counted(CountedState::SlidingLog(sliding_log::SlidingLog::from_entries(entries)))
+    }
+}
 
-    /// Reverses the newest charges first, at most all of them.
-    fn refund(&mut self, quota: &Quota, now: u64, units: u64);
+impl AccountState {
+    /// Returns the instant from which the account equals a new one, so that it can be dropped. 0 if
+    /// the state belongs to another algorithm.
+    #[inline]
+    pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
+        match (Gcra::counting(quota), self) {
+            (Some(gcra), Self::Gcra(tat)) => gcra.expires_at(*tat),
+            (None, Self::Counted(state)) => state.expires_at(quota),
+            _ => 0,
+        }
+    }
 
-    /// Reverses the part of a charge that still counts.
-    fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
+    /// Returns an account with the same debt in bounded memory. No unit comes back earlier.
+    pub(crate) fn condensed(&self) -> Self {
+        match self {
+            Self::Gcra(tat) => Self::Gcra(*tat),
+            Self::Counted(state) => Self::Counted(state.condensed()),
+        }
+    }
 
-    /// Returns the instant from which the account equals a new one.
-    fn expires_at(&self, quota: &Quota) -> u64;
+    fn counted(&self) -> Option<&CountedState> {
+        match self {
+            Self::Gcra(_) => None,
+            Self::Counted(state) => Some(state),
+        }
+    }
+}
+
+/// Returns the TAT of an account of GCRA, or 0 if there is none.
+#[inline]
+fn tat(account: Option<&AccountState>) -> u64 {
+    match account {
+        Some(AccountState::Gcra(tat)) => *tat,
+        _ => 0,
+    }
+}
+
+/// Applies a change to an account of GCRA. The change returns the new TAT, or `None` to leave it.
+#[inline]
+fn change_gcra<T>(
+    account: &mut Option<AccountState>,
+    change: impl FnOnce(u64) -> (Option<u64>, T),
+) -> T {
+    let (new, result) = change(tat(account.as_ref()));
+    if let Some(new) = new {
+        *account = Some(AccountState::Gcra(new));
+    }
+    result
+}
+
+/// Applies a change to an account of another algorithm.
+fn change_counted<T>(
+    account: &mut Option<AccountState>,
+    change: impl FnOnce(&mut Option<CountedState>) -> T,
+) -> T {
+    let mut state = match account.take() {
+        Some(AccountState::Counted(state)) => Some(state),
+        _ => None,
+    };
+    let result = change(&mut state);
+    *account = state.map(AccountState::Counted);
+    result
 }
 
 /// Returns the result that [`take`] would return, without changing the account.
+#[inline]
 pub(crate) fn look(
     account: Option<&AccountState>,
     quota: &Quota,
     now: u64,
     demand: Demand,
 ) -> Evaluation {
-    let look = |state: &AccountState| {
-        let fit = state.fit(quota, now, demand);
-        fit.with(state.snapshot(quota, now, fit.retry_ns))
-    };
-    match account.filter(|state| state.is_live(quota, now)) {
-        Some(state) => look(state),
-        None => look(&AccountState::new(quota, now)),
+    match Gcra::counting(quota) {
+        Some(gcra) => gcra.look(tat(account), now, demand),
+        None => counted::look(account.and_then(AccountState::counted), quota, now, demand),
     }
 }
 
@@ -192,38 +236,28 @@ pub(crate) fn reconstruct(
     demand: Demand,
     charged: bool,
 ) -> Evaluation {
-    let Some(state) = account.filter(|state| charged && state.is_live(quota, now)) else {
-        return look(account, quota, now, demand);
-    };
-    let over = state.counter().wait(quota, now, demand.headroom.into(), 0);
-    let fit = if quota.soft_units() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
-    fit.with(state.snapshot(quota, now, 0))
+    match Gcra::counting(quota) {
+        Some(gcra) => gcra.reconstruct(tat(account), now, demand, charged),
+        None => {
+            let state = account.and_then(AccountState::counted);
+            counted::reconstruct(state, quota, now, demand, charged)
+        }
+    }
 }
 
 /// Charges an account if the demand fits. Creates a missing account, and removes an account
 /// (`None`) that equals a new one.
+#[inline]
 pub(crate) fn take(
     account: &mut Option<AccountState>,
     quota: &Quota,
     now: u64,
     demand: Demand,
 ) -> Evaluation {
-    if demand.cost == 0 {
-        return look(account.as_ref(), quota, now, demand);
+    match Gcra::counting(quota) {
+        Some(gcra) => change_gcra(account, |tat| gcra.take(tat, now, demand)),
+        None => change_counted(account, |state| counted::take(state, quota, now, demand)),
     }
-    drop_expired(account, quota, now);
-    let is_new = account.is_none();
-    let state = get_or_open(account, quota, now);
-    let fit = state.fit(quota, now, demand);
-    if fit.allowed {
-        state.counter_mut().charge(quota, now, demand.cost.into());
-    }
-    let evaluation = fit.with(state.snapshot(quota, now, fit.retry_ns));
-    if is_new && fit.retry_ns == NEVER {
-        *account = None;
-    }
-    drop_expired(account, quota, now);
-    evaluation
 }
 
 /// Creates the account of a denied demand if the quota sets `initial` units.
@@ -231,10 +265,9 @@ pub(crate) fn take(
 /// [`take`] does so itself. A decision over several accounts denies without calling [`take`], and
 /// then calls this function.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
-    let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
-    drop_expired(account, quota, now);
-    if quota.initial_units().is_some() && demand.cost > 0 && possible {
-        get_or_open(account, quota, now);
+    match Gcra::counting(quota) {
+        Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
+        None => change_counted(account, |state| counted::open(state, quota, now, demand)),
     }
 }
 
@@ -248,16 +281,10 @@ pub(crate) fn adjust(
     now: u64,
     units: i64,
 ) -> Snapshot {
-    drop_expired(account, quota, now);
-    if units > 0 {
-        let counter = get_or_open(account, quota, now).counter_mut();
-        let late = units.unsigned_abs().min(counter.late_room(quota, now));
-        counter.charge(quota, now, late);
-    } else if let Some(state) = account {
-        state.counter_mut().refund(quota, now, units.unsigned_abs());
+    match Gcra::counting(quota) {
+        Some(gcra) => change_gcra(account, |tat| gcra.adjust(tat, now, units)),
+        None => change_counted(account, |state| counted::adjust(state, quota, now, units)),
     }
-    drop_expired(account, quota, now);
-    look(account.as_ref(), quota, now, Demand::units(0)).snapshot
 }
 
 /// Returns `true` if a late charge of `units` would be charged only in part.
@@ -267,138 +294,20 @@ pub(crate) fn caps_late_charge(
     now: u64,
     units: u64,
 ) -> bool {
-    let room = |state: &AccountState| state.counter().late_room(quota, now);
-    let room = match account.filter(|state| state.is_live(quota, now)) {
-        Some(state) => room(state),
-        None => room(&AccountState::new(quota, now)),
-    };
-    units > room
+    match Gcra::counting(quota) {
+        Some(gcra) => gcra.caps_late_charge(tat(account), now, units),
+        None => {
+            let state = account.and_then(AccountState::counted);
+            counted::caps_late_charge(state, quota, now, units)
+        }
+    }
 }
 
 /// Reverses a charge by its receipt. It does not reverse the charges of other callers, and does not
 /// return units that have already come back.
 pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
-    drop_expired(account, quota, now);
-    if let Some(state) = account {
-        state.counter_mut().undo(quota, now, receipt);
-    }
-    drop_expired(account, quota, now);
-}
-
-fn get_or_open<'a>(
-    account: &'a mut Option<AccountState>,
-    quota: &Quota,
-    now: u64,
-) -> &'a mut AccountState {
-    account.get_or_insert_with(|| AccountState::new(quota, now))
-}
-
-fn drop_expired(account: &mut Option<AccountState>, quota: &Quota, now: u64) {
-    account.take_if(|state| !state.is_live(quota, now));
-}
-
-/// Constructors for the states that another store keeps.
-#[cfg(feature = "redis")]
-impl AccountState {
-    pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
-        Self::TokenBucket(TokenBucket::from_parts(tokens, anchor, opened))
-    }
-
-    pub(crate) fn fixed_window(start: u64, count: u64, bonus: u64) -> Self {
-        Self::FixedWindow(FixedWindow::from_parts(start, count, bonus))
-    }
-
-    pub(crate) fn sliding_window(entries: Vec<(u64, u64)>) -> Self {
-        Self::SlidingWindow(SlidingWindow::from_entries(entries))
-    }
-
-    pub(crate) fn sliding_log(entries: Vec<(u64, u64)>) -> Self {
-        Self::SlidingLog(SlidingLog::from_entries(entries))
-    }
-}
-
-impl AccountState {
-    /// Creates an account at its first charge.
-    fn new(quota: &Quota, now: u64) -> Self {
-        match quota.counted_by() {
-            Algorithm::Gcra => unreachable!("an account of GCRA is one word: see `gcra`"),
-            Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::new(quota, now)),
-            Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
-                Self::FixedWindow(FixedWindow::new(quota, now))
-            }
-            Algorithm::SlidingWindow { .. } => Self::SlidingWindow(SlidingWindow::default()),
-            Algorithm::SlidingLog => Self::SlidingLog(SlidingLog::default()),
-        }
-    }
-
-    /// Returns the instant from which the account equals a new one, so that it can be dropped. 0 if
-    /// the state belongs to another algorithm.
-    pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
-        if self.matches(quota) { self.counter().expires_at(quota) } else { 0 }
-    }
-
-    fn is_live(&self, quota: &Quota, now: u64) -> bool {
-        self.expires_at(quota) > now
-    }
-
-    /// Returns `true` if the quota's algorithm uses this kind of state. The algorithm may have
-    /// changed since the last charge.
-    fn matches(&self, quota: &Quota) -> bool {
-        match self {
-            Self::TokenBucket(_) => quota.counted_by() == Algorithm::TokenBucket,
-            Self::FixedWindow(_) => matches!(
-                quota.counted_by(),
-                Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow
-            ),
-            Self::SlidingWindow(_) => {
-                matches!(quota.counted_by(), Algorithm::SlidingWindow { .. })
-            }
-            Self::SlidingLog(_) => quota.counted_by() == Algorithm::SlidingLog,
-        }
-    }
-
-    fn counter(&self) -> &dyn Counter {
-        match self {
-            Self::TokenBucket(counter) => counter,
-            Self::FixedWindow(counter) => counter,
-            Self::SlidingWindow(counter) => counter,
-            Self::SlidingLog(counter) => counter,
-        }
-    }
-
-    fn counter_mut(&mut self) -> &mut dyn Counter {
-        match self {
-            Self::TokenBucket(counter) => counter,
-            Self::FixedWindow(counter) => counter,
-            Self::SlidingWindow(counter) => counter,
-            Self::SlidingLog(counter) => counter,
-        }
-    }
-
-    fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Fit {
-        let (counter, need) = (self.counter(), demand.need());
-        let plain = if need > 0 { counter.wait(quota, now, need, 0) } else { 0 };
-        let raised = match u64::from(quota.soft_units()) {
-            soft if soft > 0 && plain > 0 => counter.wait(quota, now, need, soft),
-            _ => plain,
-        };
-        match raised {
-            0 => Fit::at_once(plain > 0),
-            wait if wait <= demand.max_wait && wait < counter.queue_limit(quota, now) => {
-                Fit::queued(wait)
-            }
-            retry_ns => Fit::denied(retry_ns),
-        }
-    }
-
-    fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
-        let counter = self.counter();
-        Snapshot::Known {
-            limit: quota.limit(),
-            remaining: u32::try_from(counter.remaining(quota, now)).unwrap_or(u32::MAX),
-            reset_ns: counter.reset_ns(quota, now),
-            next_ns: counter.next_ns(quota, now),
-            retry_ns,
-        }
+    match Gcra::counting(quota) {
+        Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),
+        None => change_counted(account, |state| counted::undo(state, quota, now, receipt)),
     }
 }

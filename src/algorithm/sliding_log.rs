@@ -4,7 +4,7 @@
 //! memory per charge, at most twice the units because of late charges. For that reason the units of
 //! a quota with a sliding log are bounded. Charges at the same instant share an entry.
 
-use super::{Counter, NEVER, Receipt, entries::Entries};
+use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::Quota;
 
 #[derive(Clone, Debug, Default)]
@@ -14,6 +14,15 @@ impl SlidingLog {
     #[cfg(feature = "redis")]
     pub(super) fn from_entries(entries: Vec<(u64, u64)>) -> Self {
         Self(Entries::from_pairs(entries))
+    }
+
+    /// Returns a log with one charge of all units, as of the latest.
+    pub(super) fn condensed(&self) -> Self {
+        let mut log = Entries::default();
+        if let Some(newest) = self.0.newest() {
+            log.add(newest, self.0.total(), |_| false);
+        }
+        Self(log)
     }
 
     /// Returns the units charged in `(now − period, now]`.
@@ -83,7 +92,9 @@ mod tests {
         for step in 0..10_000 {
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
-            let Some(AccountState::SlidingLog(counter)) = &account else { panic!("{account:?}") };
+            let Some(AccountState::Counted(CountedState::SlidingLog(counter))) = &account else {
+                panic!("{account:?}")
+            };
             most = most.max(counter.0.len());
         }
         assert_eq!(most, 25);

@@ -12,7 +12,7 @@
 //! instant of its last charge instead of its index. If the quota changes, buckets of another width
 //! count all units of the bucket at that instant, so none expires too early.
 
-use super::{Counter, NEVER, Receipt, entries::Entries};
+use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Debug, Default)]
@@ -142,7 +142,7 @@ mod tests {
         for step in 0..10_000 {
             take(&mut account, &quota, step * 7_000_000, Demand::units(1));
             adjust(&mut account, &quota, step * 7_000_000, 1);
-            let Some(AccountState::SlidingWindow(counter)) = &account else {
+            let Some(AccountState::Counted(CountedState::SlidingWindow(counter))) = &account else {
                 panic!("{account:?}")
             };
             most = most.max(counter.0.len());

@@ -4,32 +4,23 @@ use std::{path::Path, time::Duration};
 
 use serde::Deserialize;
 
-use super::{gcra::Gcra, *};
+use super::*;
 use crate::{
     decision::{Decision, Outcome},
     name::RuleName,
 };
 
-/// An account of any algorithm, as a store keeps it.
+/// An account of any algorithm.
 #[derive(Clone, Debug)]
-pub(super) enum Account {
-    Word(u64),
-    State(Option<AccountState>),
-}
+pub(super) struct Account(pub(super) Option<AccountState>);
 
 impl Account {
-    pub(super) fn new(quota: &Quota) -> Self {
-        match quota.counted_by() {
-            Algorithm::Gcra => Self::Word(0),
-            _ => Self::State(None),
-        }
+    pub(super) fn new() -> Self {
+        Self(None)
     }
 
     pub(super) fn look(&self, quota: &Quota, now: u64, demand: Demand) -> Evaluation {
-        match self {
-            Self::Word(stored) => Gcra::new(quota).look(*stored, now, demand),
-            Self::State(state) => look(state.as_ref(), quota, now, demand),
-        }
+        look(self.0.as_ref(), quota, now, demand)
     }
 
     /// Returns the result and its receipt.
@@ -39,14 +30,7 @@ impl Account {
         now: u64,
         demand: Demand,
     ) -> (Evaluation, Receipt) {
-        let evaluation = match self {
-            Self::Word(stored) => {
-                let (after, evaluation) = Gcra::new(quota).take(*stored, now, demand);
-                *stored = after.unwrap_or(*stored);
-                evaluation
-            }
-            Self::State(state) => take(state, quota, now, demand),
-        };
+        let evaluation = take(&mut self.0, quota, now, demand);
         let mut decision = Decision::new(evaluation.allowed, now);
         decision.set_allowed(evaluation.overage, evaluation.wait);
         let outcome = Outcome::with(RuleName::default(), 0, evaluation.snapshot);
@@ -54,40 +38,20 @@ impl Account {
     }
 
     pub(super) fn open(&mut self, quota: &Quota, now: u64, demand: Demand) {
-        match self {
-            Self::Word(stored) => {
-                *stored = Gcra::new(quota).open(*stored, now, demand).unwrap_or(*stored);
-            }
-            Self::State(state) => open(state, quota, now, demand),
-        }
+        open(&mut self.0, quota, now, demand);
     }
 
     pub(super) fn adjust(&mut self, quota: &Quota, now: u64, units: i64) -> Snapshot {
-        match self {
-            Self::Word(stored) => {
-                let (after, snapshot) = Gcra::new(quota).adjust(*stored, now, units);
-                *stored = after.unwrap_or(*stored);
-                snapshot
-            }
-            Self::State(state) => adjust(state, quota, now, units),
-        }
+        adjust(&mut self.0, quota, now, units)
     }
 
     pub(super) fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
-        match self {
-            Self::Word(stored) => {
-                *stored = Gcra::new(quota).undo(*stored, now, receipt).unwrap_or(*stored);
-            }
-            Self::State(state) => undo(state, quota, now, receipt),
-        }
+        undo(&mut self.0, quota, now, receipt);
     }
 
     /// Returns 0 if there is no account.
     pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
-        match self {
-            Self::Word(stored) => *stored,
-            Self::State(state) => state.as_ref().map_or(0, |state| state.expires_at(quota)),
-        }
+        self.0.as_ref().map_or(0, |state| state.expires_at(quota))
     }
 }
 
@@ -248,7 +212,7 @@ fn take_all(
 
 fn play_case(case: &Case) {
     let quotas: Vec<Quota> = case.quotas.iter().map(QuotaRow::quota).collect();
-    let mut accounts: Vec<Account> = quotas.iter().map(Account::new).collect();
+    let mut accounts: Vec<Account> = quotas.iter().map(|_| Account::new()).collect();
     for (index, step) in case.steps.iter().enumerate() {
         let step_name = format!("{} step {index}", case.name);
         let snapshots: Vec<Snapshot> = if step.op == "settle" {
@@ -316,11 +280,9 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     for algorithm in algorithms {
         let quota = Quota::per_minute(5).max_debt(2).algorithm(algorithm);
         let now = 60_000_000_000;
-        let mut account = Account::new(&quota);
-        let is_cut = |account: &Account, units| match account {
-            Account::Word(stored) => Gcra::new(&quota).caps_late_charge(*stored, now, units),
-            Account::State(state) => caps_late_charge(state.as_ref(), &quota, now, units),
-        };
+        let mut account = Account::new();
+        let is_cut =
+            |account: &Account, units| caps_late_charge(account.0.as_ref(), &quota, now, units);
         assert_eq!([7, 8].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");
         account.adjust(&quota, now, 4);
         assert_eq!([3, 4].map(|units| is_cut(&account, units)), [false, true], "{algorithm:?}");

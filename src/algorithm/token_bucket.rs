@@ -9,7 +9,7 @@
 //! back every `period / units`, is [`gcra`](super::gcra). The form in this module allows the whole
 //! burst directly before a refill, and the refilled units directly after it.
 
-use super::{Counter, NEVER, Receipt};
+use super::{NEVER, Receipt, counted::Counter};
 use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn refilled_tokens_are_not_returned_a_second_time() {
         let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(5));
         account.take(&quota, SECOND, Demand::units(8));
         account.undo(&quota, SECOND, mine);
@@ -144,7 +144,7 @@ mod tests {
     fn a_partial_undo_returns_at_most_the_tokens_that_were_not_refilled() {
         let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
         let after = |units| {
-            let mut account = Account::new(&quota);
+            let mut account = Account::new();
             let (_, mine) = account.take(&quota, 0, Demand::units(5));
             account.take(&quota, SECOND, Demand::units(8));
             account.undo(&quota, SECOND, Receipt { units, ..mine });
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_receipt_from_before_the_bucket_was_full_is_void() {
         let quota = Quota::per_second(3).burst(10).algorithm(Algorithm::TokenBucket);
-        let mut account = Account::new(&quota);
+        let mut account = Account::new();
         let (_, mine) = account.take(&quota, 0, Demand::units(3));
         account.take(&quota, SECOND, Demand::units(5));
         account.undo(&quota, SECOND, mine);

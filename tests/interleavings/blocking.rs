@@ -6,9 +6,9 @@ use loom::thread;
 
 use super::{
     blocks::Blocks,
-    every_order, orders,
-    sync::is_thread,
-    table::{ALICE, BOB, LONG, OTHER},
+    every_order,
+    ledger::{ALICE, BOB, LONG, OTHER},
+    orders,
 };
 
 const ROOM: usize = 1;
@@ -20,10 +20,7 @@ fn a_key_that_is_blocked_again_stays_blocked() {
         let blocks = Arc::new(Blocks::default());
         assert!(blocks.set(ALICE, 1, 10, ROOM) && blocks.set(OTHER, 1, LONG, ROOM));
         let shared = blocks.clone();
-        let bob = thread::spawn(move || {
-            is_thread(1);
-            shared.set(BOB, 20, 60, ROOM)
-        });
+        let bob = thread::spawn(move || shared.set(BOB, 20, 60, ROOM));
         let alice = blocks.set(ALICE, 20, 50, ROOM);
         assert_eq!(blocks.left(ALICE, 20), if alice { 30 } else { 0 });
         let bob = bob.join().expect("no panic");
@@ -40,7 +37,6 @@ fn a_block_and_an_unblock_have_an_order() {
         assert!(blocks.set(ALICE, 1, 30, ROOM));
         let shared = blocks.clone();
         let ended = thread::spawn(move || {
-            is_thread(1);
             shared.end(ALICE, 20);
         });
         assert!(blocks.set(ALICE, 20, 50, ROOM));

@@ -1,19 +1,20 @@
 //! Accounts open once. No charge is lost or reaches another account while slots change owners.
 
 use super::{
-    every_order, orders,
-    table::{
+    every_order,
+    ledger::{
         ALICE, BOB, CAROL,
         Charged::{Own, Shared},
-        LONG, OTHER, T, Table,
+        LONG, Ledger, OTHER, T,
     },
+    orders,
 };
 
 #[test]
 fn two_first_charges_open_one_account() {
     every_order(|| {
-        let take = |table: &Table| table.take(ALICE, 20);
-        let (table, one, other) = Table::new(2, &[]).both(take, take);
+        let take = |table: &Ledger| table.take(ALICE, 20);
+        let (table, one, other) = Ledger::new(2, &[]).both(take, take);
         let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
         assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
         assert_eq!((table.look(ALICE), table.active(20)), (Some(20 + 2 * T), 1));
@@ -24,7 +25,7 @@ fn two_first_charges_open_one_account() {
 fn first_charges_by_clocks_apart_open_one_account() {
     every_order(|| {
         let (table, one, other) =
-            Table::new(1, &[]).both(|table| table.take(ALICE, 20), |table| table.take(ALICE, 21));
+            Ledger::new(1, &[]).both(|table| table.take(ALICE, 20), |table| table.take(ALICE, 21));
         let said = (one, other, table.look(ALICE));
         let (early, late) = (20 + T, 21 + T);
         let first = (Some(Own(early)), None, Some(early));
@@ -36,8 +37,8 @@ fn first_charges_by_clocks_apart_open_one_account() {
 #[test]
 fn two_charges_of_one_account_both_count() {
     every_order(|| {
-        let take = |table: &Table| table.take(ALICE, 20);
-        let (table, one, other) = Table::new(2, &[(ALICE, 15)]).both(take, take);
+        let take = |table: &Ledger| table.take(ALICE, 20);
+        let (table, one, other) = Ledger::new(2, &[(ALICE, 15)]).both(take, take);
         let first = (Some(Own(20 + T)), Some(Own(20 + 2 * T)));
         assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
         assert_eq!(table.look(ALICE), Some(20 + 2 * T));
@@ -48,7 +49,7 @@ fn two_charges_of_one_account_both_count() {
 #[test]
 fn a_charge_that_races_a_claim_counts_for_its_own_account() {
     orders(3, || {
-        let (table, alice, bob) = Table::new(2, &[(ALICE, 10), (OTHER, LONG)])
+        let (table, alice, bob) = Ledger::new(2, &[(ALICE, 10), (OTHER, LONG)])
             .both(|table| table.take(ALICE, 20), |table| table.take(BOB, 20));
         let (own, shared) = (Some(Own(20 + T)), Some(Shared(20 + T)));
         let accounts = (table.look(ALICE), table.look(BOB));
@@ -65,7 +66,7 @@ fn a_charge_that_races_a_claim_counts_for_its_own_account() {
 #[test]
 fn an_account_in_debt_is_never_reclaimed() {
     every_order(|| {
-        let (_, bob, alice) = Table::new(1, &[(ALICE, 25)])
+        let (_, bob, alice) = Ledger::new(1, &[(ALICE, 25)])
             .both(|table| table.take(BOB, 30), |table| table.take(ALICE, 22));
         assert_eq!(bob, Some(Own(30 + T)));
         // If her account was reclaimed, it reopens no earlier than the instant at which that was
@@ -77,8 +78,8 @@ fn an_account_in_debt_is_never_reclaimed() {
 #[test]
 fn a_look_never_misses_an_account_that_exists() {
     orders(3, || {
-        let charge_and_look = |table: &Table| (table.take(ALICE, 20), table.look(ALICE));
-        let (_, (said, seen), _) = Table::new(2, &[(ALICE, 10), (OTHER, LONG)])
+        let charge_and_look = |table: &Ledger| (table.take(ALICE, 20), table.look(ALICE));
+        let (_, (said, seen), _) = Ledger::new(2, &[(ALICE, 10), (OTHER, LONG)])
             .both(charge_and_look, |table| table.take(BOB, 20));
         let own = (Some(Own(20 + T)), Some(20 + T));
         assert!((said, seen) == own || (said, seen) == (Some(Shared(20 + T)), None), "{said:?}");
@@ -88,7 +89,7 @@ fn a_look_never_misses_an_account_that_exists() {
 #[test]
 fn one_of_three_new_keys_claims_the_free_slot() {
     orders(2, || {
-        let (table, one, (two, three)) = Table::new(2, &[(ALICE, 10), (OTHER, LONG)]).all(
+        let (table, one, (two, three)) = Ledger::new(2, &[(ALICE, 10), (OTHER, LONG)]).all(
             |table| table.take(ALICE, 20),
             |table| table.take(BOB, 20),
             |table| table.take(CAROL, 20),
@@ -105,8 +106,8 @@ fn one_of_three_new_keys_claims_the_free_slot() {
 #[test]
 fn three_first_charges_open_one_account() {
     orders(2, || {
-        let take = |table: &Table| table.take(ALICE, 20);
-        let (table, one, (two, three)) = Table::new(3, &[]).all(take, take, take);
+        let take = |table: &Ledger| table.take(ALICE, 20);
+        let (table, one, (two, three)) = Ledger::new(3, &[]).all(take, take, take);
         let mut said = [one, two, three].map(|said| said.expect("fits"));
         said.sort_unstable();
         assert_eq!(said, [Own(20 + T), Own(20 + 2 * T), Own(20 + 3 * T)]);

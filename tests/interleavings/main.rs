@@ -1,6 +1,6 @@
-//! The embedded store's slot table, overflow accounts and blocks under every order of events
+//! The embedded store's table of accounts, shared accounts and blocks under every order of events
 //! between threads. They are compiled from the crate's own files, with loom's atomics and locks in
-//! place of the standard library's. A small model runs in every order that the memory model allows.
+//! place of the real ones. A small model runs in every order that the memory model allows.
 //! A larger model runs in all orders with a bounded number of preemptions; `LOOM_MAX_PREEMPTIONS`
 //! sets another bound.
 //!
@@ -11,15 +11,19 @@ mod blocking;
 #[expect(dead_code, reason = "statistics")]
 mod blocks;
 mod claims;
+mod ledger;
 mod lowering;
 #[path = "../../src/store/local/overflow.rs"]
 #[expect(dead_code, reason = "statistics")]
 mod overflow;
-mod sharing;
-#[path = "../../src/store/local/slots.rs"]
+#[path = "../../src/store/local/sets.rs"]
 #[expect(dead_code, reason = "statistics")]
-mod slots;
+mod sets;
+mod several;
+mod sharing;
 mod sync;
+#[path = "../../src/store/local/table.rs"]
+#[expect(dead_code, reason = "statistics")]
 mod table;
 
 /// The module by which the files name items of the crate root.

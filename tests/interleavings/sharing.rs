@@ -2,17 +2,17 @@
 
 use super::{
     every_order,
-    table::{
+    ledger::{
         ALICE, BOB, CAROL,
         Charged::{Own, Shared},
-        LONG, OTHER, T, Table,
+        LONG, Ledger, OTHER, T,
     },
 };
 
 #[test]
 fn new_keys_without_a_slot_share_one_quota() {
     every_order(|| {
-        let (table, bob, carol) = Table::new(1, &[(ALICE, LONG), (OTHER, LONG)])
+        let (table, bob, carol) = Ledger::new(1, &[(ALICE, LONG), (OTHER, LONG)])
             .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 20));
         let first = (Some(Shared(20 + T)), None);
         assert!((bob, carol) == first || (carol, bob) == first, "{bob:?}, {carol:?}");
@@ -20,12 +20,11 @@ fn new_keys_without_a_slot_share_one_quota() {
     });
 }
 
-/// Charges from two sets may run at the same time.
 #[test]
-fn new_keys_of_two_sets_leave_the_later_debt_visible() {
+fn two_new_keys_leave_the_later_debt_visible() {
     every_order(|| {
-        let (table, one, other) =
-            Table::new(2, &[]).both(|table| table.share(20), |table| table.share(20));
+        let (table, one, other) = Ledger::new(2, &[(ALICE, LONG), (OTHER, LONG)])
+            .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 20));
         let first = (Some(Shared(20 + T)), Some(Shared(20 + 2 * T)));
         assert!((one, other) == first || (other, one) == first, "{one:?}, {other:?}");
         assert_eq!(table.look_shared(20 + T + 1), 20 + 2 * T);
@@ -36,7 +35,7 @@ fn new_keys_of_two_sets_leave_the_later_debt_visible() {
 #[test]
 fn a_new_key_takes_shared_debt_into_its_slot() {
     every_order(|| {
-        let (_, bob, carol) = Table::new(2, &[(ALICE, 25), (OTHER, LONG)])
+        let (_, bob, carol) = Ledger::new(2, &[(ALICE, 25), (OTHER, LONG)])
             .both(|table| table.take(BOB, 20), |table| table.take(CAROL, 26));
         match (bob, carol) {
             (Some(Shared(30)), Some(Own(40))) | (Some(Shared(36)), Some(Own(36))) => {}
@@ -48,7 +47,7 @@ fn a_new_key_takes_shared_debt_into_its_slot() {
 #[test]
 fn a_shared_account_counts_a_refund_and_a_charge() {
     every_order(|| {
-        let table = Table::new(5, &[(ALICE, LONG), (OTHER, LONG)]);
+        let table = Ledger::new(5, &[(ALICE, LONG), (OTHER, LONG)]);
         assert_eq!(table.take(BOB, 20), Some(Shared(30)));
         let (table, (), carol) =
             table.both(|table| table.refund(BOB, 20), |table| table.take(CAROL, 20));
@@ -61,8 +60,8 @@ fn a_shared_account_counts_a_refund_and_a_charge() {
 #[test]
 fn a_shared_charge_is_visible_to_its_caller() {
     every_order(|| {
-        let charge_and_look = |table: &Table| (table.take(BOB, 20), table.look_shared(20));
-        let (_, (said, seen), other) = Table::new(5, &[(ALICE, LONG), (OTHER, LONG)])
+        let charge_and_look = |table: &Ledger| (table.take(BOB, 20), table.look_shared(20));
+        let (_, (said, seen), other) = Ledger::new(5, &[(ALICE, LONG), (OTHER, LONG)])
             .both(charge_and_look, |table| table.take(CAROL, 20));
         match (said, other) {
             (Some(Shared(30)), Some(Shared(40))) => assert!(seen == 30 || seen == 40, "{seen}"),

@@ -74,3 +74,10 @@ async fn a_cluster_conforms() {
     let _ = properties::all_or_nothing(&mut subject).await;
     conforms(subject).await;
 }
+
+#[tokio::test]
+async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
+    let server = Server::redis().await;
+    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    crate::support::live::replaced_quotas(&mut redis).await;
+}

@@ -9,6 +9,8 @@ pub(crate) mod driven;
 #[cfg(feature = "tonic")]
 pub(crate) mod echo;
 #[cfg(feature = "testing")]
+pub(crate) mod live;
+#[cfg(feature = "testing")]
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod random;

@@ -64,7 +64,7 @@ proptest! {
         ];
         let quota = quota(units, 4 * period).algorithm(algorithm[kind]);
         let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
-        let mut with = Account::new(&quota);
+        let mut with = Account::new();
         with.take(&quota, now, Demand::units(first));
         // An account that would have expired without the charge starts again at another instant.
         let is_live = |account: &Account, now| account.expires_at(&quota) > now;
@@ -105,7 +105,7 @@ proptest! {
         start in prop_oneof![0..10 * SECOND, Just(1u64 << 62)],
         steps in prop::collection::vec((0usize..4, jump(), 0u64..3, op()), 1..24),
     ) {
-        let (mut state, mut word) = (None, 0);
+        let mut account = Account::new();
         let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
         let mut charges = Vec::new();
         for (which, jump, behind, op) in steps {
@@ -114,8 +114,6 @@ proptest! {
             last = Row { full: last.full.min(year), next: last.next.min(year), ..last };
             now += jump.nanos(quota, Row { retry: last.retry.min(year), ..last }).min(10 * year);
             let now = now.saturating_sub(behind);
-            let gcra = quota.counted_by() == Algorithm::Gcra;
-            let mut account = if gcra { Account::Word(word) } else { Account::State(state.take()) };
             match op {
                 Op::Take { cost, headroom, max_wait } => {
                     let demand = Demand { cost, headroom, max_wait };
@@ -140,10 +138,6 @@ proptest! {
                         account.undo(quota, now, Receipt { units, ..*receipt });
                     }
                 }
-            }
-            match account {
-                Account::Word(stored) => word = stored,
-                Account::State(stored) => state = stored,
             }
         }
     }

@@ -182,7 +182,7 @@ fn quota(units: u32, period: u64) -> Quota {
 
 /// Plays a sequence on the algorithm and on its model, and compares the results of each operation.
 fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseResult {
-    let mut fast = Account::new(&quota);
+    let mut fast = Account::new();
     let mut slow = M::of(&quota);
     let mut charges: Vec<Charge> = Vec::new();
     let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
@@ -300,7 +300,7 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
     for cost in [0, 1, quota.limit(), quota.limit() + 1, quota.limit() + quota.soft_units()] {
         let look =
             |account: &Account| Decided::from(account.look(quota, expired, Demand::units(cost)));
-        prop_assert_eq!(look(&account), look(&Account::new(quota)));
+        prop_assert_eq!(look(&account), look(&Account::new()));
     }
     Ok(())
 }

@@ -5,10 +5,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use foldhash::{SharedSeed, quality::SeedableRandomState};
 use smallvec::SmallVec;
 
-use super::state_table::Address;
+use super::{sets::Stored, table::Address};
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation},
-    decision::{Decision, Outcome, Snapshot},
+    algorithm::{AccountState, Demand, Evaluation},
+    decision::{Decision, Outcome},
     name::RuleName,
     quota::Quota,
     store::Charge,
@@ -25,9 +25,10 @@ pub(super) struct Account<'a> {
     pub(super) report_only: bool,
 }
 
-impl<'a> Account<'a> {
-    pub(super) fn address(&self) -> Address<'a> {
-        Address { id: self.id, rule: self.rule, quota_index: self.quota_index, quota: self.quota }
+impl Account<'_> {
+    #[inline]
+    pub(super) fn address(&self) -> Address {
+        Address { id: self.id, rule: self.rule, quota_index: self.quota_index }
     }
 
     #[inline]
@@ -41,14 +42,35 @@ impl<'a> Account<'a> {
         Self { demand: Demand { max_wait: 0, ..self.demand }, ..*self }
     }
 
-    /// Returns the values of the account in this state.
-    pub(super) fn snapshot(&self, state: Option<&AccountState>, now: u64) -> Snapshot {
-        algorithm::look(state, self.quota, now, self.demand).snapshot
-    }
-
     /// Returns `true` if the evaluation does not deny the decision.
     pub(super) fn permits(&self, evaluation: &Evaluation) -> bool {
         evaluation.allowed || self.report_only
+    }
+}
+
+impl Stored for AccountState {
+    type Quota = Quota;
+
+    #[inline]
+    fn from_instant(instant: u64) -> Self {
+        Self::Gcra(instant)
+    }
+
+    #[inline]
+    fn as_instant(&self, expires_at: u64) -> Option<u64> {
+        match self {
+            Self::Gcra(tat) if *tat == expires_at => Some(*tat),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn expires_at(&self, quota: &Quota) -> u64 {
+        self.expires_at(quota)
+    }
+
+    fn condensed(&self) -> Self {
+        self.condensed()
     }
 }
 
@@ -120,47 +142,32 @@ impl AddressHasher {
         Self { seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()) }
     }
 
-    #[inline]
-    pub(super) fn account<'a>(
-        &self,
-        charge: &Charge<'a>,
-        quota_index: usize,
-        quota: &'a Quota,
-    ) -> Account<'a> {
-        let (rule, report_only) = (charge.rule(), charge.is_report_only());
-        Account {
-            id: self.id(charge, quota_index),
-            rule,
-            quota_index,
-            quota,
-            demand: charge.demand(),
-            report_only,
-        }
-    }
-
     pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
         let mut accounts = Accounts::default();
         for charge in charges {
+            let (id, rule, report_only) = (self.id(charge), charge.rule(), charge.is_report_only());
             for (quota_index, quota) in charge.charged_quotas() {
-                accounts.add(self.account(charge, quota_index, quota));
+                let id = quota_id(id, quota_index);
+                let demand = charge.demand();
+                accounts.add(Account { id, rule, quota_index, quota, demand, report_only });
             }
         }
         accounts
     }
 
-    /// Returns the id under which the block of the charge's key is kept.
-    pub(super) fn block_id(&self, charge: &Charge<'_>) -> u64 {
-        self.id(charge, usize::MAX)
-    }
-
+    /// Returns the id of the account of the first quota. It is never 0.
     #[inline]
-    pub(super) fn id(&self, charge: &Charge<'_>, quota_index: usize) -> u64 {
+    pub(super) fn id(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.seed.build_hasher();
-        charge
-            .key()
-            .hash_with(charge.rule().hash64().wrapping_add(quota_index as u64), &mut hasher);
-        hasher.finish()
+        charge.key().hash_with(charge.rule().hash64(), &mut hasher);
+        hasher.finish().max(1)
     }
+}
+
+/// Returns the id of the account of a quota. Ids differ in their high bits, which select the set.
+fn quota_id(first: u64, quota_index: usize) -> u64 {
+    // An odd constant (from the golden ratio).
+    first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }
 
 /// Creates the decision about one charge of one quota.

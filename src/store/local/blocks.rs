@@ -1,7 +1,7 @@
 //! Blocked keys, kept in a table beside the accounts.
 
 use super::{
-    slots::Slots,
+    sets::Sets,
     sync::{
         AtomicU64, OnceLock,
         Ordering::{Acquire, Release},
@@ -14,32 +14,35 @@ use super::{
 pub(super) struct Blocks {
     /// The instant at which the last block ends. After it, no lookup is needed.
     latest: AtomicU64,
-    records: OnceLock<Slots>,
+    sets: OnceLock<Sets<()>>,
 }
 
 impl Blocks {
     /// Blocks `id` until `until`. Returns `false` if there is no room. The first block creates the
     /// table, with `slots` slots.
     pub(super) fn set(&self, id: u64, now: u64, until: u64, slots: usize) -> bool {
-        let records = self.records.get_or_init(|| Slots::new(slots));
-        let set = |_| (Some(until), true);
-        let is_set = records.update(id, set);
-        let is_set = is_set.unwrap_or_else(|| records.claim(id, now, set, set, |_| false));
-        if is_set {
+        let sets = self.sets.get_or_init(|| Sets::new(slots));
+        let mut set = sets.lock(sets.index(id));
+        let found = set.find(id).or_else(|| set.room(id, now, |_| false));
+        if let Some(at) = found {
+            set.claim(at, id, now);
+            set.store_instant(at, until);
             self.latest.fetch_max(until, Release);
         }
-        is_set
+        found.is_some()
     }
 
     pub(super) fn end(&self, id: u64, now: u64) {
-        if let Some(records) = self.records.get() {
-            let _ = records.lower(id, now, |_, floor| (Some(floor), ()));
+        let Some(sets) = self.sets.get() else { return };
+        let mut set = sets.lock(sets.index(id));
+        if let Some(at) = set.find(id) {
+            set.store_instant(at, now);
         }
     }
 
     /// Counts the keys that are blocked now. Reads every slot.
     pub(super) fn len(&self, now: u64) -> usize {
-        self.records.get().map_or(0, |records| records.active(now))
+        self.sets.get().map_or(0, |sets| sets.active(now))
     }
 
     /// Returns `true` if a key may be blocked now.
@@ -50,7 +53,8 @@ impl Blocks {
 
     /// Returns the nanoseconds until the block of `id` ends, or 0 if it is not blocked.
     pub(super) fn left(&self, id: u64, now: u64) -> u64 {
-        let until = self.records.get().and_then(|records| records.look(id, |until| until));
-        until.map_or(0, |until| until.saturating_sub(now))
+        let Some(sets) = self.sets.get() else { return 0 };
+        let set = sets.lock(sets.index(id));
+        set.find(id).map_or(0, |at| set.expires_at(at).saturating_sub(now))
     }
 }

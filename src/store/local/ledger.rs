@@ -1,5 +1,7 @@
 //! Decisions over one or several accounts. All accounts are charged, or none.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -7,13 +9,12 @@ use super::{
     accounts::{Account, Accounts, AddressHasher, decision},
     blocks::Blocks,
     clock::Clock,
-    gcra_table::GcraTable,
     overflow_warning::OverflowWarning,
-    state_table::StateTable,
+    table::{Address, LockedAccounts, Table},
 };
 use crate::{
-    algorithm::{self, Evaluation, Receipt, gcra::Gcra},
-    decision::{Decision, NEVER, Outcome, Snapshot},
+    algorithm::{self, AccountState, Demand, Evaluation, Receipt, gcra::Gcra},
+    decision::{Decision, NEVER, Outcome, Snapshot, Source},
     observe::late_charge_cut,
     quota::Quota,
     store::Charge,
@@ -22,10 +23,9 @@ use crate::{
 /// Slots per key of the capacity. With two, a set of 16 is full for less than one key in a thousand
 /// at that capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-/// The maximum number of attempts of a decision over several accounts, each of which fails if
-/// another thread charges in between. A limit is needed, because two new keys that share an account
-/// may fit alone but never together.
-const MAX_ATTEMPTS: usize = 16;
+/// Slots of the account table per slot of the block table. That is one slot per four keys of the
+/// capacity.
+const SLOTS_PER_BLOCK: usize = 8;
 /// The maximum number of times that a denial is repeated with a later reading of the clock.
 const MAX_REPEATS: usize = 2;
 
@@ -33,22 +33,21 @@ type Evaluations = SmallVec<[Evaluation; 4]>;
 
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
-    pub(super) clock: Clock,
-    pub(super) hasher: AddressHasher,
-    pub(super) gcra_table: GcraTable,
-    state_table: StateTable,
-    pub(super) blocks: Blocks,
-    pub(super) block_warning: OverflowWarning,
+    clock: Clock,
+    hasher: AddressHasher,
+    table: Table<AccountState>,
+    warning: OverflowWarning,
+    blocks: Blocks,
+    block_warning: OverflowWarning,
 }
 
 impl Ledger {
     pub(super) fn new(clock: Clock, keys: usize) -> Self {
-        let slots = keys.saturating_mul(SLOTS_PER_KEY);
         Self {
             clock,
             hasher: AddressHasher::new(),
-            gcra_table: GcraTable::new(slots),
-            state_table: StateTable::new(slots),
+            table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
+            warning: OverflowWarning::default(),
             blocks: Blocks::default(),
             block_warning: OverflowWarning::default(),
         }
@@ -57,9 +56,9 @@ impl Ledger {
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
         Stats {
-            slots: self.gcra_table.len(),
-            active: self.gcra_table.active(now) + self.state_table.active(now),
-            overflowed: self.gcra_table.overflowed() + self.state_table.overflowed(),
+            slots: self.table.sets().slots(),
+            active: self.table.sets().active(now),
+            overflowed: self.table.overflow().decisions(),
             blocked: self.blocks.len(now),
         }
     }
@@ -102,251 +101,222 @@ impl Ledger {
         }
     }
 
+    /// Decides about one charge of one plain GCRA quota without a list, because that is the common
+    /// case. [`decide_all`](Ledger::decide_all) decides about all others, and about new keys.
     #[inline]
     fn decide(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let [charge] = charges
             && let [quota] = charge.quotas()
             && charge.quota_index().is_none()
+            && let Some(gcra) = Gcra::plain(quota)
             && !self.blocks.any(now)
         {
-            return self.take_one(charge, quota, now);
-        }
-        self.take_several(charges, now)
-    }
-
-    /// Decides about one charge of one quota, which is the common case. It builds no lists and no
-    /// [`Account`], because an [`Account`] in memory costs as much as the decision.
-    #[inline]
-    fn take_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Decision {
-        let demand = charge.demand();
-        if let Some(gcra) = Gcra::counting(quota) {
-            let id = self.hasher.id(charge, 0);
-            if let Some(charged) =
-                self.gcra_table.find(id, |stored| gcra.charge(stored, now, demand))
-            {
+            let take = |tat| gcra.charge(tat, now, charge.demand());
+            if let Some(charged) = self.table.update_instant(self.hasher.id(charge), take) {
                 return decision(charge, gcra.evaluation(charged), now);
             }
         }
-        decision(charge, self.charge_one(charge, quota, now), now)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn charge_one(&self, charge: &Charge<'_>, quota: &Quota, now: u64) -> Evaluation {
-        self.charge(&self.hasher.account(charge, 0, quota), now)
+        self.decide_all(charges, now)
     }
 
     #[inline(never)]
-    fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+    fn decide_all(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if self.blocks.any(now)
             && let Some(denial) = self.deny_blocked(charges, now)
         {
             return denial;
         }
         let accounts = self.hasher.accounts(charges);
-        for attempt in 1..=MAX_ATTEMPTS {
-            if let Some(decision) = self.take_all(&accounts, now, attempt == MAX_ATTEMPTS) {
-                return decision;
-            }
+        let mut locked = self.lock(&accounts, now);
+        let decision = take_all(&accounts, &mut locked);
+        if locked.overflowed() {
+            self.table.overflow().count();
+            // A log subscriber may run any code, so the locks are released first.
+            drop(locked);
+            self.warning.record(now, self.table.sets().slots());
         }
-        Decision::deny()
+        decision
     }
 
-    /// Looks at all accounts, then charges all. If another thread charged in between, undoes the
-    /// charges made so far and returns `None`, or a denial in the `last` attempt.
-    fn take_all(&self, accounts: &Accounts<'_>, now: u64, last: bool) -> Option<Decision> {
-        let all = &accounts.distinct;
-        let look = |account: &Account<'_>| self.look(account, now);
-        let mut evaluations: Evaluations = all.iter().map(look).collect();
-        let fits = all.iter().zip(&evaluations).all(|(account, it)| account.permits(it));
-        if !fits {
-            // The waits of a denial are those of callers that do not queue.
-            evaluations = all.iter().map(|account| look(&account.without_queueing())).collect();
-        }
-        let never =
-            !fits && all.iter().zip(&evaluations).any(|(a, it)| !a.report_only && it.is_never());
-        for (index, account) in all.iter().enumerate() {
-            if !fits {
-                if !never {
-                    self.open(account, now);
-                }
-            } else if accounts.charges(account, &evaluations) {
-                let evaluation = self.charge(account, now);
-                if !evaluation.allowed {
-                    for (account, charged) in all.iter().zip(&evaluations).take(index) {
-                        if accounts.charges(account, &evaluations) {
-                            self.undo_charge(account, now, charged);
-                        }
-                    }
-                    evaluations =
-                        all.iter().map(|account| look(&account.without_queueing())).collect();
-                    evaluations[index] = evaluation;
-                    return last.then(|| accounts.decision(&evaluations, now, false));
-                }
-                evaluations[index] = evaluation;
-            } else {
-                // A report-only rule that is not charged still creates the account.
-                self.open(account, now);
-            }
-        }
-        Some(accounts.decision(&evaluations, now, fits))
+    fn lock(&self, accounts: &Accounts<'_>, now: u64) -> LockedAccounts<'_, AccountState> {
+        let addresses: SmallVec<[Address; 4]> =
+            accounts.distinct.iter().map(Account::address).collect();
+        self.table.lock(&addresses, now)
     }
 
     pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
-        // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
-        let is_mirror = charge.cost() == 0;
-        self.each(charge, |account, now| {
-            let (snapshot, cut) = self.adjust_one(account, now, units);
-            if cut && !is_mirror {
-                late_charge_cut(account.quota);
+        let (mut cut, late) = (None, units.unsigned_abs());
+        let decision = self.each(charge, |index, account, locked| {
+            let (quota, now) = (account.quota, locked.now());
+            let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
+            if units <= 0 {
+                // A key without an account receives no units, because it shares its account.
+                let lowered = locked.lower(index, quota, adjust);
+                return lowered.unwrap_or_else(|| snapshot(index, account, locked));
             }
-            snapshot
-        })
+            let caps = |state: Option<&_>| algorithm::caps_late_charge(state, quota, now, late);
+            if locked.look(index, caps) {
+                cut = Some(quota);
+            }
+            locked.update(index, quota, adjust)
+        });
+        // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
+        if let Some(quota) = cut.filter(|_| charge.cost() > 0) {
+            late_charge_cut(quota);
+        }
+        decision
     }
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
-        self.each(charge, |account, now| {
-            // Read after the reset: other threads may charge by later readings than `now`.
-            let clock = || self.clock.now();
-            let Some(gcra) = Gcra::counting(account.quota) else {
-                let show = |state: Option<&_>| account.snapshot(state, now);
-                return self.state_table.reset(account.address(), now, show, clock);
-            };
-            let show = |stored, now| gcra.look(stored, now, account.demand).snapshot;
-            let reset = |stored, floor| ((stored > floor).then_some(floor), show(floor, floor));
-            self.gcra_table.reset(account.address(), now, reset, show, clock)
+        self.each(charge, |index, account, locked| {
+            locked.reset(index, account.quota, || self.clock.now());
+            snapshot(index, account, locked)
         })
     }
 
     pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let now = self.clock.now();
         let accounts = self.hasher.accounts(charges);
         let decided = taken.on(Charge::quota_ids(charges));
+        let mut locked = self.lock(&accounts, self.clock.now());
+        let now = locked.now();
         for (index, account) in accounts.distinct.iter().enumerate() {
             let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
             let charged = first.filter(|outcome| taken.charged(outcome.rule()));
             let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
             if let Some(receipt) = receipt {
-                self.undo_one(account, now, receipt);
-            }
-        }
-    }
-
-    fn look(&self, account: &Account<'_>, now: u64) -> Evaluation {
-        let Account { quota, demand, .. } = *account;
-        match Gcra::counting(quota) {
-            Some(gcra) => self
-                .gcra_table
-                .look(account.address(), now, |stored| gcra.look(stored, now, demand)),
-            None => self
-                .state_table
-                .look(account.address(), now, |state| algorithm::look(state, quota, now, demand)),
-        }
-    }
-
-    /// Charges the account if the demand fits.
-    #[inline]
-    fn charge(&self, account: &Account<'_>, now: u64) -> Evaluation {
-        let Account { quota, demand, .. } = *account;
-        match Gcra::counting(quota) {
-            Some(gcra) => {
-                let take = |stored, now| gcra.take(stored, now, demand);
-                self.gcra_table.update(account.address(), now, take)
-            }
-            None => {
-                let take = |state: &mut _| algorithm::take(state, quota, now, demand);
-                self.state_table.update(account.address(), now, take, |evaluation| {
-                    evaluation.allowed || quota.initial_units().is_some()
-                })
-            }
-        }
-    }
-
-    /// Creates an account with `initial` units, although the decision does not charge it.
-    fn open(&self, account: &Account<'_>, now: u64) {
-        let Account { quota, demand, .. } = *account;
-        if quota.initial_units().is_none() {
-            return;
-        }
-        match Gcra::counting(quota) {
-            Some(gcra) => {
-                let open = |stored, now| (gcra.open(stored, now, demand), ());
-                self.gcra_table.update(account.address(), now, open);
-            }
-            None => {
-                let open = |state: &mut _| algorithm::open(state, quota, now, demand);
-                self.state_table.update(account.address(), now, open, |()| true);
-            }
-        }
-    }
-
-    /// Returns the account after the adjustment, and `true` if a late charge was cut.
-    fn adjust_one(&self, account: &Account<'_>, now: u64, units: i64) -> (Snapshot, bool) {
-        let (quota, late) = (account.quota, units.unsigned_abs());
-        match Gcra::counting(quota) {
-            Some(gcra) if units > 0 => {
-                let adjust = |stored, now| {
-                    let (new, snapshot) = gcra.adjust(stored, now, units);
-                    (new, (snapshot, gcra.caps_late_charge(stored, now, late)))
-                };
-                self.gcra_table.update(account.address(), now, adjust)
-            }
-            Some(gcra) => {
-                let back = |stored, floor| gcra.adjust(stored, floor, units);
-                let show = |stored, now| gcra.look(stored, now, account.demand).snapshot;
-                (self.gcra_table.lower(account.address(), now, back, show), false)
-            }
-            None if units > 0 => {
-                let adjust = |state: &mut _| {
-                    let cut = algorithm::caps_late_charge(Option::as_ref(state), quota, now, late);
-                    (algorithm::adjust(state, quota, now, units), cut)
-                };
-                self.state_table.update(account.address(), now, adjust, |_| true)
-            }
-            None => {
-                let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
-                let show = |state: Option<&_>| account.snapshot(state, now);
-                (self.state_table.lower(account.address(), now, adjust, show), false)
-            }
-        }
-    }
-
-    /// Undoes a charge of this decision, because a later charge did not fit.
-    fn undo_charge(&self, account: &Account<'_>, now: u64, charged: &Evaluation) {
-        let mut taken = Decision::new(true, now);
-        taken.set_allowed(charged.overage, charged.wait);
-        if let Some(receipt) = Receipt::new(&taken, &account.outcome(charged), account.demand, None)
-        {
-            self.undo_one(account, now, receipt);
-        }
-    }
-
-    fn undo_one(&self, account: &Account<'_>, now: u64, receipt: Receipt) {
-        let (address, quota, charged) = (account.address(), account.quota, receipt.charged);
-        match Gcra::counting(quota) {
-            Some(gcra) => {
-                let back = |stored, now| gcra.undo(stored, now, receipt);
-                self.gcra_table.undo(address, now, charged, back);
-            }
-            None => {
-                let back = |state: &mut _| algorithm::undo(state, quota, now, receipt);
-                self.state_table.undo(address, charged, back);
+                let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
+                locked.undo(index, account.quota, receipt.charged, undo);
             }
         }
     }
 
     /// Applies `change` to every account of `charge`, and returns the accounts after it.
-    fn each(
+    fn each<'a>(
         &self,
-        charge: &Charge<'_>,
-        change: impl Fn(&Account<'_>, u64) -> Snapshot,
+        charge: &Charge<'a>,
+        mut change: impl FnMut(usize, &Account<'a>, &mut LockedAccounts<'_, AccountState>) -> Snapshot,
     ) -> Decision {
-        let now = self.clock.now();
         let accounts = self.hasher.accounts(&[charge.with_cost(0)]);
-        let changed = |account: &Account<'_>| Evaluation::allowed(change(account, now));
-        let evaluations: Evaluations = accounts.distinct.iter().map(changed).collect();
-        accounts.decision(&evaluations, now, true)
+        let mut locked = self.lock(&accounts, self.clock.now());
+        let mut evaluations = Evaluations::new();
+        for (index, account) in accounts.distinct.iter().enumerate() {
+            evaluations.push(Evaluation::allowed(change(index, account, &mut locked)));
+        }
+        accounts.decision(&evaluations, locked.now(), true)
     }
+
+    pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
+        let now = self.clock.now();
+        let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(NEVER));
+        let slots = self.table.sets().slots() / SLOTS_PER_BLOCK;
+        let has_room = self.blocks.set(self.hasher.id(charge), now, until, slots);
+        if !has_room {
+            self.block_warning.record_block(now, slots);
+            return Decision::new(false, now).from_source(Source::Overflow);
+        }
+        Decision::new(true, now)
+    }
+
+    pub(super) fn unblock(&self, charge: &Charge<'_>) -> Decision {
+        self.blocks.end(self.hasher.id(charge), self.clock.now());
+        Decision::allow()
+    }
+
+    /// Returns a denial if a key is blocked. Nothing is charged.
+    #[cold]
+    fn deny_blocked(&self, charges: &[Charge<'_>], now: u64) -> Option<Decision> {
+        let deciding = charges.iter().filter(|c| c.cost() > 0 && !c.is_report_only());
+        let left = |charge| (charge, self.blocks.left(self.hasher.id(charge), now));
+        let (charge, left) = deciding.map(left).max_by_key(|(_, left)| *left)?;
+        let limit = charge.quotas().first().map_or(1, Quota::limit);
+        let left = Duration::from_nanos(left);
+        let outcome = Outcome::block(charge.rule(), limit, left);
+        (!left.is_zero()).then(|| Decision::new(false, now).with_blocked().outcome(outcome))
+    }
+}
+
+/// Decides about all accounts, and charges them if every demand fits.
+fn take_all(accounts: &Accounts<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Decision {
+    let (all, now) = (&accounts.distinct, locked.now());
+    let mut evaluations = look_all(all, locked, |account| account.demand);
+    let permits = |(account, it): (&Account<'_>, &_)| account.permits(it);
+    if !all.iter().zip(&evaluations).all(permits) {
+        // The waits of a denial are those of callers that do not queue.
+        evaluations = look_all(all, locked, |account| account.without_queueing().demand);
+        let mut deciding = all.iter().zip(&evaluations).filter(|(account, _)| !account.report_only);
+        if !deciding.any(|(_, it)| it.is_never()) {
+            for (index, account) in all.iter().enumerate() {
+                open(index, account, locked);
+            }
+        }
+        return accounts.decision(&evaluations, now, false);
+    }
+    for (index, account) in all.iter().enumerate() {
+        if accounts.charges(account, &evaluations) {
+            let (quota, demand) = (account.quota, account.demand);
+            let take = |state: &mut _| algorithm::take(state, quota, now, demand);
+            evaluations[index] = locked.update(index, quota, take);
+        } else {
+            // A report-only rule that is not charged still creates the account.
+            open(index, account, locked);
+        }
+    }
+    accounts.decision(&evaluations, now, true)
+}
+
+/// Evaluates the demand of each account.
+fn look_all(
+    all: &[Account<'_>],
+    locked: &mut LockedAccounts<'_, AccountState>,
+    demand: impl Fn(&Account<'_>) -> Demand,
+) -> Evaluations {
+    let (mut evaluations, now) = (Evaluations::new(), locked.now());
+    for (index, account) in all.iter().enumerate() {
+        let (quota, demand) = (account.quota, demand(account));
+        let others = if locked.overflowed() { shared_cost(all, index, locked) } else { 0 };
+        evaluations.push(locked.look(index, |state| {
+            if others == 0 {
+                return algorithm::look(state, quota, now, demand);
+            }
+            let mut after = state.cloned();
+            algorithm::adjust(&mut after, quota, now, others);
+            algorithm::look(after.as_ref(), quota, now, demand)
+        }));
+    }
+    evaluations
+}
+
+/// Returns the cost of the other charges of the same account. Only new keys without a slot share
+/// an account.
+fn shared_cost(
+    all: &[Account<'_>],
+    index: usize,
+    locked: &LockedAccounts<'_, AccountState>,
+) -> i64 {
+    let first = locked.first_of(index);
+    let others = all.iter().enumerate().filter(|(other, _)| *other != index);
+    let same = others.filter(|(other, _)| locked.first_of(*other) == first);
+    same.map(|(_, other)| i64::from(other.demand.cost)).sum()
+}
+
+/// Creates an account with `initial` units, although the decision does not charge it.
+fn open(index: usize, account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
+    let Account { quota, demand, .. } = *account;
+    if quota.initial_units().is_some() {
+        let now = locked.now();
+        locked.update(index, quota, |state| algorithm::open(state, quota, now, demand));
+    }
+}
+
+/// Returns the values of an account.
+fn snapshot(
+    index: usize,
+    account: &Account<'_>,
+    locked: &mut LockedAccounts<'_, AccountState>,
+) -> Snapshot {
+    let Account { quota, demand, .. } = *account;
+    let now = locked.now();
+    locked.look(index, |state| algorithm::look(state, quota, now, demand)).snapshot
 }
 
 #[cfg(test)]

@@ -2,17 +2,15 @@
 //! same at any load.
 
 mod accounts;
-mod blocking;
 mod blocks;
 mod clock;
-mod gcra_table;
 mod ledger;
 mod overflow;
 mod overflow_warning;
 mod rebuild;
-mod slots;
-mod state_table;
+mod sets;
 mod sync;
+mod table;
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
@@ -25,8 +23,8 @@ use crate::{decision::Decision, observe::set_keys};
 
 /// An embedded store that keeps accounts in the memory of the process.
 ///
-/// Its memory is fixed at construction: 35 bytes for each key of the capacity. A flood of new keys
-/// does not increase it, except by at most 270 kB for each rule and quota with shared accounts.
+/// Its memory is fixed at construction: 36 bytes for each key of the capacity. A flood of new keys
+/// does not increase it, except by at most 0.3 MB for each rule and quota with shared accounts.
 ///
 /// The store never drops an account in debt, which is an account that is not full. If it has no
 /// room for a new key, new keys share one account per rule and quota until there is room. They may
@@ -55,24 +53,26 @@ use crate::{decision::Decision, observe::set_keys};
 ///
 /// | capacity | memory | after 12 s | 36 to 48 s after the start |
 /// |---|---|---|---|
-/// | 65 536 | 2.3 MB | 100 % | 98 % |
-/// | 131 072 (the default) | 4.6 MB | 70 % | 88 % |
-/// | 200 000 | 7.0 MB | 4 % | 38 % |
-/// | 262 144 | 9.2 MB | 0.1 % | 5 % |
-/// | 300 000 (the formula) | 10.5 MB | 0 | 0.7 % |
+/// | 65 536 | 2.3 MB | 100 % | 84 % |
+/// | 131 072 (the default) | 4.7 MB | 74 % | 58 % |
+/// | 200 000 | 7.1 MB | 6 % | 27 % |
+/// | 262 144 | 9.3 MB | 0.1 % | 6 % |
+/// | 300 000 (the formula) | 10.7 MB | 0 | 0.9 % |
 /// | 400 000 | 14 MB | 0 | 0 |
 ///
-/// # Algorithms other than GCRA
+/// # Memory of other algorithms
 ///
-/// An account of GCRA, the default algorithm, is one instant. Accounts of the [other
-/// algorithms](crate::Algorithm) are larger; a sliding log has 16 bytes per charge. They are in a
-/// second table, which has the same number of entries and the same rules. The first such account
-/// creates the table. Its memory grows with its accounts, up to that number.
+/// An account of GCRA without [`initial`](crate::Quota::initial) is one instant in its slot. The
+/// state of another account is kept beside its slot. The first one of a set of 16 slots (8 keys of
+/// the capacity) allocates 768 bytes, which are another 96 bytes for each key of the capacity if all
+/// accounts have a state. A sliding window adds 16 bytes for each bucket in use, at most one more
+/// than it has buckets. A sliding log adds 16 bytes for each charge of the period, at most the limit
+/// plus the units of [`max_debt`](crate::Quota::max_debt).
 ///
 /// # Blocks
 ///
 /// [Blocked](crate::StoreExt::block) keys are in a separate table, which the first block creates.
-/// It has one slot for every four keys of the capacity, at 17 bytes each (4.3 bytes for each key of
+/// It has one slot for every four keys of the capacity, at 18 bytes each (4.4 bytes for each key of
 /// the capacity). There is room for one blocked key for every eight keys of the capacity: 16 384 by
 /// default. Beyond that number, some blocks fail. Beyond twice that number, all fail. A block that
 /// fails returns [`BlockError::Full`](super::BlockError::Full), is counted, and is logged once; the
@@ -80,13 +80,14 @@ use crate::{decision::Decision, observe::set_keys};
 ///
 /// # Sharing
 ///
-/// Clones share the accounts. Decisions are exact with any number of threads. Other processes do
+/// Clones share the accounts. Decisions are exact with any number of threads: each locks the sets of
+/// its accounts, in one order, so that all decisions together have a serial order. Other processes do
 /// not share the accounts.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota};
 ///
-/// let store = LocalStore::with_capacity(1_000_000); // 35 MB
+/// let store = LocalStore::with_capacity(1_000_000); // 36 MB
 /// let limiter = Limiter::new(store.clone());
 /// limiter.take("alice", &Quota::per_minute(5), 1).now();
 /// assert_eq!(store.stats().active, 1);
@@ -107,10 +108,9 @@ struct Layers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of slots in the table, about two per key of the capacity. The second table, for
-    /// algorithms other than GCRA, has the same number.
+    /// The number of slots in the table, about two per key of the capacity.
     pub slots: usize,
-    /// The number of accounts in both tables that are not full. They cannot be dropped.
+    /// The number of accounts that are not full. They cannot be dropped.
     pub active: usize,
     /// The number of decisions over an account that new keys shared because no slot was free. If it
     /// is above 0, the capacity was too small.
@@ -124,14 +124,14 @@ impl LocalStore {
     /// The default capacity, in keys.
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
-    /// Creates a store for 131 072 keys in debt at a time (4.6 MB).
+    /// Creates a store for 131 072 keys in debt at a time (4.7 MB).
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// Creates a store for `keys` keys in debt at a time, at 35 bytes each. The number is rounded
+    /// Creates a store for `keys` keys in debt at a time, at 36 bytes each. The number is rounded
     /// up to a multiple of 8.
     #[must_use]
     #[track_caller]

@@ -6,113 +6,82 @@
 //! number of rules bounds the memory.
 //!
 //! At its capacity, a table is half empty, yet four in a thousand of its sets are full. Only the
-//! new keys of these sets share an account. For this reason each set keeps the instant until which
-//! its new keys may be in debt. A group is many sets in a large table. Without that instant, the
-//! new keys of all sets of a group would start with the debt from one set.
+//! new keys of these sets share an account. For this reason each set has an instant until which its
+//! new keys may be in debt. A group is many sets in a large table. Without that instant, the new
+//! keys of all sets of a group would start with the debt from one set.
 
 use std::collections::HashMap;
 
 use super::sync::{
-    AtomicU64, Mutex, MutexGuard,
+    AtomicU32, AtomicU64, Mutex, MutexGuard,
     Ordering::{Acquire, Relaxed, Release},
-    PoisonError,
 };
 use crate::name::RuleName;
 
-const SHARDS: usize = 16;
-const GROUPS: usize = 4_096;
+const GROUPS: usize = 2_048;
+const SECOND: u64 = 1_000_000_000;
 
 /// The address of a shared account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SharedAddress {
-    set: usize,
     rule: RuleName,
-    quota_index: usize,
+    group: u16,
+    quota_index: u8,
 }
 
 impl SharedAddress {
+    #[expect(clippy::cast_possible_truncation, reason = "a rule has at most 255 quotas")]
     pub(super) fn new(set: usize, rule: RuleName, quota_index: usize) -> Self {
-        Self { set, rule, quota_index }
-    }
-
-    /// Returns the address with the first set of the group.
-    fn group(self) -> Self {
-        Self { set: self.set % GROUPS, ..self }
+        Self { rule, group: (set % GROUPS) as u16, quota_index: quota_index as u8 }
     }
 }
 
-/// Shared accounts of type `A`. The default value is a new account.
+/// Shared accounts, each with the instant at which it expires.
+pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
+
+/// The shared accounts of a table.
 #[derive(Debug)]
 pub(super) struct Overflow<A> {
-    /// Per set: the instant until which its new keys may be in debt. After it, no lookup is needed.
-    until: Box<[AtomicU64]>,
-    shards: [Shard<A>; SHARDS],
-}
-
-#[derive(Debug)]
-struct Shard<A> {
+    /// Per set: the second of Unix time until which its new keys may be in debt. After it, no
+    /// lookup is needed.
+    until: Box<[AtomicU32]>,
+    accounts: Mutex<SharedAccounts<A>>,
     decisions: AtomicU64,
-    accounts: Mutex<HashMap<SharedAddress, A>>,
 }
 
-impl<A: Clone + Default> Overflow<A> {
+impl<A> Overflow<A> {
     /// Creates the shared accounts of a table with `sets` sets.
     pub(super) fn new(sets: usize) -> Self {
         Self {
-            until: (0..sets).map(|_| AtomicU64::default()).collect(),
-            shards: Default::default(),
+            until: (0..sets).map(|_| AtomicU32::new(0)).collect(),
+            accounts: Mutex::default(),
+            decisions: AtomicU64::new(0),
         }
     }
 
-    /// Returns the shared account, or a new one if the new keys of this set are not in debt.
-    pub(super) fn get(&self, address: SharedAddress, now: u64) -> A {
-        if self.until[address.set].load(Acquire) <= now {
-            return A::default();
-        }
-        let (group, shard) = self.shard(address);
-        shard.accounts().get(&group).cloned().unwrap_or_default()
+    /// Returns `true` if new keys of this set may be in debt.
+    pub(super) fn may_owe(&self, set: usize, now: u64) -> bool {
+        u64::from(self.until[set].load(Acquire)) > now / SECOND
     }
 
-    /// Changes the shared account. `change` also returns the instant at which the account expires.
-    pub(super) fn update<R>(
-        &self,
-        address: SharedAddress,
-        change: impl FnOnce(&mut A) -> (u64, R),
-    ) -> R {
-        let (group, shard) = self.shard(address);
-        shard.decisions.fetch_add(1, Relaxed);
-        let (until, result) = change(shard.accounts().entry(group).or_default());
-        self.until[address.set].fetch_max(until, Release);
-        result
+    /// Records that new keys of this set may be in debt until this instant.
+    pub(super) fn owe(&self, set: usize, until: u64) {
+        let second = u32::try_from(until / SECOND + 1).unwrap_or(u32::MAX);
+        self.until[set].fetch_max(second, Release);
     }
 
-    /// Changes the shared account if it exists.
-    pub(super) fn lower(&self, address: SharedAddress, change: impl FnOnce(&mut A)) {
-        let (group, shard) = self.shard(address);
-        if let Some(account) = shard.accounts().get_mut(&group) {
-            change(account);
-        }
+    /// Locks the shared accounts. A thread that holds this lock must not lock a set.
+    pub(super) fn lock(&self) -> MutexGuard<'_, SharedAccounts<A>> {
+        self.accounts.lock()
+    }
+
+    /// Counts a decision over a shared account.
+    pub(super) fn count(&self) {
+        self.decisions.fetch_add(1, Relaxed);
     }
 
     /// Returns the number of decisions over shared accounts.
     pub(super) fn decisions(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.decisions.load(Relaxed)).sum()
-    }
-
-    fn shard(&self, address: SharedAddress) -> (SharedAddress, &Shard<A>) {
-        let group = address.group();
-        (group, &self.shards[group.set % SHARDS])
-    }
-}
-
-impl<A> Shard<A> {
-    fn accounts(&self) -> MutexGuard<'_, HashMap<SharedAddress, A>> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<A> Default for Shard<A> {
-    fn default() -> Self {
-        Self { decisions: AtomicU64::new(0), accounts: Mutex::default() }
+        self.decisions.load(Relaxed)
     }
 }

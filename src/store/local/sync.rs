@@ -1,10 +1,12 @@
-//! Atomics and locks of the slot table. `tests/interleavings` compiles the table with another
+//! Locks and atomics of the account table. `tests/interleavings` compiles the table with another
 //! `sync` module, to test all orders of events.
 
 pub(super) use std::sync::{
-    Mutex, MutexGuard, OnceLock, PoisonError,
-    atomic::{AtomicU64, Ordering},
+    OnceLock,
+    atomic::{AtomicU32, AtomicU64, Ordering},
 };
+
+pub(super) use parking_lot::{Mutex, MutexGuard};
 
 /// The number of slots in a set.
 pub(super) const WAYS: usize = 16;

@@ -9,7 +9,7 @@ use super::{
     script::ScriptKind,
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, Receipt, gcra::Gcra},
+    algorithm::{self, AccountState, Demand, Receipt},
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
 };
@@ -38,13 +38,8 @@ pub(super) struct AccountReply {
     quotas: SmallVec<[QuotaState; 2]>,
 }
 
-/// The state of one quota. `Cold` is a quota without state.
-#[derive(Clone, Debug)]
-enum QuotaState {
-    Cold,
-    Gcra(u64),
-    State(AccountState),
-}
+/// The state of one quota; `None` for a quota without state.
+type QuotaState = Option<AccountState>;
 
 impl Reply {
     /// Parses the reply of a script of kind `kind` to `request`.
@@ -94,8 +89,8 @@ impl Reply {
             let charged = reply.charged && ask.cost > 0;
             // A denial reports the waits without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
-            let step =
-                reply.quotas[quota_index].step(quota, now, Demand { max_wait, ..*ask }, charged);
+            let (state, demand) = (reply.quotas[quota_index].as_ref(), Demand { max_wait, ..*ask });
+            let step = algorithm::reconstruct(state, quota, now, demand, charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
@@ -130,7 +125,7 @@ impl AccountReply {
     pub(super) fn was_charged(&self, times: usize, account: &Account, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
-                let (QuotaState::Gcra(stored), Some((quota, ask))) = (state, demand) else {
+                let (Some(AccountState::Gcra(stored)), Some((quota, ask))) = (state, demand) else {
                     return false;
                 };
                 let charged = charge_nanos(quota, *ask).checked_mul(times as u64);
@@ -142,7 +137,7 @@ impl AccountReply {
     pub(super) fn before(&self, charges: usize, account: &Account) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
-            if let (QuotaState::Gcra(stored), Some((quota, ask))) = (state, demand) {
+            if let (Some(AccountState::Gcra(stored)), Some((quota, ask))) = (state, demand) {
                 *stored =
                     stored.saturating_sub(charge_nanos(quota, *ask).saturating_mul(charges as u64));
             }
@@ -161,19 +156,7 @@ impl AccountReply {
         self.charged = false;
         for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
             let Some((quota, ask)) = demand else { continue };
-            let receipt = Receipt::newest(now, *ask);
-            match stored_state {
-                QuotaState::Cold => {}
-                QuotaState::Gcra(stored) => {
-                    let back = Gcra::new(quota).undo(*stored, now, receipt);
-                    *stored = back.unwrap_or(*stored);
-                }
-                QuotaState::State(state) => {
-                    let mut account = Some(state.clone());
-                    algorithm::undo(&mut account, quota, now, receipt);
-                    *stored_state = account.map_or(QuotaState::Cold, QuotaState::State);
-                }
-            }
+            algorithm::undo(stored_state, quota, now, Receipt::newest(now, *ask));
         }
         self
     }
@@ -182,19 +165,6 @@ impl AccountReply {
 /// Returns the cost of a charge in nanoseconds of a GCRA quota.
 fn charge_nanos(quota: &Quota, ask: Demand) -> u64 {
     quota.interval_nanos().saturating_mul(ask.cost.into())
-}
-
-impl QuotaState {
-    fn step(&self, quota: &Quota, now: u64, ask: Demand, charged: bool) -> Evaluation {
-        match (Gcra::counting(quota), self) {
-            (Some(gcra), Self::Gcra(stored)) => gcra.reconstruct(*stored, now, ask, charged),
-            (Some(gcra), _) => gcra.reconstruct(0, now, ask, charged),
-            (None, Self::State(state)) => {
-                algorithm::reconstruct(Some(state), quota, now, ask, charged)
-            }
-            (None, _) => algorithm::reconstruct(None, quota, now, ask, charged),
-        }
-    }
 }
 
 /// Returns the denial for a blocked key.
@@ -239,10 +209,10 @@ fn parse_account(
         let Some(demand) = quotas.get(states.len()) else { break };
         states.push(match demand {
             Some((quota, _)) => parse_quota(letter, &mut content, quota)?,
-            None => QuotaState::Cold,
+            None => None,
         });
     }
-    states.resize(quotas.len(), QuotaState::Cold);
+    states.resize(quotas.len(), None);
     Ok((block, states))
 }
 
@@ -252,7 +222,7 @@ fn parse_quota(
     quota: &Quota,
 ) -> Result<QuotaState, RedisError> {
     let state = match (letter, quota.counted_by()) {
-        (b'g', Algorithm::Gcra) => return Ok(QuotaState::Gcra(content.instant()?)),
+        (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
         (b't', Algorithm::TokenBucket) => {
             let tokens = content.int::<6>()?;
             // The sign is in the highest of six bytes.
@@ -272,9 +242,9 @@ fn parse_quota(
             AccountState::sliding_log(content.entries()?)
         }
         // The quota has a different algorithm now.
-        _ => return Ok(QuotaState::Cold),
+        _ => return Ok(None),
     };
-    Ok(QuotaState::State(state))
+    Ok(Some(state))
 }
 
 /// A reader of little-endian numbers.

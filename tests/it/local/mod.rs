@@ -18,6 +18,10 @@ mod max_debt;
 #[cfg(feature = "testing")]
 mod properties;
 #[cfg(feature = "testing")]
+mod serial;
+#[cfg(feature = "testing")]
 mod stale_clock;
+#[cfg(feature = "testing")]
+mod table;
 #[cfg(feature = "testing")]
 mod windows;

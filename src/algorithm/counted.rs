@@ -1,0 +1,288 @@
+//! The algorithms other than GCRA, which differ only in how they count.
+//!
+//! An account is an `Option<CountedState>`, where `None` is a new account. Counting is the trait
+//! [`Counter`]. This module makes the decision, in the same way for all of them.
+
+use super::{
+    Demand, Evaluation, Fit, Receipt, fixed_window::FixedWindow, sliding_log::SlidingLog,
+    sliding_window::SlidingWindow, token_bucket::TokenBucket,
+};
+use crate::{
+    decision::{NEVER, Snapshot},
+    quota::{Algorithm, Quota},
+};
+
+/// The state of an account of an algorithm other than GCRA.
+#[derive(Clone, Debug)]
+pub(crate) enum CountedState {
+    TokenBucket(TokenBucket),
+    FixedWindow(FixedWindow),
+    SlidingWindow(SlidingWindow),
+    SlidingLog(SlidingLog),
+}
+
+/// The counting of an algorithm. Results are as of `now`, even if the account was last changed
+/// earlier. Times are in nanoseconds.
+pub(super) trait Counter {
+    /// Returns the whole units that would be allowed now.
+    fn remaining(&self, quota: &Quota, now: u64) -> u64;
+
+    /// Returns the time until the account is full again.
+    fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
+
+    /// Returns the time until `need` units are available, with a capacity that is larger by `soft`.
+    /// [`NEVER`] if waiting does not help.
+    fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
+
+    /// Returns the time until more units are [remaining](Counter::remaining), or 0 if no more units
+    /// are to come.
+    fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
+        let left = self.remaining(quota, now);
+        if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
+    }
+
+    /// Returns the exclusive upper bound of the time that a charge may queue.
+    fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
+        0
+    }
+
+    /// Returns the units that a late charge may still take, up to the limit plus `max_debt`.
+    fn late_room(&self, quota: &Quota, now: u64) -> u64;
+
+    fn charge(&mut self, quota: &Quota, now: u64, units: u64);
+
+    /// Reverses the newest charges first, at most all of them.
+    fn refund(&mut self, quota: &Quota, now: u64, units: u64);
+
+    /// Reverses the part of a charge that still counts.
+    fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
+
+    /// Returns the instant from which the account equals a new one.
+    fn expires_at(&self, quota: &Quota) -> u64;
+}
+
+/// Returns the result that [`take`] would return, without changing the account.
+pub(super) fn look(
+    account: Option<&CountedState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+) -> Evaluation {
+    let look = |state: &CountedState| {
+        let fit = state.fit(quota, now, demand);
+        fit.with(state.snapshot(quota, now, fit.retry_ns))
+    };
+    match account.filter(|state| state.is_live(quota, now)) {
+        Some(state) => look(state),
+        None => look(&CountedState::new(quota, now)),
+    }
+}
+
+/// Reconstructs the result of a demand that another store decided, from the account after it.
+#[cfg(feature = "redis")]
+pub(super) fn reconstruct(
+    account: Option<&CountedState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+    charged: bool,
+) -> Evaluation {
+    let Some(state) = account.filter(|state| charged && state.is_live(quota, now)) else {
+        return look(account, quota, now, demand);
+    };
+    let over = state.counter().wait(quota, now, demand.headroom.into(), 0);
+    let fit = if quota.soft_units() > 0 { Fit::at_once(over > 0) } else { Fit::queued(over) };
+    fit.with(state.snapshot(quota, now, 0))
+}
+
+/// Charges an account if the demand fits. Creates a missing account, and removes an account
+/// (`None`) that equals a new one.
+pub(super) fn take(
+    account: &mut Option<CountedState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+) -> Evaluation {
+    if demand.cost == 0 {
+        return look(account.as_ref(), quota, now, demand);
+    }
+    drop_expired(account, quota, now);
+    let is_new = account.is_none();
+    let state = get_or_open(account, quota, now);
+    let fit = state.fit(quota, now, demand);
+    if fit.allowed {
+        state.counter_mut().charge(quota, now, demand.cost.into());
+    }
+    let evaluation = fit.with(state.snapshot(quota, now, fit.retry_ns));
+    if is_new && fit.retry_ns == NEVER {
+        *account = None;
+    }
+    drop_expired(account, quota, now);
+    evaluation
+}
+
+/// Creates the account of a denied demand if the quota sets `initial` units.
+///
+/// [`take`] does so itself. A decision over several accounts denies without calling [`take`], and
+/// then calls this function.
+pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
+    let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
+    drop_expired(account, quota, now);
+    if quota.initial_units().is_some() && demand.cost > 0 && possible {
+        get_or_open(account, quota, now);
+    }
+}
+
+/// Charges `units` late (above 0) or refunds them (below 0).
+///
+/// A refund does nothing if there is no account. A late charge never fails: it stops at the limit
+/// plus `max_debt`.
+pub(super) fn adjust(
+    account: &mut Option<CountedState>,
+    quota: &Quota,
+    now: u64,
+    units: i64,
+) -> Snapshot {
+    drop_expired(account, quota, now);
+    if units > 0 {
+        let counter = get_or_open(account, quota, now).counter_mut();
+        let late = units.unsigned_abs().min(counter.late_room(quota, now));
+        counter.charge(quota, now, late);
+    } else if let Some(state) = account {
+        state.counter_mut().refund(quota, now, units.unsigned_abs());
+    }
+    drop_expired(account, quota, now);
+    look(account.as_ref(), quota, now, Demand::units(0)).snapshot
+}
+
+/// Returns `true` if a late charge of `units` would be charged only in part.
+pub(super) fn caps_late_charge(
+    account: Option<&CountedState>,
+    quota: &Quota,
+    now: u64,
+    units: u64,
+) -> bool {
+    let room = |state: &CountedState| state.counter().late_room(quota, now);
+    let room = match account.filter(|state| state.is_live(quota, now)) {
+        Some(state) => room(state),
+        None => room(&CountedState::new(quota, now)),
+    };
+    units > room
+}
+
+/// Reverses a charge by its receipt. It does not reverse the charges of other callers, and does not
+/// return units that have already come back.
+pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
+    drop_expired(account, quota, now);
+    if let Some(state) = account {
+        state.counter_mut().undo(quota, now, receipt);
+    }
+    drop_expired(account, quota, now);
+}
+
+fn get_or_open<'a>(
+    account: &'a mut Option<CountedState>,
+    quota: &Quota,
+    now: u64,
+) -> &'a mut CountedState {
+    account.get_or_insert_with(|| CountedState::new(quota, now))
+}
+
+fn drop_expired(account: &mut Option<CountedState>, quota: &Quota, now: u64) {
+    account.take_if(|state| !state.is_live(quota, now));
+}
+
+impl CountedState {
+    /// Creates an account at its first charge.
+    fn new(quota: &Quota, now: u64) -> Self {
+        match quota.counted_by() {
+            Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::new(quota, now)),
+            Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => {
+                Self::FixedWindow(FixedWindow::new(quota, now))
+            }
+            Algorithm::SlidingWindow { .. } => Self::SlidingWindow(SlidingWindow::default()),
+            Algorithm::SlidingLog => Self::SlidingLog(SlidingLog::default()),
+            // An account of GCRA is one instant: see `gcra`.
+            Algorithm::Gcra => unreachable!("GCRA does not count"),
+        }
+    }
+
+    /// Returns the instant from which the account equals a new one, so that it can be dropped. 0 if
+    /// the state belongs to another algorithm.
+    pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
+        if self.matches(quota) { self.counter().expires_at(quota) } else { 0 }
+    }
+
+    fn is_live(&self, quota: &Quota, now: u64) -> bool {
+        self.expires_at(quota) > now
+    }
+
+    /// Returns `true` if the quota's algorithm uses this kind of state. The algorithm may have
+    /// changed since the last charge.
+    fn matches(&self, quota: &Quota) -> bool {
+        match self {
+            Self::TokenBucket(_) => quota.counted_by() == Algorithm::TokenBucket,
+            Self::FixedWindow(_) => matches!(
+                quota.counted_by(),
+                Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow
+            ),
+            Self::SlidingWindow(_) => {
+                matches!(quota.counted_by(), Algorithm::SlidingWindow { .. })
+            }
+            Self::SlidingLog(_) => quota.counted_by() == Algorithm::SlidingLog,
+        }
+    }
+
+    /// Returns an account with the same debt in bounded memory.
+    pub(super) fn condensed(&self) -> Self {
+        match self {
+            Self::SlidingLog(log) => Self::SlidingLog(log.condensed()),
+            other => other.clone(),
+        }
+    }
+
+    fn counter(&self) -> &dyn Counter {
+        match self {
+            Self::TokenBucket(counter) => counter,
+            Self::FixedWindow(counter) => counter,
+            Self::SlidingWindow(counter) => counter,
+            Self::SlidingLog(counter) => counter,
+        }
+    }
+
+    fn counter_mut(&mut self) -> &mut dyn Counter {
+        match self {
+            Self::TokenBucket(counter) => counter,
+            Self::FixedWindow(counter) => counter,
+            Self::SlidingWindow(counter) => counter,
+            Self::SlidingLog(counter) => counter,
+        }
+    }
+
+    fn fit(&self, quota: &Quota, now: u64, demand: Demand) -> Fit {
+        let (counter, need) = (self.counter(), demand.need());
+        let plain = if need > 0 { counter.wait(quota, now, need, 0) } else { 0 };
+        let raised = match u64::from(quota.soft_units()) {
+            soft if soft > 0 && plain > 0 => counter.wait(quota, now, need, soft),
+            _ => plain,
+        };
+        match raised {
+            0 => Fit::at_once(plain > 0),
+            wait if wait <= demand.max_wait && wait < counter.queue_limit(quota, now) => {
+                Fit::queued(wait)
+            }
+            retry_ns => Fit::denied(retry_ns),
+        }
+    }
+
+    fn snapshot(&self, quota: &Quota, now: u64, retry_ns: u64) -> Snapshot {
+        let counter = self.counter();
+        Snapshot::Known {
+            limit: quota.limit(),
+            remaining: u32::try_from(counter.remaining(quota, now)).unwrap_or(u32::MAX),
+            reset_ns: counter.reset_ns(quota, now),
+            next_ns: counter.next_ns(quota, now),
+            retry_ns,
+        }
+    }
+}

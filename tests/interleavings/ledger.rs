@@ -1,0 +1,218 @@
+//! One set of slots, charged like the embedded store, by the simplest GCRA.
+
+use std::sync::Arc;
+
+use loom::thread;
+use tower_sluice::rule::RuleName;
+
+use super::{
+    sets::Stored,
+    table::{Address, LockedAccounts, Table},
+};
+
+/// The time in which one unit returns.
+pub(crate) const T: u64 = 10;
+
+/// Accounts. The lowest bit of an account selects the slot at which its search begins.
+pub(crate) const ALICE: u64 = 2;
+pub(crate) const BOB: u64 = 4;
+pub(crate) const CAROL: u64 = 6;
+pub(crate) const OTHER: u64 = 3;
+/// An account in the second of two sets.
+pub(crate) const FAR: u64 = (1 << 63) + 2;
+/// The end of a debt that outlasts every model.
+pub(crate) const LONG: Instant = 1_000;
+
+/// The state of an account: the instant at which it is full again.
+pub(crate) type Instant = u64;
+
+/// A charge to the key's own account, or to the account that keys without a slot share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Charged {
+    Own(Instant),
+    Shared(Instant),
+}
+
+/// An account that is kept in its slot, or beside it.
+#[derive(Clone, Debug)]
+struct Account {
+    tat: Instant,
+    beside: bool,
+}
+
+impl Stored for Account {
+    type Quota = ();
+
+    fn from_instant(tat: Instant) -> Self {
+        Self { tat, beside: false }
+    }
+
+    fn as_instant(&self, _: Instant) -> Option<Instant> {
+        (!self.beside).then_some(self.tat)
+    }
+
+    fn expires_at(&self, (): &()) -> Instant {
+        self.tat
+    }
+
+    fn condensed(&self) -> Self {
+        self.clone()
+    }
+}
+
+pub(crate) struct Ledger {
+    table: Table<Account>,
+    limit: u64,
+    /// Accounts are kept beside their slots.
+    beside: bool,
+}
+
+impl Ledger {
+    /// Creates a set whose accounts hold `limit` units. The first slots have the given debts.
+    pub(crate) fn new(limit: u64, debts: &[(u64, Instant)]) -> Self {
+        let ledger = Self { table: Table::new(1), limit, beside: false };
+        ledger.open(debts);
+        ledger
+    }
+
+    /// Creates two sets whose accounts are kept beside their slots.
+    pub(crate) fn wide(limit: u64) -> Self {
+        Self { table: Table::new(3), limit, beside: true }
+    }
+
+    fn open(&self, debts: &[(u64, Instant)]) {
+        for (id, until) in debts {
+            let debt = Account { tat: *until, beside: self.beside };
+            self.table.lock(&[address(*id)], 1).update(0, &(), |account| *account = Some(debt));
+        }
+    }
+
+    /// Charges a unit, if it fits.
+    pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
+        let at_once = |tat| {
+            let new = self.step(tat, now);
+            (new, new.map(Charged::Own))
+        };
+        if let Some(charged) = self.table.update_instant(id, at_once) {
+            return charged;
+        }
+        let mut locked = self.table.lock(&[address(id)], now);
+        let shared = locked.overflowed();
+        let new = self.charge(&mut locked, 0, 1);
+        new.map(if shared { Charged::Shared } else { Charged::Own })
+    }
+
+    /// Charges a unit of each account, if both fit.
+    pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
+        let mut locked = self.table.lock(&ids.map(address), now);
+        let tats = [0, 1].map(|at| locked.look(at, |account| account.map_or(0, |it| it.tat)));
+        let units = if locked.first_of(1) == 0 { 2 } else { 1 };
+        let fits = tats.iter().all(|tat| self.steps(*tat, locked.now(), units).is_some());
+        fits && [0, 1].into_iter().all(|at| self.charge(&mut locked, at, 1).is_some())
+    }
+
+    fn charge(
+        &self,
+        locked: &mut LockedAccounts<'_, Account>,
+        at: usize,
+        units: u64,
+    ) -> Option<Instant> {
+        let (now, beside) = (locked.now(), self.beside);
+        let tat = locked.look(at, |account| account.map_or(0, |it| it.tat));
+        let new = self.steps(tat, now, units)?;
+        locked.update(at, &(), |account| *account = Some(Account { tat: new, beside }));
+        Some(new)
+    }
+
+    fn step(&self, tat: Instant, now: Instant) -> Option<Instant> {
+        self.steps(tat, now, 1)
+    }
+
+    fn steps(&self, tat: Instant, now: Instant, units: u64) -> Option<Instant> {
+        let after = tat.max(now) + units * T;
+        (after <= now + self.limit * T).then_some(after)
+    }
+
+    /// Gives a unit back.
+    pub(crate) fn refund(&self, id: u64, now: Instant) {
+        self.undo(id, now, LONG);
+    }
+
+    /// Lowers the key's own account to `to`, or drops it if that is in the past.
+    pub(crate) fn lower(&self, id: u64, now: Instant, to: Instant) {
+        let mut locked = self.table.lock(&[address(id)], now);
+        let to = to.max(locked.now());
+        let _ = locked.lower(0, &(), |account| {
+            if let Some(account) = account {
+                account.tat = account.tat.min(to);
+            }
+        });
+    }
+
+    /// Drops the account. The clock reads `now` once it is dropped.
+    pub(crate) fn reset(&self, id: u64, now: Instant) {
+        self.table.lock(&[address(id)], now).reset(0, &(), || now);
+    }
+
+    /// Undoes a unit that was charged at that instant.
+    pub(crate) fn undo(&self, id: u64, now: Instant, charged: Instant) {
+        let mut locked = self.table.lock(&[address(id)], now);
+        let now = locked.now();
+        locked.undo(0, &(), charged, |account| {
+            if let Some(account) = account {
+                account.tat = account.tat.saturating_sub(T).max(now);
+            }
+        });
+    }
+
+    /// Returns the state of the key's own account, if it has one.
+    pub(crate) fn look(&self, id: u64) -> Option<Instant> {
+        let mut locked = self.table.lock(&[address(id)], 0);
+        let tat = |account: Option<&Account>| account.map(|account| account.tat);
+        if locked.has_slot(0) { locked.look(0, tat) } else { None }
+    }
+
+    /// Returns the state of the account that new keys share, as a key without a slot reads it.
+    pub(crate) fn look_shared(&self, now: Instant) -> Instant {
+        let mut locked = self.table.lock(&[address(CAROL + 2)], now);
+        assert!(locked.overflowed(), "there is room");
+        locked.look(0, |account| account.map_or(0, |account| account.tat))
+    }
+
+    pub(crate) fn active(&self, now: Instant) -> usize {
+        self.table.sets().active(now)
+    }
+
+    /// Runs all three at once.
+    pub(crate) fn all<A, B: 'static, C: 'static>(
+        self,
+        one: impl FnOnce(&Self) -> A,
+        two: impl FnOnce(&Self) -> B + 'static,
+        three: impl FnOnce(&Self) -> C + 'static,
+    ) -> (Arc<Self>, A, (B, C)) {
+        let ledger = Arc::new(self);
+        let (shared, also) = (ledger.clone(), ledger.clone());
+        let two = thread::spawn(move || two(&shared));
+        let three = thread::spawn(move || three(&also));
+        let one = one(&ledger);
+        let others = (two.join().expect("no panic"), three.join().expect("no panic"));
+        (ledger, one, others)
+    }
+
+    /// Runs both at once.
+    pub(crate) fn both<A, B: 'static>(
+        self,
+        one: impl FnOnce(&Self) -> A,
+        other: impl FnOnce(&Self) -> B + 'static,
+    ) -> (Arc<Self>, A, B) {
+        let ledger = Arc::new(self);
+        let shared = ledger.clone();
+        let other = thread::spawn(move || other(&shared));
+        let one = one(&ledger);
+        (ledger, one, other.join().expect("no panic"))
+    }
+}
+
+fn address(id: u64) -> Address {
+    Address { id, rule: RuleName::default(), quota_index: 0 }
+}

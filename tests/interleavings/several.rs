@@ -1,0 +1,42 @@
+//! Decisions over several accounts have an order. None waits for another forever.
+
+use super::{
+    every_order,
+    ledger::{ALICE, BOB, FAR, LONG, Ledger, OTHER, T},
+};
+
+/// Each thread names the accounts in another order.
+#[test]
+fn opposite_orders_do_not_deadlock() {
+    every_order(|| {
+        let (ledger, one, other) = Ledger::wide(3)
+            .both(|it| it.take_both([ALICE, FAR], 20), |it| it.take_both([FAR, ALICE], 20));
+        assert!(one && other);
+        assert_eq!((ledger.look(ALICE), ledger.look(FAR)), (Some(20 + 2 * T), Some(20 + 2 * T)));
+    });
+}
+
+/// Some order of the three decisions explains every result: nothing is charged and undone.
+#[test]
+fn a_denied_decision_charges_no_account_for_a_moment() {
+    every_order(|| {
+        let ledger = Ledger::wide(1);
+        assert!(ledger.take_both([FAR, BOB], 20));
+        let (ledger, both, alice) =
+            ledger.both(|it| it.take_both([ALICE, FAR], 20), |it| it.take(ALICE, 20).is_some());
+        assert!(!both, "one of its accounts is exhausted");
+        assert!(alice, "and the other is never charged");
+        assert_eq!(ledger.look(ALICE), Some(20 + T));
+    });
+}
+
+/// Two new keys of one decision share an account that has one unit.
+#[test]
+fn two_new_keys_of_one_decision_count_together() {
+    every_order(|| {
+        let (ledger, one, other) = Ledger::new(3, &[(ALICE, LONG), (OTHER, LONG)])
+            .both(|it| it.take_both([BOB, FAR], 20), |it| it.take_both([FAR, BOB], 20));
+        assert!(one != other, "three units are too few for four charges");
+        assert_eq!(ledger.look_shared(20), 20 + 2 * T);
+    });
+}

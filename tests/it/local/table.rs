@@ -1,0 +1,108 @@
+//! The table of accounts treats every algorithm alike: shared accounts, undone charges, memory and
+//! replaced quotas.
+
+use std::time::Duration;
+
+use tower_sluice::{
+    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt,
+    rule::RuleName,
+    store::Charge,
+    testing::{FakeClock, Local},
+};
+
+use crate::support::live;
+
+/// Slots of one set. A store with a capacity of one key has one set.
+const WAYS: u32 = 16;
+const ALGORITHMS: [Algorithm; 7] = [
+    Algorithm::Gcra,
+    Algorithm::TokenBucket,
+    Algorithm::fixed_window(),
+    Algorithm::fixed_window().carry_over(2),
+    Algorithm::AnchoredWindow,
+    Algorithm::SlidingWindow { buckets: 4 },
+    Algorithm::SlidingLog,
+];
+
+fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) -> Decision {
+    let (rule, key) = (RuleName::new(rule).expect("a name"), Key::from(key));
+    store.take(&[Charge::new(rule, &key, quota.as_ref()).with_cost(units)]).now()
+}
+
+/// Returns a store of one set in which every slot is in debt for a second.
+fn full(clock: &FakeClock) -> LocalStore {
+    let store = clock.store(1);
+    let second = Quota::per_second(1);
+    assert!((0..WAYS).all(|key| charged(&store, "filler", key, &second, 1).is_allowed()));
+    store
+}
+
+#[test]
+fn a_charge_of_a_shared_account_is_undone() {
+    for algorithm in ALGORITHMS {
+        let quota = Quota::per_hour(5).algorithm(algorithm);
+        let store = full(&FakeClock::new());
+        let (rule, key) = (RuleName::new("late").expect("a name"), Key::from("me"));
+        let charges = [Charge::new(rule, &key, quota.as_ref()).with_cost(3)];
+        let taken = store.take(&charges).now();
+        assert_eq!((taken.remaining(), store.stats().overflowed), (Some(2), 1), "{algorithm:?}");
+        store.undo(&charges, &taken, None);
+        let left = charged(&store, "late", 7, &quota, 0).remaining();
+        assert_eq!(left, Some(5), "{algorithm:?}");
+    }
+}
+
+#[test]
+fn a_key_that_gets_a_slot_starts_with_the_debt_of_the_shared_account() {
+    for algorithm in ALGORITHMS {
+        let (clock, quota) = (FakeClock::new(), Quota::per_hour(5).algorithm(algorithm));
+        let store = full(&clock);
+        assert!(charged(&store, "late", 1, &quota, 3).is_allowed(), "{algorithm:?}");
+        clock.advance(Duration::from_secs(3));
+        let own = charged(&store, "late", 1, &quota, 2);
+        assert_eq!((own.is_allowed(), own.remaining()), (true, Some(0)), "{algorithm:?}");
+        assert_eq!(store.stats().active, 1, "{algorithm:?}");
+    }
+}
+
+/// A shared log may have thousands of charges. A new account takes over their sum.
+#[test]
+fn a_new_account_does_not_copy_a_shared_log() {
+    let (clock, quota) =
+        (FakeClock::new(), Quota::per_hour(4_000).algorithm(Algorithm::SlidingLog));
+    let store = full(&clock);
+    for _ in 0..3_000 {
+        clock.advance(Duration::from_micros(1));
+        assert!(charged(&store, "late", 1, &quota, 1).is_allowed());
+    }
+    clock.advance(Duration::from_secs(1));
+    // A first account of the set, which allocates the states.
+    assert!(charged(&store, "late", 2, &quota, 1).is_allowed());
+    let mut left = None;
+    let allocated =
+        allocation_counter::measure(|| left = charged(&store, "late", 3, &quota, 1).remaining());
+    assert_eq!(left, Some(999), "the debt is complete");
+    assert!(allocated.bytes_total < 500, "{allocated:?}");
+}
+
+/// A key is exhausted in one window. By the next one, other keys have used all slots. A thread that
+/// read the clock long ago must not open the account in the window that is over.
+#[test]
+fn expired_accounts_leave_their_slots_to_other_keys() {
+    for algorithm in ALGORITHMS {
+        let (clock, quota) = (FakeClock::new(), Quota::per_second(5).algorithm(algorithm));
+        let store = clock.store(1);
+        for round in 0..20 {
+            let keys = round * WAYS..(round + 1) * WAYS;
+            assert!(keys.clone().all(|key| charged(&store, "any", key, &quota, 5).is_allowed()));
+            assert!(!keys.clone().any(|key| charged(&store, "any", key, &quota, 1).is_allowed()));
+            assert_eq!((store.stats().active, store.stats().overflowed), (16, 0), "{algorithm:?}");
+            clock.advance(Duration::from_secs(3));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
+    live::replaced_quotas(&mut Local::default()).await;
+}
