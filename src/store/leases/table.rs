@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     decision::Decision,
-    store::{Charge, wrap::hashes::Hashes},
+    store::{Charge, hashes::Hashes},
 };
 
 const WAYS: usize = 8;

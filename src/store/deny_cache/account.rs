@@ -6,7 +6,7 @@ use crate::{
     decision::{Decision, Outcome},
     name::RuleName,
     quota::{Algorithm, Quota},
-    store::{Charge, wrap::hashes::Hashes},
+    store::{Charge, hashes::Hashes},
 };
 
 /// One charge of a call.

@@ -8,7 +8,7 @@ use super::account::Account;
 use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
-    store::{Charge, wrap::recompute::recompute},
+    store::{Charge, recompute::recompute},
 };
 
 /// Instants are nanoseconds since the cache was made.

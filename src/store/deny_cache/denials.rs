@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     decision::{Decision, Outcome, Source},
-    store::{Charge, wrap::hashes::Hashes},
+    store::{Charge, hashes::Hashes},
 };
 
 const WAYS: usize = 8;
