@@ -170,7 +170,6 @@
 mod fields;
 pub mod fingerprint;
 mod head;
-mod name;
 
 pub mod decision;
 pub mod quota;

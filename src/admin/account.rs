@@ -15,9 +15,8 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
-    name::RuleName,
     quota::Quota,
-    rule::{Quotas, RuleInfo},
+    rule::{Quotas, RuleInfo, RuleName},
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{gcra::Gcra, *};
 use crate::{
     decision::{Decision, Outcome},
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// An account of any algorithm, as a store keeps it.

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
-use crate::{name::RuleName, store::Charge};
+use crate::{rule::RuleName, store::Charge};
 
 /// The highest number of templates kept. A request without room for its template gets a new one.
 const MOST: usize = 4_096;

@@ -5,9 +5,8 @@ use std::slice;
 use super::{Finding, Lint, dominated};
 use crate::{
     headers::{Headers, Item},
-    name::RuleName,
     quota::Quota,
-    rule::{LivePlan, Quotas, RuleInfo},
+    rule::{LivePlan, Quotas, RuleInfo, RuleName},
     waiters::Bounds,
 };
 

@@ -16,10 +16,9 @@ use crate::{
     headers::Template,
     key::KeyError,
     load::{Event, InFlight},
-    name::RuleName,
     observe::{Started, unidentified},
     reject::{ExplainContext, Reject, Rejection},
-    rule::{Bypass, Rules},
+    rule::{Bypass, RuleName, Rules},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 

@@ -23,9 +23,8 @@ use crate::{
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
     load::{Counters, Event, InFlight, Overcommit, Toggle},
-    name::RuleName,
     observe::Meter,
-    rule::Bypass,
+    rule::{Bypass, RuleName},
     store::Charge,
     waiters::{Bounds, Waiter, Waiters},
 };

@@ -20,10 +20,9 @@ use crate::{
     key::{KeyExtractor, PeerIp},
     lint::{self, Finding, Knobs, Lint, Lints},
     load::{Counters, Overcommit, Toggle},
-    name::RuleName,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Bypass, Plan, Rule, RuleError, Rules},
+    rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
     store::{CannotFail, LocalStore, OwnedCharges, Store, without_queueing},
 };
 

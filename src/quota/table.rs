@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     fields::{self, Table},
-    name::RuleName,
+    rule::RuleName,
 };
 
 const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \

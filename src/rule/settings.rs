@@ -7,10 +7,9 @@ use serde::{
     ser::{Error, Serialize, SerializeMap, Serializer},
 };
 
-use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule};
+use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName};
 use crate::{
     fields::{self, Table},
-    name::RuleName,
     quota::{read_time, time_text},
 };
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     decision::{Decision, Outcome},
     key::KeyError,
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// The names of rules.

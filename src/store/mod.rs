@@ -94,8 +94,8 @@ use crate::{
     algorithm::Demand,
     decision::Decision,
     key::Key,
-    name::RuleName,
     quota::{Algorithm, Quota},
+    rule::RuleName,
 };
 
 /// Any error, boxed. The same type as `tower::BoxError`.

@@ -11,8 +11,8 @@ use super::{
 use crate::{
     decision::Decision,
     key::Key,
-    name::RuleName,
     quota::{Algorithm, Quota, QuotaError},
+    rule::RuleName,
     store::{BoxError, Charge, Store, StoreExt},
 };
 

@@ -12,7 +12,6 @@ use std::{
 const FLOORS: &[(&str, u32)] = &[
     ("fields", 0),
     ("head", 0),
-    ("name", 0),
     ("fingerprint", 0),
     ("quota/*", 1),
     ("decision/*", 1),
@@ -43,6 +42,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/timeout", 4),
     ("load", 4),
     ("rule/*", 5),
+    ("rule/name", 0),
     ("explain/*", 6),
     ("headers/*", 6),
     ("reject/*", 7),

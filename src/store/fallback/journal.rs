@@ -14,7 +14,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::{key::Key, name::RuleName, quota::Quota, store::Charge};
+use crate::{key::Key, quota::Quota, rule::RuleName, store::Charge};
 
 /// The longest key in the journal. Longer keys are dropped, so that the size of an account is
 /// bounded.

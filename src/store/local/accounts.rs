@@ -9,8 +9,8 @@ use super::state_table::Address;
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation},
     decision::{Decision, Outcome, Snapshot},
-    name::RuleName,
     quota::Quota,
+    rule::RuleName,
     store::Charge,
 };
 

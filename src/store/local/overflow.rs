@@ -17,7 +17,7 @@ use super::sync::{
     Ordering::{Acquire, Relaxed, Release},
     PoisonError,
 };
-use crate::name::RuleName;
+use crate::rule::RuleName;
 
 const SHARDS: usize = 16;
 const GROUPS: usize = 4_096;

@@ -11,7 +11,7 @@ use super::{
     overflow::{Overflow, SharedAddress},
     overflow_warning::OverflowWarning,
 };
-use crate::{algorithm::AccountState, name::RuleName, quota::Quota};
+use crate::{algorithm::AccountState, quota::Quota, rule::RuleName};
 
 const WAYS: usize = 16;
 

@@ -333,7 +333,7 @@ mod tests {
     use super::*;
     use crate::{
         key::Key,
-        name::RuleName,
+        rule::RuleName,
         store::{Charge, redis::addresses::Addresses},
     };
 
