@@ -180,9 +180,7 @@ mod algorithm;
 pub mod key;
 pub mod store;
 
-mod load;
 pub mod rule;
-mod waiters;
 
 pub mod explain;
 pub mod headers;

@@ -5,9 +5,9 @@ use std::slice;
 use super::{Finding, Lint, dominated};
 use crate::{
     headers::{Headers, Item},
+    middleware::waiters::Bounds,
     quota::Quota,
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
-    waiters::Bounds,
 };
 
 /// Settings of a layer that the lints read.

@@ -7,7 +7,9 @@ use http::Response;
 use super::{
     config::{LayerConfig, Override},
     context::ResponseContext,
+    overcommit::InFlight,
     queue::QueuedCharge,
+    stats::Event,
 };
 use crate::{
     decision::Decision,
@@ -15,7 +17,6 @@ use crate::{
     head::RequestHead,
     headers::Template,
     key::KeyError,
-    load::{Event, InFlight},
     observe::{Started, unidentified},
     reject::{ExplainContext, Reject, Rejection},
     rule::{Bypass, RuleName, Rules},

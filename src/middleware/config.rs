@@ -17,16 +17,18 @@ use http::{
 use super::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
+    overcommit::{InFlight, Overcommit},
+    stats::{Counters, Event},
+    toggle::Toggle,
+    waiters::{Bounds, Waiter, Waiters},
 };
 use crate::{
     decision::Decision,
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    load::{Counters, Event, InFlight, Overcommit, Toggle},
     observe::Meter,
     rule::{Bypass, RuleName},
     store::Charge,
-    waiters::{Bounds, Waiter, Waiters},
 };
 
 /// Default for the number of requests that may queue at a time.

@@ -45,7 +45,7 @@ pub use self::{
 };
 use crate::{
     key::{Everyone, Key, KeyError, KeyExtractor, KeyKind, RequestHead},
-    load::Toggle,
+    middleware::Toggle,
     store::Charge,
 };
 

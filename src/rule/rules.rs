@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{LivePlan, RuleName};
 use crate::{
     key::{KeyError, KeyKind, RequestHead},
-    load::Toggle,
+    middleware::Toggle,
     quota::Quota,
     store::Charge,
 };

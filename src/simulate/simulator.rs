@@ -15,11 +15,9 @@ use crate::{
     decision::Decision,
     headers::Items,
     key::KeyError,
-    middleware::admission,
-    middleware::config::LayerConfig,
+    middleware::{admission, config::LayerConfig, waiters::Waiter},
     rule::{self, Bypass, RuleError, Rules},
     store::{Charge, Clock, LocalStore, Stats, StoreExt},
-    waiters::Waiter,
 };
 
 /// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
