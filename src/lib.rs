@@ -167,7 +167,7 @@
 
 // From the ground up; imports point down (`tests/repository/floors.rs`).
 #[cfg(feature = "serde")]
-mod fields;
+mod config;
 pub mod fingerprint;
 mod head;
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::problem::Problem;
 use crate::{
-    fields::{self, Table},
+    config::de::{self, Table},
     quota::read_time,
     rule::Quotas,
 };
@@ -97,7 +97,7 @@ struct Read(Body);
 
 impl<'de> Deserialize<'de> for Read {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<Body, D>(value).map(Self)
+        de::read::<Body, D>(value).map(Self)
     }
 }
 
@@ -117,10 +117,10 @@ impl Table for Body {
             "key" => self.key = Some(Value::deserialize(value)?),
             "quotas" => self.quotas = Some(quotas(value)?),
             "for" => self.time = Some(read_time(name, value, TIME)?),
-            "on" => self.on = Some(fields::flag(name, value)?),
+            "on" => self.on = Some(de::flag(name, value)?),
             _ => {
                 let fix = "give layer, rule, key, quotas, for or on";
-                return Err(fields::unknown(name, value, fix));
+                return Err(de::unknown(name, value, fix));
             }
         }
         self.given.push(name.to_owned());
@@ -133,7 +133,7 @@ impl Table for Body {
 }
 
 fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Error> {
-    fields::text(name, value, "give text", |text| Ok(text.to_owned()))
+    de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
 /// Reads quotas. Names are rejected, because the name of a quota is never freed, and accounts do

@@ -10,7 +10,7 @@ use std::{
 /// The floor of every module. `name` is one file (or its folder's `mod.rs`), `name/*` a whole
 /// folder, whose files may name each other. Modules of one floor may not name each other.
 const FLOORS: &[(&str, u32)] = &[
-    ("fields", 0),
+    ("config/*", 0),
     ("head", 0),
     ("fingerprint", 0),
     ("quota/*", 1),
