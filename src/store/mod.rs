@@ -69,7 +69,7 @@ use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, ti
 use smallvec::SmallVec;
 
 #[cfg(feature = "governor")]
-pub use self::governor::{Admission, GovernorStore};
+pub use self::governor::{GovernorStore, PositiveOutcome};
 #[cfg(any(feature = "simulate", feature = "testing"))]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
