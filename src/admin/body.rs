@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::problem::Problem;
 use crate::{
-    config::de::{self, Table},
+    config::de::{self, TableForm},
     quota::read_time,
     rule::Quotas,
 };
@@ -21,7 +21,7 @@ const TIME: &str = "give text, as \"10min\"";
 
 /// The fields of all routes. Each route accepts some of them.
 #[derive(Default)]
-pub(super) struct Body {
+pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
     /// Parsed once the rule is known, because its extractor defines the form of a key.
@@ -32,7 +32,7 @@ pub(super) struct Body {
     given: Vec<String>,
 }
 
-impl Body {
+impl RequestBody {
     /// Reads the body of a request. `known` lists the fields of the route.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
@@ -49,7 +49,7 @@ impl Body {
                 false => Problem::body("the body ended early; send it again"),
             }
         })?;
-        let read: Read = serde_json::from_slice(&bytes).map_err(|wrong| {
+        let read: ParsedBody = serde_json::from_slice(&bytes).map_err(|wrong| {
             Problem::body(if wrong.is_data() {
                 wrong.to_string()
             } else {
@@ -93,15 +93,15 @@ impl Body {
     }
 }
 
-struct Read(Body);
+struct ParsedBody(RequestBody);
 
-impl<'de> Deserialize<'de> for Read {
+impl<'de> Deserialize<'de> for ParsedBody {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<Body, D>(value).map(Self)
+        de::read::<RequestBody, D>(value).map(Self)
     }
 }
 
-impl Table for Body {
+impl TableForm for RequestBody {
     type Read = Self;
 
     const SHAPE: &'static str = "an object, as { \"layer\": \"api\" }";

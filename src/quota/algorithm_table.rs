@@ -6,7 +6,7 @@ use serde::{
 };
 
 use super::{Algorithm, MAX_BUCKETS};
-use crate::config::de::{self, Table};
+use crate::config::de::{self, TableForm};
 
 const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \"anchored_window\", \
                           \"sliding_log\", { sliding_window = { buckets = 60 } } or \
@@ -24,7 +24,7 @@ impl<'de> Deserialize<'de> for Algorithm {
 #[derive(Default)]
 struct AlgorithmTable(Vec<Algorithm>);
 
-impl Table for AlgorithmTable {
+impl TableForm for AlgorithmTable {
     type Read = Algorithm;
 
     const SHAPE: &'static str = "an algorithm, as \"sliding_log\" or \
@@ -64,7 +64,7 @@ struct FixedWindowTable {
     paced: bool,
 }
 
-impl Table for FixedWindowTable {
+impl TableForm for FixedWindowTable {
     type Read = Algorithm;
 
     const SHAPE: &'static str = "a table, as { carry_over = 30, paced = true }";
@@ -92,7 +92,7 @@ struct SlidingWindowTable {
     buckets: Option<u32>,
 }
 
-impl Table for SlidingWindowTable {
+impl TableForm for SlidingWindowTable {
     type Read = Algorithm;
 
     const SHAPE: &'static str = "a table, as { buckets = 60 }";

@@ -12,7 +12,7 @@ use super::{
     text::{in_largest_unit, parse_time},
 };
 use crate::{
-    config::de::{self, Table},
+    config::de::{self, TableForm},
     rule::RuleName,
 };
 
@@ -40,7 +40,7 @@ struct QuotaTable {
     name: Option<RuleName>,
 }
 
-impl Table for QuotaTable {
+impl TableForm for QuotaTable {
     type Read = Quota;
 
     const SHAPE: &'static str =

@@ -7,7 +7,7 @@ use serde::{
 
 use super::{ByRoute, Quotas, route::RouteTemplate};
 use crate::{
-    config::de::{self, Table},
+    config::de::{self, TableForm},
     key::Everyone,
 };
 
@@ -75,7 +75,7 @@ struct RouteTable {
     other: Option<Quotas>,
 }
 
-impl Table for RouteTable {
+impl TableForm for RouteTable {
     type Read = RouteSettings;
 
     const SHAPE: &'static str = "a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }";

@@ -9,7 +9,7 @@ use serde::{
 
 use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName};
 use crate::{
-    config::de::{self, Table},
+    config::de::{self, TableForm},
     quota::{read_time, time_text},
 };
 
@@ -171,7 +171,7 @@ impl Default for SettingsTable {
     }
 }
 
-impl Table for SettingsTable {
+impl TableForm for SettingsTable {
     type Read = RuleSettings;
 
     const SHAPE: &'static str = "a table, as { name = \"ip\", quotas = \"20/s\" }";

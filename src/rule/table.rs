@@ -13,7 +13,7 @@ use serde::{
 
 use super::{OnMissingKey, Quotas, plan::MAX_QUOTAS};
 use crate::{
-    config::de::{self, Table},
+    config::de::{self, TableForm},
     quota::Quota,
 };
 
@@ -76,7 +76,7 @@ impl<'de> Deserialize<'de> for OnMissingKey {
 #[derive(Default)]
 struct MissingTable(Option<StatusCode>);
 
-impl Table for MissingTable {
+impl TableForm for MissingTable {
     type Read = OnMissingKey;
 
     const SHAPE: &'static str = "a policy for requests without an identity, as \"reject\", \
