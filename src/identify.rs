@@ -136,7 +136,7 @@ where
         let fresh = self.inner.clone();
         let ready = mem::replace(&mut self.inner, fresh);
         let found = self.identify.identify(parts);
-        IdentifyFuture { state: State::Identifying { found, waiting: Some((ready, body)) } }
+        IdentifyFuture { state: IdentifyState::Identifying { found, waiting: Some((ready, body)) } }
     }
 }
 
@@ -148,13 +148,13 @@ pin_project! {
         I: Service<Request<B>>,
     {
         #[pin]
-        state: State<I, F, B, I::Future>,
+        state: IdentifyState<I, F, B, I::Future>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<I, F, B, R> {
+    #[project = IdentifyStateProj]
+    enum IdentifyState<I, F, B, R> {
         Identifying { #[pin] found: F, waiting: Option<(I, B)> },
         Running { #[pin] future: R },
     }
@@ -172,8 +172,8 @@ where
         let mut state = self.project().state;
         loop {
             let future = match state.as_mut().project() {
-                StateProj::Running { future } => return future.poll(cx),
-                StateProj::Identifying { found, waiting } => {
+                IdentifyStateProj::Running { future } => return future.poll(cx),
+                IdentifyStateProj::Identifying { found, waiting } => {
                     let (mut parts, identity) = ready!(found.poll(cx));
                     match identity {
                         Some(identity) => drop(parts.extensions.insert(identity)),
@@ -185,7 +185,7 @@ where
                     inner.call(Request::from_parts(parts, body))
                 }
             };
-            state.set(State::Running { future });
+            state.set(IdentifyState::Running { future });
         }
     }
 }

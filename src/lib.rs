@@ -167,10 +167,9 @@
 
 // From the ground up; imports point down (`tests/repository/floors.rs`).
 #[cfg(feature = "serde")]
-mod fields;
+mod config;
 pub mod fingerprint;
 mod head;
-mod name;
 
 pub mod decision;
 pub mod quota;
@@ -181,9 +180,7 @@ mod algorithm;
 pub mod key;
 pub mod store;
 
-mod load;
 pub mod rule;
-mod waiters;
 
 pub mod explain;
 pub mod headers;

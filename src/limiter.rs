@@ -6,8 +6,8 @@ use crate::{
     decision::{Decision, Outcome},
     explain::Explanation,
     key::Key,
-    name::RuleName,
     quota::Quota,
+    rule::RuleName,
     store::{Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
 };
 

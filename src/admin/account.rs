@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    body::Body,
+    body::RequestBody,
     key::{self, ParsedKey},
     managed::{self, ManagedLayer},
     problem::Problem,
@@ -15,14 +15,13 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
-    name::RuleName,
     quota::Quota,
-    rule::{Quotas, RuleInfo},
+    rule::{Quotas, RuleInfo, RuleName},
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
 /// The account that a body names.
-pub(super) struct Account<'a> {
+pub(super) struct ManagedAccount<'a> {
     layer: &'a ManagedLayer,
     rule: RuleName,
     key: ParsedKey,
@@ -33,14 +32,17 @@ pub(super) struct Account<'a> {
     headroom: u32,
 }
 
-impl<'a> Account<'a> {
+impl<'a> ManagedAccount<'a> {
     /// Finds the account and its quotas, to peek or to reset.
-    pub(super) fn with_quotas(layers: &'a [ManagedLayer], body: &Body) -> Result<Self, Problem> {
+    pub(super) fn with_quotas(
+        layers: &'a [ManagedLayer],
+        body: &RequestBody,
+    ) -> Result<Self, Problem> {
         Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
     }
 
     /// Finds the account by its key alone. A block applies to the key, regardless of its quotas.
-    pub(super) fn of_key(layers: &'a [ManagedLayer], body: &Body) -> Result<Self, Problem> {
+    pub(super) fn of_key(layers: &'a [ManagedLayer], body: &RequestBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
         Self::find(layers, body, |shape| {
             let own = managed::own_quotas(shape).filter(|own| !own.charged().is_empty());
@@ -50,7 +52,7 @@ impl<'a> Account<'a> {
 
     fn find(
         layers: &'a [ManagedLayer],
-        body: &Body,
+        body: &RequestBody,
         quotas: impl FnOnce(&RuleInfo<'_>) -> Result<Quotas, Problem>,
     ) -> Result<Self, Problem> {
         let (layer, rule, key) = (body.layer()?, body.rule()?, body.key()?);

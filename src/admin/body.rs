@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::problem::Problem;
 use crate::{
-    fields::{self, Table},
+    config::de::{self, TableForm},
     quota::read_time,
     rule::Quotas,
 };
@@ -21,7 +21,7 @@ const TIME: &str = "give text, as \"10min\"";
 
 /// The fields of all routes. Each route accepts some of them.
 #[derive(Default)]
-pub(super) struct Body {
+pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
     /// Parsed once the rule is known, because its extractor defines the form of a key.
@@ -32,7 +32,7 @@ pub(super) struct Body {
     given: Vec<String>,
 }
 
-impl Body {
+impl RequestBody {
     /// Reads the body of a request. `known` lists the fields of the route.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
@@ -49,7 +49,7 @@ impl Body {
                 false => Problem::body("the body ended early; send it again"),
             }
         })?;
-        let read: Read = serde_json::from_slice(&bytes).map_err(|wrong| {
+        let read: ParsedBody = serde_json::from_slice(&bytes).map_err(|wrong| {
             Problem::body(if wrong.is_data() {
                 wrong.to_string()
             } else {
@@ -93,15 +93,15 @@ impl Body {
     }
 }
 
-struct Read(Body);
+struct ParsedBody(RequestBody);
 
-impl<'de> Deserialize<'de> for Read {
+impl<'de> Deserialize<'de> for ParsedBody {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<Body, D>(value).map(Self)
+        de::read::<RequestBody, D>(value).map(Self)
     }
 }
 
-impl Table for Body {
+impl TableForm for RequestBody {
     type Read = Self;
 
     const SHAPE: &'static str = "an object, as { \"layer\": \"api\" }";
@@ -117,10 +117,10 @@ impl Table for Body {
             "key" => self.key = Some(Value::deserialize(value)?),
             "quotas" => self.quotas = Some(quotas(value)?),
             "for" => self.time = Some(read_time(name, value, TIME)?),
-            "on" => self.on = Some(fields::flag(name, value)?),
+            "on" => self.on = Some(de::flag(name, value)?),
             _ => {
                 let fix = "give layer, rule, key, quotas, for or on";
-                return Err(fields::unknown(name, value, fix));
+                return Err(de::unknown(name, value, fix));
             }
         }
         self.given.push(name.to_owned());
@@ -133,7 +133,7 @@ impl Table for Body {
 }
 
 fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Error> {
-    fields::text(name, value, "give text", |text| Ok(text.to_owned()))
+    de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
 /// Reads quotas. Names are rejected, because the name of a quota is never freed, and accounts do

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::kind;
 use crate::{
     key::{Key, KeyKind, Prefix},
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// A key, and the length of its address prefix if that is shorter than the address.

@@ -8,8 +8,7 @@ use super::problem::Problem;
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,
-    load::Toggle,
-    middleware::RateLimitLayer,
+    middleware::{RateLimitLayer, Toggle},
     observe::Noted,
     rule::{LivePlan, Quotas, RuleInfo, Rules},
     store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},

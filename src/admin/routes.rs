@@ -19,16 +19,16 @@ use http::{
 use serde_json::{Value, json};
 
 use super::{
-    account::Account,
-    body::Body,
+    account::ManagedAccount,
+    body::RequestBody,
     guard::Guard,
     managed::{self, ManagedLayer},
     problem::Problem,
     show,
 };
 
-type Layers = State<Arc<[ManagedLayer]>>;
-type Reply = Result<Json<Value>, Problem>;
+type ManagedLayers = State<Arc<[ManagedLayer]>>;
+type JsonResult = Result<Json<Value>, Problem>;
 
 /// Header fields of every response: browsers must not store, sniff or frame it, and must not load
 /// resources of other origins.
@@ -51,9 +51,9 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/page", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
-        .route("/api/layers", get(async |State(all): Layers| Json(show::layers(&all))))
-        .route("/api/refusals", get(async |State(all): Layers| Json(show::refusals(&all))))
-        .route("/api/health", get(async |State(all): Layers| Json(show::health(&all).await)))
+        .route("/api/layers", get(async |State(all): ManagedLayers| Json(show::layers(&all))))
+        .route("/api/refusals", get(async |State(all): ManagedLayers| Json(show::refusals(&all))))
+        .route("/api/health", get(async |State(all): ManagedLayers| Json(show::health(&all).await)))
         .route("/api/peek", post(peek))
         .route("/api/reset", post(reset))
         .route("/api/block", post(block))
@@ -112,35 +112,35 @@ async fn method_not_allowed() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }
 
-async fn peek(State(layers): Layers, request: Request) -> Reply {
-    let body = Body::read(request, ACCOUNT).await?;
-    Account::with_quotas(&layers, &body)?.peek().await.map(Json)
+async fn peek(State(layers): ManagedLayers, request: Request) -> JsonResult {
+    let body = RequestBody::read(request, ACCOUNT).await?;
+    ManagedAccount::with_quotas(&layers, &body)?.peek().await.map(Json)
 }
 
-async fn reset(State(layers): Layers, request: Request) -> Reply {
-    let body = Body::read(request, ACCOUNT).await?;
-    Account::with_quotas(&layers, &body)?.reset().await.map(Json)
+async fn reset(State(layers): ManagedLayers, request: Request) -> JsonResult {
+    let body = RequestBody::read(request, ACCOUNT).await?;
+    ManagedAccount::with_quotas(&layers, &body)?.reset().await.map(Json)
 }
 
-async fn block(State(layers): Layers, request: Request) -> Reply {
-    let body = Body::read(request, &["layer", "rule", "key", "for"]).await?;
-    Account::of_key(&layers, &body)?.block(body.time()?).await.map(Json)
+async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
+    let body = RequestBody::read(request, &["layer", "rule", "key", "for"]).await?;
+    ManagedAccount::of_key(&layers, &body)?.block(body.time()?).await.map(Json)
 }
 
-async fn unblock(State(layers): Layers, request: Request) -> Reply {
-    let body = Body::read(request, &["layer", "rule", "key"]).await?;
-    Account::of_key(&layers, &body)?.unblock().await.map(Json)
+async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
+    let body = RequestBody::read(request, &["layer", "rule", "key"]).await?;
+    ManagedAccount::of_key(&layers, &body)?.unblock().await.map(Json)
 }
 
-async fn switch(State(layers): Layers, request: Request) -> Reply {
-    let body = Body::read(request, &["layer", "on"]).await?;
+async fn switch(State(layers): ManagedLayers, request: Request) -> JsonResult {
+    let body = RequestBody::read(request, &["layer", "on"]).await?;
     let (name, on) = (body.layer()?, body.on()?);
     managed::find(&layers, name)?.switch.set(on);
     Ok(Json(json!({ "layer": name, "on": on })))
 }
 
-async fn report_only(State(layers): Layers, request: Request) -> Reply {
-    let body = Body::read(request, &["layer", "rule", "on"]).await?;
+async fn report_only(State(layers): ManagedLayers, request: Request) -> JsonResult {
+    let body = RequestBody::read(request, &["layer", "rule", "on"]).await?;
     let (name, on) = (body.layer()?, body.on()?);
     managed::find(&layers, name)?.report_only(body.rule.as_deref(), on)?;
     Ok(Json(json!({ "layer": name, "rule": body.rule, "on": on })))

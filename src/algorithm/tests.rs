@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::*;
 use crate::{
     decision::{Decision, Outcome},
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// An account of any algorithm.

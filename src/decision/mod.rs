@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 pub use self::outcome::Outcome;
 pub(crate) use self::outcome::{NEVER, Snapshot};
-use crate::name::RuleName;
+use crate::rule::RuleName;
 
 /// The result of one `take`: either every quota was charged, or none was.
 ///

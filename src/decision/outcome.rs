@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::name::RuleName;
+use crate::rule::RuleName;
 
 /// The `retry_ns` value for "waiting does not help", in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;

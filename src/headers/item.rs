@@ -7,9 +7,8 @@ use http::HeaderValue;
 use super::digits::number;
 use crate::{
     decision::Outcome,
-    name::RuleName,
     quota::Quota,
-    rule::{RuleError, RuleInfo},
+    rule::{RuleError, RuleInfo, RuleName},
     store::Charge,
 };
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
-use crate::{name::RuleName, store::Charge};
+use crate::{rule::RuleName, store::Charge};
 
 /// The highest number of templates kept. A request without room for its template gets a new one.
 const MOST: usize = 4_096;
@@ -17,10 +17,10 @@ type Charged = Box<[(RuleName, bool)]>;
 #[derive(Debug)]
 pub(super) struct Variants {
     rules: usize,
-    slots: OnceLock<Box<[Slot]>>,
+    slots: OnceLock<Box<[TemplateSlot]>>,
 }
 
-type Slot = OnceLock<(Charged, Arc<Template>)>;
+type TemplateSlot = OnceLock<(Charged, Arc<Template>)>;
 
 impl Variants {
     pub(super) fn new(rules: usize) -> Self {
@@ -46,9 +46,9 @@ impl Variants {
     }
 
     /// Makes room for each rule alone and beside others. The length is a power of two.
-    fn room(&self) -> Box<[Slot]> {
+    fn room(&self) -> Box<[TemplateSlot]> {
         let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
-        (0..slots).map(|_| Slot::new()).collect()
+        (0..slots).map(|_| TemplateSlot::new()).collect()
     }
 }
 

@@ -35,11 +35,11 @@ const INLINE: usize = WORDS * 8;
 pub struct Key {
     /// The kind in the lowest byte, and the length above it.
     head: u64,
-    body: Body,
+    body: KeyBytes,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-enum Body {
+enum KeyBytes {
     /// Little endian, padded with zeros.
     Inline([u64; WORDS]),
     Shared(Arc<[u8]>),
@@ -137,7 +137,7 @@ impl Key {
 
     fn bytes(kind: Tag, content: &[u8]) -> Self {
         if content.len() > INLINE {
-            let body = Body::Shared(content.into());
+            let body = KeyBytes::Shared(content.into());
             return Self { head: kind as u64 | (content.len() as u64) << 8, body };
         }
         let mut words = [0; WORDS];
@@ -150,13 +150,13 @@ impl Key {
     }
 
     fn words(kind: Tag, len: usize, words: [u64; WORDS]) -> Self {
-        Self { head: kind as u64 | (len as u64) << 8, body: Body::Inline(words) }
+        Self { head: kind as u64 | (len as u64) << 8, body: KeyBytes::Inline(words) }
     }
 
     fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match &self.body {
-            Body::Shared(bytes) => read(bytes),
-            Body::Inline(words) => {
+            KeyBytes::Shared(bytes) => read(bytes),
+            KeyBytes::Inline(words) => {
                 let mut bytes = [0; INLINE];
                 for (chunk, word) in bytes.chunks_mut(8).zip(words) {
                     chunk.copy_from_slice(&word.to_le_bytes());
@@ -174,7 +174,7 @@ impl Key {
         // An odd constant (from the golden ratio) spreads the few bits of the head.
         state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         match &self.body {
-            Body::Inline([first, second, rest @ ..]) => {
+            KeyBytes::Inline([first, second, rest @ ..]) => {
                 state.write_u64(*first);
                 if self.head >= 9 << 8 {
                     state.write_u64(*second);
@@ -183,7 +183,7 @@ impl Key {
                     rest.iter().for_each(|word| state.write_u64(*word));
                 }
             }
-            Body::Shared(bytes) => state.write(bytes),
+            KeyBytes::Shared(bytes) => state.write(bytes),
         }
     }
 }

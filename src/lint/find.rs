@@ -5,10 +5,9 @@ use std::slice;
 use super::{Finding, Lint, dominated};
 use crate::{
     headers::{Headers, Item},
-    name::RuleName,
+    middleware::waiters::Bounds,
     quota::Quota,
-    rule::{LivePlan, Quotas, RuleInfo},
-    waiters::Bounds,
+    rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };
 
 /// Settings of a layer that the lints read.

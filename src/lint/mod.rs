@@ -65,7 +65,7 @@ use std::sync::{
 };
 
 pub(crate) use self::find::{Knobs, find};
-use crate::name::RuleName;
+use crate::rule::RuleName;
 
 /// The kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
 ///

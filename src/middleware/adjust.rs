@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::Decision,
-    name::RuleName,
+    rule::RuleName,
     store::{Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
 };
 

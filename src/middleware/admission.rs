@@ -7,7 +7,9 @@ use http::Response;
 use super::{
     config::{LayerConfig, Override},
     context::ResponseContext,
+    overcommit::InFlight,
     queue::QueuedCharge,
+    stats::Event,
 };
 use crate::{
     decision::Decision,
@@ -15,11 +17,9 @@ use crate::{
     head::RequestHead,
     headers::Template,
     key::KeyError,
-    load::{Event, InFlight},
-    name::RuleName,
     observe::{Started, unidentified},
     reject::{ExplainContext, Reject, Rejection},
-    rule::{Bypass, Rules},
+    rule::{Bypass, RuleName, Rules},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 

@@ -17,17 +17,18 @@ use http::{
 use super::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
+    overcommit::{InFlight, Overcommit},
+    stats::{Counters, Event},
+    toggle::Toggle,
+    waiters::{Bounds, Waiter, Waiters},
 };
 use crate::{
     decision::Decision,
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    load::{Counters, Event, InFlight, Overcommit, Toggle},
-    name::RuleName,
     observe::Meter,
-    rule::Bypass,
+    rule::{Bypass, RuleName},
     store::Charge,
-    waiters::{Bounds, Waiter, Waiters},
 };
 
 /// Default for the number of requests that may queue at a time.

@@ -5,12 +5,12 @@ use http::{Request, Response};
 use super::{
     adjust::ChargeHandle,
     config::{AdjustConfig, Classify, LayerConfig},
+    overcommit::{InFlight, Overcommit},
 };
 use crate::{
     decision::{Decision, Source},
     head::ResponseHead,
     headers::Lines,
-    load::{InFlight, Overcommit},
     store::Charge,
 };
 

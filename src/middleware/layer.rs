@@ -9,7 +9,10 @@ use super::{
     adjust::{Adjustment, Unsettled},
     admission::{self, Shared},
     config::{AdjustConfig, LayerConfig, Override},
+    overcommit::Overcommit,
     service::RateLimit,
+    stats::Counters,
+    toggle::Toggle,
 };
 use crate::{
     decision::Decision,
@@ -19,11 +22,9 @@ use crate::{
     headers::{Headers, Items, Template},
     key::{KeyExtractor, PeerIp},
     lint::{self, Finding, Knobs, Lint, Lints},
-    load::{Counters, Overcommit, Toggle},
-    name::RuleName,
     quota::Quota,
     reject::TooManyRequests,
-    rule::{self, Bypass, Plan, Rule, RuleError, Rules},
+    rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
     store::{CannotFail, LocalStore, OwnedCharges, Store, without_queueing},
 };
 

@@ -13,8 +13,12 @@ pub(crate) mod config;
 mod context;
 mod future;
 mod layer;
+pub(crate) mod overcommit;
 mod queue;
 mod service;
+pub(crate) mod stats;
+mod toggle;
+pub(crate) mod waiters;
 
 #[cfg(feature = "axum")]
 pub use self::adjust::NoChargeHandle;
@@ -23,9 +27,9 @@ pub use self::{
     adjust::{Adjustment, ChargeHandle, UnknownRule},
     future::ResponseFuture,
     layer::RateLimitLayer,
+    overcommit::Overcommit,
     service::RateLimit,
+    stats::{Counters, Counts},
+    toggle::Toggle,
 };
-pub use crate::{
-    head::ResponseHead,
-    load::{Counters, Counts, Overcommit, Toggle},
-};
+pub use crate::head::ResponseHead;

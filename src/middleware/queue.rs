@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::waiters::Waiter;
 use crate::{
     decision::Decision,
     store::{Charge, OwnedCharges, Store},
-    waiters::Waiter,
 };
 
 /// A queued charge. Dropping it undoes the charge, unless other requests have queued behind it.

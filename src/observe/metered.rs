@@ -14,7 +14,7 @@ use metrics::{
 use super::{Noted, Verdict};
 use crate::{
     decision::{Decision, Outcome, Source},
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// The counters of a layer's rules. A counter is registered on first use and then found without a

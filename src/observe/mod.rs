@@ -33,7 +33,7 @@ use self::traced::trace;
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::Fingerprint,
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// The result of a request under one rule, as counted in `ratelimit.decisions`.

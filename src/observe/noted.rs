@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::Verdict;
-use crate::{fingerprint::Fingerprint, name::RuleName};
+use crate::{fingerprint::Fingerprint, rule::RuleName};
 
 /// The recorded denials of a layer's rules. Empty unless enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]

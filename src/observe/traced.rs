@@ -9,7 +9,7 @@ use tracing::{
 };
 
 use super::Verdict;
-use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName, quota::Quota};
+use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
 
 /// Fills the `ratelimit.*` fields that the current span has declared, and logs denials at debug
 /// level. A higher level would amplify a flood. Keys never appear, and fingerprints are computed

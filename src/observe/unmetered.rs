@@ -3,7 +3,7 @@
 use super::{Noted, Verdict};
 use crate::{
     decision::{Decision, Outcome},
-    name::RuleName,
+    rule::RuleName,
 };
 
 #[derive(Clone, Debug)]

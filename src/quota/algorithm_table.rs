@@ -6,7 +6,7 @@ use serde::{
 };
 
 use super::{Algorithm, MAX_BUCKETS};
-use crate::fields::{self, Table};
+use crate::config::de::{self, TableForm};
 
 const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \"anchored_window\", \
                           \"sliding_log\", { sliding_window = { buckets = 60 } } or \
@@ -17,14 +17,14 @@ const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \"a
 /// carry_over = 30, paced = true } }`. Both fields of `fixed_window` are optional.
 impl<'de> Deserialize<'de> for Algorithm {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<AlgorithmTable, D>(value)
+        de::read::<AlgorithmTable, D>(value)
     }
 }
 
 #[derive(Default)]
 struct AlgorithmTable(Vec<Algorithm>);
 
-impl Table for AlgorithmTable {
+impl TableForm for AlgorithmTable {
     type Read = Algorithm;
 
     const SHAPE: &'static str = "an algorithm, as \"sliding_log\" or \
@@ -43,9 +43,9 @@ impl Table for AlgorithmTable {
 
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         self.0.push(match name {
-            "fixed_window" => fields::read::<FixedWindowTable, D>(value)?,
-            "sliding_window" => fields::read::<SlidingWindowTable, D>(value)?,
-            _ => return Err(fields::unknown(name, value, ALGORITHMS)),
+            "fixed_window" => de::read::<FixedWindowTable, D>(value)?,
+            "sliding_window" => de::read::<SlidingWindowTable, D>(value)?,
+            _ => return Err(de::unknown(name, value, ALGORITHMS)),
         });
         Ok(())
     }
@@ -64,7 +64,7 @@ struct FixedWindowTable {
     paced: bool,
 }
 
-impl Table for FixedWindowTable {
+impl TableForm for FixedWindowTable {
     type Read = Algorithm;
 
     const SHAPE: &'static str = "a table, as { carry_over = 30, paced = true }";
@@ -75,9 +75,9 @@ impl Table for FixedWindowTable {
 
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         match name {
-            "carry_over" => self.carry_over = fields::number(name, value, 0..=u32::MAX)?,
-            "paced" => self.paced = fields::flag(name, value)?,
-            _ => return Err(fields::unknown(name, value, "give carry_over or paced")),
+            "carry_over" => self.carry_over = de::number(name, value, 0..=u32::MAX)?,
+            "paced" => self.paced = de::flag(name, value)?,
+            _ => return Err(de::unknown(name, value, "give carry_over or paced")),
         }
         Ok(())
     }
@@ -92,7 +92,7 @@ struct SlidingWindowTable {
     buckets: Option<u32>,
 }
 
-impl Table for SlidingWindowTable {
+impl TableForm for SlidingWindowTable {
     type Read = Algorithm;
 
     const SHAPE: &'static str = "a table, as { buckets = 60 }";
@@ -103,8 +103,8 @@ impl Table for SlidingWindowTable {
 
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         match name {
-            "buckets" => self.buckets = Some(fields::number(name, value, 1..=MAX_BUCKETS)?),
-            _ => return Err(fields::unknown(name, value, "give buckets")),
+            "buckets" => self.buckets = Some(de::number(name, value, 1..=MAX_BUCKETS)?),
+            _ => return Err(de::unknown(name, value, "give buckets")),
         }
         Ok(())
     }

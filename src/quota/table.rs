@@ -12,8 +12,8 @@ use super::{
     text::{in_largest_unit, parse_time},
 };
 use crate::{
-    fields::{self, Table},
-    name::RuleName,
+    config::de::{self, TableForm},
+    rule::RuleName,
 };
 
 const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \
@@ -23,7 +23,7 @@ const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 /// Reads the [text form](str::parse), or a table with the names of the setters. See [`Quota`].
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<QuotaTable, D>(value)
+        de::read::<QuotaTable, D>(value)
     }
 }
 
@@ -40,7 +40,7 @@ struct QuotaTable {
     name: Option<RuleName>,
 }
 
-impl Table for QuotaTable {
+impl TableForm for QuotaTable {
     type Read = Quota;
 
     const SHAPE: &'static str =
@@ -52,16 +52,16 @@ impl Table for QuotaTable {
 
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         match name {
-            "blocked" => self.blocked = fields::flag(name, value)?,
-            "units" => self.units = Some(fields::number(name, value, 1..=u32::MAX)?),
+            "blocked" => self.blocked = de::flag(name, value)?,
+            "units" => self.units = Some(de::number(name, value, 1..=u32::MAX)?),
             "period" => self.period = Some(read_time(name, value, PERIOD)?),
-            "burst" => self.burst = Some(fields::number(name, value, 1..=u32::MAX)?),
+            "burst" => self.burst = Some(de::number(name, value, 1..=u32::MAX)?),
             "algorithm" => self.algorithm = Some(Algorithm::deserialize(value)?),
-            "initial" => self.initial = Some(fields::number(name, value, 0..=u32::MAX)?),
-            "soft" => self.soft = Some(fields::number(name, value, 0..=u32::MAX)?),
-            "max_debt" => self.max_debt = Some(fields::number(name, value, 0..=u32::MAX)?),
+            "initial" => self.initial = Some(de::number(name, value, 0..=u32::MAX)?),
+            "soft" => self.soft = Some(de::number(name, value, 0..=u32::MAX)?),
+            "max_debt" => self.max_debt = Some(de::number(name, value, 0..=u32::MAX)?),
             "name" => self.name = Some(RuleName::deserialize(value)?),
-            _ => return Err(fields::unknown(name, value, FIELDS)),
+            _ => return Err(de::unknown(name, value, FIELDS)),
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ pub(crate) fn read_time<'de, D: Deserializer<'de>>(
     value: D,
     fix: &str,
 ) -> Result<Duration, D::Error> {
-    fields::text(field, value, fix, |text| match parse_time(text.trim()) {
+    de::text(field, value, fix, |text| match parse_time(text.trim()) {
         Ok(time) if time.as_nanos() <= MAX_REFILL.into() => Ok(time),
         Ok(_) => Err(format!("{field} is {text:?}; give at most ten years")),
         Err(fix) => Err(format!("{field} is {text:?}; {fix}")),

@@ -2,10 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use super::{RuleInfo, plan::MAX_QUOTAS};
+use super::{RuleInfo, RuleName, plan::MAX_QUOTAS};
 use crate::{
     key::Key,
-    name::RuleName,
     store::{Charge, Store, Unsupported},
 };
 

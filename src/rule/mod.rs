@@ -6,6 +6,7 @@ mod by_route;
 mod check;
 mod cost;
 mod deadline;
+pub(crate) mod name;
 mod plan;
 #[cfg(feature = "axum")]
 mod route;
@@ -33,6 +34,7 @@ pub use self::{
     check::RuleError,
     cost::Cost,
     deadline::RequestDeadline,
+    name::{NameError, RuleName},
     plan::{LivePlan, Plan, Quotas},
     rules::{Bypass, RuleInfo, Rules},
 };
@@ -41,10 +43,9 @@ pub use self::{
     by_route::{ByRoute, by_route, try_by_route},
     route::RouteError,
 };
-pub use crate::name::{NameError, RuleName};
 use crate::{
     key::{Everyone, Key, KeyError, KeyExtractor, KeyKind, RequestHead},
-    load::Toggle,
+    middleware::Toggle,
     store::Charge,
 };
 

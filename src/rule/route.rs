@@ -4,7 +4,8 @@ use std::fmt;
 
 use http::Method;
 
-use crate::{key::RequestHead, name::RuleName};
+use super::RuleName;
+use crate::key::RequestHead;
 
 /// A path template with a method, or for all methods.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
-use super::route::RouteTemplate;
-use crate::name::RuleName;
+use super::{RuleName, route::RouteTemplate};
 
 /// The number of requests of the default rule that are compared with the routes.
 const SAMPLE: u32 = 100;

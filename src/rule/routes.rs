@@ -7,7 +7,7 @@ use serde::{
 
 use super::{ByRoute, Quotas, route::RouteTemplate};
 use crate::{
-    fields::{self, Table},
+    config::de::{self, TableForm},
     key::Everyone,
 };
 
@@ -65,7 +65,7 @@ impl RouteSettings {
 
 impl<'de> Deserialize<'de> for RouteSettings {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<RouteTable, D>(value)
+        de::read::<RouteTable, D>(value)
     }
 }
 
@@ -75,7 +75,7 @@ struct RouteTable {
     other: Option<Quotas>,
 }
 
-impl Table for RouteTable {
+impl TableForm for RouteTable {
     type Read = RouteSettings;
 
     const SHAPE: &'static str = "a table, as { \"POST /url\" = \"10/s\", other = \"100/s\" }";
@@ -90,7 +90,7 @@ impl Table for RouteTable {
             return Ok(());
         }
         if !name.contains(['/', ' ']) {
-            return Err(fields::unknown(name, value, FIELDS));
+            return Err(de::unknown(name, value, FIELDS));
         }
         let route = RouteTemplate::read(name).map_err(D::Error::custom)?;
         if let Some((one, _)) = self.routes.iter().find(|(one, _)| one.is_same(&route)) {

@@ -2,11 +2,10 @@
 
 use smallvec::SmallVec;
 
-use super::LivePlan;
+use super::{LivePlan, RuleName};
 use crate::{
     key::{KeyError, KeyKind, RequestHead},
-    load::Toggle,
-    name::RuleName,
+    middleware::Toggle,
     quota::Quota,
     store::Charge,
 };

@@ -7,10 +7,9 @@ use serde::{
     ser::{Error, Serialize, SerializeMap, Serializer},
 };
 
-use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule};
+use super::{DEFAULT_MAX_KEY_LEN, OnMissingKey, Quotas, Rule, RuleName};
 use crate::{
-    fields::{self, Table},
-    name::RuleName,
+    config::de::{self, TableForm},
     quota::{read_time, time_text},
 };
 
@@ -157,7 +156,7 @@ impl RuleSettings {
 
 impl<'de> Deserialize<'de> for RuleSettings {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<SettingsTable, D>(value)
+        de::read::<SettingsTable, D>(value)
     }
 }
 
@@ -172,7 +171,7 @@ impl Default for SettingsTable {
     }
 }
 
-impl Table for SettingsTable {
+impl TableForm for SettingsTable {
     type Read = RuleSettings;
 
     const SHAPE: &'static str = "a table, as { name = \"ip\", quotas = \"20/s\" }";
@@ -189,16 +188,16 @@ impl Table for SettingsTable {
                 settings.quotas = Quotas::deserialize(value)?;
                 self.has_quotas = true;
             }
-            "cost" => settings.cost = fields::number(name, value, 0..=u32::MAX)?,
-            "headroom" => settings.headroom = fields::number(name, value, 0..=u32::MAX)?,
+            "cost" => settings.cost = de::number(name, value, 0..=u32::MAX)?,
+            "headroom" => settings.headroom = de::number(name, value, 0..=u32::MAX)?,
             "max_wait" => settings.max_wait = read_time(name, value, TIME)?,
             "missing" => settings.missing = OnMissingKey::deserialize(value)?,
-            "report_only" => settings.report_only = fields::flag(name, value)?,
+            "report_only" => settings.report_only = de::flag(name, value)?,
             "max_key_len" => {
-                let bytes = fields::number(name, value, 1..=u32::MAX)?;
+                let bytes = de::number(name, value, 1..=u32::MAX)?;
                 settings.max_key_len = usize::try_from(bytes).unwrap_or(usize::MAX);
             }
-            _ => return Err(fields::unknown(name, value, FIELDS)),
+            _ => return Err(de::unknown(name, value, FIELDS)),
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use serde::{
 
 use super::{OnMissingKey, Quotas, plan::MAX_QUOTAS};
 use crate::{
-    fields::{self, Table},
+    config::de::{self, TableForm},
     quota::Quota,
 };
 
@@ -69,14 +69,14 @@ impl Serialize for Quotas {
 /// Reads the forms documented at [`OnMissingKey`].
 impl<'de> Deserialize<'de> for OnMissingKey {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        fields::read::<MissingTable, D>(value)
+        de::read::<MissingTable, D>(value)
     }
 }
 
 #[derive(Default)]
 struct MissingTable(Option<StatusCode>);
 
-impl Table for MissingTable {
+impl TableForm for MissingTable {
     type Read = OnMissingKey;
 
     const SHAPE: &'static str = "a policy for requests without an identity, as \"reject\", \
@@ -93,9 +93,9 @@ impl Table for MissingTable {
 
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         if name != "reject" {
-            return Err(fields::unknown(name, value, MISSING));
+            return Err(de::unknown(name, value, MISSING));
         }
-        let status = fields::number(name, value, 400..=599)?;
+        let status = de::number(name, value, 400..=599)?;
         self.0 = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The smallest limit that denies no request of a trace.
 
-use crate::{name::RuleName, quota::Quota};
+use crate::{quota::Quota, rule::RuleName};
 
 /// The smallest limit of one quota with which a trace
 /// [limits](super::SimulatedDecision::is_limited) no request: every call is allowed immediately and

@@ -10,16 +10,14 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Call, SimulatedDecision, SmallestBurst, measure::Measure, verdict::Names};
+use super::{Call, SimulatedDecision, SmallestBurst, measure::Measure, verdict::RuleNames};
 use crate::{
     decision::Decision,
     headers::Items,
     key::KeyError,
-    middleware::admission,
-    middleware::config::LayerConfig,
+    middleware::{admission, config::LayerConfig, waiters::Waiter},
     rule::{self, Bypass, RuleError, Rules},
     store::{Charge, Clock, LocalStore, Stats, StoreExt},
-    waiters::Waiter,
 };
 
 /// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
@@ -172,7 +170,7 @@ impl<R: Rules> Simulator<R> {
         while self.waiting.peek().is_some_and(|Reverse(waiting)| waiting.up <= now) {
             self.waiting.pop();
         }
-        let mut waits_for = Names::new();
+        let mut waits_for = RuleNames::new();
         let decided = self.ask(call, now, &mut waits_for);
         SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
     }
@@ -182,7 +180,7 @@ impl<R: Rules> Simulator<R> {
         &mut self,
         call: &Call,
         now: u64,
-        waits_for: &mut Names,
+        waits_for: &mut RuleNames,
     ) -> Result<Option<Decision>, KeyError> {
         let Self { rules, store, measure, waiting, settings, .. } = self;
         let decided = admission::charges(rules, settings, &call.head(), |charges| {
@@ -191,7 +189,7 @@ impl<R: Rules> Simulator<R> {
             }
             let queues = charges.iter().any(Charge::queues);
             let may_queue = queues && !settings.must_not_queue(charges);
-            let short = if may_queue { short(store, charges) } else { Names::new() };
+            let short = if may_queue { short(store, charges) } else { RuleNames::new() };
             let decision: Decision = admission::take(store, settings, charges).now();
             if decision.waits() {
                 *waits_for = short;
@@ -264,7 +262,7 @@ impl<R> Simulator<R> {
 }
 
 /// Returns the rules that make a request wait, if it waits. The decision itself does not name them.
-fn short(store: &LocalStore, charges: &[Charge<'_>]) -> Names {
+fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
     if let [alone] = charges {
         return SmallVec::from_slice(&[alone.rule()]);
     }

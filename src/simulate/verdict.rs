@@ -7,11 +7,11 @@ use smallvec::SmallVec;
 use crate::{
     decision::{Decision, Outcome},
     key::KeyError,
-    name::RuleName,
+    rule::RuleName,
 };
 
 /// The names of rules.
-pub(super) type Names = SmallVec<[RuleName; 2]>;
+pub(super) type RuleNames = SmallVec<[RuleName; 2]>;
 
 /// The decision of one [`Call`](super::Call) of a trace.
 ///
@@ -31,7 +31,7 @@ pub(super) type Names = SmallVec<[RuleName; 2]>;
 pub struct SimulatedDecision {
     pub(super) at: Duration,
     pub(super) late: bool,
-    pub(super) waits_for: Names,
+    pub(super) waits_for: RuleNames,
     /// `None` if no rule charges the call; the error if it has no usable key.
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }

@@ -37,8 +37,8 @@ impl<F: Future> IntoFuture for Answer<F> {
 
     fn into_future(self) -> Resolve<F> {
         match self {
-            Self::Now(output) => Resolve { state: State::Now { output: Some(output) } },
-            Self::Later(future) => Resolve { state: State::Later { future } },
+            Self::Now(output) => Resolve { state: ResolveState::Now { output: Some(output) } },
+            Self::Later(future) => Resolve { state: ResolveState::Later { future } },
         }
     }
 }
@@ -47,13 +47,13 @@ pin_project_lite::pin_project! {
     /// The future of an awaited [`Answer`].
     pub struct Resolve<F: Future> {
         #[pin]
-        state: State<F>,
+        state: ResolveState<F>,
     }
 }
 
 pin_project_lite::pin_project! {
-    #[project = StateProj]
-    enum State<F: Future> {
+    #[project = ResolveStateProj]
+    enum ResolveState<F: Future> {
         Now { output: Option<F::Output> },
         Later { #[pin] future: F },
     }
@@ -70,11 +70,11 @@ impl<F: Future> Future for Resolve<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         match self.project().state.project() {
-            StateProj::Now { output } => match output.take() {
+            ResolveStateProj::Now { output } => match output.take() {
                 Some(output) => Poll::Ready(output),
                 None => panic!("an answer was polled after it completed"),
             },
-            StateProj::Later { future } => future.poll(cx),
+            ResolveStateProj::Later { future } => future.poll(cx),
         }
     }
 }

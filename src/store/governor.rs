@@ -89,18 +89,18 @@ where
 }
 
 /// The result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
-pub trait Admission {
+pub trait PositiveOutcome {
     /// Returns the limit, the units left, and the time in which one unit comes back, if known.
     fn left(&self) -> Option<(u32, u32, Duration)>;
 }
 
-impl Admission for () {
+impl PositiveOutcome for () {
     fn left(&self) -> Option<(u32, u32, Duration)> {
         None
     }
 }
 
-impl Admission for StateSnapshot {
+impl PositiveOutcome for StateSnapshot {
     fn left(&self) -> Option<(u32, u32, Duration)> {
         let quota = self.quota();
         let limit = quota.burst_size().get();
@@ -113,7 +113,7 @@ where
     M: KeyedStateStore<Key>,
     C: Clock,
     W: RateLimitingMiddleware<C::Instant, NegativeOutcome = NotUntil<C::Instant>>,
-    W::PositiveOutcome: Admission,
+    W::PositiveOutcome: PositiveOutcome,
 {
     fn decide(&self, charge: &Charge<'_>, cost: NonZeroU32) -> Decision {
         let rule = charge.rule();
@@ -183,7 +183,7 @@ where
     C: Clock,
     C::Instant: Reference,
     W: RateLimitingMiddleware<C::Instant, NegativeOutcome = NotUntil<C::Instant>>,
-    W::PositiveOutcome: Admission,
+    W::PositiveOutcome: PositiveOutcome,
 {
     type Error = Unsupported;
     type Future = Never<Result<Decision, Unsupported>>;

@@ -43,24 +43,33 @@
 mod answer;
 mod block;
 mod boxed;
+mod breaker;
+mod deny_cache;
 mod ext;
+mod fallback;
 #[cfg(feature = "governor")]
 mod governor;
+mod hashes;
 mod health;
+mod leases;
 mod local;
+mod on_error;
 mod op;
+mod outage_state;
+mod recompute;
 #[cfg(feature = "redis")]
 mod redis;
 mod rules;
+mod setting;
 mod shared;
-mod wrap;
+mod timeout;
 
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
 
 use smallvec::SmallVec;
 
 #[cfg(feature = "governor")]
-pub use self::governor::{Admission, GovernorStore};
+pub use self::governor::{GovernorStore, PositiveOutcome};
 #[cfg(any(feature = "simulate", feature = "testing"))]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
@@ -69,27 +78,24 @@ pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
+    breaker::{Breaker, BreakerError, BreakerFuture},
+    deny_cache::{DenyCache, DenyCacheFuture},
     ext::StoreExt,
+    fallback::{Fallback, FallbackFuture},
     health::{Health, Status},
+    leases::{Leased, LeasedFuture},
     local::{LocalStore, Stats},
+    on_error::{FailClosed, FailClosedFuture, FailOpen, FailOpenFuture},
     op::{Op, OwnedOp},
-    wrap::{
-        breaker::{Breaker, BreakerError, BreakerFuture},
-        deny_cache::{DenyCache, DenyCacheFuture},
-        fail_closed::{FailClosed, FailClosedFuture},
-        fail_open::{FailOpen, FailOpenFuture},
-        fallback::{Fallback, FallbackFuture},
-        leased::{Leased, LeasedFuture},
-        setting::SettingError,
-        timeout::{Timeout, TimeoutError, TimeoutFuture},
-    },
+    setting::SettingError,
+    timeout::{Timeout, TimeoutError, TimeoutFuture},
 };
 use crate::{
     algorithm::Demand,
     decision::Decision,
     key::Key,
-    name::RuleName,
     quota::{Algorithm, Quota},
+    rule::RuleName,
 };
 
 /// Any error, boxed. The same type as `tower::BoxError`.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Charge, Unsupported};
-use crate::{name::RuleName, quota::Quota};
+use crate::{quota::Quota, rule::RuleName};
 
 /// The quotas of each rule that a layer registered with a store.
 ///

@@ -20,11 +20,11 @@ pub(super) struct Row {
 #[serde(untagged)]
 enum Retry {
     In(u64),
-    Never(Never),
+    Never(NeverLiteral),
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-enum Never {
+enum NeverLiteral {
     #[serde(rename = "never")]
     Never,
 }
@@ -72,7 +72,7 @@ impl Shown {
             next: nanos(outcome.next_after()),
             retry: retry.then(|| match outcome.retry_after() {
                 Some(wait) => Retry::In(nanos(wait)),
-                None => Retry::Never(Never::Never),
+                None => Retry::Never(NeverLiteral::Never),
             }),
         };
         Self {

@@ -12,8 +12,8 @@ use super::Subject;
 use crate::{
     decision::{Decision, Source},
     key::Key,
-    name::RuleName,
     quota::Quota,
+    rule::RuleName,
     store::{Answer, BoxError, Charge, Store, StoreExt},
 };
 

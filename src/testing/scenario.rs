@@ -11,8 +11,8 @@ use super::{
 use crate::{
     decision::Decision,
     key::Key,
-    name::RuleName,
     quota::{Algorithm, Quota, QuotaError},
+    rule::RuleName,
     store::{BoxError, Charge, Store, StoreExt},
 };
 
@@ -23,7 +23,7 @@ pub struct Case {
     #[serde(default)]
     why: String,
     #[serde(default)]
-    algorithm: Names,
+    algorithm: OneOrMany,
     quotas: Vec<QuotaRow>,
     #[serde(default)]
     max_wait: u64,
@@ -35,18 +35,18 @@ pub struct Case {
 /// One name, or a list of names.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum Names {
+enum OneOrMany {
     One(String),
     Several(Vec<String>),
 }
 
-impl Default for Names {
+impl Default for OneOrMany {
     fn default() -> Self {
         Self::Several(Vec::new())
     }
 }
 
-impl Names {
+impl OneOrMany {
     fn list(&self) -> &[String] {
         match self {
             Self::One(name) => std::slice::from_ref(name),
@@ -79,7 +79,7 @@ struct QuotaRow {
 #[serde(deny_unknown_fields)]
 struct Step {
     at: u64,
-    op: Op,
+    op: StepOp,
     /// The most that `undo` gives back. Defaults to all.
     units: Option<i64>,
     /// The step whose charge `undo` undoes, counted from 0.
@@ -96,7 +96,7 @@ struct Step {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
-enum Op {
+enum StepOp {
     Take,
     Settle,
     Undo,
@@ -231,7 +231,7 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         return Ok(Played::Skipped);
     }
     let quotas = case.quotas()?;
-    let undoes = case.steps.iter().any(|step| step.op == Op::Undo);
+    let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
     if !quotas.iter().all(|quota| subject.supports(quota.counted_by()))
         || undoes && !subject.undoes()
     {
@@ -248,13 +248,13 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         subject.set(Duration::from_nanos(step.at));
         let mut charge = of(step);
         let answer = match step.op {
-            Op::Take => {
+            StepOp::Take => {
                 charge = charge.with_cost(step.cost()?);
                 store.take(&[charge]).await
             }
-            Op::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
-            Op::Reset => store.reset(&charge).await,
-            Op::Undo => {
+            StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
+            StepOp::Reset => store.reset(&charge).await,
+            StepOp::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
                 let undone = step.step.and_then(|step| taken.get_mut(step)?.take());
                 let (charge, receipt) = undone
@@ -265,9 +265,9 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
             }
         };
         let decision = answer.map_err(|error| CaseError::Store(error.into()))?;
-        let charged = step.op == Op::Take && decision.is_allowed();
+        let charged = step.op == StepOp::Take && decision.is_allowed();
         taken.push(charged.then(|| (charge, decision.clone())));
-        let (expected, got) = (step.shown(), Shown::of(&decision, step.op == Op::Take));
+        let (expected, got) = (step.shown(), Shown::of(&decision, step.op == StepOp::Take));
         if expected != got {
             return Err(CaseError::Mismatch(Mismatch {
                 case: case.name.clone(),
@@ -285,10 +285,10 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, op, units, step, headroom, .. } = self;
         let op = match op {
-            Op::Take => "take",
-            Op::Settle => "settle",
-            Op::Undo => "undo",
-            Op::Reset => "reset",
+            StepOp::Take => "take",
+            StepOp::Settle => "settle",
+            StepOp::Undo => "undo",
+            StepOp::Reset => "reset",
         };
         f.write_str(op)?;
         units.iter().try_for_each(|units| write!(f, " {units}"))?;

@@ -1,6 +1,7 @@
 //! Rules of the sources: short files, no shortcuts, and examples that the README can name.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -92,6 +93,61 @@ fn the_root_of_the_crate_has_few_names() {
     let names = root_names();
     assert!(names.len() > 10 && names.contains(&"RateLimitLayer".to_owned()), "{names:?}");
     assert!(names.len() <= 25, "{} names: {names:?}", names.len());
+}
+
+/// Names that are defined twice, each with its reason.
+const DEFINED_TWICE: [(&str, &str); 7] = [
+    ("Entry", "until the local table is one"),
+    ("Meter", "its twin without the feature metrics"),
+    ("Noted", "its twin without the feature admin"),
+    ("Sealed", "each module seals its own trait"),
+    ("Set", "until the local table is one"),
+    ("SharedPeerCheck", "its twin without the feature tracing"),
+    ("Started", "its twin without the feature metrics"),
+];
+
+/// The names of the types and traits that the code defines, without associated types.
+fn definitions(text: &str) -> impl Iterator<Item = &str> {
+    code(text).filter_map(|line| {
+        let mut words = line.split(' ').filter(|word| !word.starts_with("pub"));
+        let kind =
+            words.next().filter(|kind| ["struct", "enum", "trait", "type"].contains(kind))?;
+        let name = words.next()?.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+        // Indentation marks the type aliases of a trait or an implementation.
+        let associated = kind == "type" && !text.contains(&format!("\n{line}"));
+        (!associated).then_some(name)
+    })
+}
+
+#[test]
+fn a_type_name_means_one_thing() {
+    let root = root().join("src");
+    let mut defined: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for path in sources(&root) {
+        let file = path.strip_prefix(&root).expect("a path in src").to_owned();
+        if !is_test_file(&file) {
+            for name in definitions(&read(&path)) {
+                defined.entry(name.to_owned()).or_default().push(file.clone());
+            }
+        }
+    }
+    assert!(defined.len() > 200, "{} names", defined.len());
+    let exception = |name: &str| DEFINED_TWICE.iter().any(|(known, _)| *known == name);
+    for (name, files) in defined.iter().filter(|(name, _)| !exception(name)) {
+        assert_eq!(files.len(), 1, "{name} is defined in {files:?}; rename one");
+    }
+    for (name, why) in DEFINED_TWICE {
+        let twice = defined.get(name).is_some_and(|files| files.len() == 2);
+        assert!(twice, "{name} is not defined twice ({why}); drop it from DEFINED_TWICE");
+    }
+}
+
+#[test]
+fn definitions_are_types_and_traits_outside_tests() {
+    let text = "pub struct A<T>(T);\nenum B {}\npub(crate) trait C: D {\n    type E;\n}\n\
+                type F = A<u8>;\npin_project! {\n    pub struct G {\n    }\n}\n// struct H;\n\
+                #[cfg(test)]\nmod tests {\n    struct I;\n}\n";
+    assert_eq!(definitions(text).collect::<Vec<_>>(), ["A", "B", "C", "F", "G"]);
 }
 
 const READMES: [&str; 2] = ["README.md", "README.zh-CN.md"];

@@ -17,7 +17,7 @@ pub(super) const MAX_BYTES: usize = 4_096;
 ///
 /// Clients may send as much as the server accepts, and proxies append to it. Only the entries that
 /// are read count towards the bounds; text to the left of them does not matter.
-pub(super) struct Entries<'a> {
+pub(super) struct HeaderEntries<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<&'a [u8]>,
     entries: usize,
@@ -28,14 +28,14 @@ pub(super) struct Entries<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
-impl<'a> Entries<'a> {
+impl<'a> HeaderEntries<'a> {
     pub(super) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
         let lines = lines.iter().rev();
         Self { lines, line: None, entries: MAX_ENTRIES, bytes: MAX_BYTES }
     }
 }
 
-impl<'a> Iterator for Entries<'a> {
+impl<'a> Iterator for HeaderEntries<'a> {
     type Item = Result<&'a [u8], TooMuch>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -71,7 +71,10 @@ mod tests {
             headers.append(FORWARDED, line.parse().expect("a value"));
         }
         let text = |entry: &[u8]| String::from_utf8_lossy(entry).into_owned();
-        Entries::of(&headers.get_all(FORWARDED)).map(|entry| entry.map(text)).take(40).collect()
+        HeaderEntries::of(&headers.get_all(FORWARDED))
+            .map(|entry| entry.map(text))
+            .take(40)
+            .collect()
     }
 
     fn good(lines: &[&str]) -> Vec<String> {

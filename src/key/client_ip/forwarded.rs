@@ -143,7 +143,7 @@ pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
         }
         let equals = text.iter().position(|byte| *byte == b'=')?;
         let name = text[..equals].trim_ascii_end();
-        let (value, behind) = Value::read(text[equals + 1..].trim_ascii_start())?;
+        let (value, behind) = ParameterValue::read(text[equals + 1..].trim_ascii_start())?;
         let is_for = name.eq_ignore_ascii_case(b"for");
         if !is_token(name) || (is_for && found.replace(value).is_some()) {
             return None;
@@ -154,13 +154,13 @@ pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
 }
 
 /// The value of a parameter.
-enum Value<'a> {
+enum ParameterValue<'a> {
     Bare(&'a [u8]),
     /// The text between the quotes, with its escapes.
     Quoted(&'a [u8]),
 }
 
-impl<'a> Value<'a> {
+impl<'a> ParameterValue<'a> {
     /// Parses the value at the start of `text`. Returns it with the text after the next `;`.
     fn read(text: &'a [u8]) -> Option<(Self, Option<&'a [u8]>)> {
         let Some(inside) = text.strip_prefix(b"\"") else {

@@ -9,8 +9,8 @@ use super::{sets::Stored, table::Address};
 use crate::{
     algorithm::{AccountState, Demand, Evaluation},
     decision::{Decision, Outcome},
-    name::RuleName,
     quota::Quota,
+    rule::RuleName,
     store::Charge,
 };
 

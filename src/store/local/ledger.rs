@@ -324,7 +324,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{key::Key, name::RuleName, quota::Algorithm};
+    use crate::{key::Key, quota::Algorithm, rule::RuleName};
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -14,7 +14,7 @@ use super::{
         Ordering::{AcqRel, Acquire},
     },
 };
-use crate::name::RuleName;
+use crate::rule::RuleName;
 
 /// Groups of sets that share the instant of the latest reset.
 const RESET_GROUPS: usize = 1_024;

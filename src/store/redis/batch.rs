@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 
 use super::{
     error::RedisError,
-    queue::Waiter,
+    queue::QueuedRequest,
     reply::{AccountReply, Reader, Reply},
-    request::{Account, QuotaRequests, Request},
+    request::{AccountRequest, QuotaRequests, Request},
 };
 use crate::decision::Decision;
 
@@ -28,7 +28,7 @@ pub(super) struct Batch {
 
 #[derive(Debug)]
 struct Group {
-    callers: SmallVec<[Waiter; 1]>,
+    callers: SmallVec<[QueuedRequest; 1]>,
     /// The plan of each account, as a 1-based index.
     plans: SmallVec<[u16; 2]>,
 }
@@ -61,7 +61,7 @@ impl Batch {
         self.groups.is_empty()
     }
 
-    pub(super) fn add(&mut self, caller: Waiter) {
+    pub(super) fn add(&mut self, caller: QueuedRequest) {
         self.callers += 1;
         match self.groups.iter_mut().find(|group| group.request().equals(&caller.request)) {
             Some(group) => group.callers.push(caller),
@@ -132,7 +132,7 @@ impl Batch {
     }
 
     /// Returns all callers, group by group.
-    pub(super) fn callers(self) -> impl Iterator<Item = Waiter> {
+    pub(super) fn callers(self) -> impl Iterator<Item = QueuedRequest> {
         self.groups.into_iter().flat_map(|group| group.callers)
     }
 }
@@ -179,7 +179,7 @@ impl Run {
     /// before it.
     fn decision(&self, request: &Request, now: u64, position: usize) -> Decision {
         let is_allowed = position < self.allowed;
-        let own = |(reply, account): (&AccountReply, &Account)| match self
+        let own = |(reply, account): (&AccountReply, &AccountRequest)| match self
             .allowed
             .checked_sub(position + 1)
         {
@@ -203,8 +203,8 @@ mod tests {
     use super::*;
     use crate::{
         key::Key,
-        name::RuleName,
         quota::Quota,
+        rule::RuleName,
         store::{Charge, redis::addresses::Addresses},
     };
 
@@ -223,7 +223,7 @@ mod tests {
         ] {
             let request = Box::new(Request::new(&[charge], &Addresses::new()));
             let (tx, _rx) = oneshot::channel();
-            batch.add(Waiter { request, tx, runtime: Handle::current() });
+            batch.add(QueuedRequest { request, tx, runtime: Handle::current() });
         }
         batch
     }

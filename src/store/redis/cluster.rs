@@ -39,9 +39,9 @@ const RENEW_PAUSE: Duration = Duration::from_millis(100);
 ///
 /// Created by [`RedisStore::cluster`](super::RedisStore::cluster). A clone shares the connections.
 #[derive(Clone)]
-pub struct ClusterLink(Arc<Inner>);
+pub struct ClusterLink(Arc<ClusterInner>);
 
-struct Inner {
+struct ClusterInner {
     client: ClusterClient,
     connection: Mutex<ClusterConnection>,
     watchdogs: [Watchdog; SLOT_GROUPS as usize],
@@ -53,7 +53,7 @@ impl ClusterLink {
         let connection = Mutex::new(client.get_async_connection().await?);
         let watchdogs = std::array::from_fn(|_| Watchdog::new());
         let is_renewing = AtomicBool::new(false);
-        Ok(Self(Arc::new(Inner { client, connection, watchdogs, is_renewing })))
+        Ok(Self(Arc::new(ClusterInner { client, connection, watchdogs, is_renewing })))
     }
 
     /// Starts to replace the connections, unless that is in progress, because `key` got no reply.
@@ -67,7 +67,7 @@ impl ClusterLink {
     }
 }
 
-impl Inner {
+impl ClusterInner {
     fn connection(&self) -> MutexGuard<'_, ClusterConnection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +75,7 @@ impl Inner {
 
 /// Held by the one task that opens new connections; released when the task ends or its runtime
 /// drops it.
-struct RenewGuard(Weak<Inner>);
+struct RenewGuard(Weak<ClusterInner>);
 
 impl Drop for RenewGuard {
     fn drop(&mut self) {

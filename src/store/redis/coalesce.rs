@@ -17,7 +17,7 @@ use super::{
     batch::{Batch, BatchReply},
     error::{RedisError, RedisErrorKind},
     link::{TIMEOUT, runtime},
-    queue::{BatchGuard, STALL_TIMEOUT, Waiter},
+    queue::{BatchGuard, QueuedRequest, STALL_TIMEOUT},
     request::{Request, ScriptOp},
     script::ScriptKind,
 };
@@ -53,7 +53,7 @@ where
 {
     let (tx, mut rx) = oneshot::channel();
     let (runtime, start) = (runtime()?, Instant::now());
-    store.settings.queue.push(Waiter { request, tx, runtime });
+    store.settings.queue.push(QueuedRequest { request, tx, runtime });
     spawn_batches(store, start);
     let mut until = start + STALL_TIMEOUT;
     while until <= start + TIMEOUT {
@@ -98,7 +98,7 @@ impl<C> BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    async fn run(self, first: Waiter) {
+    async fn run(self, first: QueuedRequest) {
         // Lets requests of the same moment join.
         yield_now().await;
         let Self { store, guard: Some(guard) } = &self else { return };

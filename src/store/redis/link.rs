@@ -50,11 +50,11 @@ pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnecti
 /// [`connect_lazy`](super::RedisStore::connect_lazy) and [`sentinel`](super::RedisStore::sentinel).
 /// A clone shares the connection.
 #[derive(Clone)]
-pub struct Link(Arc<Inner>);
+pub struct Link(Arc<LinkInner>);
 
-struct Inner {
+struct LinkInner {
     dial: Dial,
-    state: watch::Sender<State>,
+    state: watch::Sender<LinkState>,
     dialing: AtomicBool,
     /// Notifies the dialing task that a command waits for a connection.
     wanted: Arc<Notify>,
@@ -66,7 +66,7 @@ struct Inner {
 }
 
 #[derive(Clone)]
-enum State {
+enum LinkState {
     Up { connection: MultiplexedConnection, since: Instant },
     Down { failed: Option<RedisError>, trying: bool },
 }
@@ -74,9 +74,9 @@ enum State {
 impl Link {
     /// Creates a link that connects on the first command.
     pub(super) fn new(dial: Dial) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(LinkInner {
             dial,
-            state: watch::Sender::new(State::Down { failed: None, trying: false }),
+            state: watch::Sender::new(LinkState::Down { failed: None, trying: false }),
             dialing: AtomicBool::new(false),
             wanted: Arc::default(),
             attempts: AtomicU32::new(0),
@@ -91,13 +91,13 @@ impl Link {
         let wait = async {
             loop {
                 match &*states.borrow_and_update() {
-                    State::Up { connection, since } => return Ok((connection.clone(), *since)),
-                    State::Down { failed: Some(error), trying: false }
+                    LinkState::Up { connection, since } => return Ok((connection.clone(), *since)),
+                    LinkState::Down { failed: Some(error), trying: false }
                         if start.elapsed() >= RECONNECT_GRACE =>
                     {
                         return Err(error.clone());
                     }
-                    State::Down { .. } => {}
+                    LinkState::Down { .. } => {}
                 }
                 self.ensure_dialing()?;
                 self.0.wanted.notify_one();
@@ -125,9 +125,9 @@ impl Link {
             self.0.attempts.store(0, Relaxed);
         }
         let was_current = self.0.state.send_if_modified(|state| {
-            let current = matches!(state, State::Up { since: other, .. } if *other == since);
+            let current = matches!(state, LinkState::Up { since: other, .. } if *other == since);
             if current {
-                *state = State::Down { failed: Some(error.clone()), trying: false };
+                *state = LinkState::Down { failed: Some(error.clone()), trying: false };
             }
             current
         });
@@ -141,8 +141,8 @@ impl Link {
     /// Discards the current connection, because its replies do not match the requests.
     pub(super) fn discard_current(&self) {
         let current = match &*self.0.state.borrow() {
-            State::Up { since, .. } => Some(*since),
-            State::Down { .. } => None,
+            LinkState::Up { since, .. } => Some(*since),
+            LinkState::Down { .. } => None,
         };
         if let Some(since) = current {
             self.discard(since, &not_connected("a reply was invalid"));
@@ -150,14 +150,14 @@ impl Link {
     }
 }
 
-impl Inner {
+impl LinkInner {
     fn last(&self) -> MutexGuard<'_, Instant> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Held by the one task that dials; released when the task ends or its runtime drops it.
-struct DialGuard(Weak<Inner>);
+struct DialGuard(Weak<LinkInner>);
 
 impl Drop for DialGuard {
     fn drop(&mut self) {
@@ -180,7 +180,7 @@ async fn dial(guard: DialGuard) {
         let Some(inner) = guard.0.upgrade() else { return };
         *inner.last() = Instant::now();
         inner.state.send_modify(|state| {
-            if let State::Down { trying, .. } = state {
+            if let LinkState::Down { trying, .. } = state {
                 *trying = true;
             }
         });
@@ -188,11 +188,11 @@ async fn dial(guard: DialGuard) {
         match dialed.unwrap_or_else(|_| Err(not_connected("no connection in time"))) {
             Ok(connection) => {
                 inner.watchdog.reply_received();
-                inner.state.send_replace(State::Up { connection, since: Instant::now() });
+                inner.state.send_replace(LinkState::Up { connection, since: Instant::now() });
                 return;
             }
             Err(error) => {
-                let down = State::Down { failed: Some(error), trying: false };
+                let down = LinkState::Down { failed: Some(error), trying: false };
                 inner.state.send_replace(down);
             }
         }
@@ -286,7 +286,7 @@ impl ConnectionLike for Link {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(&*self.0.state.borrow(), State::Up { .. });
+        let up = matches!(&*self.0.state.borrow(), LinkState::Up { .. });
         f.debug_struct("Link").field("up", &up).finish_non_exhaustive()
     }
 }

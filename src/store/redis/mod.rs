@@ -115,13 +115,13 @@ use crate::{
 ///   an error.
 /// - A client that can write to the server can change the limits.
 pub struct RedisStore<C = Link> {
-    settings: Arc<Settings>,
-    shared: Arc<Shared>,
+    settings: Arc<RedisConfig>,
+    shared: Arc<RedisShared>,
     connection: C,
 }
 
 #[derive(Clone)]
-struct Settings {
+struct RedisConfig {
     addresses: Addresses,
     /// `true` if accounts may be on different servers.
     sharded: bool,
@@ -135,7 +135,7 @@ struct Settings {
 }
 
 #[derive(Default)]
-struct Shared {
+struct RedisShared {
     scripts: Scripts,
     healed: AtomicU64,
     /// The number of charges that are being undone, for tests.
@@ -153,7 +153,7 @@ where
     /// wrapped in a [deadline](crate::StoreExt::timeout).
     #[must_use]
     pub fn new(connection: C) -> Self {
-        let settings = Settings {
+        let settings = RedisConfig {
             addresses: Addresses::new(),
             sharded: false,
             coalesces: true,
@@ -245,7 +245,8 @@ where
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
         self.settings_mut().test_clock = Some(test_clock);
-        self.shared = Arc::new(Shared { scripts: Scripts::with_test_clock(), ..Shared::default() });
+        self.shared =
+            Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
         self
     }
 
@@ -256,7 +257,7 @@ where
 
     /// Returns the settings for a change that selects other accounts. The new store shares neither
     /// rules nor queue with its clones.
-    fn settings_mut(&mut self) -> &mut Settings {
+    fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
         settings.queue = Arc::default();
@@ -287,9 +288,8 @@ where
     }
 
     async fn execute(&self, request: &Request, op: ScriptOp<'_>) -> Result<Reply, RedisError> {
-        self.execute_unrecorded(request, op)
-            .await
-            .inspect_err(|error| store_failed(error.kind().as_str()))
+        let reply = self.execute_unrecorded(request, op).await;
+        reply.inspect_err(|error| store_failed(error.kind().as_str()))
     }
 
     async fn execute_unrecorded(
@@ -447,7 +447,7 @@ impl<C: Clone> Clone for RedisStore<C> {
 
 impl<C> fmt::Debug for RedisStore<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { addresses, sharded, .. } = &*self.settings;
+        let RedisConfig { addresses, sharded, .. } = &*self.settings;
         let mut debug = f.debug_struct("RedisStore");
         debug.field("prefix", &addresses.prefix).field("sharded", sharded).finish_non_exhaustive()
     }

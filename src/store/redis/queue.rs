@@ -25,12 +25,12 @@ pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The decisions of a store: those in flight and those that wait.
 #[derive(Debug, Default)]
-pub(super) struct Queue(Mutex<State>);
+pub(super) struct Queue(Mutex<QueueState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     direct: usize,
-    waiting: VecDeque<Waiter>,
+    waiting: VecDeque<QueuedRequest>,
     batches: Vec<RunningBatch>,
     /// The number of batches so far.
     batches_started: u64,
@@ -59,14 +59,14 @@ enum Phase {
 
 /// A waiting caller with its request.
 #[derive(Debug)]
-pub(super) struct Waiter {
+pub(super) struct QueuedRequest {
     pub(super) request: Box<Request>,
     pub(super) tx: oneshot::Sender<Result<Decision, RedisError>>,
     /// The runtime of the caller.
     pub(super) runtime: Handle,
 }
 
-impl Waiter {
+impl QueuedRequest {
     /// Returns `true` unless the caller was dropped.
     fn is_waiting(&self) -> bool {
         !self.tx.is_closed()
@@ -83,12 +83,12 @@ impl Queue {
         free.then(|| DirectPermit(self.clone()))
     }
 
-    pub(super) fn push(&self, waiter: Waiter) {
+    pub(super) fn push(&self, waiter: QueuedRequest) {
         let mut state = self.state();
         let queue = &mut state.waiting;
         if queue.len() == queue.capacity() {
             // Dropped callers make room.
-            queue.retain(Waiter::is_waiting);
+            queue.retain(QueuedRequest::is_waiting);
             queue.reserve(queue.len().max(MAX_GROUPS));
         }
         queue.push_back(waiter);
@@ -96,7 +96,10 @@ impl Queue {
 
     /// Starts the next batch, if one is due, and returns its first caller. No other batch starts
     /// until [`batch_spawned`](Queue::batch_spawned).
-    pub(super) fn next_batch(self: &Arc<Self>, now: Instant) -> Option<(Waiter, BatchGuard)> {
+    pub(super) fn next_batch(
+        self: &Arc<Self>,
+        now: Instant,
+    ) -> Option<(QueuedRequest, BatchGuard)> {
         let mut state = self.state();
         if state.spawning || state.waiting.is_empty() || !state.is_batch_due(now) {
             return None;
@@ -113,12 +116,12 @@ impl Queue {
         self.state().spawning = false;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl QueueState {
     /// Returns `true` if a batch is due: while few batches are in flight, or if enough callers wait
     /// for a full batch.
     fn is_batch_due(&mut self, now: Instant) -> bool {
@@ -130,7 +133,7 @@ impl State {
     }
 
     /// Returns the first caller that was not dropped.
-    fn pop(&mut self) -> Option<Waiter> {
+    fn pop(&mut self) -> Option<QueuedRequest> {
         loop {
             let first = self.waiting.pop_front()?;
             if first.is_waiting() {
@@ -160,7 +163,7 @@ pub(super) struct BatchGuard {
 
 impl BatchGuard {
     /// Fills the batch with `first` and the waiting callers. Later callers join the next batch.
-    pub(super) fn collect(&self, first: Waiter, batch: &mut Batch) {
+    pub(super) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
         if first.is_waiting() {
             batch.add(first);
         }
@@ -172,7 +175,7 @@ impl BatchGuard {
             if more.is_empty() {
                 break;
             }
-            more.into_iter().filter(Waiter::is_waiting).for_each(|caller| batch.add(caller));
+            more.into_iter().filter(QueuedRequest::is_waiting).for_each(|caller| batch.add(caller));
         }
         self.enter(Phase::InFlight);
     }

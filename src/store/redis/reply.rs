@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::{
     error::RedisError,
-    request::{Account, NamedQuota, Request},
+    request::{AccountRequest, NamedQuota, Request},
     script::ScriptKind,
 };
 use crate::{
@@ -107,7 +107,7 @@ impl AccountReply {
     /// Parses the next account. `expected` is `true` if the script should have charged it.
     pub(super) fn read(
         bytes: &mut Reader<'_>,
-        account: &Account,
+        account: &AccountRequest,
         expected: bool,
     ) -> Result<Self, RedisError> {
         let flags = bytes.int::<1>()?;
@@ -122,7 +122,7 @@ impl AccountReply {
 
     /// Returns `true` if the state is consistent with `times` equal charges at `now`. Only for GCRA
     /// quotas that start full.
-    pub(super) fn was_charged(&self, times: usize, account: &Account, now: u64) -> bool {
+    pub(super) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
                 let (Some(AccountState::Gcra(stored)), Some((quota, ask))) = (state, demand) else {
@@ -134,7 +134,7 @@ impl AccountReply {
     }
 
     /// Returns the account as it was before the last `charges` charges.
-    pub(super) fn before(&self, charges: usize, account: &Account) -> Self {
+    pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
             if let (Some(AccountState::Gcra(stored)), Some((quota, ask))) = (state, demand) {
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
     use crate::{
         key::Key,
-        name::RuleName,
+        rule::RuleName,
         store::{Charge, redis::addresses::Addresses},
     };
 

@@ -10,15 +10,15 @@ use super::{
 use crate::{
     algorithm::{Demand, Receipt},
     decision::{Decision, Outcome},
-    name::RuleName,
     quota::Quota,
+    rule::RuleName,
     store::Charge,
 };
 
 /// The accounts of a call, and its quotas in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    pub(super) accounts: SmallVec<[Account; 2]>,
+    pub(super) accounts: SmallVec<[AccountRequest; 2]>,
     pub(super) named: SmallVec<[NamedQuota; 4]>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct NamedQuota {
 
 /// The account of one rule and key.
 #[derive(Clone, Debug)]
-pub(super) struct Account {
+pub(super) struct AccountRequest {
     pub(super) rule: RuleName,
     pub(super) address: String,
     pub(super) report_only: bool,
@@ -95,7 +95,7 @@ impl Request {
         let at = found.unwrap_or(self.accounts.len());
         match found {
             Some(at) => self.accounts[at].report_only &= charge.is_report_only(),
-            None => self.accounts.push(Account {
+            None => self.accounts.push(AccountRequest {
                 rule: charge.rule(),
                 address,
                 report_only: charge.is_report_only(),
@@ -122,7 +122,7 @@ impl Request {
 
     /// Returns the accounts that an allowed decision charged, as calls to one server each.
     pub(super) fn charged(self, taken: &Decision, sharded: bool) -> Vec<Self> {
-        let charged = |account: &Account| taken.charged(account.rule);
+        let charged = |account: &AccountRequest| taken.charged(account.rule);
         if !sharded && self.accounts.iter().all(charged) {
             return vec![self];
         }
@@ -131,7 +131,7 @@ impl Request {
 
     /// Returns `true` if `other` has the same demands on the same accounts.
     pub(super) fn equals(&self, other: &Self) -> bool {
-        let equal = |(one, other): (&Account, &Account)| {
+        let equal = |(one, other): (&AccountRequest, &AccountRequest)| {
             one.address == other.address && one.quotas == other.quotas
         };
         self.accounts.len() == other.accounts.len()
@@ -141,7 +141,9 @@ impl Request {
     /// Returns the script that runs the operation.
     pub(super) fn script_kind(&self, op: ScriptOp<'_>) -> ScriptKind {
         match op {
-            ScriptOp::Take if self.accounts.iter().all(Account::is_plain) => ScriptKind::Plain,
+            ScriptOp::Take if self.accounts.iter().all(AccountRequest::is_plain) => {
+                ScriptKind::Plain
+            }
             ScriptOp::Take => ScriptKind::Take,
             _ => ScriptKind::Adjust,
         }
@@ -216,7 +218,7 @@ impl Request {
     }
 }
 
-impl Account {
+impl AccountRequest {
     /// Starts a plan.
     fn plan_head(&self) -> EncodedPlan {
         let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));

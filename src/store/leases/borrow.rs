@@ -18,7 +18,7 @@ use super::{
 use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
-    store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, wrap::recompute::recompute},
+    store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute},
 };
 
 /// If a denied borrow would succeed within this time, the call is denied until then instead of

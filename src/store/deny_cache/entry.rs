@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::account::Account;
+use super::account::HashedCharge;
 use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
-    store::{Charge, wrap::recompute::recompute},
+    store::{Charge, recompute::recompute},
 };
 
 /// Instants are nanoseconds since the cache was made.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct CachedDenial {
     pub(super) tag: u64,
     pub(super) revision: u64,
     pub(super) need: u64,
@@ -29,10 +29,10 @@ pub(super) struct Entry {
     outcomes: SmallVec<[Outcome; 1]>,
 }
 
-impl Entry {
+impl CachedDenial {
     /// Creates an entry if the outcomes of the account denied the call.
     pub(super) fn new(
-        account: &Account,
+        account: &HashedCharge,
         outcomes: &[Outcome],
         blocked: bool,
         (called_at, answered_at): (u64, u64),
@@ -61,7 +61,7 @@ impl Entry {
 
     /// Returns `true` if the entry denies the account now, and for longer than the caller will
     /// queue.
-    pub(super) fn denies(&self, account: &Account, now: u64) -> bool {
+    pub(super) fn denies(&self, account: &HashedCharge, now: u64) -> bool {
         let same = self.tag == account.tag && self.revision == account.revision;
         let covered = account.need == self.need
             || account.need > self.need && (self.blocked || self.refilling);

@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use super::outage_log::{Attempt, OutageLog};
 use crate::{
     decision::{Decision, Outcome, Source},
-    name::RuleName,
+    rule::RuleName,
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 

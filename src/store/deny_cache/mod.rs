@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 
 use self::{
     account::PendingTake,
-    denials::{Denials, Lookup},
+    denials::{CacheLookup, Denials},
 };
 use super::setting::{self, SettingError, literal};
 use crate::{
@@ -212,8 +212,8 @@ impl<S: Store> DenyCache<S> {
     /// Returns a cached denial, or calls the store.
     fn take(&self, charges: &[Charge<'_>]) -> Answer<DenyCacheFuture<S::Future>> {
         let pending = match self.denials.look_up(charges) {
-            Lookup::Miss(pending) => pending,
-            Lookup::Hit(denial) => return Answer::Now(Ok(denial)),
+            CacheLookup::Miss(pending) => pending,
+            CacheLookup::Hit(denial) => return Answer::Now(Ok(denial)),
         };
         match self.inner.call(Op::Take(charges)) {
             Answer::Now(Ok(decision)) => {

@@ -27,7 +27,7 @@ pub use self::future::LeasedFuture;
 use self::{
     borrow::Borrow,
     future::EndOnDrop,
-    table::{EndedLeases, Lookup, Table},
+    table::{EndedLeases, LeaseTable, Lookup},
 };
 use super::setting::{self, SettingError, literal};
 use crate::{
@@ -157,21 +157,21 @@ pub struct Leased<S: Store>(Arc<Leases<S>>);
 /// The state that all clones share.
 struct Leases<S: Store> {
     inner: Arc<S>,
-    settings: Settings,
-    table: Table,
+    settings: LeaseConfig,
+    table: LeaseTable,
     /// `true` if the inner store does not report enough to hold units.
     disabled: AtomicBool,
     sweeper: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct LeaseConfig {
     percent: u32,
     capacity: usize,
     at_most: Duration,
 }
 
-impl Settings {
+impl LeaseConfig {
     /// Returns the time in nanoseconds.
     fn max_age(&self) -> u64 {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
@@ -221,7 +221,7 @@ impl<S: Store> Leased<S> {
             return Err(SettingError::new("leases: percent", percent, FIX));
         }
         let at_most = Duration::from_secs(1);
-        Ok(Self::with(Arc::new(inner), Settings { percent, capacity: CAPACITY, at_most }))
+        Ok(Self::with(Arc::new(inner), LeaseConfig { percent, capacity: CAPACITY, at_most }))
     }
 
     /// Sets the longest time for which units are held. Defaults to 1 s. It is also the delay after
@@ -243,7 +243,7 @@ impl<S: Store> Leased<S> {
     /// Returns an error where [`max_age`](Leased::max_age) panics.
     pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
         let at_most = setting::at_most("leases: max_age", time)?;
-        Ok(Self::with(self.0.inner.clone(), Settings { at_most, ..self.0.settings }))
+        Ok(Self::with(self.0.inner.clone(), LeaseConfig { at_most, ..self.0.settings }))
     }
 
     /// Sets the maximum number of tracked keys: hot keys and those of recent requests. Defaults to
@@ -279,7 +279,7 @@ impl<S: Store> Leased<S> {
                 "give at most 65536, the number of keys that are hot at the same time";
             return Err(SettingError::new(FIELD, keys, FIX));
         }
-        Ok(Self::with(self.0.inner.clone(), Settings { capacity: keys, ..self.0.settings }))
+        Ok(Self::with(self.0.inner.clone(), LeaseConfig { capacity: keys, ..self.0.settings }))
     }
 
     /// Returns the number of calls so far that were admitted without calling the store.
@@ -291,8 +291,8 @@ impl<S: Store> Leased<S> {
         self.0.table.admitted()
     }
 
-    fn with(inner: Arc<S>, settings: Settings) -> Self {
-        let table = Table::new(settings.capacity, settings.percent);
+    fn with(inner: Arc<S>, settings: LeaseConfig) -> Self {
+        let table = LeaseTable::new(settings.capacity, settings.percent);
         let (disabled, sweeper) = (AtomicBool::new(false), Mutex::default());
         Self(Arc::new(Leases { inner, settings, table, disabled, sweeper }))
     }

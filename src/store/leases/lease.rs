@@ -188,7 +188,7 @@ fn quotas<'a, 'c>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decision::Snapshot, key::Key, name::RuleName, quota::Quota};
+    use crate::{decision::Snapshot, key::Key, quota::Quota, rule::RuleName};
 
     /// Borrows ten units of which one expires per second, the last one ten seconds after the
     /// request.

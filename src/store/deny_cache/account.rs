@@ -4,14 +4,14 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Outcome},
-    name::RuleName,
     quota::{Algorithm, Quota},
-    store::{Charge, wrap::hashes::Hashes},
+    rule::RuleName,
+    store::{Charge, hashes::Hashes},
 };
 
-/// One charge of a call.
+/// One charge of a call, with its hashes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Account {
+pub(super) struct HashedCharge {
     /// Hash of the rule and the key.
     pub(super) tag: u64,
     /// Hash of the quotas and the key. A denial is repeated only if both hashes match.
@@ -42,7 +42,7 @@ pub(super) struct PendingTake {
     /// Set if cached denials may answer the call: it names each account once, and a denial creates
     /// none.
     pub(super) cacheable: bool,
-    pub(super) accounts: SmallVec<[Account; 2]>,
+    pub(super) accounts: SmallVec<[HashedCharge; 2]>,
 }
 
 impl PendingTake {
@@ -51,10 +51,10 @@ impl PendingTake {
     pub(super) fn outcomes<'a>(
         &'a self,
         denial: &'a Decision,
-    ) -> impl Iterator<Item = (&'a Account, &'a [Outcome])> {
+    ) -> impl Iterator<Item = (&'a HashedCharge, &'a [Outcome])> {
         let (all, mut start) = (denial.outcomes(), 0);
         let rule = all.first().map(Outcome::rule);
-        let blocked = move |account: &Account| account.charges && Some(account.rule) == rule;
+        let blocked = move |account: &HashedCharge| account.charges && Some(account.rule) == rule;
         let usable = self.cacheable && denial.source().is_of_store();
         let assignable = usable
             && if denial.is_blocked() {
@@ -79,19 +79,19 @@ impl PendingTake {
 
 impl Hashes {
     pub(super) fn pending_take(&self, charges: &[Charge<'_>], at: u64) -> PendingTake {
-        let accounts: SmallVec<[Account; 2]> =
+        let accounts: SmallVec<[HashedCharge; 2]> =
             charges.iter().map(|charge| self.account(charge)).collect();
         let (mut quotas, single) = (charges.iter().flat_map(Charge::quotas), accounts.len() == 1);
         let any_initial = !(single && charges[0].quotas().len() == 1) && quotas.any(has_initial);
-        let named = |tag, before: &[Account]| before.iter().any(|account| account.tag == tag);
+        let named = |tag, before: &[HashedCharge]| before.iter().any(|account| account.tag == tag);
         let repeated = |at: usize| named(accounts[at].tag, &accounts[..at]);
         let cacheable = !any_initial && !(1..accounts.len()).any(repeated);
         PendingTake { at, cacheable, accounts }
     }
 
-    fn account(&self, charge: &Charge<'_>) -> Account {
+    fn account(&self, charge: &Charge<'_>) -> HashedCharge {
         let ask = charge.demand();
-        Account {
+        HashedCharge {
             tag: self.tag(charge),
             revision: self.revision(charge),
             rule: charge.rule(),

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     decision::Decision,
-    store::{Charge, wrap::hashes::Hashes},
+    store::{Charge, hashes::Hashes},
 };
 
 const WAYS: usize = 8;
@@ -31,21 +31,21 @@ const WAYS: usize = 8;
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct LeaseTable {
     created: Instant,
     hashes: Hashes,
-    sets: Box<[Mutex<Set>]>,
+    sets: Box<[Mutex<LeaseSet>]>,
     changes: [AtomicU64; STRIPES],
     shares: Arc<Shares>,
 }
 
 #[derive(Debug, Default)]
-struct Set {
+struct LeaseSet {
     /// The number of calls admitted by leases.
     admitted: u64,
     borrows: u64,
     /// At most `WAYS` entries.
-    entries: Vec<Entry>,
+    entries: Vec<LeaseEntry>,
 }
 
 /// A kind of call: the rules and keys, and separately the quotas. Costs may differ.
@@ -58,7 +58,7 @@ pub(super) struct CallKey {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct LeaseEntry {
     tag: u64,
     revision: u64,
     sizing: Sizing,
@@ -110,7 +110,7 @@ pub(super) enum BorrowResult {
 /// Ended leases, whose units must be returned.
 pub(super) type EndedLeases = SmallVec<[Box<Lease>; 1]>;
 
-impl Table {
+impl LeaseTable {
     pub(super) fn new(capacity: usize, percent: u32) -> Self {
         Self {
             created: Instant::now(),
@@ -152,8 +152,10 @@ impl Table {
         let (now, mut ended) = (self.now(), EndedLeases::new());
         let mut set = self.set(call.tag);
         set.end_other_plans(call);
-        let Set { admitted, borrows, entries } = &mut *set;
-        let Some(entry) = Entry::find(entries, call, now) else { return (Lookup::Bypass, ended) };
+        let LeaseSet { admitted, borrows, entries } = &mut *set;
+        let Some(entry) = LeaseEntry::find(entries, call, now) else {
+            return (Lookup::Bypass, ended);
+        };
         if let Some(lease) = &mut entry.lease {
             if lease.age(now) < at_most
                 && let Some(decision) = lease.admit(charges, now)
@@ -205,8 +207,9 @@ impl Table {
     ) -> bool {
         let now = self.now();
         let mut set = self.set(call.tag);
-        let is_it =
-            |it: &Entry| it.is_of(call) && it.pending.as_ref().is_some_and(|f| f.id == borrow_id);
+        let is_it = |it: &LeaseEntry| {
+            it.is_of(call) && it.pending.as_ref().is_some_and(|f| f.id == borrow_id)
+        };
         let Some(entry) = set.entries.iter_mut().find(|entry| is_it(entry)) else { return false };
         let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
         let mut kept = false;
@@ -264,7 +267,7 @@ impl Table {
         self.sets.iter().map(|set| lock(set).admitted).sum()
     }
 
-    fn end_where(&self, which: impl Fn(&Entry, u64) -> bool) -> EndedLeases {
+    fn end_where(&self, which: impl Fn(&LeaseEntry, u64) -> bool) -> EndedLeases {
         let (now, mut ended) = (self.now(), EndedLeases::new());
         for set in &self.sets {
             let mut set = lock(set);
@@ -280,26 +283,26 @@ impl Table {
         &self.changes[at]
     }
 
-    fn set(&self, tag: u64) -> MutexGuard<'_, Set> {
+    fn set(&self, tag: u64) -> MutexGuard<'_, LeaseSet> {
         let scaled = (u128::from(tag) * self.sets.len() as u128) >> 64;
         lock(&self.sets[usize::try_from(scaled).unwrap_or(0)])
     }
 }
 
-fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
     set.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Set {
+impl LeaseSet {
     /// Drops the leases of other quotas. Their units are not returned, because the account may be
     /// counted in another way by now.
     fn end_other_plans(&mut self, call: &CallKey) {
-        let other = |it: &&mut Entry| it.tag == call.tag && it.revision != call.revision;
+        let other = |it: &&mut LeaseEntry| it.tag == call.tag && it.revision != call.revision;
         self.entries.iter_mut().filter(other).for_each(|entry| drop(entry.lease.take()));
     }
 }
 
-impl Entry {
+impl LeaseEntry {
     fn is_of(&self, call: &CallKey) -> bool {
         self.tag == call.tag && self.revision == call.revision
     }
@@ -338,8 +341,8 @@ mod tests {
     /// The sizes in the documentation of `Leased::capacity`.
     #[test]
     fn entries_take_no_more_memory_than_documented() {
-        assert!(size_of::<Mutex<Set>>() <= 48, "{}", size_of::<Mutex<Set>>());
-        assert!(size_of::<Entry>() <= 104, "{}", size_of::<Entry>());
+        assert!(size_of::<Mutex<LeaseSet>>() <= 48, "{}", size_of::<Mutex<LeaseSet>>());
+        assert!(size_of::<LeaseEntry>() <= 104, "{}", size_of::<LeaseEntry>());
         assert!(size_of::<Lease>() <= 1_088, "{}", size_of::<Lease>());
     }
 }

@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 
 use super::{
     Fallback, Immediate, Stores,
-    journal::{Address, Admitted},
+    journal::{AccountId, Admitted},
     share::with_shares,
 };
 use crate::{
@@ -47,7 +47,7 @@ where
 
     /// Charges the units of an account that have not come back since, and removes them from
     /// `admitted`. Returns `true` if any were charged, and `None` if the inner store failed.
-    async fn charge_account(&self, address: &Address, admitted: &mut Admitted) -> Option<bool> {
+    async fn charge_account(&self, address: &AccountId, admitted: &mut Admitted) -> Option<bool> {
         let Admitted { quotas, units } = admitted;
         let charge = Charge::new(address.0, &address.1, quotas).with_cost(0);
         let look = |shares: &[Charge<'_>]| self.stores.local.call(Op::Take(shares)).now();

@@ -11,7 +11,7 @@ use serde::de::{
 };
 
 /// A setting written as a table, or as one word if that is enough.
-pub(crate) trait Table: Default {
+pub(crate) trait TableForm: Default {
     type Read;
 
     /// The expected form, for error messages.
@@ -27,14 +27,14 @@ pub(crate) trait Table: Default {
     fn read(self) -> Result<Self::Read, String>;
 }
 
-/// Reads a [`Table`], or the text that replaces one.
-pub(crate) fn read<'de, T: Table, D: Deserializer<'de>>(value: D) -> Result<T::Read, D::Error> {
-    value.deserialize_any(Reader::<T>(PhantomData))
+/// Reads a [`TableForm`], or the text that replaces one.
+pub(crate) fn read<'de, T: TableForm, D: Deserializer<'de>>(value: D) -> Result<T::Read, D::Error> {
+    value.deserialize_any(TableVisitor::<T>(PhantomData))
 }
 
-struct Reader<T>(PhantomData<T>);
+struct TableVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Table> Visitor<'de> for Reader<T> {
+impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     type Value = T::Read;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,7 +62,7 @@ struct Field<'a, T> {
     seen: &'a [String],
 }
 
-impl<'de, T: Table> DeserializeSeed<'de> for Field<'_, T> {
+impl<'de, T: TableForm> DeserializeSeed<'de> for Field<'_, T> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
@@ -79,9 +79,11 @@ pub(crate) fn number<'de, D: Deserializer<'de>>(
     value: D,
     range: RangeInclusive<u32>,
 ) -> Result<u32, D::Error> {
-    let (value, least, most) = (Value::deserialize(value)?, range.start(), range.end());
+    let (value, least, most) = (FieldValue::deserialize(value)?, range.start(), range.end());
     let number = match value {
-        Value::Whole(number) => u32::try_from(number).ok().filter(|number| range.contains(number)),
+        FieldValue::Whole(number) => {
+            u32::try_from(number).ok().filter(|number| range.contains(number))
+        }
         _ => None,
     };
     let fix = format!("give a whole number from {least} to {most}");
@@ -89,8 +91,8 @@ pub(crate) fn number<'de, D: Deserializer<'de>>(
 }
 
 pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<bool, D::Error> {
-    match Value::deserialize(value)? {
-        Value::Flag(flag) => Ok(flag),
+    match FieldValue::deserialize(value)? {
+        FieldValue::Flag(flag) => Ok(flag),
         value => Err(wrong(field, &value, "give true or false")),
     }
 }
@@ -103,26 +105,26 @@ pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     fix: &str,
     read: impl FnOnce(&str) -> Result<T, String>,
 ) -> Result<T, D::Error> {
-    match Value::deserialize(value)? {
-        Value::Text(text) => read(&text).map_err(D::Error::custom),
+    match FieldValue::deserialize(value)? {
+        FieldValue::Text(text) => read(&text).map_err(D::Error::custom),
         value => Err(wrong(field, &value, fix)),
     }
 }
 
 /// Returns the error for an unknown field; `fix` names the known ones.
 pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
-    match Value::deserialize(value) {
+    match FieldValue::deserialize(value) {
         Ok(value) => D::Error::custom(format!("unknown field {name:?} (set to {value}); {fix}")),
         Err(error) => error,
     }
 }
 
-fn wrong<E: Error>(field: &str, value: &Value, fix: &str) -> E {
+fn wrong<E: Error>(field: &str, value: &FieldValue, fix: &str) -> E {
     E::custom(format!("{field} is {value}; {fix}"))
 }
 
 /// A value of any type.
-enum Value {
+enum FieldValue {
     Flag(bool),
     Whole(u64),
     Text(String),
@@ -130,7 +132,7 @@ enum Value {
     Other(String),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for FieldValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(flag) => write!(f, "{flag}"),
@@ -141,7 +143,7 @@ impl fmt::Display for Value {
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for FieldValue {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         value.deserialize_any(AnyValue)
     }
@@ -150,44 +152,44 @@ impl<'de> Deserialize<'de> for Value {
 struct AnyValue;
 
 impl<'de> Visitor<'de> for AnyValue {
-    type Value = Value;
+    type Value = FieldValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value")
     }
 
-    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
-        Ok(Value::Flag(flag))
+    fn visit_bool<E>(self, flag: bool) -> Result<FieldValue, E> {
+        Ok(FieldValue::Flag(flag))
     }
 
-    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
-        Ok(Value::Whole(number))
+    fn visit_u64<E>(self, number: u64) -> Result<FieldValue, E> {
+        Ok(FieldValue::Whole(number))
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
-        let negative = |_| Value::Other(number.to_string());
-        Ok(u64::try_from(number).map_or_else(negative, Value::Whole))
+    fn visit_i64<E>(self, number: i64) -> Result<FieldValue, E> {
+        let negative = |_| FieldValue::Other(number.to_string());
+        Ok(u64::try_from(number).map_or_else(negative, FieldValue::Whole))
     }
 
-    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
-        Ok(Value::Other(format!("{number:?}")))
+    fn visit_f64<E>(self, number: f64) -> Result<FieldValue, E> {
+        Ok(FieldValue::Other(format!("{number:?}")))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(Value::Text(text.to_owned()))
+    fn visit_str<E>(self, text: &str) -> Result<FieldValue, E> {
+        Ok(FieldValue::Text(text.to_owned()))
     }
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Other("empty".into()))
+    fn visit_unit<E>(self) -> Result<FieldValue, E> {
+        Ok(FieldValue::Other("empty".into()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FieldValue, A::Error> {
         while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Value::Other("a list".into()))
+        Ok(FieldValue::Other("a list".into()))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<FieldValue, A::Error> {
         while table.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Value::Other("a table".into()))
+        Ok(FieldValue::Other("a table".into()))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::outage_state::OutageState;
+use crate::store::outage_state::OutageState;
 use crate::{
     decision::Decision,
     store::{BoxError, BoxFuture, Health},

@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use super::{
     DenyCacheConfig,
-    account::{Account, PendingTake},
-    entry::{Entry, add_unknown},
+    account::{HashedCharge, PendingTake},
+    entry::{CachedDenial, add_unknown},
 };
 use crate::{
     decision::{Decision, Outcome, Source},
-    store::{Charge, wrap::hashes::Hashes},
+    store::{Charge, hashes::Hashes},
 };
 
 const WAYS: usize = 8;
@@ -26,20 +26,20 @@ pub(super) struct Denials {
     config: DenyCacheConfig,
     created: Instant,
     hashes: Hashes,
-    sets: Box<[Mutex<Set>]>,
+    sets: Box<[Mutex<CacheSet>]>,
 }
 
 #[derive(Debug, Default)]
-struct Set {
+struct CacheSet {
     version: u64,
     /// The number of calls that the set has answered.
     hits: u64,
     /// At most `WAYS` entries.
-    entries: Vec<Entry>,
+    entries: Vec<CachedDenial>,
 }
 
 /// The result of a look-up.
-pub(super) enum Lookup {
+pub(super) enum CacheLookup {
     /// A cached denial answers the call.
     Hit(Decision),
     /// The inner store is called.
@@ -67,7 +67,7 @@ impl Denials {
     }
 
     /// Looks for a cached denial of the charges.
-    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> Lookup {
+    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> CacheLookup {
         let mut pending = self.hashes.pending_take(charges, self.now());
         let mut found = false;
         for account in &mut pending.accounts {
@@ -76,8 +76,8 @@ impl Denials {
         let found = found && pending.cacheable;
         // The entry may have been removed since `check`.
         match found.then(|| self.denial(charges, &pending)).flatten() {
-            Some(denial) => Lookup::Hit(denial),
-            None => Lookup::Miss(pending),
+            Some(denial) => CacheLookup::Hit(denial),
+            None => CacheLookup::Miss(pending),
         }
     }
 
@@ -125,14 +125,14 @@ impl Denials {
     /// Caches a denial. Returns `false` if it cannot be cached.
     fn cache(
         &self,
-        account: &Account,
+        account: &HashedCharge,
         outcomes: &[Outcome],
         denial: &Decision,
         called_at: u64,
     ) -> bool {
         let (answered_at, at_most) = (self.now(), self.config.at_most());
         let times = (called_at, answered_at);
-        let entry = Entry::new(account, outcomes, denial.is_blocked(), times, at_most);
+        let entry = CachedDenial::new(account, outcomes, denial.is_blocked(), times, at_most);
         entry.is_some_and(|entry| self.set(account.tag).insert(entry, account.version))
     }
 
@@ -145,7 +145,7 @@ impl Denials {
         self.set(tag).invalidate(tag);
     }
 
-    fn set(&self, tag: u64) -> MutexGuard<'_, Set> {
+    fn set(&self, tag: u64) -> MutexGuard<'_, CacheSet> {
         let scaled = (u128::from(tag) * self.sets.len() as u128) >> 64;
         lock(&self.sets[usize::try_from(scaled).unwrap_or(0)])
     }
@@ -155,13 +155,13 @@ impl Denials {
     }
 }
 
-fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+fn lock(set: &Mutex<CacheSet>) -> MutexGuard<'_, CacheSet> {
     set.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Set {
+impl CacheSet {
     /// Returns `true` if an entry denies the account. Stores the version of the set in `account`.
-    fn check(&mut self, account: &mut Account, now: u64) -> bool {
+    fn check(&mut self, account: &mut HashedCharge, now: u64) -> bool {
         if self.has_other_quotas(account.tag, account.revision) {
             self.invalidate(account.tag);
         }
@@ -169,13 +169,13 @@ impl Set {
         self.find(account, now).is_some()
     }
 
-    fn find(&self, account: &Account, now: u64) -> Option<&Entry> {
+    fn find(&self, account: &HashedCharge, now: u64) -> Option<&CachedDenial> {
         self.entries.iter().find(|entry| entry.denies(account, now))
     }
 
     /// Inserts an entry, unless the set has changed since `version`. Replaces the entry of the same
     /// account and cost, or, if the set is full, the entry that ends first.
-    fn insert(&mut self, entry: Entry, version: u64) -> bool {
+    fn insert(&mut self, entry: CachedDenial, version: u64) -> bool {
         if self.version != version {
             return false;
         }
@@ -184,7 +184,7 @@ impl Set {
             self.invalidate(entry.tag);
             return false;
         }
-        let same = |old: &Entry| old.tag == entry.tag && old.need == entry.need;
+        let same = |old: &CachedDenial| old.tag == entry.tag && old.need == entry.need;
         let ends = |at: &usize| self.entries[*at].until;
         let first = || (0..self.entries.len()).min_by_key(ends);
         let full = self.entries.len() >= WAYS;
@@ -213,8 +213,8 @@ mod tests {
     /// The documentation of `DenyCache::capacity` states these sizes.
     #[test]
     fn sets_and_entries_are_no_larger_than_documented() {
-        assert!(size_of::<Mutex<Set>>() <= 48, "{}", size_of::<Mutex<Set>>());
-        assert!(size_of::<Entry>() <= 128, "{}", size_of::<Entry>());
+        assert!(size_of::<Mutex<CacheSet>>() <= 48, "{}", size_of::<Mutex<CacheSet>>());
+        assert!(size_of::<CachedDenial>() <= 128, "{}", size_of::<CachedDenial>());
         assert!(size_of::<Outcome>() <= 64, "{}", size_of::<Outcome>());
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::name::RuleName;
+    use crate::rule::RuleName;
 
     const ALL: Bounds = Bounds { all: 1_024, per_key: None };
 

@@ -20,13 +20,13 @@ pin_project! {
     /// The future of a [`Leased`](crate::store::Leased) store.
     pub struct LeasedFuture<S> where S: Store, S: 'static {
         #[pin]
-        state: State<S>,
+        state: LeasedState<S>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<S> where S: Store, S: 'static {
+    #[project = LeasedStateProj]
+    enum LeasedState<S> where S: Store, S: 'static {
         /// The future of the inner store.
         Inner { #[pin] inner: S::Future },
         Change { #[pin] inner: S::Future, end_on_drop: EndOnDrop<S> },
@@ -39,7 +39,7 @@ impl<S: Store> LeasedFuture<S> {
     pub(super) fn inner(answer: Answer<S::Future>) -> Answer<Self> {
         match answer {
             Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(inner) => Answer::Later(Self { state: State::Inner { inner } }),
+            Answer::Later(inner) => Answer::Later(Self { state: LeasedState::Inner { inner } }),
         }
     }
 
@@ -47,7 +47,7 @@ impl<S: Store> LeasedFuture<S> {
         match answer {
             Answer::Now(decision) => Answer::Now(decision),
             Answer::Later(inner) => {
-                Answer::Later(Self { state: State::Change { inner, end_on_drop } })
+                Answer::Later(Self { state: LeasedState::Change { inner, end_on_drop } })
             }
         }
     }
@@ -55,7 +55,9 @@ impl<S: Store> LeasedFuture<S> {
     pub(super) fn borrow(answer: Answer<Detached<S::Error>>) -> Answer<Self> {
         match answer {
             Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(detached) => Answer::Later(Self { state: State::Borrow { detached } }),
+            Answer::Later(detached) => {
+                Answer::Later(Self { state: LeasedState::Borrow { detached } })
+            }
         }
     }
 }
@@ -85,7 +87,7 @@ where
             };
             later.await
         });
-        Self { state: State::Wait { decision } }
+        Self { state: LeasedState::Wait { decision } }
     }
 }
 
@@ -94,9 +96,11 @@ impl<S: Store> Future for LeasedFuture<S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            StateProj::Inner { inner } | StateProj::Change { inner, .. } => inner.poll(cx),
-            StateProj::Borrow { detached } => Pin::new(detached).poll(cx),
-            StateProj::Wait { decision } => decision.as_mut().poll(cx),
+            LeasedStateProj::Inner { inner } | LeasedStateProj::Change { inner, .. } => {
+                inner.poll(cx)
+            }
+            LeasedStateProj::Borrow { detached } => Pin::new(detached).poll(cx),
+            LeasedStateProj::Wait { decision } => decision.as_mut().poll(cx),
         }
     }
 }

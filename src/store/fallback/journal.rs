@@ -14,13 +14,13 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::{key::Key, name::RuleName, quota::Quota, store::Charge};
+use crate::{key::Key, quota::Quota, rule::RuleName, store::Charge};
 
 /// The longest key in the journal. Longer keys are dropped, so that the size of an account is
 /// bounded.
 const LONGEST_KEY: usize = 256;
 
-pub(super) type Address = (RuleName, Key);
+pub(super) type AccountId = (RuleName, Key);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
@@ -29,12 +29,12 @@ pub(super) struct Journal {
     /// Set if units were recorded since the journal was last empty.
     written: AtomicBool,
     dropped_charges: AtomicU64,
-    entries: Mutex<Entries>,
+    entries: Mutex<JournalEntries>,
 }
 
 #[derive(Debug, Default)]
-struct Entries {
-    accounts: HashMap<Address, Admitted>,
+struct JournalEntries {
+    accounts: HashMap<AccountId, Admitted>,
     /// Set while a replay runs.
     replaying: bool,
     /// Set if the replay should log its end.
@@ -144,7 +144,7 @@ impl Journal {
     }
 
     /// Returns the accounts to replay.
-    pub(super) fn addresses(&self) -> Vec<Address> {
+    pub(super) fn addresses(&self) -> Vec<AccountId> {
         let mut entries = self.entries();
         if entries.accounts.is_empty() {
             // Outages are rare, so the memory is freed.
@@ -154,12 +154,12 @@ impl Journal {
         entries.accounts.keys().cloned().collect()
     }
 
-    pub(super) fn remove(&self, address: &Address) -> Option<Admitted> {
+    pub(super) fn remove(&self, address: &AccountId) -> Option<Admitted> {
         self.entries().accounts.remove(address)
     }
 
     /// Restores an account that could not be charged.
-    pub(super) fn restore(&self, address: Address, removed: Admitted) {
+    pub(super) fn restore(&self, address: AccountId, removed: Admitted) {
         match self.entries().accounts.entry(address) {
             Entry::Vacant(entry) => drop(entry.insert(removed)),
             Entry::Occupied(mut entry) => {
@@ -170,7 +170,7 @@ impl Journal {
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Entries> {
+    fn entries(&self) -> MutexGuard<'_, JournalEntries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

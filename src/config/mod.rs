@@ -1,0 +1,3 @@
+//! The serde form of settings.
+
+pub(crate) mod de;

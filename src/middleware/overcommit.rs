@@ -1,0 +1,108 @@
+//! Requests that are allowed beyond their quota while there is capacity.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+};
+
+/// Allows requests beyond their quota while the system has capacity. Such a request is not charged,
+/// and is marked as [overage](crate::Decision::is_overage). A cost that can never fit, a blocked
+/// key and a failed store stay denied.
+///
+/// ```
+/// use tower_sluice::{Quota, RateLimitLayer, middleware::Overcommit};
+///
+/// // limits apply only while 100 or more requests are in flight
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).overcommit(Overcommit::in_flight(100));
+/// ```
+#[derive(Clone)]
+pub struct Overcommit(Signal);
+
+#[derive(Clone)]
+enum Signal {
+    When(Arc<dyn Fn() -> bool + Send + Sync>),
+    InFlight { max: usize, now: Arc<AtomicUsize> },
+}
+
+impl Overcommit {
+    /// Capacity is available while `room` returns `true`.
+    pub fn when(room: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Signal::When(Arc::new(room)))
+    }
+
+    /// Capacity is available while fewer than `max` requests are in flight behind the layers that
+    /// share this value. A request is in flight until the head of its response is available.
+    #[must_use]
+    pub fn in_flight(max: usize) -> Self {
+        Self(Signal::InFlight { max, now: Arc::default() })
+    }
+
+    /// Counts a request if capacity is available. The test and the count are one atomic step, so
+    /// concurrent requests do not exceed the capacity together.
+    pub(crate) fn try_enter(&self) -> Option<InFlight> {
+        match &self.0 {
+            Signal::When(room) => room().then_some(InFlight(None)),
+            Signal::InFlight { max, now } => CountGuard::try_new(now, *max).map(InFlight::from),
+        }
+    }
+
+    /// Counts a request, even beyond the capacity.
+    pub(crate) fn enter(&self) -> InFlight {
+        match &self.0 {
+            Signal::When(_) => InFlight(None),
+            Signal::InFlight { now, .. } => CountGuard::new(now).into(),
+        }
+    }
+}
+
+impl fmt::Debug for Overcommit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Signal::When(_) => f.write_str("Overcommit(fn)"),
+            Signal::InFlight { max, now } => {
+                write!(f, "Overcommit({} of {max} in flight)", now.load(Acquire))
+            }
+        }
+    }
+}
+
+/// A request in flight. Holds a count if the capacity is a number of requests.
+#[derive(Debug)]
+pub(crate) struct InFlight(
+    #[expect(dead_code, reason = "counts until it is dropped")] Option<CountGuard>,
+);
+
+impl From<CountGuard> for InFlight {
+    fn from(guard: CountGuard) -> Self {
+        Self(Some(guard))
+    }
+}
+
+/// Counts one until it is dropped.
+#[derive(Debug)]
+pub(crate) struct CountGuard(Arc<AtomicUsize>);
+
+impl CountGuard {
+    fn new(now: &Arc<AtomicUsize>) -> Self {
+        now.fetch_add(1, AcqRel);
+        Self(now.clone())
+    }
+
+    /// Counts one more, unless the count has reached `max`.
+    pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let one_more = |n| (n < max).then_some(n + 1);
+        now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))
+    }
+}
+
+impl Drop for CountGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}

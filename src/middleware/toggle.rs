@@ -1,0 +1,75 @@
+//! A flag that can be changed at run time.
+
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicBool,
+        Ordering::{Acquire, Release},
+    },
+};
+
+/// A flag that can be changed at run time. Clones share the flag.
+///
+/// [`switch`](crate::RateLimitLayer::enabled) turns a whole layer on and off. While the layer is
+/// off, requests pass and the store is not called. [`Rule::report_only`](crate::Rule) and
+/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) make a rule or a layer count
+/// requests without denying any while the flag is on.
+///
+/// ```
+/// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
+///
+/// let (limits, trial) = (Toggle::on(), Toggle::off());
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+///     .enabled(&limits)
+///     .report_only(&trial);
+///
+/// trial.set(true); // from the next request on, no request is denied
+/// limits.set(false); // and none is counted
+/// ```
+#[derive(Clone, Debug)]
+pub struct Toggle {
+    flag: Arc<AtomicBool>,
+    /// The toggle was created from a `bool`, so that no handle of it is kept.
+    fixed: bool,
+}
+
+impl Toggle {
+    /// Creates a flag that is on.
+    #[must_use]
+    pub fn on() -> Self {
+        Self { fixed: false, ..Self::from(true) }
+    }
+
+    /// Creates a flag that is off.
+    #[must_use]
+    pub fn off() -> Self {
+        Self { fixed: false, ..Self::from(false) }
+    }
+
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
+    /// Turns the flag on or off, from the next request on.
+    pub fn set(&self, on: bool) {
+        self.flag.store(on, Release);
+    }
+
+    /// Returns `true` if the flag is on.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.flag.load(Acquire)
+    }
+}
+
+impl From<bool> for Toggle {
+    fn from(on: bool) -> Self {
+        Self { flag: Arc::new(AtomicBool::new(on)), fixed: true }
+    }
+}
+
+impl From<&Self> for Toggle {
+    fn from(toggle: &Self) -> Self {
+        toggle.clone()
+    }
+}
