@@ -13,6 +13,12 @@ const SECONDLY: Quota = Quota::per_second(1_000);
 const SLOW: Quota = Quota::per_minute(1_200);
 const HOURLY: Quota = Quota::per_hour(2_000);
 
+/// Loads of four processes: 70, 20, 8 and 2 percent.
+const FOUR: [Load; 4] =
+    [Load::Steady(3_500), Load::Steady(1_000), Load::Steady(400), Load::Steady(100)];
+const FOUR_SLOW: [Load; 4] =
+    [Load::Steady(560), Load::Steady(160), Load::Steady(64), Load::Steady(16)];
+
 /// The requests of one process.
 #[derive(Clone, Copy, Debug)]
 enum Load {
@@ -141,6 +147,8 @@ async fn trips_and_use_of_the_limit_by_load() {
             390,
         ),
         case("two processes, ten times a slow limit", SLOW, 10, &[Steady(100); 2], 120, 3_900),
+        case("four processes, below the limit", MINUTELY, 5, &FOUR_SLOW, 10, 360),
+        case("four processes, five times the limit", SECONDLY, 10, &FOUR, 10, 580),
         case("bursts of 20", MINUTELY, 5, &[Bursts(20)], 20, 270),
         case("two processes, bursts of 300", SECONDLY, 10, &[Bursts(300); 2], 20, 950),
         case("two processes, pulses", SECONDLY, 10, &[Pulses(900); 2], 20, 400),
