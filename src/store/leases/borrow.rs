@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use super::{
     Leases,
     lease::Lease,
+    sizing::SPAN,
     table::{BorrowRequest, BorrowResult, CallKey},
 };
 use crate::{
@@ -21,24 +22,15 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute},
 };
 
-/// If a denied borrow would succeed within this time, the call is denied until then instead of
-/// taking single units. At the limit, this replaces a round trip per unit by one for many.
-const GATHER: u64 = 100_000_000;
-/// The maximum number of round trips: for the wanted calls, for the calls left, and for this call
-/// alone.
-const TRIPS: u32 = 3;
-
 /// A borrow operation. If dropped before it is finished, other calls may borrow.
 pub(super) struct Borrow<S: Store> {
     leases: Arc<Leases<S>>,
     call: CallKey,
     request: BorrowRequest,
-    trips: u32,
     requested_at: u64,
     changes: u64,
-    /// Set if the store had less than was wanted: the number of calls that come back within
-    /// `GATHER`.
-    max_calls: Option<u32>,
+    /// `true` if the store had fewer units than wanted.
+    partial: bool,
     finished: bool,
 }
 
@@ -48,16 +40,7 @@ where
 {
     pub(super) fn new(leases: &Arc<Leases<S>>, call: CallKey, request: BorrowRequest) -> Self {
         let (leases, changes) = (leases.clone(), leases.table.changes(&call));
-        Self {
-            leases,
-            call,
-            request,
-            trips: 0,
-            requested_at: 0,
-            changes,
-            max_calls: None,
-            finished: false,
-        }
+        Self { leases, call, request, requested_at: 0, changes, partial: false, finished: false }
     }
 
     /// Borrows for the call. If the caller is dropped, the operation continues, and its units are
@@ -80,7 +63,7 @@ where
     }
 
     fn send(&mut self, charges: &[Charge<'_>]) -> Answer<S::Future> {
-        (self.requested_at, self.trips) = (self.leases.table.now(), self.trips + 1);
+        self.requested_at = self.leases.table.now();
         match with_calls(charges, self.request.calls, |chunk| {
             self.leases.inner.call(Op::Take(chunk))
         }) {
@@ -114,9 +97,8 @@ where
         let lease = Lease::new(charges, &self.call.accounts, self.request.calls, &taken, instants);
         if let Some(mut lease) = lease.filter(|_| of_store) {
             let decision = lease.admit_first(charges);
-            (lease.partial, lease.share) = (self.trips > 1, mem::take(&mut self.request.share));
-            let max_calls = self.max_calls;
-            if self.finish(BorrowResult::Lease { lease: Box::new(lease), max_calls }) {
+            lease.share = mem::take(&mut self.request.share);
+            if self.finish(BorrowResult::Lease(Box::new(lease))) {
                 self.leases.start_sweeper();
             }
             return decision;
@@ -134,26 +116,26 @@ where
         taken
     }
 
-    /// Handles a denied borrow: denies the call if enough units come back soon, or if none are
-    /// left. Otherwise borrows what is left.
+    /// Handles a denied borrow: borrows what is left, and then for this call alone. If nothing is
+    /// left, the call is denied. For a time after that, calls are denied until a whole lease is
+    /// available: at the limit, this replaces a round trip per unit by one for many.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
-        let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, GATHER));
-        let enough_soon =
-            longest_wait(&denial) <= GATHER && (left == 0 || soon > 0 && self.request.scarce);
-        if enough_soon || denial.is_blocked() || self.request.calls == 1 {
-            self.finish(BorrowResult::Denied);
-            return Answer::Now(Ok(denial));
+        let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, SPAN / 2));
+        let gathers = self.request.scarce && self.request.calls <= soon;
+        if soon > 1 || left == 0 {
+            let time = if soon > 1 { SPAN } else { longest_wait(&denial) };
+            self.leases.table.set_scarce(&self.call, soon, time);
         }
-        if left > 0 {
-            self.max_calls = Some(soon).filter(|soon| *soon > 1);
+        if left > 0 && !gathers && !denial.is_blocked() && self.request.calls > 1 {
             // Other processes take units at the same time.
-            let calls = left.min(self.request.calls - 1);
-            self.request.calls = if self.trips + 1 < TRIPS { calls } else { 1 };
+            let rest = left.min(self.request.calls - 1);
+            self.request.calls = if self.partial { 1 } else { rest };
+            self.partial = true;
             return self.send(charges);
         }
-        let denial = for_one_call(charges, &denial).unwrap_or(denial);
-        self.finish(BorrowResult::Scarce { max_calls: soon, time: longest_wait(&denial) });
-        Answer::Now(Ok(denial))
+        self.finish(BorrowResult::Denied);
+        let own = if gathers { None } else { for_one_call(charges, &denial) };
+        Answer::Now(Ok(own.unwrap_or(denial)))
     }
 
     fn finish(&mut self, result: BorrowResult) -> bool {

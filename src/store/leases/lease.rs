@@ -26,8 +26,6 @@ pub(super) struct Lease {
     pub(super) admitted: u32,
     /// The instant of the last call.
     pub(super) last: u64,
-    /// `true` if the store had fewer units than wanted.
-    pub(super) partial: bool,
     pub(super) share: Share,
     balances: SmallVec<[Balance; 4]>,
 }
@@ -66,7 +64,6 @@ impl Lease {
             admitted,
             last,
             share,
-            partial: false,
             balances,
         })
     }

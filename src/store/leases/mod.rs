@@ -54,18 +54,17 @@ const MAX_WAITS: u8 = 2;
 /// most 50 units of 1000. All processes together should hold at most a quarter, such as five
 /// processes with 5 %.
 ///
-/// - **Only hot keys.** A key is hot after four requests at most 50 ms apart. Other keys, and
-///   shares of less than two calls, use the inner store. The first lease is for four calls. A lease
-///   that is used up within 200 ms is followed by one of twice the size. One of which more than
-///   half was not wanted is followed by one of half the size. While a lease is being borrowed,
-///   other calls with the same keys wait for it, for at most two round trips.
+/// - **Only hot keys.** A lease is for the calls of the last 200 ms, or for the share of this
+///   process if that is smaller. Keys with fewer than four calls in that time, and shares of less
+///   than two calls, use the inner store. While a lease is being borrowed, other calls with the
+///   same keys wait for it, for at most two round trips.
 /// - **Never more than the store** admits, in any period of time. A unit that the account regains
 ///   must not be used as well. A lease therefore shrinks as its units would come back, with a
 ///   margin for clock errors and network latency. In windows, a lease ends with the window.
 /// - **The last units** are used, too. If the store has fewer units than a lease needs, the lease
-///   is for the rest. Under GCRA there is one exception, for a second after that and whenever no
-///   units are left: if a whole lease will be available within 100 ms, calls are denied until then,
-///   and their decisions report that wait. At the limit, one round trip then serves many units.
+///   is for the rest. Under GCRA there is one exception, for 200 ms after that: leases are for the
+///   units that come back in 100 ms. Calls are denied until such a lease is available, and their
+///   decisions report that wait. At the limit, one round trip then serves many units.
 /// - **Returned.** Units that are unused for 200 ms, or held longer than
 ///   [`max_age`](Leased::max_age) (1 s by default), are returned. All units are returned when the
 ///   last clone is dropped, if the inner store can do so without waiting. The units of a killed
@@ -140,6 +139,22 @@ const MAX_WAITS: u8 = 2;
 ///     .instances(20);
 /// let layer = RateLimitLayer::new(PeerIp::new(), Quota::per_minute(60_000), store);
 /// ```
+///
+/// # Round trips
+///
+/// The test `resilience::leased_trips` counts the requests to the shared store, including returned
+/// units. In all its cases, 98.8 to 100 % of the limit was used.
+///
+/// | load of one key | calls per round trip |
+/// |---|---|
+/// | 10 per second, at random | 1.6 |
+/// | 30 per second, at random | 6 |
+/// | 100 per second, at random | 19 |
+/// | 800 per second | 148 |
+/// | two processes, together at half of 1 000 per second | 47 |
+/// | the same at that limit | 92 |
+/// | the same at 1.5 times the limit | 73 |
+/// | the same at ten times the limit | 311 |
 ///
 /// # Limitations
 ///
@@ -250,7 +265,7 @@ impl<S: Store> Leased<S> {
     /// 4 096. The number is rounded up to whole sets of eight. Calls with other keys are sent to
     /// the inner store.
     ///
-    /// A set takes 48 bytes from the start. A key takes 104 bytes after its first request, and a
+    /// A set takes 48 bytes from the start. A key takes 88 bytes after its first request, and a
     /// kilobyte more while it has a lease. A [`reset`](crate::StoreExt::reset) or
     /// [`block`](crate::StoreExt::block) scans all keys.
     ///

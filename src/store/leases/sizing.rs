@@ -1,91 +1,62 @@
-//! The size of leases, and whether a key is hot.
-//!
-//! A key is hot after a few requests in quick succession. The first lease is small. A lease that is
-//! used up quickly is followed by one of twice the size. One of which more than half is left is
-//! followed by one of half the size, or by none.
+//! The size of leases. A lease is for the calls of the last 200 ms, or for the share of this
+//! process if that is smaller. If the store has less, the next leases are for the calls that come
+//! back in half of that time.
 
 use super::lease::Lease;
 
-/// The largest gap between requests that make a key hot.
-const GAP: u64 = 50_000_000;
-/// The number of such requests that are still sent one by one.
-const COLD_ASKS: u32 = 3;
-/// The number of calls of the first lease.
-const FIRST: u32 = 4;
 /// The target duration of a lease, and the time after which an unused lease is returned.
 pub(super) const SPAN: u64 = 200_000_000;
-/// The time without leases after a lease that did not pay off.
-const REST: u64 = 1_000_000_000;
 /// The number of calls from which on a lease is worth its round trip.
-const WORTH: u32 = 3;
+const HOT: u64 = 4;
+/// The unit of the count below: a thousandth of a call.
+const CALL: u64 = 1_000;
+/// The largest count.
+const MAX: u64 = u32::MAX as u64 * CALL;
 
-/// The requests of one kind of call that found no lease. Instants are nanoseconds.
+/// The recent calls of one kind. Instants are nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Sizing {
-    /// The instant of the last call.
+    /// The number of calls in the last 200 ms, as of `last`.
+    recent: u64,
     last: u64,
-    /// The number of requests in quick succession.
-    consecutive: u32,
-    calls: u32,
-    waiting: u32,
-    /// The largest permitted lease.
-    max_lease: u32,
-    /// No lease until this instant.
-    paused_until: u64,
     /// At most `max_calls` per lease until this instant.
     scarce_until: u64,
     max_calls: u32,
 }
 
 impl Sizing {
-    /// Returns the number of calls to borrow, at most `max_lease`; 0 to send only this call.
-    pub(super) fn calls_to_borrow(&mut self, now: u64, max_lease: u32) -> u32 {
-        if now.saturating_sub(self.last) > GAP {
-            (self.consecutive, self.calls) = (0, FIRST);
-        }
-        (self.last, self.max_lease) = (now, max_lease);
-        self.consecutive = self.consecutive.saturating_add(1);
-        if self.consecutive <= COLD_ASKS || now < self.paused_until {
+    /// Returns the number of calls to borrow, at most `max_lease`; less than 2 to send only this
+    /// call.
+    pub(super) fn calls_to_borrow(&self, now: u64, max_lease: u32) -> u32 {
+        let calls = (self.recent(now) + CALL / 2) / CALL + 1;
+        if calls < HOT {
             return 0;
         }
-        let calls = self.calls.max(FIRST).min(max_lease);
-        let calls = if self.is_scarce(now) { calls.min(self.max_calls) } else { calls };
-        if calls < 2 { 0 } else { calls }
+        let calls = u32::try_from(calls).unwrap_or(u32::MAX).min(max_lease);
+        if self.is_scarce(now) { calls.min(self.max_calls) } else { calls }
     }
 
     pub(super) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Adapts the size after a lease, of which `left` calls are neither used nor expired. If units
-    /// expire soon after borrowing, they are not needed, because the account was nearly full.
-    pub(super) fn lease_ended(&mut self, lease: &Lease, left: u32, now: u64) {
-        let calls = lease.calls;
-        self.last = self.last.max(lease.last);
-        let too_large =
-            if lease.age(now) < SPAN { left > calls / 2 } else { lease.admitted < calls / 2 };
-        self.calls = match lease.age(now) {
-            // The size of a partial lease shows what the store had, not what was wanted.
-            _ if lease.partial => self.calls,
-            _ if too_large => calls / 2,
-            ..SPAN => calls.saturating_mul(2).max(self.waiting),
-            _ => calls,
-        };
-        // Any lease expires too quickly to be useful, or there is no demand.
-        if self.calls < FIRST || calls >= self.max_lease && lease.admitted < WORTH {
-            (self.paused_until, self.calls) = (now.saturating_add(REST), FIRST);
-        }
+    pub(super) fn count(&mut self, calls: u64, now: u64) {
+        self.recent = (self.recent(now) + calls * CALL).min(MAX);
+        self.last = self.last.max(now);
     }
 
-    /// Sets the number of calls that waited for the lease.
-    pub(super) fn set_waiting(&mut self, waiting: usize) {
-        self.waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+    /// Counts the calls of a lease, except `left`, which are neither used nor expired. If units
+    /// expire soon after borrowing, the account is nearly full, and a larger lease takes nothing
+    /// from other processes.
+    pub(super) fn lease_ended(&mut self, lease: &Lease, left: u32, now: u64) {
+        let gone = u64::from(lease.calls.saturating_sub(left));
+        self.count(gone * SPAN / lease.age(now).max(SPAN), now);
     }
 
     /// Limits leases to `max_calls` for a time, because the store has little more than what comes
     /// back.
     pub(super) fn set_scarce(&mut self, max_calls: u32, time: u64, now: u64) {
-        (self.max_calls, self.scarce_until) = (max_calls, now.saturating_add(time.min(REST)));
+        (self.max_calls, self.scarce_until) = (max_calls, now.saturating_add(time.min(SPAN)));
     }
 
     pub(super) fn is_scarce(&self, now: u64) -> bool {
@@ -94,6 +65,56 @@ impl Sizing {
 
     /// Starts over, because the store failed or the lease was of no use.
     pub(super) fn reset(&mut self) {
-        (self.consecutive, self.calls) = (0, FIRST);
+        self.recent = 0;
+    }
+
+    /// Returns the count as of `now`. It shrinks evenly with time, so that calls at a steady rate
+    /// give the number of calls in 200 ms.
+    fn recent(&self, now: u64) -> u64 {
+        const MICROSECOND: u64 = 1_000;
+        let kept = SPAN.saturating_sub(now.saturating_sub(self.last)) / MICROSECOND;
+        self.recent * kept / (SPAN / MICROSECOND)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: u64 = 1_000_000;
+
+    /// Makes a call every `gap` milliseconds, and returns the size of a lease for the next one.
+    fn after(calls: u64, gap: u64) -> u32 {
+        let mut sizing = Sizing::default();
+        (0..calls).for_each(|n| sizing.count(1, n * gap * MILLI));
+        sizing.calls_to_borrow(calls * gap * MILLI, 1_000)
+    }
+
+    #[test]
+    fn a_lease_is_for_the_calls_of_the_last_200_ms() {
+        assert_eq!([10, 5, 2, 1].map(|gap| after(2_000, gap)), [20, 40, 100, 200]);
+        assert_eq!([2, 3, 19, 5_000].map(|calls| after(calls, 0)), [0, 4, 20, 1_000]);
+    }
+
+    #[test]
+    fn a_key_without_four_calls_in_200_ms_gets_no_lease() {
+        assert_eq!([50, 70, 199, 200, 1_000].map(|gap| after(100, gap)), [4, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn leases_are_smaller_while_units_are_scarce() {
+        let mut sizing = Sizing::default();
+        sizing.count(100, 0);
+        sizing.set_scarce(7, MILLI, 0);
+        assert_eq!([0, MILLI].map(|at| sizing.calls_to_borrow(at, 50)), [7, 50]);
+        sizing.set_scarce(7, u64::MAX, 0);
+        assert_eq!([SPAN - 1, SPAN].map(|at| sizing.is_scarce(at)), [true, false]);
+    }
+
+    #[test]
+    fn the_largest_counts_do_not_overflow() {
+        let mut sizing = Sizing::default();
+        (0..1_000).for_each(|_| sizing.count(u32::MAX.into(), 0));
+        assert_eq!(sizing.calls_to_borrow(0, u32::MAX), u32::MAX);
     }
 }

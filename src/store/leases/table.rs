@@ -96,12 +96,8 @@ pub(super) struct BorrowRequest {
 
 /// The result of a borrow operation.
 pub(super) enum BorrowResult {
-    /// The lease. `max_calls` is set if the store had less than was wanted: it is the number of
-    /// calls that come back in a short time.
-    Lease { lease: Box<Lease>, max_calls: Option<u32> },
-    /// The store had too little: `max_calls` come back in a short time, and more after `time`.
-    Scarce { max_calls: u32, time: u64 },
-    /// The store denied the call. The size of leases does not change.
+    Lease(Box<Lease>),
+    /// The store denied the call.
     Denied,
     /// No lease is possible.
     Failed,
@@ -166,11 +162,13 @@ impl LeaseTable {
             ended.extend(entry.end(now));
         }
         if let Some(pending) = &entry.pending {
+            entry.sizing.count(1, now);
             return (Lookup::Wait(pending.id), ended);
         }
         let calls = entry.sizing.calls_to_borrow(now, max_lease);
         let (calls, share) = self.shares.reserve(charges, &call.accounts, calls);
         if calls < 2 {
+            entry.sizing.count(1, now);
             return (Lookup::Bypass, ended);
         }
         *borrows += 1;
@@ -214,23 +212,24 @@ impl LeaseTable {
         let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
         let mut kept = false;
         match result {
-            BorrowResult::Lease { lease, max_calls } => {
-                if let Some(max_calls) = max_calls {
-                    entry.sizing.set_scarce(max_calls, SPAN * 5, now);
-                }
-                entry.sizing.set_waiting(waiting.len());
+            BorrowResult::Lease(lease) => {
                 kept = self.changes(call) == changes;
                 entry.lease = kept.then_some(lease);
             }
-            BorrowResult::Scarce { max_calls, time } => {
-                entry.sizing.set_scarce(max_calls, time, now);
-            }
-            BorrowResult::Denied => {}
+            BorrowResult::Denied => entry.sizing.count(1, now),
             BorrowResult::Failed => entry.sizing.reset(),
         }
         drop(set);
         waiting.into_iter().for_each(Waker::wake);
         kept
+    }
+
+    /// Limits leases to `max_calls` for a time.
+    pub(super) fn set_scarce(&self, call: &CallKey, max_calls: u32, time: u64) {
+        let (now, mut set) = (self.now(), self.set(call.tag));
+        if let Some(entry) = set.entries.iter_mut().find(|entry| entry.is_of(call)) {
+            entry.sizing.set_scarce(max_calls, time, now);
+        }
     }
 
     /// Returns the number of changes of the accounts of a call. It also counts changes of other
@@ -342,7 +341,7 @@ mod tests {
     #[test]
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<Mutex<LeaseSet>>() <= 48, "{}", size_of::<Mutex<LeaseSet>>());
-        assert!(size_of::<LeaseEntry>() <= 104, "{}", size_of::<LeaseEntry>());
+        assert!(size_of::<LeaseEntry>() <= 88, "{}", size_of::<LeaseEntry>());
         assert!(size_of::<Lease>() <= 1_088, "{}", size_of::<Lease>());
     }
 }

@@ -213,16 +213,18 @@ async fn units_are_leased_no_longer_than_max_age() {
     let time = Time::default();
     let (inner, store) = leased(&time, 5);
     let store = store.max_age(millis(300));
-    assert_eq!(passed(&store, HOURLY, 20), 20);
-    // called too slowly to use up the lease, and quickly enough to keep it
-    for _ in 0..30 {
-        assert!(take(&store, HOURLY).is_allowed());
-        time.pass(millis(45)).await;
-        tokio::task::yield_now().await;
+    for _ in 0..3 {
+        assert_eq!(passed(&store, HOURLY, 20), 20);
+        // called too slowly to use up the lease, and quickly enough to keep it
+        for _ in 0..10 {
+            assert!(take(&store, HOURLY).is_allowed());
+            time.pass(millis(45)).await;
+            tokio::task::yield_now().await;
+        }
     }
     assert!(inner.given_back() >= 3, "{} given back", inner.given_back());
     pass(&time, millis(310)).await;
-    assert_eq!(left(&inner, HOURLY), 950);
+    assert_eq!(left(&inner, HOURLY), 910);
 }
 
 #[tokio::test(start_paused = true)]

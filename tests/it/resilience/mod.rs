@@ -26,6 +26,8 @@ mod leased;
 mod leased_model;
 #[cfg(feature = "testing")]
 mod leased_threads;
+#[cfg(feature = "testing")]
+mod leased_trips;
 mod outage;
 #[cfg(feature = "testing")]
 mod recovery;
