@@ -68,14 +68,41 @@ impl Ledger {
         self.take_at(charges, self.clock.now())
     }
 
-    /// Decides with an earlier reading of the clock.
+    /// Decides with an earlier reading of the clock. One charge of one plain GCRA quota is the
+    /// common case, so it needs no list. [`decide_all`](Ledger::decide_all) decides about all
+    /// others, and about new keys.
     #[inline]
     fn take_at(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        let mut decision = self.decide(charges, now);
-        if !decision.is_allowed() {
-            self.decide_again(charges, now, &mut decision);
+        match self.take_plain(charges, now) {
+            Some((charge, evaluation)) if evaluation.allowed => decision(charge, evaluation, now),
+            Some((charge, evaluation)) => {
+                let mut decision = decision(charge, evaluation, now);
+                self.decide_again(charges, now, &mut decision);
+                decision
+            }
+            None => {
+                let mut decision = self.decide_all(charges, now);
+                self.decide_again(charges, now, &mut decision);
+                decision
+            }
         }
-        decision
+    }
+
+    #[inline]
+    fn take_plain<'c, 'a>(
+        &self,
+        charges: &'c [Charge<'a>],
+        now: u64,
+    ) -> Option<(&'c Charge<'a>, Evaluation)> {
+        let [charge] = charges else { return None };
+        let [quota] = charge.quotas() else { return None };
+        let gcra = Gcra::plain(quota)?;
+        if charge.quota_index().is_some() || self.blocks.any(now) {
+            return None;
+        }
+        let take = |tat| gcra.charge(tat, now, charge.demand());
+        let charged = self.table.update_instant(self.hasher.id(charge), take)?;
+        Some((charge, gcra.evaluation(charged)))
     }
 
     /// Repeats a denial with a later reading of the clock, at most twice, if enough time has passed
@@ -84,39 +111,21 @@ impl Ledger {
     /// its reading is a few nanoseconds older than theirs.
     #[inline(never)]
     fn decide_again(&self, charges: &[Charge<'_>], mut now: u64, decision: &mut Decision) {
-        let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
         for _ in 0..MAX_REPEATS {
+            if decision.is_allowed() {
+                return;
+            }
             let later = self.clock.now();
+            let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
             let retry_ns = decision.binding().map_or(NEVER, Outcome::retry_ns);
             let elapsed = later.saturating_sub(now);
             // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
             if elapsed == 0 || retry_ns == NEVER || elapsed < retry_ns.saturating_sub(max_wait) {
                 return;
             }
-            *decision = self.decide(charges, later);
-            if decision.is_allowed() {
-                return;
-            }
+            *decision = self.decide_all(charges, later);
             now = later;
         }
-    }
-
-    /// Decides about one charge of one plain GCRA quota without a list, because that is the common
-    /// case. [`decide_all`](Ledger::decide_all) decides about all others, and about new keys.
-    #[inline]
-    fn decide(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        if let [charge] = charges
-            && let [quota] = charge.quotas()
-            && charge.quota_index().is_none()
-            && let Some(gcra) = Gcra::plain(quota)
-            && !self.blocks.any(now)
-        {
-            let take = |tat| gcra.charge(tat, now, charge.demand());
-            if let Some(charged) = self.table.update_instant(self.hasher.id(charge), take) {
-                return decision(charge, gcra.evaluation(charged), now);
-            }
-        }
-        self.decide_all(charges, now)
     }
 
     #[inline(never)]
