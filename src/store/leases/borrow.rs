@@ -1,4 +1,4 @@
-//! A call that borrows units, until they are available or the call is denied.
+//! The operation in which a call borrows units. It ends when the call is admitted or denied.
 
 use std::{
     mem,
@@ -21,14 +21,15 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute},
 };
 
-/// If a denied borrow would succeed within this time, the call is denied until then instead of
-/// taking single units. At the limit, this replaces a round trip per unit by one for many.
+/// The time for which a call may be denied to wait for a whole lease. If a denied borrow would
+/// succeed within this time, the call is denied until then and does not take a single unit. At the
+/// limit, one round trip then serves many units instead of one.
 const GATHER: u64 = 100_000_000;
-/// The maximum number of round trips: for the wanted calls, for the calls left, and for this call
-/// alone.
+/// The maximum number of round trips. The first requests all wanted calls, the second the calls for
+/// which units are left, and the third only this call.
 const TRIPS: u32 = 3;
 
-/// A borrow operation. If dropped before it is finished, other calls may borrow.
+/// A borrow operation. If the operation is dropped before it ends, another call may borrow.
 pub(super) struct Borrow<S: Store> {
     leases: Arc<Leases<S>>,
     call: CallKey,
@@ -36,8 +37,8 @@ pub(super) struct Borrow<S: Store> {
     trips: u32,
     requested_at: u64,
     changes: u64,
-    /// Set if the store had less than was wanted: the number of calls that come back within
-    /// `GATHER`.
+    /// The number of calls that come back within `GATHER`, if the store had fewer units than
+    /// wanted.
     max_calls: Option<u32>,
     finished: bool,
 }
@@ -60,8 +61,8 @@ where
         }
     }
 
-    /// Borrows for the call. If the caller is dropped, the operation continues, and its units are
-    /// available to other calls.
+    /// Borrows units for the call. If the caller is dropped, the operation continues, and other
+    /// calls can use the borrowed units.
     pub(super) fn borrow(mut self, charges: &[Charge<'_>]) -> Answer<Detached<S::Error>> {
         let mut later = match self.send(charges) {
             Answer::Now(answer) => return Answer::Now(answer),
@@ -123,7 +124,7 @@ where
         }
         self.finish(BorrowResult::Failed);
         if of_store {
-            // The store will not report enough next time, either.
+            // The store will not report enough data next time, either.
             self.leases.disable();
         }
         if self.request.calls > 1 {
@@ -134,8 +135,8 @@ where
         taken
     }
 
-    /// Handles a denied borrow: denies the call if enough units come back soon, or if none are
-    /// left. Otherwise borrows what is left.
+    /// Handles a denied borrow. Denies the call if enough units come back soon or if no units are
+    /// left. Otherwise borrows the units that are left.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
         let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, GATHER));
         let enough_soon =
@@ -175,7 +176,7 @@ impl<S: Store> Drop for Borrow<S> {
     }
 }
 
-/// Passes the charges with the costs of `calls` calls to `read`.
+/// Calls `read` with the charges, with the cost of each multiplied by `calls`.
 fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())
@@ -196,7 +197,8 @@ fn calls_left(charges: &[Charge<'_>], denial: &Decision) -> u32 {
     known.map(|(charge, it)| it.remaining() / charge.cost().max(1)).min().unwrap_or(0)
 }
 
-/// Returns the number of calls that come back in a time, under the denying quotas.
+/// Returns the number of calls for which units come back within `time`, under the quotas that
+/// denied.
 fn calls_in(charges: &[Charge<'_>], denial: &Decision, time: u64) -> u32 {
     let calls = |(charge, outcome): (&Charge<'_>, &Outcome)| {
         let each = outcome.interval()?.as_nanos().saturating_mul(charge.cost().into());
