@@ -32,8 +32,8 @@
 //! request and never be limited. In addition, any client that claims an unverified identity can see
 //! its remaining quota. Therefore verify an identity first, then limit by the verified identity.
 //!
-//! `PeerIp` is the address of the connection. Behind a proxy, that is the address of the proxy.
-//! `ClientIp` is as trustworthy as the list of proxies that you configure.
+//! `PeerIp` is the address from which the connection was opened. Behind a proxy, that is the
+//! address of the proxy. `ClientIp` is as trustworthy as the list of proxies that you configure.
 //!
 //! | Extractor | Trusts |
 //! |---|---|

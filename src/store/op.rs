@@ -6,7 +6,7 @@ use super::{Charge, OwnedCharges};
 
 /// An operation of a [`Store`](super::Store).
 ///
-/// For an unknown operation, a store answers
+/// A store answers an unknown operation with
 /// [`Decision::unsupported`](crate::Decision::unsupported), or fails with an error such as
 /// [`Unsupported`](super::Unsupported). Later versions may add operations.
 ///

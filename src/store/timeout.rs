@@ -56,8 +56,8 @@ impl<S> Timeout<S> {
         literal(Self::try_new(inner, budget))
     }
 
-    /// Like [`StoreExt::timeout`](crate::StoreExt::timeout), for a budget that is read from
-    /// configuration.
+    /// Fallible form of [`StoreExt::timeout`](crate::StoreExt::timeout), for a budget that is read
+    /// from configuration.
     ///
     /// # Errors
     ///

@@ -84,7 +84,8 @@ impl<S> Breaker<S> {
         literal(self.try_failures(consecutive))
     }
 
-    /// Like [`failures`](Breaker::failures), for a number that is read from configuration.
+    /// Fallible form of [`failures`](Breaker::failures), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl<S> Breaker<S> {
         literal(self.try_rate(percent, answers))
     }
 
-    /// Like [`rate`](Breaker::rate), for numbers that are read from configuration.
+    /// Fallible form of [`rate`](Breaker::rate), for numbers that are read from configuration.
     ///
     /// # Errors
     ///
@@ -137,7 +138,8 @@ impl<S> Breaker<S> {
         literal(self.try_open_for(times))
     }
 
-    /// Like [`open_for`](Breaker::open_for), for times that are read from configuration.
+    /// Fallible form of [`open_for`](Breaker::open_for), for times that are read from
+    /// configuration.
     ///
     /// # Errors
     ///

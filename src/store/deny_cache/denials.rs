@@ -34,7 +34,7 @@ struct CacheSet {
     version: u64,
     /// The number of calls that the set has answered.
     hits: u64,
-    /// At most `WAYS` entries.
+    /// The entries of the set, at most `WAYS`.
     entries: Vec<CachedDenial>,
 }
 

@@ -152,7 +152,8 @@ impl<S> DenyCache<S> {
         literal(self.try_max_age(time))
     }
 
-    /// Like [`max_age`](DenyCache::max_age), for a time that is read from configuration.
+    /// Fallible form of [`max_age`](DenyCache::max_age), for a time that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -177,7 +178,8 @@ impl<S> DenyCache<S> {
         literal(self.try_capacity(denials))
     }
 
-    /// Like [`capacity`](DenyCache::capacity), for a number that is read from configuration.
+    /// Fallible form of [`capacity`](DenyCache::capacity), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///

@@ -118,7 +118,8 @@ impl<S, L> Fallback<S, L> {
         literal(self.try_instances(instances))
     }
 
-    /// Like [`instances`](Fallback::instances), for a number from configuration.
+    /// Fallible form of [`instances`](Fallback::instances), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///

@@ -217,8 +217,8 @@ impl<S: Store> Leased<S> {
         literal(Self::try_new(inner, percent))
     }
 
-    /// Like [`StoreExt::leases`](crate::StoreExt::leases), but returns an error instead of
-    /// panicking.
+    /// Fallible form of [`StoreExt::leases`](crate::StoreExt::leases), for a number that is read
+    /// from configuration.
     ///
     /// # Errors
     ///
@@ -246,7 +246,7 @@ impl<S: Store> Leased<S> {
         literal(self.try_max_age(time))
     }
 
-    /// Like [`max_age`](Leased::max_age), but returns an error instead of panicking.
+    /// Fallible form of [`max_age`](Leased::max_age), for a time that is read from configuration.
     ///
     /// # Errors
     ///
@@ -273,7 +273,8 @@ impl<S: Store> Leased<S> {
         literal(self.try_capacity(keys))
     }
 
-    /// Like [`capacity`](Leased::capacity), but returns an error instead of panicking.
+    /// Fallible form of [`capacity`](Leased::capacity), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///

@@ -44,7 +44,7 @@ struct LeaseSet {
     /// The number of calls admitted by leases.
     admitted: u64,
     borrows: u64,
-    /// At most `WAYS` entries.
+    /// The entries of the set, at most `WAYS`.
     entries: Vec<LeaseEntry>,
 }
 
