@@ -136,7 +136,7 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
-    /// Returns the quota fields of a decision on these charges, or `None` if there are no fields.
+    /// Returns the quota fields of a decision on these charges, or `None` without any field.
     #[inline]
     pub(crate) fn lines(
         self: &Arc<Self>,
