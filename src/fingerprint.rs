@@ -1,10 +1,11 @@
 //! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! A key may be personal or secret, so it is never written. An operator who investigates a
-//! complaint still has to distinguish keys. A fingerprint is a keyed hash of the key: SipHash-2-4
-//! with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`]. A key has an equal
-//! fingerprint in every process and after every restart, as long as the secret is equal. A plain
-//! hash would not be safe: all four billion IPv4 addresses can be hashed in seconds.
+//! A key may be personal or secret, so it is never logged. However, an operator who investigates a
+//! complaint must be able to distinguish keys. A fingerprint is a keyed hash of the key:
+//! SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`]. With the
+//! same secret, a key has the same fingerprint in every process and after every restart. A hash
+//! without a secret would not be safe, because all four billion IPv4 addresses can be hashed in
+//! seconds.
 //!
 //! ```
 //! use tower_sluice::{Key, fingerprint::FingerprintKey};
@@ -14,7 +15,7 @@
 //! assert_eq!(fingerprint.to_string(), "bc6ccc7043dc9acb");
 //! ```
 //!
-//! A layer adds it if enabled ([`RateLimitLayer::fingerprint`]):
+//! Enable the fingerprints of a layer with [`RateLimitLayer::fingerprint`]:
 //!
 //! ```
 //! use tower_sluice::{Quota, RateLimitLayer, fingerprint::FingerprintKey};
@@ -27,9 +28,9 @@
 //!
 //! # Limitations
 //!
-//! A holder of the secret can find a short key by trying all candidates. Lines of one key can be
-//! linked: a fingerprint is a pseudonym, and does not make a key anonymous. A new secret breaks the
-//! link between old and new lines.
+//! Anyone who has the secret can find a short key by trying all candidates. A fingerprint is a
+//! pseudonym: all log lines of one key can be linked. After a change of the secret, new lines
+//! cannot be linked to old lines.
 //!
 //! [`RateLimitLayer::fingerprint`]: crate::RateLimitLayer::fingerprint
 
@@ -53,18 +54,18 @@ const LENGTH: usize = 16;
 #[derive(Clone, Copy)]
 pub struct FingerprintKey([u8; LENGTH]);
 
-/// An error for a secret that is too short.
+/// The error for a secret that is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FingerprintKeyError(usize);
 
-/// The fingerprint of a key: 64 bits, written as 16 hexadecimal digits, also by feature `serde`.
-/// Created by [`Key::fingerprint`](crate::Key::fingerprint).
+/// The fingerprint of a key: 64 bits, written as 16 hexadecimal digits. Feature `serde` writes the
+/// same text. Created by [`Key::fingerprint`](crate::Key::fingerprint).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl FingerprintKey {
-    /// Creates a secret from bytes. Sixteen bytes are used as they are; longer input is hashed to
-    /// sixteen.
+    /// Creates a secret from bytes. Exactly sixteen bytes are used unchanged. Longer input is
+    /// hashed to sixteen bytes.
     ///
     /// ```
     /// use tower_sluice::fingerprint::FingerprintKey;
@@ -75,7 +76,8 @@ impl FingerprintKey {
     ///
     /// # Errors
     ///
-    /// Fails if there are fewer than 16 bytes. The error contains their number, never the bytes.
+    /// Fails if there are fewer than 16 bytes. The error contains the number of bytes, never the
+    /// bytes.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, FingerprintKeyError> {
         let bytes = bytes.as_ref();
         match <[u8; LENGTH]>::try_from(bytes) {
@@ -85,8 +87,8 @@ impl FingerprintKey {
         }
     }
 
-    /// Creates a random secret that is not known outside the process. Its fingerprints are stable
-    /// while it is kept, and differ after a restart.
+    /// Creates a random secret that is not known outside the process. Fingerprints with this secret
+    /// change after a restart.
     ///
     /// ```
     /// use tower_sluice::{Key, fingerprint::FingerprintKey};
@@ -102,7 +104,8 @@ impl FingerprintKey {
         Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// A secret known to everybody: a hashed value can be found by trying candidates.
+    /// A secret that everybody knows. A value that is hashed with it can be found by trying
+    /// candidates.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
     /// Returns the fingerprint of the concatenated parts.
@@ -112,7 +115,7 @@ impl FingerprintKey {
         Fingerprint(hasher.finish())
     }
 
-    /// Returns a hash of 128 bits, for addresses in a store that others may read.
+    /// Returns a hash of 128 bits, for keys in a store that other clients may read.
     pub(crate) fn hash128(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut hasher = SipHasher128::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));

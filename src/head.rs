@@ -6,8 +6,8 @@ use http::{
 
 /// The head of a request: everything but its body, borrowed.
 ///
-/// Extractors, costs, plans, lists, and rejections read it. It is made of a [`Request`], or of
-/// [`Parts`], without copying them.
+/// Extractors, costs, plans, lists and rejections read this type. Create it from a [`Request`] or
+/// from [`Parts`]. Nothing is copied.
 ///
 /// ```
 /// use http::Request;
@@ -31,7 +31,7 @@ pub struct RequestHead<'a> {
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// The values that the server, and layers outside of this one, have attached.
+    /// The values that the server and the outer layers have attached.
     pub extensions: &'a Extensions,
 }
 
@@ -69,7 +69,8 @@ impl<'a> From<&RequestHead<'a>> for RequestHead<'a> {
 
 /// The head of a response: everything but its body, borrowed.
 ///
-/// A layer [adjusts](crate::RateLimitLayer::adjust) the charge of a request by it.
+/// A layer passes this head to the function that [adjusts](crate::RateLimitLayer::adjust) the
+/// charge.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {

@@ -1,9 +1,9 @@
 //! Looks up the identity of a request asynchronously, before the limiter runs.
 //!
-//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. If the identity needs an `await`, such
-//! as a session in a database or an axum extractor, place this layer outside the limiter. It looks
-//! up the identity and inserts it into the extensions of the request. The rule reads it there with
-//! [`Extension`](crate::key::ExtensionKey).
+//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. If the lookup of the identity needs an
+//! `await`, place an [`IdentifyLayer`] outside the limiter. Examples are a session in a database or
+//! an axum extractor. The layer looks up the identity and inserts it into the extensions of the
+//! request. The rule reads the identity with [`Extension`](crate::key::ExtensionKey).
 //!
 //! ```
 //! use tower::ServiceBuilder;
@@ -30,17 +30,17 @@
 //! ```
 //!
 //! If this layer is inside the limiter, the limiter finds no identity in any request. The log
-//! reports that once (`no_identity` in [`lint`](crate::lint)).
+//! reports this mistake once (`no_identity` in [`lint`](crate::lint)).
 //!
-//! A request without an identity is forwarded, and the rule's [`OnMissingKey`](crate::rule::OnMissingKey) policy
-//! decides about it.
+//! A request without an identity is forwarded to the limiter. The
+//! [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule then applies.
 //!
 //! # Limitations
 //!
-//! - The lookup runs before the limit. Limit requests by address outside this layer if a lookup is
-//!   expensive.
-//! - During the lookup a request holds what the inner service has reserved for it, such as a permit
-//!   of a concurrency limit. Set a timeout for the lookup.
+//! - The lookup runs before the limiter. If a lookup is expensive, limit requests by address
+//!   outside this layer.
+//! - During the lookup, a request holds the resources that the inner service has reserved for it,
+//!   such as a permit of a concurrency limit. Therefore set a timeout for the lookup.
 
 use std::{
     fmt, mem,
@@ -59,7 +59,8 @@ use crate::key::{Anonymous, RequestHead};
 pub trait Identify {
     /// The value that is inserted into the extensions of the request.
     type Identity: Clone + Send + Sync + 'static;
-    /// Resolves to the head of the request, and to its identity if it has one.
+    /// The future of a lookup. It returns the head of the request, and the identity if the request
+    /// has one.
     type Future: Future<Output = (Parts, Option<Self::Identity>)>;
 
     /// Looks up the identity of the request with this head. The future returns the head.
@@ -272,8 +273,8 @@ mod extract {
 
     impl IdentifyLayer<()> {
         /// Creates a layer that looks up identities with the axum extractor `E` and `state`. If the
-        /// extractor rejects a request, the request has no identity, and the rejection is dropped:
-        /// a handler that uses the same extractor rejects the request itself.
+        /// extractor rejects a request, the request has no identity, and the rejection is dropped.
+        /// A handler that uses the same extractor still rejects the request.
         ///
         /// ```
         /// use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};

@@ -1,5 +1,5 @@
-//! Rate limiting for any HTTP [Tower](tower) service: exact limits, rejections that clients can
-//! obey, and memory that a flood cannot grow.
+//! Rate limiting for any HTTP [Tower](tower) service. Limits are exact, denied clients learn when
+//! to retry, and a flood of requests does not increase memory.
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
@@ -26,15 +26,15 @@
 //!
 //! - A [`Quota`] is a number of units per period, with a burst.
 //! - A [`Key`] names an account. A [`KeyExtractor`](key) finds it in the head of a request.
-//! - A [`Rule`] has a name, an extractor, quotas and a cost. Several rules are **one** decision:
-//!   all are charged, or none.
+//! - A [`Rule`] has a name, an extractor, quotas and a cost. Several rules make **one** decision: a
+//!   request is charged to all rules or to none.
 //! - A [`Store`](store) holds the accounts and makes the [`Decision`]. [`LocalStore`] is embedded.
 //! - A [`Reject`](reject) creates the response to a denied request. [`Headers`] report the units
 //!   left.
 //!
 //! The [glossary](guide::glossary) defines all terms.
 //!
-//! The next example limits an address and an API key together. The key has two quotas, and a report
+//! The next example limits requests by address and by API key. The key has two quotas, and a report
 //! costs twenty units:
 //!
 //! ```
@@ -94,12 +94,12 @@
 //!
 //! # Limitations
 //!
-//! - Each process counts on its own unless processes share a store. Behind a balancer, *n*
-//!   processes have *n* limits. [`RedisStore`](store) shares accounts.
-//! - A key that a client may choose freely does not limit that client. [`key`] documents the trust
+//! - Each process counts separately unless the processes share a store. Behind a load balancer, *n*
+//!   processes allow *n* times the limit. Use [`RedisStore`](store) to share accounts.
+//! - A limit by a key that clients choose freely does not limit them. [`key`] documents the trust
 //!   of each extractor.
-//! - A limit bounds requests, not connections or bytes. The head of a denied request has already
-//!   been read.
+//! - A limit applies to requests, not to connections or bytes. The server has already read the head
+//!   of a denied request.
 //!
 //! # What operators see
 //!
@@ -120,22 +120,22 @@
 //!
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.
-//! - `store` is a [`Source`](decision::Source), among them `deny_cache` for a denial made without calling the store,
-//!   and `leased` for a request allowed by leased units.
+//! - `store` is a [`Source`](decision::Source). For example, `deny_cache` is a denial without a
+//!   call of the store, and `leased` is a request that was allowed with leased units.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`](store).
 //!
 //! `ratelimit.decisions` counts one decision per request and rule. A denied request increments only
-//! the rules that denied it. A decision without a rule, such as by a store that failed open,
-//! increments every rule of the layer. New keys share accounts when the embedded store is full. The
-//! first decision of a layer registers descriptions and units.
+//! the rules that denied it. A decision without a rule, such as that of a store that failed open,
+//! increments every rule of the layer. New keys share accounts while the embedded store is full.
+//! The first decision of a layer registers the descriptions and units of the metrics.
 //!
 //! The feature `tracing` provides the following:
 //!
-//! - The fields `ratelimit.result`, `.policy`, `.store`, `.remaining` and `.retry_after_ms` of the
-//!   current span, if the span declares `ratelimit.result`.
-//! - A line at debug for each denial.
-//! - A line at warn when a store begins to fail, when a breaker opens, and for a probable mistake
-//!   in a layer ([`lint`]).
+//! - The fields `ratelimit.result`, `.policy`, `.store`, `.remaining` and `.retry_after_ms` in the
+//!   current span, if that span declares `ratelimit.result`.
+//! - A log line at level debug for each denial.
+//! - A log line at level warn when a store begins to fail, when a breaker opens, and for a probable
+//!   mistake in a layer ([`lint`]).
 //!
 //! Keys are never logged. A layer with [`fingerprint`](RateLimitLayer::fingerprint) adds a
 //! [`Fingerprint`](fingerprint::Fingerprint) of the key as the field `ratelimit.key` to spans and debug lines.
@@ -144,7 +144,7 @@
 //!
 //! # Features
 //!
-//! Features only add.
+//! Features are additive.
 //!
 //! | feature | default | adds |
 //! |---|---|---|
@@ -165,7 +165,8 @@
 #![cfg_attr(not(feature = "simulate"), doc = "", doc = "[`simulate`]: crate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// From the ground up; imports point down (`tests/repository/floors.rs`).
+// Modules are ordered from the lowest to the highest. A module imports only lower modules
+// (`tests/repository/floors.rs`).
 #[cfg(feature = "serde")]
 mod config;
 pub mod fingerprint;

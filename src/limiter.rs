@@ -11,12 +11,14 @@ use crate::{
     store::{Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
 };
 
-/// Charges a store directly, for anything that is not an HTTP request: jobs, sockets, logins.
+/// A limiter that charges a store directly, for anything that is not an HTTP request, such as jobs,
+/// sockets and logins.
 ///
-/// A limiter uses the accounts of the rule of its name. A layer with a rule of that name on the
-/// same store shares the limit.
+/// A limiter has the name of a rule and uses the accounts of that rule. If a layer on the same
+/// store has a rule with this name, they share the limit.
 ///
-/// Await an [`Answer`]. With the embedded store, [`now`](Answer::now) returns the decision at once:
+/// The methods return an [`Answer`], which can be awaited. With the embedded store,
+/// [`now`](Answer::now) returns the decision immediately:
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,7 +34,8 @@ use crate::{
 /// assert!(decision.retry_after() <= Some(Duration::from_secs(30)));
 /// ```
 ///
-/// Several quotas are charged together or not at all: `limiter.take(key, &[second, day], 1)`.
+/// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. Either all of them are
+/// charged or none of them is.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
@@ -58,7 +61,7 @@ impl<S: Store> Limiter<S> {
         Self { store, name }
     }
 
-    /// Takes `cost` units from every quota, or nothing.
+    /// Takes `cost` units from every quota, or no units at all.
     pub fn take(
         &self,
         key: impl Into<Key>,
@@ -70,8 +73,8 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Reads the account without taking units. The decision is always allowed; its outcomes report
-    /// the units left.
+    /// Reads the account without taking units. The decision is always allowed, and its outcomes
+    /// report the units left.
     pub fn peek(
         &self,
         key: impl Into<Key>,
@@ -80,7 +83,7 @@ impl<S: Store> Limiter<S> {
         self.take(key, quotas, 0)
     }
 
-    /// Explains what [`take`](Limiter::take) would decide, without taking units. See
+    /// Explains the decision that [`take`](Limiter::take) would make, without taking units. See
     /// [`Explanation::look`].
     ///
     /// ```
@@ -109,9 +112,9 @@ impl<S: Store> Limiter<S> {
         Explanation::look(&self.store, &[charge]).await
     }
 
-    /// Undoes the charge of a [`take`](Limiter::take) of `cost`: all of it, or up to `units`.
-    /// `taken` is the decision of that `take`. Units that have been replenished since are not
-    /// refunded again; see [`Store::undo`].
+    /// Undoes the charge of a [`take`](Limiter::take) with the cost `cost`. `taken` is the decision
+    /// of that `take`. With `units`, at most that number of units is refunded. Units that have been
+    /// replenished since the `take` are not refunded again; see [`Store::undo`].
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -133,9 +136,9 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), undo);
     }
 
-    /// Charges `units` to every quota late, even beyond the limit (see [`StoreExt::adjust`]). A
-    /// negative number refunds units, even if they have been replenished since. To refund the
-    /// charge of a `take`, use [`undo`](Limiter::undo).
+    /// Charges `units` late to every quota, even beyond the limit (see [`StoreExt::adjust`]). A
+    /// negative number refunds units, even if these units have already been replenished. To refund
+    /// the charge of a `take`, use [`undo`](Limiter::undo).
     pub fn adjust(
         &self,
         key: impl Into<Key>,
@@ -145,7 +148,7 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.adjust(&charge, units))
     }
 
-    /// Resets the account of the key, as if the key had never been seen.
+    /// Resets the account of the key. The key is then treated as a new key.
     pub fn reset(
         &self,
         key: impl Into<Key>,
@@ -156,8 +159,8 @@ impl<S: Store> Limiter<S> {
 
     /// Denies the key for `time`, regardless of its account (see [`StoreExt::block`]).
     ///
-    /// The answer is a [`BlockError`](crate::store::BlockError) if the key is not blocked, because
-    /// the store failed or its table of blocks is full. While a
+    /// The answer is a [`BlockError`](crate::store::BlockError) if the key could not be blocked,
+    /// because the store failed or its table of blocks is full. While a
     /// [`Fallback`](crate::store::Fallback) decides, the key is blocked in this process only, and
     /// the source of the decision is [`Source::Fallback`](crate::decision::Source::Fallback).
     ///
@@ -179,7 +182,7 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), &[], |charge| self.store.unblock(&charge))
     }
 
-    /// Takes `cost` units without waiting. Returns `true` if they were taken.
+    /// Takes `cost` units without waiting. Returns `true` if the units were taken.
     ///
     /// # Errors
     ///
@@ -193,7 +196,8 @@ impl<S: Store> Limiter<S> {
         Ok(self.take(key, quotas, cost).await?.is_allowed())
     }
 
-    /// Takes `max` units, or as many as are left. Returns the number of units taken.
+    /// Takes up to `max` units. If fewer units are left, takes all of them. Returns the number of
+    /// units taken.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -221,18 +225,19 @@ impl<S: Store> Limiter<S> {
             if decision.is_allowed() {
                 break;
             }
-            // A concurrent refund may leave as many units as wanted: always try fewer.
+            // After a concurrent refund, enough units may be left. The next attempt still tries
+            // fewer, so that the loop ends.
             wanted = decision.least().min(wanted - 1);
         }
         Ok(wanted)
     }
 
-    /// Waits until `cost` units have been taken. If the algorithm can queue, calls are evenly
-    /// spaced, in the order of their arrival.
+    /// Waits until `cost` units have been taken. If the algorithm can queue, calls return at even
+    /// intervals, in the order of their arrival.
     ///
-    /// If the future is dropped while it waits, its units are refunded unless another call has
-    /// queued behind it. In that case the units stay charged, and the calls behind keep their
-    /// places.
+    /// If the future is dropped while it waits, its units are refunded, unless another call has
+    /// queued behind it. In that case, the units stay charged, and the calls behind it keep their
+    /// positions.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -248,8 +253,12 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if waiting does not help, because the cost is above the limit of a quota or
-    /// a quota is blocked, if the wait is unknown, and if the store cannot decide.
+    /// Returns an error in these cases:
+    ///
+    /// - waiting does not help, because the cost is above the limit of a quota or a quota is
+    ///   blocked;
+    /// - the wait is unknown;
+    /// - the store cannot decide.
     pub async fn until_ready(
         &self,
         key: impl Into<Key>,
@@ -282,7 +291,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`until_ready`](Limiter::until_ready), without polling `work`.
+    /// Returns the errors of [`until_ready`](Limiter::until_ready). `work` is then not polled.
     pub async fn throttle<F: Future>(
         &self,
         key: impl Into<Key>,
@@ -327,8 +336,8 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
 
 impl<E: Error> Error for NotReady<E> {}
 
-/// A charge that waits in the queue. Dropping it undoes the charge, unless another one has queued
-/// behind it.
+/// A charge that waits in the queue. When this value is dropped, the charge is undone, unless
+/// another charge has queued behind it.
 struct PendingTurn<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,

@@ -20,20 +20,20 @@ use crate::{
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
-/// The account that a body names.
+/// The account that the body of a request names.
 pub(super) struct ManagedAccount<'a> {
     layer: &'a ManagedLayer,
     rule: RuleName,
     key: ParsedKey,
     quotas: Quotas,
-    /// The cost of a request, at least 1. 1 if the cost is read from the request.
+    /// The cost of a request, at least 1. If the rule reads the cost from the request, this is 1.
     cost: u32,
-    /// The headroom of a request. 0 if the headroom is read from the request.
+    /// The headroom of a request. If the rule reads the headroom from the request, this is 0.
     headroom: u32,
 }
 
 impl<'a> ManagedAccount<'a> {
-    /// Finds the account and its quotas, to peek or to reset.
+    /// Finds the account and its quotas for a peek or a reset.
     pub(super) fn with_quotas(
         layers: &'a [ManagedLayer],
         body: &RequestBody,
@@ -41,7 +41,8 @@ impl<'a> ManagedAccount<'a> {
         Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
     }
 
-    /// Finds the account by its key alone. A block applies to the key, regardless of its quotas.
+    /// Finds the account by its key, without quotas. A block applies to the key, so no quotas are
+    /// needed.
     pub(super) fn of_key(layers: &'a [ManagedLayer], body: &RequestBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
         Self::find(layers, body, |shape| {
@@ -70,7 +71,8 @@ impl<'a> ManagedAccount<'a> {
         })
     }
 
-    /// Returns the units left, the time of a block, and an explanation of the next decision.
+    /// Returns the units left, the remaining time of a block, and an explanation of the next
+    /// decision.
     pub(super) async fn peek(self) -> Result<Value, Problem> {
         let store = &self.layer.store;
         self.check_supported()?;
@@ -125,8 +127,8 @@ impl<'a> ManagedAccount<'a> {
         Charge::new(self.rule, &self.key.key, self.quotas.charged())
     }
 
-    /// Checks that the store supports a peek. A store that does not, such as a governor limiter,
-    /// supports no other operation either.
+    /// Checks that the store supports a peek. A store without a peek, such as a governor limiter,
+    /// also lacks the other operations.
     fn check_supported(&self) -> Result<(), Problem> {
         self.layer.store.supports(&[self.charge().with_cost(0)]).map_err(|why| unsupported(&why))
     }
@@ -147,7 +149,7 @@ impl<'a> ManagedAccount<'a> {
         Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
     }
 
-    /// Creates the response: the account, the source of the decision, and the fields of `more`.
+    /// Creates the response from the account, the source of the decision, and the fields of `more`.
     fn response(&self, decision: &Decision, more: Value) -> Value {
         let mut response = json!({
             "layer": &*self.layer.name,
@@ -169,7 +171,7 @@ fn unsupported(why: &Unsupported) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
 }
 
-/// Checks that the decision is not a substitute for the decision of a failed store.
+/// Returns an error if the store failed and a wrapper made the decision instead.
 fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem> {
     if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
         return Ok(());
@@ -180,7 +182,8 @@ fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem>
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
 }
 
-/// Returns the quotas of the rule, or the given quotas if the rule chooses them per request.
+/// Returns the quotas of the rule. If the rule chooses quotas per request, returns the quotas in
+/// the body.
 fn quotas(shape: &RuleInfo<'_>, given: Option<Quotas>) -> Result<Quotas, Problem> {
     let rule = shape.name;
     match (managed::own_quotas(shape), given) {

@@ -1,4 +1,4 @@
-//! Request bodies: JSON that is parsed field by field, so that an error names the field.
+//! Request bodies. The JSON is parsed field by field, so that an error can name the field.
 
 use std::{error::Error, time::Duration};
 
@@ -15,16 +15,17 @@ use crate::{
     rule::Quotas,
 };
 
-/// The largest body. A key and its quotas need far less.
+/// The maximum length of a body in bytes. A key and its quotas need far less.
 const MAX_BYTES: usize = 16 * 1024;
 const TIME: &str = "give text, as \"10min\"";
 
-/// The fields of all routes. Each route accepts some of them.
+/// A body with the fields of all routes. Each route accepts only some of the fields.
 #[derive(Default)]
 pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
-    /// Parsed once the rule is known, because its extractor defines the form of a key.
+    /// The key, not parsed yet. The form of a key depends on the extractor of the rule, so the key
+    /// is parsed when the rule is known.
     key: Option<Value>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
@@ -33,7 +34,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// Reads the body of a request. `known` lists the fields of the route.
+    /// Reads the body of a request. `known` lists the fields that the route accepts.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
             let why = "Content-Type is not application/json; send JSON with this Content-Type";
@@ -136,8 +137,8 @@ fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Er
     de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
-/// Reads quotas. Names are rejected, because the name of a quota is never freed, and accounts do
-/// not use it.
+/// Reads quotas. A quota with a name is an error: the memory of a name is never freed, and an
+/// account does not depend on the name.
 fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();

@@ -1,4 +1,5 @@
-//! Parses the keys that operators write into the keys that the extractor of a rule produces.
+//! Parses keys in the form that operators write. The result equals the key that the extractor of
+//! the rule returns.
 
 use std::net::IpAddr;
 
@@ -11,7 +12,7 @@ use crate::{
     rule::RuleName,
 };
 
-/// A key, and the length of its address prefix if that is shorter than the address.
+/// A parsed key. If the key is a prefix of an address, the prefix length is included.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ParsedKey {
     pub(super) key: Key,
@@ -26,17 +27,18 @@ impl From<Key> for ParsedKey {
 
 /// The reason why a value is not a key of a kind.
 enum ParseError {
-    /// The value has another kind.
+    /// The value is a key of another kind.
     OtherKind,
     /// The value is invalid.
     Invalid(String),
 }
 
-/// Parses a key of a rule whose keys have this kind.
+/// Parses a key. `kind` is the kind of the keys of the rule.
 ///
 /// # Errors
 ///
-/// Returns an error if no request of the rule has such a key, or if the value fits several keys.
+/// Returns an error if no request of the rule can have the key, or if the value can be read as
+/// several different keys.
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
@@ -92,7 +94,7 @@ fn parse_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey
             invalid("number", value, fix)
         }),
         (KeyKind::Address { .. }, None) => match value {
-            // Text that is not an address may have another kind.
+            // Text that is not an address may be a key of another kind.
             Value::String(text) => match address(text, kind) {
                 Err(fix) if text.contains('/') => Err(invalid("address", value, &fix)),
                 parsed => parsed.map_err(|_| ParseError::OtherKind),
@@ -145,8 +147,8 @@ fn join<'a>(
     Ok(ParsedKey { key: Key::join(&keys), prefix })
 }
 
-/// Rejects surrounding white space, because no header value has it. Other keys that have it are
-/// written as bytes.
+/// Rejects text with surrounding white space, because no header value has white space at its ends.
+/// Any other key with such white space must be written as bytes.
 fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     if text.trim() != text && !text.trim().is_empty() {
         return Err(ParseError::Invalid(format!(
@@ -156,7 +158,7 @@ fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     text_key(text.as_bytes())
 }
 
-/// Rejects blank text. Such a key counts as missing, so no request is charged under it.
+/// Rejects blank text. A blank key counts as missing, so no request is charged to its account.
 fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {
@@ -172,7 +174,8 @@ fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
 fn number(value: &Value) -> Option<ParsedKey> {
     let number = match value {
         Value::Number(number) => number.as_u64().map(u128::from),
-        // JSON numbers above 64 bits become fractions. `parse` alone would accept a sign.
+        // The JSON parser turns numbers above 64 bits into floats. `parse` alone would accept a
+        // sign.
         Value::String(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             digits.parse().ok()
         }
@@ -181,9 +184,9 @@ fn number(value: &Value) -> Option<ParsedKey> {
     number.map(|number| Key::from(number).into())
 }
 
-/// Parses an address and masks it like the extractor. A prefix after `/` must be that of the
-/// extractor if it is known. If it is unknown, the given prefix is used, or else the default of
-/// `PeerIp` and `ClientIp`.
+/// Parses an address and masks it as the extractor does. If the extractor reports its prefix
+/// length, a length after `/` must be equal to it. If the extractor does not report one, the length
+/// after `/` is used. Without a length after `/`, the default of `PeerIp` and `ClientIp` is used.
 fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),
@@ -192,7 +195,7 @@ fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let address: IpAddr = address
         .parse()
         .map_err(|_| "give an address, as \"203.0.113.9\" or \"2001:db8::1\"".to_owned())?;
-    // Extractors unmap an address before they mask it.
+    // Extractors convert an IPv4-mapped address to IPv4 before they mask the address.
     let address = address.to_canonical();
     let width = if address.is_ipv4() { 32 } else { 128 };
     let given = match bits.map(str::parse::<u8>) {

@@ -1,4 +1,4 @@
-//! Text and JSON for the kinds of keys.
+//! The kinds of keys as text and as JSON.
 
 use std::borrow::Cow;
 
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::key::KeyKind;
 
-/// Returns the kinds that a key may have. In the result, `Any` means addresses and lists of any
-/// kind.
+/// Returns the kinds that a key may have. In the result, `Any` stands for addresses and for lists
+/// of any kind.
 pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     const ALL: &[KeyKind] =
         &[KeyKind::Text, KeyKind::Number, KeyKind::Any, KeyKind::Everyone, KeyKind::Unidentified];
@@ -20,7 +20,7 @@ pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     }
 }
 
-/// Returns the kind as text, as in "counts addresses".
+/// Returns the kind as a plural noun, for messages such as "counts addresses".
 pub(super) fn text(kind: &KeyKind) -> String {
     let all =
         |kinds: &[KeyKind], between: &str| kinds.iter().map(text).collect::<Vec<_>>().join(between);
@@ -60,7 +60,7 @@ fn example(kind: &KeyKind) -> Value {
     }
 }
 
-/// Writes a value that fits several kinds in the form that fits only this kind.
+/// Returns the value in the form that can only be read as this kind.
 pub(super) fn written(value: &Value, kind: &KeyKind) -> Value {
     match (value, kind) {
         (Value::String(_), KeyKind::Text) => json!({ "text": value }),

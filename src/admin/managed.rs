@@ -14,7 +14,7 @@ use crate::{
     store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},
 };
 
-/// The length of the longest name, in characters.
+/// The maximum length of a name, in characters.
 const MAX_NAME_LEN: usize = 64;
 
 /// The timeout of a health check of a store.
@@ -33,7 +33,8 @@ pub(super) struct ManagedLayer {
 }
 
 impl ManagedLayer {
-    /// Adds a layer. From now on the layer and its later clones record denials.
+    /// Creates an entry for a layer. From this call on, the layer and its later clones record
+    /// denials.
     pub(super) fn new<K, S, R>(
         name: &str,
         layer: &mut RateLimitLayer<K, S, R>,
@@ -46,7 +47,7 @@ impl ManagedLayer {
         let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
         let settings = &mut layer.settings;
         let secret = *settings.secret.get_or_insert(secret);
-        // A router that already has the layer must see the same denials.
+        // If another router already has the layer, both routers must show the same denials.
         if !settings.meter.noted().watches() {
             let mut infos = Vec::new();
             rules.info(&mut infos);
@@ -71,8 +72,8 @@ impl ManagedLayer {
         read(&infos)
     }
 
-    /// Calls `read` with the description of the rule of this name. If several rules have the name,
-    /// the first one with quotas is used.
+    /// Calls `read` with the description of the rule that has this name. If several rules have this
+    /// name, the first of them with quotas is used.
     pub(super) fn rule<T>(
         &self,
         name: &str,
@@ -115,7 +116,8 @@ impl ManagedLayer {
         })
     }
 
-    /// Checks that the store supports the rule as report-only, as far as its quotas are known.
+    /// Checks that the store supports the rule as a report-only rule. Only known quotas are
+    /// checked.
     fn check_report_only(&self, info: &RuleInfo<'_>) -> Result<(), Unsupported> {
         let Some(quotas) = own_quotas(info) else { return Ok(()) };
         let anyone = Key::everyone();
@@ -125,7 +127,8 @@ impl ManagedLayer {
         self.store.supports(&[charge])
     }
 
-    /// Returns the health of the store. A store that does not respond in time is failing.
+    /// Returns the health of the store. A store that does not respond in time is reported as
+    /// failing.
     pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
         let health = self.store.health();
         async move {
@@ -140,7 +143,7 @@ pub(super) fn own_quotas(info: &RuleInfo<'_>) -> Option<Quotas> {
     info.quotas.map(Quotas::from).or_else(|| info.live.map(LivePlan::quotas))
 }
 
-/// Finds the layer of this name.
+/// Finds the layer that has this name.
 pub(super) fn find<'a>(
     layers: &'a [ManagedLayer],
     name: &str,
@@ -166,7 +169,7 @@ pub(super) fn check_name(name: &str, taken: bool) -> Result<(), WatchError> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WatchError {
-    /// Another layer has the name.
+    /// Another layer already has this name.
     Taken(String),
     /// The name is empty, is longer than 64 characters, or has a character that URLs must escape.
     Name(String),

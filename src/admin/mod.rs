@@ -1,9 +1,10 @@
-//! A router for operators: rules and limits, accounts, denials, switches and the health of stores.
+//! A router for operators. It shows rules, limits, accounts, denials, switches and the health of
+//! stores.
 //!
-//! During an incident an operator needs to know which clients are denied, why, and how to allow one
-//! of them now. The routes of this module report that, and change limits without a deployment. Add
-//! each layer under a name, and mount the router under a path. The router needs a [`Guard`],
-//! because its users can turn limits off.
+//! During an incident, an operator asks which clients are denied and why, and wants to allow one of
+//! them immediately. The routes of this module answer these questions and change limits without a
+//! deployment. Add each layer under a name, and mount the router under a path. The router needs a
+//! [`Guard`], because its users can turn limits off.
 //!
 //! ```
 //! use axum::{Router, http::{HeaderMap, StatusCode}, routing::get};
@@ -23,8 +24,8 @@
 //!     .nest("/admin", admin.router(guard));
 //! ```
 //!
-//! A configured example: two layers, fingerprints that are equal in every process, and a guard that
-//! is a Tower layer.
+//! The next example has two layers, fingerprints that are equal in every process, and a Tower layer
+//! as the guard.
 //!
 //! ```
 //! use axum::{Router, extract::Request, http::StatusCode, middleware, response::Response};
@@ -54,8 +55,8 @@
 //!
 //! # Password guessing
 //!
-//! Clients can guess the password of a guard as fast as it responds. Limit the guard with a layer
-//! of this crate, by client address and for wrong guesses only.
+//! Clients can guess a password as fast as the guard responds. Limit the guard with a layer of this
+//! crate. The layer in this example limits each client address and counts only wrong guesses.
 //!
 //! ```
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
@@ -88,10 +89,11 @@
 //! ```
 //!
 //! A guess is charged before it is checked, so that parallel guesses are counted as well. An
-//! address without guesses left is denied even with the right password; otherwise a denial would
-//! not end the guessing. Addresses have separate accounts, so a client cannot lock an operator out
-//! from another address. An operator behind the same NAT as an attacker has to wait until the
-//! attacker stops, or use another address, such as loopback through SSH.
+//! address that has used up its guesses is denied even with the right password. Otherwise an
+//! attacker could continue to guess. Addresses have separate accounts, so a client cannot lock an
+//! operator out from another address. An operator behind the same NAT as an attacker must wait
+//! until the attacker stops. Alternatively, the operator can use another address, such as loopback
+//! through SSH.
 //!
 //! No rule limits all addresses together, because such a rule would let anyone lock operators out.
 //! An attacker with a thousand addresses has 5000 guesses per minute, so use a random password of
@@ -121,10 +123,10 @@
 //! called. `report-only` without a rule applies to the whole layer. Both apply to this process
 //! until it ends.
 //!
-//! In `layers`, a rule has the form below. `refused` counts the denied requests, and `reported` the
-//! requests that would have been denied, in this process since the layer was added. `quotas` is
-//! `null` if quotas are chosen per request. `cost` and `headroom` are `null` if they are read from
-//! the request. `quotas_are` is `fixed`, `live` or `per request`.
+//! In `layers`, a rule has the form below. `refused` is the number of denied requests. `reported`
+//! is the number of requests that would have been denied. Both count in this process since the
+//! layer was added. `quotas` is `null` if quotas are chosen per request. `cost` and `headroom` are
+//! `null` if they are read from the request. `quotas_are` is `fixed`, `live` or `per request`.
 //!
 //! ```json
 //! {
@@ -143,9 +145,9 @@
 //! {"at_ms": 1764547200123, "key": "55bbf4838f29aabc", "result": "limited", "retry_after_ms": 100}
 //! ```
 //!
-//! `peek` returns an account without charging it. `blocked_ms` is the time for which the key
-//! remains blocked, or `null`. `would` [explains](crate::explain) the decision that a request of
-//! the usual cost would get.
+//! `peek` returns an account without charging it. `blocked_ms` is the remaining time of the block,
+//! or `null` if the key is not blocked. `would` [explains](crate::explain) the decision on a
+//! request with the usual cost.
 //!
 //! ```json
 //! {
@@ -161,9 +163,9 @@
 //!
 //! Write a key in the form that the extractor of the rule produces. The [kind](crate::key::KeyKind)
 //! of a rule's keys is `key_kind` in `layers`: `"text"`, `"number"`, `"everyone"`,
-//! `"unidentified"`, `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. It is `null` if
-//! the extractor does not report a kind, like that of [`key_fn`](crate::key_fn). A key of another
-//! kind is an error, because no request has it.
+//! `"unidentified"`, `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. `key_kind` is
+//! `null` if the extractor does not report a kind, as with [`key_fn`](crate::key_fn). A key of
+//! another kind is an error, because no request has such a key.
 //!
 //! | key | extractor |
 //! |---|---|
@@ -175,13 +177,13 @@
 //! | `{"unidentified": true}` | none: the key that requests without an identity share ([`OnMissingKey::Share`](crate::rule::OnMissingKey)) |
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
-//! Plain text is parsed as an address or a number if the rule counts addresses or numbers. Text
-//! that fits several kinds of the rule is an error that shows the possible forms. An example is
-//! `"127.0.0.1"` for a rule that counts by a header or else by address.
+//! Plain text is parsed as an address or a number if the rule counts addresses or numbers. If the
+//! text fits several kinds of the rule, the response is an error that shows the possible forms. An
+//! example is `"127.0.0.1"` for a rule that counts by a header or else by address.
 //!
-//! An address is masked to its prefix as in the extractor. A block of one IPv6 address in a rule
-//! that counts by /64 blocks the whole /64, and the response reports that (`"prefix": 64`). If the
-//! kind is unknown, an IPv6 address is masked to 64 bits or to the given prefix:
+//! An address is masked to the prefix length of the extractor. For example, if the rule counts by
+//! /64, a block of one IPv6 address blocks the whole /64, and the response contains `"prefix": 64`.
+//! If the kind is unknown, an IPv6 address is masked to 64 bits or to the given prefix:
 //! `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
@@ -190,8 +192,8 @@
 //! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key, as in
 //! a configuration file:
 //! `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm": "sliding_window"}]`.
-//! Give them in the order and with the algorithms of the rule, because an algorithm cannot read the
-//! account of another.
+//! Use the same order and the same algorithms as the rule, because an algorithm cannot read the
+//! account of another algorithm.
 //!
 //! # Errors
 //!
@@ -210,10 +212,10 @@
 //!
 //! # Limitations
 //!
-//! - Security depends on the guard. Every client that it allows can read all limits and turn them
-//!   off. Keys reach the server in clear text, so serve the router over TLS.
-//! - A page of another site, in the browser of a logged-in operator, can send forms and plain text,
-//!   but not JSON unless your CORS policy allows it. Therefore every change is a `POST` of
+//! - Security depends on the guard. Every client that the guard allows can read all limits and turn
+//!   them off. Keys reach the server in clear text, so serve the router over TLS.
+//! - In the browser of a logged-in operator, a page of another site can send forms and plain text.
+//!   It can send JSON only if your CORS policy allows that. Therefore every change is a `POST` of
 //!   `application/json`, and other content types are rejected. Do not place a permissive CORS layer
 //!   around this router.
 //! - A guard that checks only the address, such as loopback, also allows pages of other sites in a
@@ -221,10 +223,10 @@
 //!   rebinding). Require a secret.
 //! - The router shows one process. Accounts and blocks in Redis are shared by all processes;
 //!   switches, counts and denials belong to this process.
-//! - Rejections without a usable key belong to no rule and are not listed. Rejections by a deny
-//!   list are not listed either.
-//! - The router does not limit password guesses; the guard has to, as above. The router is not
-//!   behind the layers that it manages, so they cannot lock operators out.
+//! - Requests without a usable key belong to no rule, so their rejections are not listed.
+//!   Rejections by a deny list are not listed either.
+//! - The router does not limit password guesses. The guard must limit them, as described above. The
+//!   router is not behind the layers that it manages, so they cannot lock operators out.
 
 mod account;
 mod body;
@@ -244,7 +246,8 @@ use self::managed::ManagedLayer;
 pub use self::{guard::Guard, managed::WatchError};
 use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules, store::Store};
 
-/// A builder of the router, with the layers that it manages. See the [module](self) for examples.
+/// A builder of the router. It holds the layers that the router manages. See the [module](self) for
+/// examples.
 #[must_use]
 pub struct Admin {
     secret: FingerprintKey,
@@ -257,20 +260,20 @@ impl Admin {
         Self { secret: FingerprintKey::random(), layers: Vec::new() }
     }
 
-    /// Sets the secret of the fingerprints that stand for keys, so that they are equal in every
-    /// process. It applies to layers that are added later. A layer with a
-    /// [secret of its own](RateLimitLayer::fingerprint) keeps its secret.
+    /// Sets the secret from which the fingerprints of keys are computed. With the same secret,
+    /// fingerprints are equal in every process. The secret applies to layers that are added later.
+    /// A layer with a [secret of its own](RateLimitLayer::fingerprint) keeps its secret.
     pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: secret.into(), ..self }
     }
 
-    /// Adds a layer under a name, and returns it. Use the returned layer or its clones around your
-    /// services: denials by earlier clones are not recorded. The layer gets a
+    /// Adds a layer under a name, and returns the layer. Use the returned layer or its clones for
+    /// your services. Denials by earlier clones are not recorded. The layer gets a
     /// [secret](RateLimitLayer::fingerprint), so its spans and debug lines contain fingerprints,
     /// too.
     ///
-    /// A layer may be added twice, to two routers or under two names. Both then show the same
-    /// denials. Layers may share a store.
+    /// A layer may be added twice, to two routers or under two names. Both entries then show the
+    /// same denials. Layers may share a store.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, admin::Admin};
@@ -298,12 +301,12 @@ impl Admin {
         }
     }
 
-    /// Like [`watch`](Admin::watch), for a name that is not a constant.
+    /// Fallible form of [`watch`](Admin::watch), for a name that is known only at run time.
     ///
     /// # Errors
     ///
-    /// Returns an error if another layer has the name, or if the name does not consist of 1 to 64
-    /// of the characters `A-Z a-z 0-9 - . _ ~`.
+    /// Returns an error if another layer already has the name. Also returns an error if the name is
+    /// empty, has more than 64 characters, or has a character other than `A-Z a-z 0-9 - . _ ~`.
     pub fn try_watch<K, S, R>(
         &mut self,
         name: &str,
@@ -322,7 +325,7 @@ impl Admin {
     /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`. The guard checks
     /// every request, including those for the files of the page and for unknown paths.
     ///
-    /// Layers that are added later are not part of the router.
+    /// The router does not include layers that are added later.
     pub fn router(&self, guard: Guard) -> Router {
         routes::router(Arc::from(self.layers.clone()), guard)
     }

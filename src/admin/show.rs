@@ -1,4 +1,4 @@
-//! JSON of layers and rules, denials and health.
+//! Layers, rules, denials and health as JSON.
 
 use std::time::{Duration, SystemTime};
 
@@ -97,7 +97,8 @@ fn all(layers: impl Iterator<Item = Value>) -> Value {
     json!({ "layers": layers.collect::<Vec<_>>() })
 }
 
-/// Converts to whole milliseconds, rounded up so that no wait is too short.
+/// Converts a time to whole milliseconds. The result is rounded up, so that a client never waits
+/// too briefly.
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

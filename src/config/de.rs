@@ -1,4 +1,4 @@
-//! Reads settings field by field.
+//! Functions that read settings field by field.
 //!
 //! A plain serde error names a Rust type (`expected u32`) but no field. The author of a settings
 //! file needs the field, its value and the fix, so all settings are read through this module. The
@@ -10,7 +10,7 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-/// A setting written as a table, or as one word if that is enough.
+/// A setting that is written as a table or as a single text.
 pub(crate) trait TableForm: Default {
     type Read;
 
@@ -27,7 +27,7 @@ pub(crate) trait TableForm: Default {
     fn read(self) -> Result<Self::Read, String>;
 }
 
-/// Reads a [`TableForm`], or the text that replaces one.
+/// Reads a [`TableForm`] from a table or from text.
 pub(crate) fn read<'de, T: TableForm, D: Deserializer<'de>>(value: D) -> Result<T::Read, D::Error> {
     value.deserialize_any(TableVisitor::<T>(PhantomData))
 }
@@ -55,7 +55,8 @@ impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     }
 }
 
-/// The value of a field. Errors arise while it is read, so that the format can add the position.
+/// A deserializer seed that reads the value of a field. The error is created while the value is
+/// read, so that the file format can add the position.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,
@@ -97,8 +98,8 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<b
     }
 }
 
-/// Reads a text with `read`, whose error is a whole sentence. `fix` completes the error for other
-/// types.
+/// Reads a text and parses it with `read`. The error of `read` must be a whole sentence. If the
+/// value is not text, the error message ends with `fix`.
 pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -111,7 +112,7 @@ pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     }
 }
 
-/// Returns the error for an unknown field; `fix` names the known ones.
+/// Returns the error for an unknown field. `fix` names the known fields.
 pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
     match FieldValue::deserialize(value) {
         Ok(value) => D::Error::custom(format!("unknown field {name:?} (set to {value}); {fix}")),
@@ -128,7 +129,7 @@ enum FieldValue {
     Flag(bool),
     Whole(u64),
     Text(String),
-    /// Any other value, as it is printed.
+    /// The printed form of any other value.
     Other(String),
 }
 

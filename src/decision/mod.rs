@@ -10,7 +10,7 @@ pub use self::outcome::Outcome;
 pub(crate) use self::outcome::{NEVER, Snapshot};
 use crate::rule::RuleName;
 
-/// The result of one `take`: either every quota was charged, or none was.
+/// The result of one `take`. Either every quota was charged, or no quota was charged.
 ///
 /// Getters compute their values on demand, from the state at the instant of the decision.
 ///
@@ -27,13 +27,14 @@ use crate::rule::RuleName;
 pub struct Decision {
     allowed: bool,
     overage: bool,
-    /// Set if the decision is a denial because a key is blocked.
+    /// `true` if the decision is a denial because a key is blocked.
     blocked: bool,
     source: Source,
-    /// The store's clock at the decision. Together with [`Outcome::reset_ns`] it is the receipt.
+    /// The instant of the decision, by the store's clock. Together with [`Outcome::reset_ns`], it
+    /// is the receipt of the charge.
     at: u64,
-    /// The store's own clock when it charged: earlier than `at` for a call that was admitted by
-    /// units borrowed before.
+    /// The instant at which the store charged, by the store's clock. It is earlier than `at` if the
+    /// call was admitted with units that were borrowed before.
     charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
@@ -61,8 +62,8 @@ impl Decision {
         Self { allowed: false, ..Self::allow() }
     }
 
-    /// Creates the answer of a store to an [operation](crate::store::Op) that it does not know. It
-    /// is a denial with the source [`Source::Unsupported`].
+    /// Creates the answer to an [operation](crate::store::Op) that the store does not support: a
+    /// denial with the source [`Source::Unsupported`].
     #[must_use]
     pub fn unsupported() -> Self {
         Self::deny().from_source(Source::Unsupported)
@@ -82,8 +83,8 @@ impl Decision {
         self
     }
 
-    /// Sets the time that the allowed request must wait before it may run: it was charged, and
-    /// [queues](crate::store::Charge::with_max_wait).
+    /// Sets the time that an allowed request must wait before it may run. Such a request is charged
+    /// and then [queues](crate::store::Charge::with_max_wait).
     ///
     /// ```
     /// use std::time::Duration;
@@ -100,7 +101,7 @@ impl Decision {
     ///
     /// # Panics
     ///
-    /// Panics if the decision is a denial. Set the wait of a denial by
+    /// Panics if the decision is a denial. To set the wait of a denial, use
     /// [`Outcome::with_retry_after`].
     #[track_caller]
     #[must_use]
@@ -127,8 +128,9 @@ impl Decision {
         self
     }
 
-    /// Marks the denial as one of a [blocked](crate::StoreExt::block) key. Its outcome describes
-    /// the block, not a quota: no units are left, and the block ends after `retry_after`.
+    /// Marks the decision as the denial of a [blocked](crate::StoreExt::block) key. The outcome
+    /// then describes the block and not a quota. No units are left, and the block ends after
+    /// `retry_after`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -181,8 +183,8 @@ impl Decision {
         self.outcomes.iter().any(|outcome| outcome.is_report_only() && outcome.is_denied())
     }
 
-    /// Returns the time that an allowed request must wait before it may run. Zero unless the charge
-    /// may queue.
+    /// Returns the time that an allowed request must wait before it may run. The time is zero if
+    /// the charge may not queue.
     #[must_use]
     pub fn wait(&self) -> Duration {
         Duration::from_nanos(self.wait)
@@ -200,9 +202,9 @@ impl Decision {
         &self.outcomes
     }
 
-    /// Returns the quota that decided, or `None` if no quota applies. For a denial this is the
-    /// denying quota with the longest wait; otherwise it is the quota with the fewest units left.
-    /// Report-only quotas never decide.
+    /// Returns the outcome of the quota that decided, or `None` if no quota applies. For a denial,
+    /// this is the denying quota with the longest wait. Otherwise it is the quota with the fewest
+    /// units left. Report-only quotas never decide.
     #[must_use]
     pub fn binding(&self) -> Option<&Outcome> {
         if let [one] = self.outcomes.as_slice() {
@@ -229,8 +231,8 @@ impl Decision {
     }
 
     /// Returns the shortest wait after which an identical request would be allowed if nothing else
-    /// is charged. Zero for an allowed request; `None` if waiting does not help, or if the wait is
-    /// [unknown](Outcome::is_wait_unknown).
+    /// is charged. The wait of an allowed request is zero. Returns `None` if waiting does not help
+    /// or if the wait is [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
@@ -243,8 +245,8 @@ impl Decision {
         !self.outcomes.iter().any(unpaid)
     }
 
-    /// Creates a decision that receives its outcomes by [`push`](Decision::push). A decision is
-    /// large: moving it costs as much as making it.
+    /// Creates a decision without outcomes, which [`push`](Decision::push) adds. A decision is
+    /// large, so moving it costs as much as creating it.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {
@@ -287,7 +289,7 @@ impl Decision {
         self
     }
 
-    /// Converts a queued decision into a denial; the queue time becomes `retry_after`.
+    /// Converts a queued decision into a denial. The queue time becomes `retry_after`.
     pub(crate) fn into_denied(mut self) -> Self {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
@@ -303,19 +305,20 @@ impl Decision {
         self.at
     }
 
-    /// When the store charged what was decided, by its own clock.
+    /// Returns the instant at which the store charged, by the store's clock.
     pub(crate) fn charged_at(&self) -> u64 {
         self.charged_at
     }
 
-    /// A decision by what the store charged at that instant.
+    /// Sets the instant at which the store charged.
     pub(crate) fn charged_by(self, charged_at: u64) -> Self {
         Self { charged_at, ..self }
     }
 
-    /// Returns the decision on these quotas, each as its rule and its place, in this order: all of
-    /// those that were decided, or some. A quota has no numbers if it was not decided, or if two
-    /// quotas of that rule and place were and only one of them is named.
+    /// Returns the part of the decision that concerns `quotas`, in the order of `quotas`. Each
+    /// quota is given as its rule and its index. The outcome of a quota is unknown if the decision
+    /// does not contain that quota. It is also unknown if the decision contains two quotas with
+    /// that rule and index but `quotas` names only one of them.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
@@ -340,14 +343,14 @@ pub enum Source {
     Governor,
     /// Redis or Valkey.
     Redis,
-    /// The store failed and [`FailOpen`](crate::store::FailOpen) let the request pass, uncharged.
+    /// The store failed, and [`FailOpen`](crate::store::FailOpen) allowed the request without a
+    /// charge.
     FailedOpen,
-    /// The store failed and [`FailClosed`](crate::store::FailClosed) denied the request.
+    /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
     FailedClosed,
-    /// The store failed and the local store of a [`Fallback`](crate::store::Fallback) decided.
+    /// The store failed, and the local store of a [`Fallback`](crate::store::Fallback) decided.
     Fallback,
-    /// A [`DenyCache`](crate::store::DenyCache) denied the request, because of an earlier denial by
-    /// its store.
+    /// A [`DenyCache`](crate::store::DenyCache) repeated an earlier denial of its store.
     DenyCache,
     /// A [`Leased`](crate::store::Leased) store allowed the request with units that it had leased
     /// before.
@@ -361,8 +364,9 @@ pub enum Source {
 }
 
 impl Source {
-    /// Returns one word: `local`, `governor`, `redis`, `failed_open`, `failed_closed`, `fallback`,
-    /// `deny_cache`, `leased`, `overflow`, `unsupported`, or the name of another store.
+    /// Returns the source as one word: `local`, `governor`, `redis`, `failed_open`,
+    /// `failed_closed`, `fallback`, `deny_cache`, `leased`, `overflow`, `unsupported`, or the name
+    /// of another store.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -380,12 +384,12 @@ impl Source {
         }
     }
 
-    /// Returns `true` if the store itself decided, rather than a substitute or a cache.
+    /// Returns `true` if the store itself decided, and not a wrapper such as a cache.
     pub(crate) fn is_of_store(self) -> bool {
         !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
     }
 
-    /// Returns `true` if no store was called. Such a decision is no evidence that the store works.
+    /// Returns `true` if no store was called. Such a decision does not show that the store works.
     pub(crate) fn is_known(self) -> bool {
         matches!(self, Self::DenyCache | Self::Leased)
     }

@@ -1,4 +1,4 @@
-//! Outcomes of single quotas.
+//! The outcome of a single quota.
 
 use std::time::Duration;
 
@@ -15,17 +15,18 @@ pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// Microseconds by which the clock of this outcome is ahead of the decision's clock. The nodes
-    /// of a cluster have separate clocks.
+    /// The difference between the clock of this outcome and the decision's clock, in microseconds.
+    /// It is positive if this clock is ahead. The nodes of a cluster have separate clocks.
     #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
 }
 
-/// The state of one quota after a decision, with times in nanoseconds; read through [`Outcome`].
+/// The state of one quota after a decision. Times are in nanoseconds. [`Outcome`] has the methods
+/// that read this state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Snapshot {
-    /// One unit comes back every `interval`; the account is full after `reset_ns`.
+    /// One unit comes back every `interval`. The account is full after `reset_ns`.
     Refilling {
         reset_ns: u64,
         interval: u64,
@@ -46,8 +47,8 @@ pub(crate) enum Snapshot {
 }
 
 impl Outcome {
-    /// Creates the outcome of a rule's quota at index `quota_index`: allowed, with all units of
-    /// `limit` left. The `with_*` methods set the other parts.
+    /// Creates the outcome of an allowed charge that leaves all `limit` units. `quota_index` is the
+    /// index of the quota in its rule. The `with_*` methods change the outcome.
     ///
     /// ```
     /// use std::time::Duration;
@@ -69,7 +70,7 @@ impl Outcome {
         Self::with(rule, quota_index, snapshot)
     }
 
-    /// Sets the whole units that would be allowed now, clamped to the limit.
+    /// Sets the number of whole units that are left, clamped to the limit.
     #[must_use]
     pub fn with_remaining(mut self, units: u32) -> Self {
         if let Snapshot::Known { limit, remaining, .. } = &mut self.snapshot {
@@ -87,7 +88,7 @@ impl Outcome {
         self
     }
 
-    /// Sets the time until more units are left than now; zero if none are to come.
+    /// Sets the time until more units are left than now. Zero means that no more units come back.
     #[must_use]
     pub fn with_next_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
@@ -97,29 +98,30 @@ impl Outcome {
     }
 
     /// Sets the shortest wait until an identical cost would be allowed. Zero means that the quota
-    /// allowed the cost; `None` means that it denied the cost, and that waiting does not help.
+    /// allowed the cost. `None` means that the quota denied the cost and that waiting does not
+    /// help.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.set_retry_ns(wait.map_or(NEVER, nanos));
         self
     }
 
-    /// Marks the quota as one that denied the cost for an unknown time, such as a limit of
-    /// concurrent requests. The response has no `Retry-After`.
+    /// Marks the outcome as a denial with an unknown wait, for example by a limit on concurrent
+    /// requests. The response then has no `Retry-After`.
     #[must_use]
     pub fn with_unknown_wait(mut self) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
         self
     }
 
-    /// Creates an outcome for a store that cannot report the units left. Header fields leave the
-    /// quota out.
+    /// Creates an outcome for a store that cannot report the units left. Header fields do not
+    /// contain such a quota.
     #[must_use]
     pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
         Self::with(rule, place, Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) })
     }
 
-    /// Creates the outcome of a key that is blocked for another `left`.
+    /// Creates the outcome of a blocked key. `left` is the remaining time of the block.
     pub(crate) fn block(rule: RuleName, limit: u32, left: Duration) -> Self {
         let exhausted = Self::full(rule, 0, limit).with_remaining(0);
         exhausted.with_reset_after(left).with_next_after(left).with_retry_after(Some(left))
@@ -162,7 +164,8 @@ impl Outcome {
         self.report_only
     }
 
-    /// Returns `true` if the quota denied the request, or would have denied it but is report-only.
+    /// Returns `true` if the quota denied the request, or would have denied the request if it were
+    /// not report-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.retry_ns() > 0
@@ -177,12 +180,12 @@ impl Outcome {
         }
     }
 
-    /// Returns the whole units that would be allowed now.
+    /// Returns the number of whole units that are left.
     #[must_use]
     pub fn remaining(&self) -> u32 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
-                // At most `limit`: used units round up to whole units.
+                // The result is at most `limit`. Used units are rounded up to whole units.
                 let owed = reset_ns.div_ceil(interval).min(limit.into());
                 limit - u32::try_from(owed).unwrap_or(limit)
             }
@@ -191,7 +194,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the units left; negative if the account is in debt beyond the limit.
+    /// Returns the number of units left. It is negative if the account is in debt beyond the limit.
     pub(crate) fn left(&self) -> i64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -202,7 +205,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the units that have yet to come back.
+    /// Returns the number of units that have not come back yet.
     pub(crate) fn owed(&self) -> i64 {
         i64::from(self.limit()) - self.left()
     }
@@ -213,14 +216,15 @@ impl Outcome {
         Duration::from_nanos(self.reset_ns())
     }
 
-    /// Returns the shortest wait until more units are [remaining](Outcome::remaining) than now;
-    /// zero if none are to come.
+    /// Returns the shortest wait until more units are [remaining](Outcome::remaining) than now.
+    /// Returns zero if no more units come back.
     #[must_use]
     pub fn next_after(&self) -> Duration {
         Duration::from_nanos(self.remaining_and_next().1)
     }
 
-    /// Returns both values with a single division, its slowest step; the wait is in nanoseconds.
+    /// Returns the units left and the wait for the next unit, in nanoseconds. Both are computed
+    /// with one division, because a division is the slowest step.
     pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -233,8 +237,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the shortest wait after which an identical cost would be allowed: zero for an
-    /// allowed cost, `None` if waiting does not help or the wait is
+    /// Returns the shortest wait after which an identical cost would be allowed. The wait of an
+    /// allowed cost is zero. Returns `None` if waiting does not help or if the wait is
     /// [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -249,8 +253,8 @@ impl Outcome {
         self.retry_ns() == UNKNOWN_WAIT
     }
 
-    /// Returns the time until the account is full, in nanoseconds. Together with the decision's
-    /// instant it is the receipt of a charge.
+    /// Returns the time until the account is full, in nanoseconds. Together with the instant of the
+    /// decision, it is the receipt of a charge.
     pub(crate) fn reset_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, .. } | Snapshot::Known { reset_ns, .. } => reset_ns,
@@ -266,14 +270,16 @@ impl Outcome {
         }
     }
 
-    /// Sets the nanoseconds by which another clock was ahead of the decision's clock.
+    /// Sets the difference between another clock and the decision's clock, in nanoseconds. It is
+    /// positive if the other clock is ahead.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
         self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
         self
     }
 
-    /// Returns the nanoseconds by which the clock of this outcome is ahead of the decision's clock.
+    /// Returns the difference between the clock of this outcome and the decision's clock, in
+    /// nanoseconds. It is positive if this clock is ahead.
     pub(crate) fn skew(&self) -> i64 {
         #[cfg(feature = "redis")]
         return i64::from(self.skew) * 1_000;
@@ -289,12 +295,12 @@ impl Outcome {
         !matches!(self.snapshot, Snapshot::Unknown { .. })
     }
 
-    /// Returns the outcome `age` nanoseconds later, assuming that nothing was charged since.
-    /// Without an interval, the units left stay as they were.
+    /// Returns the outcome `age` nanoseconds later, assuming that nothing was charged since. If no
+    /// interval is known, the number of units left does not change.
     pub(crate) fn aged(mut self, age: u64) -> Self {
         let left =
             |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
-        // Units that were to come are still to come.
+        // Units that have not come back stay at least a nanosecond away.
         let coming = |nanos: u64| left(nanos).max(nanos.min(1));
         match &mut self.snapshot {
             Snapshot::Refilling { reset_ns, retry_ns, .. } => {
@@ -331,8 +337,8 @@ impl Outcome {
         }
     }
 
-    /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, [`NEVER`] if waiting does not
-    /// help.
+    /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, or [`NEVER`] if waiting does
+    /// not help.
     pub(crate) fn retry_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }

@@ -1,12 +1,14 @@
-//! Explanations of decisions: which rule, which quota, and the arithmetic.
+//! Explanations of decisions. An explanation names the rule and the quota that decided, and shows
+//! the arithmetic.
 //!
-//! A client sees a status code and a `Retry-After`. An operator often needs the reason: what was
-//! left, what the request needed, and when units come back. An [`Explanation`] answers that. It
-//! prints itself with `Display`, and programs read [`reckonings`](Explanation::reckonings). It is
-//! computed on demand from the numbers of the decision, so it cannot differ from the decision.
-//! Requests that nobody explains pay nothing.
+//! A client sees a status code and a `Retry-After`. An operator often needs the reason: the units
+//! that were left, the units that the request needed, and the time at which units come back. An
+//! [`Explanation`] contains this reason. `Display` prints it as text, and programs read
+//! [`reckonings`](Explanation::reckonings). An explanation is computed on demand from the numbers
+//! of the decision, so it always agrees with the decision. Requests that are not explained have no
+//! cost.
 //!
-//! A decision explains itself:
+//! To explain a decision, call [`Decision::explain`]:
 //!
 //! ```
 //! use tower_sluice::{Limiter, Quota};
@@ -19,8 +21,8 @@
 //! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
 //! ```
 //!
-//! Given the rules, an explanation adds quotas, keys and costs. The layer and the limiter also
-//! explain what they *would* decide, without charging:
+//! If an explanation is given the rules, it also shows quotas, keys and costs. The layer and the
+//! limiter can also explain the decision that they *would* make, without a charge:
 //!
 //! ```
 //! # tokio_test::block_on(async {
@@ -46,10 +48,11 @@
 //!
 //! # Limitations
 //!
-//! Explanations are for operators. Shown to clients, they disclose rules and the accounts of other
-//! clients. A key is never printed; at most its [fingerprint](crate::fingerprint::Fingerprint) is.
+//! Explanations are for operators. Do not show them to clients, because they disclose rules and the
+//! accounts of other clients. A key is never printed. At most, its
+//! [fingerprint](crate::fingerprint::Fingerprint) is printed.
 //!
-//! A dry run holds for the moment in which it ran. Concurrent requests keep charging.
+//! The result of a dry run may change immediately, because concurrent requests charge the accounts.
 
 mod look;
 mod reckoning;
@@ -68,13 +71,13 @@ use crate::{
 
 /// An explained decision. See the [module](self) for an example.
 ///
-/// Its text is for people and may change; programs read [`decision`](Explanation::decision) and
+/// The text is for people and may change. Programs read [`decision`](Explanation::decision) and
 /// [`reckonings`](Explanation::reckonings).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Explanation {
     about: About,
-    /// Set for a dry run: nothing was charged.
+    /// `true` for a dry run, in which nothing was charged.
     looked: bool,
     /// The reason why the layer allows the request regardless of the decision.
     beside: Option<&'static str>,
@@ -84,7 +87,7 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 enum About {
     Decision(Box<Decision>, Vec<Reckoning>),
-    /// No rule limits the request; holds the reason.
+    /// No rule limits the request, for this reason.
     Free(&'static str),
     Unkeyed(KeyError),
     /// The store does not support dry runs.
@@ -100,12 +103,12 @@ impl Decision {
 }
 
 impl Explanation {
-    /// Explains what [`take`](crate::StoreExt::take) of these charges would decide, without
-    /// charging.
+    /// Explains the decision that [`take`](crate::StoreExt::take) would make on these charges.
+    /// Nothing is charged.
     ///
     /// The store is called with one additional [blocked](crate::Quota::blocked) quota per charge.
-    /// It denies the call, and a denied call charges nothing. A dry run covers the first 254 quotas
-    /// of a rule.
+    /// The store therefore denies the call, and a denied call charges nothing. A dry run covers the
+    /// first 254 quotas of a rule.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -124,8 +127,8 @@ impl Explanation {
     ///
     /// # Errors
     ///
-    /// Fails if the store cannot decide, or if it does not support dry runs, such as a governor
-    /// limiter.
+    /// Fails if the store cannot decide or does not support dry runs. For example, a governor
+    /// limiter does not support them.
     pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
         Self::look_at(store, &charges.into()).await
     }
@@ -148,7 +151,8 @@ impl Explanation {
     }
 
     /// Adds quotas, costs and keys from the rules and the head of the request. The rules are
-    /// evaluated again, so a plan that was replaced since the decision shows its current quotas.
+    /// evaluated again. If a plan was replaced after the decision, the explanation shows the
+    /// current quotas.
     pub fn rules<'a>(
         self,
         rules: &(impl Rules + ?Sized),
@@ -165,7 +169,7 @@ impl Explanation {
         Self { secret: Some(secret.into()), ..self }
     }
 
-    /// Returns `true` if the request is allowed, or would be.
+    /// Returns `true` if the request is allowed or, in a dry run, would be allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         match &self.about {
@@ -176,7 +180,7 @@ impl Explanation {
         }
     }
 
-    /// Returns the decision, or `None` if no store was asked.
+    /// Returns the decision, or `None` if no store was called.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match &self.about {
@@ -204,7 +208,7 @@ impl Explanation {
         Self::of(About::Decision(Box::new(decision), reckonings))
     }
 
-    /// Explains why nothing limits the request.
+    /// Creates the explanation of a request that no rule limits, for this reason.
     pub(crate) fn free(why: &'static str) -> Self {
         Self { looked: true, ..Self::of(About::Free(why)) }
     }

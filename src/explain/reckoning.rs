@@ -7,7 +7,7 @@ use crate::{
     store::Charge,
 };
 
-/// One quota of an [`Explanation`](super::Explanation): its outcome, and the charge if known.
+/// One quota of an [`Explanation`](super::Explanation), with its outcome and, if known, its charge.
 #[derive(Clone, Debug)]
 pub struct Reckoning {
     pub(super) outcome: Outcome,
@@ -75,7 +75,7 @@ pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning
     decision.outcomes().iter().enumerate().map(reckon).collect()
 }
 
-/// Combines charges to the same account: their costs add up.
+/// Combines charges to the same account. Their costs are added.
 fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> Asked {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()

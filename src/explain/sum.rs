@@ -8,7 +8,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// Inputs of the arithmetic of one quota.
+/// The inputs of the arithmetic of one quota.
 pub(super) struct Sum<'a> {
     pub(super) decision: &'a Decision,
     pub(super) outcome: &'a Outcome,
@@ -17,7 +17,8 @@ pub(super) struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Returns the quota that decided, if it is the quota of the rule.
+    /// Returns the quota of the rule, or `None` if a fallback or governor decided with a different
+    /// quota.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -87,7 +88,7 @@ impl Sum<'_> {
         state
     }
 
-    /// Compares the requested units with those left.
+    /// Compares the requested units with the units left.
     pub(super) fn need(&self) -> String {
         let (outcome, retry) = (self.outcome, self.outcome.retry_after());
         let looked = self.looked && self.asked.is_some_and(|asked| asked.cost > 0);
@@ -143,27 +144,28 @@ impl Sum<'_> {
         format!("{would}needs {need}{has}: {then}")
     }
 
-    /// Returns the units that have to come back before `need` fits, if the account reports them
-    /// exactly.
+    /// Returns the number of units that must come back before `need` fits. Returns `None` if the
+    /// account does not report them exactly.
     fn missing(&self, need: u64, soft: u32, wait: Duration) -> Option<u64> {
         let outcome = self.outcome;
         let there = i64::from(soft) + outcome.left();
         let missing = need.checked_add_signed(-there).filter(|missing| *missing > 0)?;
         let exact = match outcome.interval() {
-            // The wait must equal the missing units at one interval each.
+            // The wait must be equal to the missing units multiplied by the interval.
             Some(interval) => {
                 let whole = i128::from(need) - i128::from(outcome.limit()) - i128::from(soft);
                 let nanos = |time: Duration| i128::try_from(time.as_nanos()).unwrap_or(i128::MAX);
                 let owed = nanos(outcome.reset_after());
                 owed + whole * nanos(interval) == nanos(wait)
             }
-            // An account at 0 may be in debt, and does not report how far.
+            // An account with no units left may be in debt, and does not report the size of the
+            // debt.
             None => outcome.is_known() && outcome.remaining() > 0,
         };
         exact.then_some(missing)
     }
 
-    /// Names the decider, if it changes what the numbers mean.
+    /// Names the component that decided, if it changes the meaning of the numbers.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
             Source::Fallback => {

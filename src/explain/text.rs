@@ -35,7 +35,7 @@ impl Explanation {
         if self.looked { "would be allowed" } else { "allowed" }
     }
 
-    /// Ends the line that holds the decision.
+    /// Writes the end of the line that contains the decision.
     fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
             Some(because) => writeln!(f, "; allowed anyway: {because}"),
@@ -90,7 +90,7 @@ impl Explanation {
         Ok(())
     }
 
-    /// Writes one quota, and its arithmetic below.
+    /// Writes one quota, followed by its arithmetic on the next line.
     fn block(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -152,7 +152,7 @@ impl Explanation {
     }
 }
 
-/// Returns `true` if the request was allowed uncharged because an elastic layer had capacity.
+/// Returns `true` if the request was allowed without a charge because the system had capacity.
 fn is_spared(decision: &Decision) -> bool {
     let refuses = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
     decision.is_overage() && decision.outcomes().iter().any(refuses)

@@ -1,7 +1,7 @@
 //! The guide, in the order in which questions arise.
 //!
-//! The reference describes each item; the guide helps to choose between them. All its examples are
-//! compiled. Those without a server also run, on a fake clock.
+//! The reference describes each item, and the guide helps to choose between items. All examples of
+//! the guide are compiled. The examples that need no server also run, with a fake clock.
 //!
 //! | chapter | topic |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
 //!
-//! The guide is part of the documentation only; no build of the crate contains it.
+//! The guide is part of the documentation only. A build of the crate does not contain it.
 
 /// The names that chapters link to without a path.
 mod names {
@@ -34,8 +34,8 @@ pub mod choosing {
 }
 
 pub mod algorithms {
-    // rustdoc copies no files, so the pictures are embedded here. The first definition of a link
-    // wins; the chapter's own links serve readers of the file.
+    // rustdoc does not copy files, so the pictures are embedded here. The first definition of a
+    // link is used. The links at the end of a chapter are for readers of the Markdown file.
     #![doc = include_str!("plots/links.md")]
     #![doc = include_str!("algorithms.md")]
 

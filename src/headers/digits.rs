@@ -1,4 +1,4 @@
-//! Numbers as header values; small numbers need no allocation.
+//! Numbers as header values. Small numbers need no allocation.
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -7,7 +7,7 @@ use http::HeaderValue;
 const KNOWN: usize = 4_096;
 const LONGEST: usize = 4;
 
-/// Right-aligned.
+/// The digits of each known number, right-aligned.
 static DIGITS: [[u8; LONGEST]; KNOWN] = {
     let mut all = [[b'0'; LONGEST]; KNOWN];
     let mut n = 0;
@@ -23,7 +23,8 @@ static DIGITS: [[u8; LONGEST]; KNOWN] = {
     all
 };
 
-/// Returns a number as a header value. A large number takes one allocation; `From` would take two.
+/// Returns a number as a header value. A large number needs one allocation, while `From` would need
+/// two.
 pub(super) fn number(n: u64) -> HeaderValue {
     let value = match usize::try_from(n).ok().and_then(|n| DIGITS.get(n)) {
         Some(digits) => {

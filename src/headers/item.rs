@@ -16,17 +16,17 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Items {
     pub(super) list: Vec<Item>,
-    /// Report-only rules, which headers leave out.
+    /// The report-only rules. Header fields do not contain their quotas.
     reporting: Vec<RuleName>,
-    /// Set if a rule chooses its quotas per request.
+    /// `true` if a rule chooses its quotas per request.
     dynamic: bool,
-    /// Number of rules that charge anything.
+    /// The number of rules that have quotas to charge.
     rules: usize,
 }
 
 impl Items {
-    /// Collects the quotas of the rules, in order. Names must be unique, including those of
-    /// report-only rules, which may be enforced later.
+    /// Collects the quotas of the rules, in order. Quota names must be unique. This includes the
+    /// names of report-only rules, which may be enforced later.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
         let list = Item::named(infos);
         for (at, item) in list.iter().enumerate() {
@@ -48,7 +48,8 @@ impl Items {
         Self::of(Item::named(&infos), charges)
     }
 
-    /// Returns the items of the rules that charge a request, in the mode of these charges.
+    /// Returns the items of the rules that make these charges. A rule counts as report-only if its
+    /// charge is report-only.
     pub(super) fn only(&self, charges: &[Charge<'_>]) -> Self {
         let charged = |item: &&Item| charges.iter().any(|charge| charge.rule() == item.rule);
         Self::of(self.list.iter().filter(charged).cloned().collect(), charges)
@@ -66,8 +67,8 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if every rule charges the request, and is enforced or report-only as in this
-    /// list.
+    /// Returns `true` if every rule charges the request and has the same mode (enforced or
+    /// report-only) as in this list.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules
@@ -128,8 +129,9 @@ impl Item {
     }
 }
 
-/// Returns the seconds in which an empty account refills at the configured rate. The rounded
-/// interval would be wrong: three units per second would read `q=3;w=2`.
+/// Returns the number of seconds in which an empty account refills at the configured rate. The
+/// rounded interval is not used, because three units per second would then be reported as
+/// `q=3;w=2`.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

@@ -7,9 +7,9 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// Cached numbers of units left, each with zero or one second to wait.
+/// The number of cached values for units left, each with a wait of zero or one second.
 const UNITS: usize = 128;
-/// Cached numbers of seconds to wait when no unit is left.
+/// The number of cached values for the seconds to wait if no unit is left.
 const SECONDS: usize = 64;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Kept {
         Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the slot of a reading, if the cache covers it.
+    /// Returns the slot of a reading, or `None` if the cache does not cover the reading.
     pub(super) fn place(&self, told: &Reading) -> Option<&OnceLock<HeaderValue>> {
         let (units, seconds) = (usize::try_from(told.remaining), usize::try_from(told.next));
         self.0.get(match (units.ok()?, seconds.ok()?) {

@@ -17,7 +17,7 @@ use super::{
     template::Template,
 };
 
-/// Numbers of one decision, kept until the response is available.
+/// The numbers of one decision, which are kept until the response is available.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
@@ -27,14 +27,16 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// Set if the whole decision is overage. Stored here because it needs no additional space.
+    /// `true` if the whole decision is overage. The flag is in this struct because it needs no
+    /// additional space here.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// Seconds until more units are available; 0 if none are to come.
+    /// The number of seconds until more units are available, or 0 if no more units come back.
     pub(super) next: u32,
 }
 
-/// Returns the names of the fields to fill in, in order, and `true` if the policy field follows.
+/// Returns the names of the fields to fill in, in order. The flag is `true` if the policy field
+/// follows them.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -44,15 +46,15 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// Returns prepared fields for a response without fields of its own. A copy costs less than a new
-/// map, because a new map hashes each name.
+/// Returns prepared fields for a response that has no other fields. To copy a map costs less than
+/// to create one, because a new map hashes each name.
 pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// Returns prepared fields for a plain-text rejection; `Retry-After` comes first.
+/// Returns prepared fields for a plain-text rejection. `Retry-After` is the first field.
 pub(super) fn refusal(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
@@ -75,7 +77,7 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 }
 
 impl Lines {
-    /// Adds the fields to a response, and keeps those that an inner limiter has set.
+    /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         let Some(first) = self.readings.first() else { return };
         if headers.is_empty() {
@@ -150,7 +152,8 @@ impl Lines {
     }
 
     fn make_list(&self) -> Option<HeaderValue> {
-        // The stack buffer keeps it to one allocation of the exact size.
+        // The text is built in a stack buffer, so that only one allocation of the exact size is
+        // needed.
         let mut text = [0; 256];
         let mut rest = &mut text[..];
         if self.put_list(&mut rest).is_ok() {
@@ -179,8 +182,9 @@ impl Lines {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field has less remaining. If a
-    /// dictionary spanned two lines, the last one would win.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field has fewer units remaining. An
+    /// existing field is replaced, because clients would use only the last line of a dictionary
+    /// with two lines.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -200,7 +204,7 @@ impl Lines {
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
-    /// Sets three single-valued fields, unless existing ones have less remaining.
+    /// Sets three single-valued fields, unless existing fields have fewer units remaining.
     fn add_triplet(
         &self,
         first: &Reading,

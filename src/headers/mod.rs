@@ -1,4 +1,4 @@
-//! Header fields of decisions. Only this module converts to seconds, and it always rounds up.
+//! Header fields of decisions. Only this module converts times to seconds, and it always rounds up.
 
 mod digits;
 mod item;
@@ -20,7 +20,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// A field of this crate: the request was allowed beyond its quota.
+/// The header field, defined by this crate, of a request that was allowed beyond its quota.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -33,10 +33,10 @@ const X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers` of a CORS layer.
-/// Without that header, scripts in a browser cannot read them.
+/// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers` of a CORS
+/// layer. Without that header, scripts in a browser cannot read the fields.
 ///
-/// Place the CORS layer outside the limiter; otherwise rejections lack its headers.
+/// Place the CORS layer outside the limiter. Otherwise rejections lack the CORS headers.
 ///
 /// ```
 /// use tower_http::cors::CorsLayer;
@@ -51,8 +51,8 @@ pub fn exposed_headers() -> Vec<HeaderName> {
     names
 }
 
-/// The family of header fields that reports the quota to clients. `Retry-After` is sent with every
-/// choice, because all clients obey it.
+/// The family of header fields that report quotas to clients. `Retry-After` is sent with every
+/// family, because all clients obey it.
 ///
 /// Feature `serde` reads and writes `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
 /// `"x-ratelimit-delta"` and `"none"`.
@@ -64,9 +64,10 @@ pub enum Headers {
     /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, one item per
     /// quota: Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
     ///
-    /// `q` is the burst and `w` the seconds in which a whole burst comes back: 50 per minute with a
-    /// burst of 100 is `q=100;w=120`. `r` is the number of units left, and `t` the seconds until
-    /// more are available. A full account has no `t`.
+    /// `q` is the burst, and `w` is the number of seconds in which a whole burst comes back. For
+    /// example, 50 units per minute with a burst of 100 is `q=100;w=120`. `r` is the number of
+    /// units left, and `t` is the number of seconds until more units are available. A full account
+    /// has no `t`.
     #[default]
     Draft11,
     /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1`: revision 07.
@@ -78,15 +79,16 @@ pub enum Headers {
     /// GitHub sends this form, and most parsers expect it.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit"))]
     XRateLimit,
-    /// Like [`XRateLimit`](Headers::XRateLimit), with `-Reset` in seconds from now. Some parsers
-    /// read that as a date in 1970.
+    /// Like [`XRateLimit`](Headers::XRateLimit), but `-Reset` is in seconds from now. Some parsers
+    /// read such a value as a date in 1970.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit-delta"))]
     XRateLimitDelta,
     /// No quota fields.
     None,
 }
 
-/// Sets `Retry-After` if absent. The value is at least 1, because clients retry immediately on 0.
+/// Sets `Retry-After` if it is absent. The value is at least 1, because clients retry immediately
+/// on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }

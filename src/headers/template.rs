@@ -23,7 +23,7 @@ use crate::{
     store::Charge,
 };
 
-/// Highest number of rules up to which each combination of them has a value cache.
+/// The maximum number of rules for which each combination of rules has a value cache.
 const FEW: usize = 16;
 
 /// Precomputed header fields of a layer, or of one request.
@@ -34,13 +34,14 @@ pub(crate) struct Template {
     /// The quoted and escaped name of each item, as a structured field string (RFC 9651).
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
-    /// Prepared fields of a response without fields of its own.
+    /// The prepared fields of a response that has no other fields.
     prepared: OnceLock<HeaderMap>,
     /// Prepared fields of a plain-text rejection.
     refusal: OnceLock<HeaderMap>,
     /// The value cache, if the template serves many requests and has one quota.
     pub(super) kept: Option<OnceLock<Kept>>,
-    /// Templates for requests that other rules charge, or charge in another mode.
+    /// Templates for requests that are charged by other rules, or by rules in another mode
+    /// (enforced or report-only).
     variants: Variants,
 }
 
@@ -68,8 +69,8 @@ impl Template {
         Self { kept: one.then(OnceLock::new), ..self }
     }
 
-    /// Returns the template for a request with these charges, if it differs from this one: a
-    /// response carries only the policies of the rules that charge its request.
+    /// Returns the template for a request with these charges, if it differs from this template. A
+    /// response contains only the policies of the rules that charge its request.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         if self.items.are_chosen() {
@@ -93,7 +94,8 @@ impl Template {
         self.prepared.get_or_init(prepare).clone()
     }
 
-    /// Adds the fields of a rejection. A `Retry-After` that a [`Reject`](crate::Reject) has set stays.
+    /// Adds the fields of a rejection. If a [`Reject`](crate::Reject) has set a `Retry-After`, that
+    /// value is kept.
     pub(crate) fn complete(
         self: &Arc<Self>,
         headers: &mut HeaderMap,
@@ -108,7 +110,7 @@ impl Template {
         }
     }
 
-    /// Returns all fields of a plain-text rejection, if the name of every quota is known.
+    /// Returns all fields of a plain-text rejection, or `None` if the name of a quota is unknown.
     pub(crate) fn refusal(
         self: &Arc<Self>,
         decision: &Decision,
@@ -134,7 +136,7 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
-    /// Returns the quota fields of a decision on these charges. Returns `None` without any.
+    /// Returns the quota fields of a decision on these charges, or `None` without any field.
     #[inline]
     pub(crate) fn lines(
         self: &Arc<Self>,

@@ -1,17 +1,18 @@
-//! Templates for requests that only some of a layer's rules charge, or that a rule charges after its
-//! report-only switch was turned. Each is made once and found without a lock.
+//! Templates for requests that only some rules of a layer charge, or that a rule charges after its
+//! report-only flag has changed. Each template is created once and found without a lock.
 
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
 use crate::{rule::RuleName, store::Charge};
 
-/// The highest number of templates kept. A request without room for its template gets a new one.
+/// The maximum number of templates that are kept. If there is no room for the template of a
+/// request, a new template is created for each such request.
 const MOST: usize = 4_096;
-/// Slots looked at for one request.
+/// The number of slots that are searched for one request.
 const PROBES: usize = 8;
 
-/// The rules that charge a request, each with whether it only reports.
+/// The rules that charge a request, each with a flag that is `true` for a report-only rule.
 type Charged = Box<[(RuleName, bool)]>;
 
 #[derive(Debug)]
@@ -27,7 +28,8 @@ impl Variants {
         Self { rules, slots: OnceLock::new() }
     }
 
-    /// Returns the template for requests with these charges, made by `make` the first time.
+    /// Returns the template for requests with these charges. The first call creates the template
+    /// with `make`.
     pub(super) fn get(&self, charges: &[Charge<'_>], make: impl Fn() -> Template) -> Arc<Template> {
         let slots = self.slots.get_or_init(|| self.room());
         let made = || {
@@ -45,7 +47,7 @@ impl Variants {
         Arc::new(make())
     }
 
-    /// Makes room for each rule alone and beside others. The length is a power of two.
+    /// Creates slots for combinations of rules. The number of slots is a power of two.
     fn room(&self) -> Box<[TemplateSlot]> {
         let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
         (0..slots).map(|_| TemplateSlot::new()).collect()
@@ -65,7 +67,7 @@ fn hash(charges: &[Charge<'_>]) -> usize {
         let charged = charge.rule().hash64() ^ u64::from(charge.is_report_only());
         (hash.rotate_left(5) ^ charged).wrapping_mul(ODD)
     };
-    // the upper half is mixed best
+    // The upper half of the hash is mixed best.
     let mixed = charges.iter().fold(0, step) >> 32;
     usize::try_from(mixed).unwrap_or_default()
 }

@@ -2,7 +2,7 @@
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// An extractor that gives all requests one key, for a limit on the whole site.
+/// An extractor that returns the same key for all requests, for a limit on the whole site.
 ///
 /// ```
 /// use tower_sluice::{Quota, Rule, key::Everyone};

@@ -1,4 +1,4 @@
-//! Keys from the extensions of a request.
+//! A request extension as a key.
 
 use std::{
     fmt,
@@ -34,8 +34,8 @@ pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     absence: AbsenceCheck,
 }
 
-/// Marks a request in which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no `T`. The mark shows
-/// that the layer runs before the limiter.
+/// The mark that an [`IdentifyLayer`](crate::identify::IdentifyLayer) puts on a request in which it
+/// found no `T`. The mark shows that the layer runs before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {
@@ -53,13 +53,13 @@ impl<T> Clone for Anonymous<T> {
 /// The number of requests that are checked.
 const SAMPLE: u32 = 32;
 
-/// Counts the first requests without an identity, until one has an identity. Clones share the
-/// count.
+/// A count of the requests without an identity. The count stops at the first request with an
+/// identity. Clones share the count.
 #[derive(Clone, Default)]
 struct AbsenceCheck(Arc<AtomicU32>);
 
 impl AbsenceCheck {
-    /// Stops the count, because an identity was inserted before the limiter ran.
+    /// Stops the count, because a request had an identity before the limiter ran.
     #[inline]
     fn stop(&self) {
         if self.0.load(Relaxed) < SAMPLE {

@@ -6,8 +6,8 @@ use http::{HeaderName, StatusCode};
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// The value of a request header as the key, byte for byte. White space around the value is not
-/// part of it ([RFC 9110, §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
+/// The value of a request header as the key, byte for byte. White space around the value is dropped
+/// ([RFC 9110, §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
 ///
 /// A request has no identity if the header is absent, empty or blank. A request with two such
 /// headers is rejected with 400, because the inner service might read the other value.

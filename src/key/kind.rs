@@ -2,8 +2,9 @@
 
 /// The kind of key that a [`KeyExtractor`](super::KeyExtractor) returns.
 ///
-/// Operators name an account by its key. The `admin` router parses such a key by the kind that the
-/// rule uses, and rejects a key that no request can have. The kind does not change decisions.
+/// Operators write the key of an account in requests to the `admin` router. The router parses the
+/// key as the kind of the rule's extractor, and rejects a key that no request can have. The kind
+/// does not change decisions.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, KeyKind, PeerIp};
@@ -24,7 +25,7 @@ pub enum KeyKind {
     Text,
     /// A whole number.
     Number,
-    /// An IP address, cut to its leading bits.
+    /// An IP address that is cut to its leading bits.
     Address {
         /// The number of leading bits of an IPv4 address, at most 32.
         ipv4_prefix: u8,
@@ -43,7 +44,8 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    /// Returns the kind of a key that has this kind or `other`.
+    /// Combines two kinds: a key of the returned kind is either of this kind or of the kind
+    /// `other`.
     ///
     /// ```
     /// use tower_sluice::key::KeyKind;

@@ -1,4 +1,4 @@
-//! Keys from the request method.
+//! The request method as a key.
 
 use http::Method as Name;
 
@@ -6,9 +6,9 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 /// The request method as a key, usually as one part of a tuple.
 ///
-/// The nine methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and
-/// [RFC 5789](https://www.rfc-editor.org/rfc/rfc5789) (`PATCH`) are separate keys. All other methods
-/// share the key `other`, so an invented method name does not open a new account.
+/// The nine methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and [RFC
+/// 5789](https://www.rfc-editor.org/rfc/rfc5789) (`PATCH`) are separate keys. All other methods
+/// share the key `other`, so an invented method name does not create a new account.
 ///
 /// ```
 /// use tower_sluice::{key::{MethodKey, PeerIp}, key_fn};

@@ -1,9 +1,9 @@
-//! Keys and their extractors: which account a request is charged to.
+//! Keys and their extractors. The key selects the account that a request is charged to.
 //!
-//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]) and returns the key of the account to
-//! charge. It has no access to the body and does not wait. If finding the identity needs `await`,
-//! put an [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and read its result with
-//! [`ExtensionKey`].
+//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]) and returns the key of the
+//! account to charge. It has no access to the body and does not wait. If the lookup of an identity
+//! needs `await`, put an [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and
+//! read its result with [`ExtensionKey`].
 //!
 //! ```
 //! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
@@ -29,12 +29,11 @@
 //!
 //! Clients can send any header. Use a header as a key only if a component before the limiter has
 //! verified it. Otherwise one client can exhaust the quota of another, or send a new name with each
-//! request and never be limited. An account of an unverified identity also shows its remaining
-//! quota to any client that claims the identity. Therefore verify first, then limit by the verified
-//! identity.
+//! request and never be limited. In addition, any client that claims an unverified identity can see
+//! its remaining quota. Therefore verify an identity first, then limit by the verified identity.
 //!
-//! `PeerIp` is the address of the connection. Behind a proxy, that is the address of the proxy.
-//! `ClientIp` is as trustworthy as the list of proxies that you configure.
+//! `PeerIp` is the address from which the connection was opened. Behind a proxy, that is the
+//! address of the proxy. `ClientIp` is as trustworthy as the list of proxies that you configure.
 //!
 //! | Extractor | Trusts |
 //! |---|---|
@@ -44,9 +43,10 @@
 //! | `Route` | the router: all spellings of a path are one route |
 //! | [`ExtensionKey`] | the middleware that inserted it: the authentication before the limiter |
 //!
-//! Combine rules if one key is not enough. A rule over a wider prefix limits a client with many
-//! addresses. A rule over the address limits a client with many accounts. A rule over the account
-//! limits password guesses from many addresses. The rules of one layer are charged all or none.
+//! Combine rules if one key is not enough. A rule with a shorter prefix limits a client that has
+//! many addresses. A rule by address limits a client that has many user names. A rule by user name
+//! limits password guesses from many addresses. A request is charged to all rules of a layer, or to
+//! none.
 
 mod client_ip;
 mod everyone;
@@ -93,9 +93,10 @@ pub use crate::head::RequestHead;
 
 /// Extracts the key of the account that a request is charged to.
 ///
-/// `Ok(None)` means that the rule does not apply to the request: the rule charges and denies
-/// nothing. For a request that *should* have an identity and has none, return
-/// [`KeyError::missing`]. The rule has a policy for that case ([`OnMissingKey`](crate::rule::OnMissingKey)).
+/// `Ok(None)` means that the rule does not apply to the request. The rule then neither charges nor
+/// denies the request. If a request *should* have an identity but has none, return
+/// [`KeyError::missing`]. The rule has a policy for that case
+/// ([`OnMissingKey`](crate::rule::OnMissingKey)).
 ///
 /// ```
 /// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
@@ -122,7 +123,7 @@ pub trait KeyExtractor {
     ///
     /// # Errors
     ///
-    /// Fails if the request has no identity of this type, or one that cannot be used.
+    /// Fails if the request has no identity of this type, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
     /// Returns the kind of key that this extractor returns. Defaults to [`KeyKind::Any`].
@@ -156,8 +157,9 @@ pub trait KeyExtractor {
         KeyKind::Any
     }
 
-    /// Returns settings of this extractor that are valid but probably a mistake, each with the
-    /// value and the fix. [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports them as
+    /// Returns one message for each setting of this extractor that is valid but probably a mistake.
+    /// The message contains the value and the fix.
+    /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports them as
     /// [`Lint::KeyExtractor`](crate::lint::Lint::KeyExtractor). Defaults to an empty list.
     ///
     /// ```
@@ -171,7 +173,7 @@ pub trait KeyExtractor {
         Vec::new()
     }
 
-    /// Combines two extractors: `other` is used if this extractor finds no key.
+    /// Returns an extractor that uses `other` if this extractor finds no key.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
         Self: Sized,
@@ -263,7 +265,7 @@ impl<F> fmt::Debug for KeyFn<F> {
 /// An error of a [`KeyExtractor`]: the reason why a request has no usable key, and the status of
 /// the rejection.
 ///
-/// It never contains the key.
+/// The error never contains the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyError {
     kind: KeyErrorKind,
@@ -285,8 +287,8 @@ impl KeyError {
         Self { kind: KeyErrorKind::Missing, status: StatusCode::BAD_REQUEST, text: what.into() }
     }
 
-    /// Creates an error for a server that provides no peer addresses. The request is rejected with
-    /// 500, and the log has the fix.
+    /// Creates an error for a server that does not provide the address of the peer. The request is
+    /// rejected with 500, and a log line describes the fix.
     #[must_use]
     pub fn no_peer() -> Self {
         Self {

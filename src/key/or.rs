@@ -4,9 +4,9 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 /// An extractor created by [`KeyExtractor::or`].
 ///
-/// The second extractor is used if the first finds no identity, or a blank one. An identity that is
-/// present but unusable stays an error. Otherwise a client could select the second extractor by
-/// sending an invalid identity.
+/// The second extractor is used if the first extractor finds no identity or a blank identity. If
+/// the identity is present but unusable, the error of the first extractor is returned. Otherwise a
+/// client could select the second extractor by sending an invalid identity.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};

@@ -1,4 +1,4 @@
-//! Keys from the address of the peer.
+//! The address of the peer as a key.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,21 +7,23 @@ use super::{
     shared_peer_check::SharedPeerCheck,
 };
 
-/// The address of the peer, as the server has inserted it into the request's extensions: axum's
-/// `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo` (feature `tonic`), or a plain
+/// The address of the peer as a key. The server provides the address in the request's extensions,
+/// as axum's `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo` (feature `tonic`), or a plain
 /// [`SocketAddr`].
 ///
 /// An IPv4-mapped IPv6 address is converted to IPv4 first. An IPv6 address is cut to its first 64
 /// bits, because one customer usually has a whole /64 (RFC 6177). An IPv4 address is used whole.
 ///
-/// No header is read, so clients cannot forge the key. Behind a proxy all requests have the address
-/// of the proxy: use [`ClientIp`](super::ClientIp) there. Feature `tracing` logs two signs of such
-/// a proxy among the first 1 000 requests: a request from a private address with a forwarding
-/// header (`x-forwarded-for` and others), and a private address that all of them come from. An
-/// extractor and its clones log at most once.
+/// No header is read, so clients cannot forge the key. Behind a proxy, all requests have the
+/// address of the proxy, so use [`ClientIp`](super::ClientIp) instead. Feature `tracing` logs a
+/// warning if the first 1 000 requests show one of two signs of a proxy. One sign is a forwarding
+/// header (such as `x-forwarded-for`) in a request from a private address. The other is that all
+/// these requests come from one private address. An extractor and its clones log at most one
+/// warning.
 ///
-/// If the server provides no peer address, all requests are rejected with 500 and the log has the
-/// fix. With axum, serve `into_make_service_with_connect_info::<SocketAddr>()`.
+/// If the server does not provide the address of the peer, all requests are rejected with 500, and
+/// a log line describes the fix. With axum, serve
+/// `into_make_service_with_connect_info::<SocketAddr>()`.
 ///
 /// ```
 /// use tower_sluice::key::PeerIp;
@@ -36,18 +38,18 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// Creates an extractor that uses whole IPv4 addresses, and IPv6 addresses by /64.
+    /// Creates an extractor that uses whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
         Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::new() }
     }
 
-    /// Creates an extractor that uses whole IPv4 addresses, and IPv6 addresses by /48. It is for a
-    /// second rule with a higher quota, beside a rule over [`PeerIp::new`].
+    /// Creates an extractor that uses whole IPv4 addresses and the first 48 bits of IPv6 addresses.
+    /// Use it in a second rule with a higher quota, beside a rule with [`PeerIp::new`].
     ///
-    /// A /48 is an ordinary assignment to a business or a hosting customer (RFC 6177, RIPE-690). It
-    /// has 65 536 networks of /64, and a rule by /64 alone gives each its own account. With both
-    /// rules, a request is charged to both accounts or to none.
+    /// A /48 is an ordinary assignment to a business or a hosting customer (RFC 6177, RIPE-690). A
+    /// /48 has 65 536 networks of /64, and a rule by /64 alone gives an account to each of them.
+    /// With both rules, a request is charged to both accounts or to none.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -58,7 +60,7 @@ impl PeerIp {
     /// # drop(layer);
     /// ```
     ///
-    /// An IPv4 client has one account in both rules, so the second rule also works alone.
+    /// Both rules use the whole address of an IPv4 client, so the second rule also works alone.
     ///
     /// # Limitations
     ///

@@ -1,11 +1,11 @@
-//! Keys from the matched route.
+//! The matched route as a key.
 
 use axum::extract::MatchedPath;
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 /// The template of the matched axum route, such as `/users/{id}`. The raw path is never used,
-/// because a client can spell a path in endless ways and each would open a new account.
+/// because a client can spell one path in many ways, and each spelling would create a new account.
 ///
 /// Requests without a matched route share one account. axum sets the template inside the router, so
 /// add the layer to the `Router`, not around it.

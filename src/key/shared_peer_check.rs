@@ -1,5 +1,5 @@
-//! Detects a proxy that is not configured: from a forwarding header that is not read, or from a
-//! private address that all requests come from.
+//! Detects a proxy that is missing in the configuration. Signs of a proxy are a forwarding header,
+//! and one private address that sends all requests.
 
 use std::{
     fmt,
@@ -29,16 +29,16 @@ const FORWARDING: [&str; 10] = [
     "cloudfront-viewer-address",
 ];
 
-/// Checks the first requests and then stops. Clones share the state.
+/// A check of the first requests. Clones share the state.
 #[derive(Clone)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
 #[derive(Default)]
 struct Progress {
-    /// The number of requests checked. The check is over at [`SAMPLE`] or above.
+    /// The number of requests checked so far. The check ends at [`SAMPLE`].
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
-    /// Set after a request from another address, or from an address that is not private.
+    /// `true` after a request from a second address, or from an address that is not private.
     mixed: AtomicBool,
 }
 
@@ -75,12 +75,12 @@ impl SharedPeerCheck {
     }
 }
 
-/// Returns `true` for an address that no client on the internet has.
+/// Returns `true` for an address that is not reachable from the internet.
 fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
-            // 100.64.0.0/10 is shared address space between a carrier or a cloud and its customers
-            // (RFC 6598).
+            // Carriers and clouds use 100.64.0.0/10 between themselves and their customers (RFC
+            // 6598).
             let [first, second, ..] = address.octets();
             let shared = first == 100 && second & 0b1100_0000 == 64;
             address.is_private() || address.is_loopback() || address.is_link_local() || shared

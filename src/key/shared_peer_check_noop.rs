@@ -1,4 +1,4 @@
-//! No-op check, used without the `tracing` feature.
+//! A check that does nothing, used without the `tracing` feature.
 
 use std::net::IpAddr;
 

@@ -50,8 +50,8 @@ where
     }
 }
 
-/// Joins the keys of all extractors. `Ok(None)` from one of them is the result. A blank part is a
-/// missing identity.
+/// Joins the keys of all extractors. Returns `Ok(None)` if one of the extractors returns
+/// `Ok(None)`. A blank part counts as a missing identity.
 fn join<const N: usize>(
     extractors: [&dyn KeyExtractor; N],
     head: &RequestHead<'_>,

@@ -1,4 +1,4 @@
-//! The key type. Short keys are stored inline as words, long keys are shared.
+//! The key type. Short keys are stored inline as words. Long keys are stored in shared memory.
 
 use std::{
     borrow::Cow,
@@ -13,14 +13,15 @@ use http::HeaderValue;
 use crate::fingerprint::{Fingerprint, FingerprintKey};
 
 const WORDS: usize = 5;
-/// A UUID in text form has 36 bytes and fits.
+/// The maximum length of an inline key, in bytes. A UUID in text form fits, because it has 36
+/// bytes.
 const INLINE: usize = WORDS * 8;
 
-/// The key of an account: opaque bytes with a kind. An address and a text that spells the address
-/// are different keys.
+/// The key of an account: opaque bytes with a kind. An IP address and its text form are different
+/// keys.
 ///
-/// Keys of up to 40 bytes are stored inline, for example all addresses and UUIDs in text form.
-/// Cloning, hashing and comparing an inline key does not allocate. `Debug` never prints the key,
+/// Keys of up to 40 bytes are stored inline. All IP addresses fit, and so do UUIDs in text form. To
+/// clone, hash or compare an inline key, no memory is allocated. `Debug` never prints the key,
 /// because it may be personal or secret.
 ///
 /// ```
@@ -33,7 +34,7 @@ const INLINE: usize = WORDS * 8;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    /// The kind in the lowest byte, and the length above it.
+    /// The kind (the lowest byte) and the length (the bytes above).
     head: u64,
     body: KeyBytes,
 }
@@ -68,7 +69,8 @@ impl Key {
         Self::words(Tag::Unidentified, 0, [0; WORDS])
     }
 
-    /// Joins several keys into one. The order matters, and so do the boundaries between the parts.
+    /// Joins several keys into one key. A different order or different boundaries give a different
+    /// key.
     ///
     /// ```
     /// use tower_sluice::Key;
@@ -104,8 +106,8 @@ impl Key {
     }
 
     /// Returns the key as bytes, for stores outside the process. Different keys have different
-    /// bytes, and the bytes are equal in all processes. They contain the key in plain form, so hash
-    /// them before others can read them.
+    /// bytes. A key has the same bytes in every process. The bytes contain the key in plain form,
+    /// so hash them before you expose them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.head.to_le_bytes()[0]];
@@ -113,12 +115,12 @@ impl Key {
         bytes
     }
 
-    /// Returns the fingerprint of the key for logs. It is equal in all processes that have the same
-    /// secret.
+    /// Returns the fingerprint of the key for logs. A key has the same fingerprint in all processes
+    /// that have the same secret.
     ///
-    /// To search for a key by its fingerprint, compute it from the key that the extractor returns.
-    /// [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of extractors
-    /// [joins](Key::join) its keys.
+    /// To find the log lines of a key, compute the fingerprint of the key that the extractor
+    /// returns. [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of
+    /// extractors [joins](Key::join) its keys.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -168,10 +170,12 @@ impl Key {
 }
 
 impl Key {
-    /// Hashes the key together with `salt`, with as few words as possible: two for an IPv4 address.
+    /// Hashes the key and `salt`. The hasher receives as few words as possible: two for an IPv4
+    /// address.
     #[inline]
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
-        // An odd constant (from the golden ratio) spreads the few bits of the head.
+        // The odd constant (from the golden ratio) spreads the few significant bits of `head` over
+        // the word.
         state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         match &self.body {
             KeyBytes::Inline([first, second, rest @ ..]) => {
@@ -263,15 +267,15 @@ impl From<Arc<str>> for Key {
     }
 }
 
-/// Trims the value, because white space around it is not part of it (RFC 9110, §5.5). HTTP/2
-/// servers keep that white space, and each spelling would be a separate key.
+/// Trims the value, because surrounding white space is not part of a header value (RFC 9110, §5.5).
+/// HTTP/2 servers keep that white space, so without trimming each spelling would be a separate key.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
         value.as_bytes().trim_ascii().into()
     }
 }
 
-/// Trims the value, like the conversion of a reference.
+/// Trims the value, like the conversion from `&HeaderValue`.
 impl From<HeaderValue> for Key {
     fn from(value: HeaderValue) -> Self {
         (&value).into()
@@ -290,7 +294,8 @@ impl From<u32> for Key {
     }
 }
 
-/// Converts numbers of any width to one kind: `7_u32` and `7_u128` are equal keys.
+/// Converts a number to a key of the kind "number". Its width does not matter: `7_u32` and `7_u128`
+/// are equal keys.
 impl From<u128> for Key {
     fn from(number: u128) -> Self {
         Self::bytes(Tag::Number, &number.to_le_bytes())

@@ -1,25 +1,25 @@
 //! Finds quotas of a rule that never deny a request, because another quota denies it first.
 //!
-//! All quotas of a rule are charged by the same cost, or none is charged. Therefore the looser of
-//! two quotas sees only charges that the tighter quota allowed. If it allows every sequence of such
-//! charges, it has no effect. Two proofs are tried:
+//! A request is charged to all quotas of a rule, at the same cost, or to none of them. Therefore
+//! the looser of two quotas receives only charges that the tighter quota allowed. If the looser
+//! quota allows every sequence of such charges, it has no effect. Two proofs are tried:
 //!
-//! - Both quotas have the same usage in units, or the looser quota never has more usage, and it has
-//!   at least the same capacity.
+//! - The looser quota never has more used units than the tighter quota, and has at least the same
+//!   capacity.
 //! - The looser quota allows everything that the tighter quota allows in a time span: the arrival
 //!   curve of the tighter quota stays below the service curve of the looser one (network calculus,
 //!   Le Boudec and Thiran, chapter 1).
 //!
-//! The headroom of a request changes nothing: it acts like a final charge of that size. Quotas for
-//! which neither proof succeeds are not reported.
+//! The headroom of a request does not change the proofs, because it acts like a final charge of the
+//! same size. Quotas are not reported if neither proof succeeds.
 
 use crate::quota::{Algorithm, Quota};
 
-/// Returns pairs of indices: a quota that never denies a request, and the quota that dominates it.
-/// If two quotas allow the same requests, the earlier one dominates.
+/// Returns pairs of indices. The first quota of a pair never denies a request, and the second quota
+/// dominates it. If two quotas allow the same requests, the earlier quota dominates.
 ///
-/// `only_alike` compares only quotas that count alike. Other accounts can diverge if charges are
-/// refunded or made late.
+/// If `only_alike` is `true`, only quotas that count alike are compared. Other accounts can diverge
+/// if charges are refunded or made late.
 pub(super) fn pairs(quotas: &[Quota], only_alike: bool) -> Vec<(usize, usize)> {
     let is_dominated = |loose: usize, tight: usize| {
         let (loose, tight) = (&quotas[loose], &quotas[tight]);
@@ -41,7 +41,8 @@ fn never_denies(loose: &Quota, tight: &Quota) -> bool {
     if tight.is_blocked() || loose.is_blocked() {
         return tight.is_blocked();
     }
-    // After an idle time, an account with a low `initial` would start below the tighter one.
+    // After an idle time, an account with a low `initial` would start with fewer units than the
+    // tighter account.
     starts_full(loose) && (uses_no_more(loose, tight) || allows_curve(loose, tight))
 }
 
@@ -49,14 +50,15 @@ fn starts_full(quota: &Quota) -> bool {
     quota.initial_units().is_none_or(|initial| initial == quota.limit())
 }
 
-/// Returns `true` if `loose` never has more used units than `tight`, and at least its capacity.
+/// Returns `true` if `loose` never has more used units than `tight`, and has at least the capacity
+/// of `tight`.
 fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     use Algorithm::{AnchoredWindow, FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
 
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let keeps_up = match (loose.counted_by(), tight.counted_by()) {
         (Gcra, Gcra) => loose.interval_nanos() <= tight.interval_nanos(),
-        // With different refills one bucket is full earlier and then refills at other instants.
+        // If the refills differ, one bucket is full earlier and then refills at other instants.
         (TokenBucket, TokenBucket) => {
             period == other && loose.units() == tight.units() && starts_full(tight)
         }
@@ -70,7 +72,8 @@ fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     keeps_up && loose.limit() >= tight.limit() && loose.raised_limit() >= tight.raised_limit()
 }
 
-/// Compares aligned windows: each window of the shorter period lies within one of the longer.
+/// Compares aligned windows. Each window of the shorter period lies within a window of the longer
+/// period.
 fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let windows = match (other.is_multiple_of(period), period.is_multiple_of(other)) {
@@ -85,7 +88,8 @@ fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     plain <= loose.limit().into() && raised <= loose.raised_limit().into()
 }
 
-/// Returns the most units that are allowed at once, including overage and carry-over.
+/// Returns the maximum number of units that are allowed in one instant, including overage and
+/// carry-over.
 fn most_at_once(quota: &Quota) -> u128 {
     let carried = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over.min(quota.units()),
@@ -94,19 +98,21 @@ fn most_at_once(quota: &Quota) -> u128 {
     u128::from(quota.raised_limit()) + u128::from(carried)
 }
 
-/// Returns `true` if `loose` allows, without overage, every sequence of charges under the arrival
-/// curve of `tight`.
+/// Returns `true` if `loose` allows every sequence of charges under the arrival curve of `tight`,
+/// without overage.
 fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
     let limit = u128::from(loose.limit());
     let period = loose.period_nanos();
     let within = |span: u64| most_in(tight, span) <= limit;
     match loose.counted_by() {
-        // GCRA replenishes one unit per interval, continuously by the nanosecond.
+        // GCRA replenishes one unit per interval. It does so continuously, nanosecond by
+        // nanosecond.
         Algorithm::Gcra => {
             let (burst, units, time) = line(tight);
             burst <= limit && units * u128::from(loose.interval_nanos()) <= time
         }
-        // Like GCRA, but right before a refill the units of a whole period are missing.
+        // This case is like GCRA, but immediately before a refill the units of a whole period are
+        // missing.
         Algorithm::TokenBucket => {
             let (burst, units, time) = line(tight);
             burst + units * u128::from(period - 1) / time <= limit
@@ -116,12 +122,13 @@ fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow | Algorithm::SlidingLog => {
             within(period)
         }
-        // The span includes the bucket that is leaving the window.
+        // The time span includes the bucket that is leaving the window.
         Algorithm::SlidingWindow { buckets } => within(period + period / u64::from(buckets)),
     }
 }
 
-/// Returns the most units that are allowed within `span` instants, one nanosecond apart.
+/// Returns the maximum number of units that are allowed within `span` instants, which are one
+/// nanosecond apart.
 fn most_in(quota: &Quota, span: u64) -> u128 {
     let (period, after) = (quota.period_nanos(), span - 1);
     let at_once = most_at_once(quota);
@@ -142,8 +149,8 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// Returns a linear bound above [`most_in`]: units at once, further units, and the time in
-/// nanoseconds for which they are allowed.
+/// Returns a linear upper bound of [`most_in`]: the units in the first instant, the number of
+/// further units, and the time in nanoseconds in which the further units are allowed.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

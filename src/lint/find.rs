@@ -10,17 +10,17 @@ use crate::{
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };
 
-/// Settings of a layer that the lints read.
+/// The settings of a layer that the lints read.
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
     pub(crate) queue: Bounds,
-    /// Set if charges may be adjusted after the response.
+    /// `true` if charges may be adjusted after the response.
     pub(crate) settles: bool,
-    /// The least final charge of a request without an adjustment, if one is set.
+    /// The minimum final charge of a request without an adjustment, if a minimum is set.
     pub(crate) adjusted: Option<u32>,
 }
 
-/// Returns the findings for these rules, with the current quotas of live plans.
+/// Returns the findings for these rules. Live plans are checked with their current quotas.
 pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     let live: Vec<Option<Quotas>> =
         infos.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
@@ -92,7 +92,8 @@ fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// The rule `other` may have up to this multiple of the rate of a route without a finding.
+/// The maximum ratio between the rate of the rule `other` and the rate of a route. A higher ratio
+/// is a finding.
 const MAX_RATE_RATIO: u128 = 10;
 /// The largest number of routes that one finding names.
 const MAX_NAMED_ROUTES: usize = 3;
@@ -177,7 +178,7 @@ fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
     let mut groups: Vec<(RuleName, Vec<String>)> = Vec::new();
     for info in sent {
         let names = match info.quotas {
-            // The number of quotas is unknown; count at least one.
+            // The number of quotas is unknown, so one quota is assumed.
             None => vec![info.name.to_string()],
             Some(_) => Item::named(slice::from_ref(info))
                 .iter()
@@ -185,7 +186,7 @@ fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
                 .collect(),
         };
         match groups.iter_mut().find(|(known, _)| *known == group(info)) {
-            // Only one rule of a group is charged.
+            // Only one rule of a group charges a request, so the rule with the most names counts.
             Some((_, longest)) if longest.len() >= names.len() => {}
             Some((_, longest)) => *longest = names,
             None => groups.push((group(info), names)),

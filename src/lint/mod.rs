@@ -1,9 +1,10 @@
 //! Lints for settings that are valid but probably unintended.
 //!
-//! Building a layer fails with a [`RuleError`](crate::rule::RuleError) if its rules would deny every
-//! request. A lint is weaker: the settings work, but probably not as intended. Examples are a quota
-//! that never denies a request, and header fields that a client cannot interpret. Each [`Finding`]
-//! has one of the kinds in [`Lint`]. A finding is not an error, so it does not stop a server.
+//! Building a layer fails with a [`RuleError`](crate::rule::RuleError) if its rules would deny
+//! every request. A lint is less severe. The settings work, but probably not as intended. Examples
+//! are a quota that never denies a request, and header fields that a client cannot interpret. Each
+//! [`Finding`] has one of the kinds in [`Lint`]. A finding is not an error, so it does not stop a
+//! server.
 //!
 //! Assert in a test that a layer has no findings:
 //!
@@ -39,7 +40,7 @@
 //! |---|---|
 //! | `one_private_peer` | The first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address. Behind a proxy, all clients share its account. |
 //! | `forwarding_header_ignored` | Among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or a similar header. Behind a proxy, all clients share its account. |
-//! | `layer_rebuilt` | Embedded stores are created for layers and dropped continuously, or 16 in a row after one decision each. A layer that is built per request or per connection limits nothing. |
+//! | `layer_rebuilt` | Embedded stores are created for layers and dropped continuously, or 16 consecutive stores are dropped after one decision each. A layer that is built per request or per connection limits nothing. |
 //! | `no_identity` | None of the first 32 requests of a [`key::ExtensionKey`](crate::key::ExtensionKey) had the extension. The middleware that inserts it runs inside the limiter. |
 //! | `no_matched_path` | A request fits a template of `by_route` and has no matched path. The layer is around the router, or the router lacks the route. |
 //! | `route_never_met` | A route of `by_route` matched none of the first 100 requests of the rule `other`, and the router has matched a template that differs in its case, a trailing slash, or the path under which it is nested. |
@@ -73,8 +74,8 @@ use crate::rule::RuleName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
-    /// `dominated_quota`: another quota of the same rule denies every request that this one would
-    /// deny, so this quota has no effect: `[per_second(10), per_minute(600)]`.
+    /// `dominated_quota`: another quota of the same rule denies every request that this quota would
+    /// deny, so this quota has no effect. An example is `[per_second(10), per_minute(600)]`.
     ///
     /// A quota is reported only if this is proved for every sequence of charges. The following
     /// pairs of quotas are compared:
@@ -83,43 +84,44 @@ pub enum Lint {
     /// - two quotas of one algorithm: GCRA by burst and interval; token buckets with the same
     ///   refill and period; aligned windows if one period is a multiple of the other; other windows
     ///   with the same period (and number of buckets) by their units;
-    /// - any two quotas, by the most units that the tighter quota can allow in a time span. GCRA
-    ///   allows its burst and the units replenished in the span; a token bucket allows one refill
-    ///   more; windows allow up to twice their units around an edge; a log allows its units.
+    /// - any two quotas, by the maximum number of units that the tighter quota can allow in a time
+    ///   span. GCRA allows its burst and the units that are replenished in the span. A token bucket
+    ///   allows one refill more. Windows allow up to twice their units around the boundary of two
+    ///   windows. A log allows its units.
     ///
     /// Overage and units that a window carries over count as allowed. A looser quota is not
     /// compared if it is paced or has an `initial` below its burst. Two accounts can diverge if
-    /// charges are refunded or made late, because the layer adjusts charges or the rule lets
-    /// requests queue. There, only quotas that count alike are compared. Late charges from
-    /// elsewhere, by a [`Limiter`](crate::Limiter) or after an outage, are not considered.
+    /// charges are refunded or made late. This is possible if the layer adjusts charges or if
+    /// requests of the rule may queue. In these cases, only quotas that count alike are compared.
+    /// Late charges by a [`Limiter`](crate::Limiter) or after an outage are not considered.
     DominatedQuota,
-    /// `cost_above_limit`: the cost and the headroom of a request are together above the current
-    /// limit of a [`LivePlan`](crate::LivePlan), so every request is denied until the plan is
-    /// replaced. For fixed quotas this is an [error](crate::rule::RuleError::CostAboveLimit).
+    /// `cost_above_limit`: the sum of cost and headroom is above the current limit of a
+    /// [`LivePlan`](crate::LivePlan), so every request is denied until the plan is replaced. For
+    /// fixed quotas this is an [error](crate::rule::RuleError::CostAboveLimit).
     CostAboveLimit,
     /// `unnamed_quotas`: a request is charged under several quotas, and the header fields report
     /// one quota without its name. A client cannot identify the quota. This applies to all
     /// [`Headers`](crate::Headers) except `Draft11`.
     UnnamedQuotas,
-    /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), and the layer has
+    /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but the layer has
     /// [`max_waiters(0)`](crate::RateLimitLayer::max_waiters), or
     /// [`max_waiters_per_key(0)`](crate::RateLimitLayer::max_waiters_per_key).
     NobodyWaits,
-    /// `key_extractor`: a setting of the rule's extractor, reported by
+    /// `key_extractor`: a setting of the rule's extractor is probably a mistake, as reported by
     /// [`KeyExtractor::lints`](crate::KeyExtractor::lints).
     /// [`ClientIp::behind`](crate::ClientIp::behind) reports that it trusts no network, or that a
     /// single address looks like the address of a network.
     KeyExtractor,
-    /// `other_methods`: some routes of one [`by_route`](crate::RateLimitLayer) are limited for some
-    /// methods only, and the rule for all other requests allows more than ten times their rate. If
-    /// a handler serves several methods, like that of `axum::routing::any`, limit its path with
+    /// `other_methods`: a [`by_route`](crate::RateLimitLayer) limits some paths for some methods
+    /// only, and its rule for all other requests allows more than ten times the rate. If a handler
+    /// serves several methods, as with `axum::routing::any`, limit its path with
     /// `ByRoute::any_method`.
     OtherMethods,
-    /// `adjustment_above_max_debt`: the requests that a full account allows at once can be charged
-    /// more than the limit and the [`max_debt`](crate::Quota::max_debt) of a quota. The excess is
-    /// never charged. The charge of a request without an adjustment is that of
-    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least). Costs that are chosen per
-    /// request, and adjustments by handlers, are not considered.
+    /// `adjustment_above_max_debt`: a full account allows several parallel requests, and their
+    /// adjusted charges can exceed the limit plus the [`max_debt`](crate::Quota::max_debt) of a
+    /// quota. The excess is never charged. The charge of a request without an adjustment is set by
+    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least). Costs that are
+    /// chosen per request, and adjustments by handlers, are not considered.
     AdjustmentAboveMaxDebt,
 }
 
@@ -145,7 +147,7 @@ impl fmt::Display for Lint {
     }
 }
 
-/// A probable mistake. Its text names the rule, the value and the fix.
+/// A probable mistake. The text names the rule, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Finding {
@@ -178,11 +180,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The lints that a layer allows, and a flag that is set once its findings are logged.
+/// The lints that a layer allows, and a flag that is `true` after the findings of the layer are
+/// logged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
-    /// Shared by the clones of a layer, so that they log their findings once.
+    /// The flag is shared by the clones of a layer, so that their findings are logged only once.
     #[cfg(feature = "tracing")]
     logged: Arc<AtomicBool>,
 }
@@ -192,7 +195,8 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Clears the flag: a setting of the layer has changed, so its findings must be logged again.
+    /// Clears the flag, because a setting of the layer has changed and the findings must be logged
+    /// again.
     pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {
@@ -200,7 +204,7 @@ impl Lints {
         }
     }
 
-    /// Removes the findings that are allowed.
+    /// Removes the findings whose lints are allowed.
     pub(crate) fn without_allowed(&self, mut found: Vec<Finding>) -> Vec<Finding> {
         found.retain(|finding| !self.allowed.contains(&finding.lint));
         found

@@ -12,8 +12,8 @@ use crate::key::{
 /// [`deny`](crate::RateLimitLayer::deny).
 ///
 /// A request cannot be looked up if its key was sent twice or its address cannot be parsed. An
-/// allow list does not allow such a request. A deny list denies it with the status of the
-/// [`KeyError`].
+/// allow list does not allow such a request. A deny list denies such a request with the status of
+/// the [`KeyError`].
 ///
 /// ```
 /// use tower_sluice::{AccessList, ClientIp, key::HeaderKey};
@@ -27,7 +27,7 @@ use crate::key::{
 #[derive(Clone)]
 pub struct AccessList(Arc<dyn Fn(&RequestHead<'_>) -> Membership + Send + Sync>);
 
-/// Membership of a request in a list.
+/// The membership of a request in a list.
 enum Membership {
     Listed,
     Unlisted,
@@ -51,17 +51,17 @@ impl AccessList {
         Self::new(move |head| Membership::of(holds(head)))
     }
 
-    /// Creates a list of the requests whose key, as found by `extractor`, is one of `keys`.
+    /// Creates a list of the requests whose key is one of `keys`. The key is found by `extractor`.
     ///
     /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. An
-    /// anonymous request therefore passes a deny list of keys, and the rule's
-    /// [`OnMissingKey`](crate::rule::OnMissingKey) policy decides about it. With any other error of `extractor`, a
-    /// deny list denies the request. Do not deny by a key that a client can omit, or by a tuple
-    /// with a part that a client can omit.
+    /// anonymous request therefore passes a deny list of keys, and the
+    /// [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule then applies. If `extractor`
+    /// returns any other error, a deny list denies the request. Do not use a deny list with a key
+    /// that a client can omit, or with a tuple that has such a part.
     ///
     /// To allow clients by their address, use [`client_networks`](AccessList::client_networks). If
-    /// a proxy sends no header, the key of [`ClientIp`] is the proxy's own address, and a client
-    /// may be able to make the proxy drop the header.
+    /// a proxy sends no header, the key of [`ClientIp`] is the address of the proxy. A client may
+    /// be able to make the proxy drop the header.
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::HeaderKey};
@@ -82,17 +82,18 @@ impl AccessList {
         })
     }
 
-    /// Creates a list of the requests whose peer address is in one of `networks`: `"10.0.0.0/8"`,
-    /// or a single address. The whole address counts, even if [`PeerIp`](crate::PeerIp) masks it to
-    /// a prefix. Behind a proxy every request has the proxy's address; use
-    /// [`client_networks`](AccessList::client_networks) there.
+    /// Creates a list of the requests whose peer address is in one of `networks`. An item is a
+    /// network such as `"10.0.0.0/8"`, or a single address. The whole address is compared, even if
+    /// [`PeerIp`](crate::PeerIp) masks it to a prefix. Behind a proxy, every request has the
+    /// address of the proxy, so use [`client_networks`](AccessList::client_networks) instead.
     ///
-    /// If the server provides no peer address, a deny list denies every request with 500, and the
-    /// log contains the fix.
+    /// If the server does not provide the address of the peer, a deny list denies every request
+    /// with 500, and a log line describes the fix.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the network if it cannot be parsed or has host bits set.
+    /// Returns an error if a network cannot be parsed or has host bits set. The error names the
+    /// network.
     pub fn networks<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
@@ -103,14 +104,14 @@ impl AccessList {
         }))
     }
 
-    /// Creates a list of the requests whose client address, as found by `client`, is in one of
-    /// `networks`. A deny list denies a request whose client cannot be found with 400, or with 500
-    /// if the server provides no peer address.
+    /// Creates a list of the requests whose client address is in one of `networks`. The address is
+    /// found by `client`. If the client of a request cannot be found, a deny list denies the
+    /// request with 400, or with 500 if the server does not provide the address of the peer.
     ///
-    /// A request may name no client, and then has the address of a proxy that `client` trusts. An
-    /// allow list does not allow such a request, because a client may have made the proxy drop the
-    /// header. A deny list that contains the proxy denies it. To allow clients in a private
-    /// network, trust only the addresses of the proxies in that network.
+    /// If a request names no client, its address is that of a proxy that `client` trusts. An allow
+    /// list does not allow such a request, because a client may have made the proxy drop the
+    /// header. A deny list that contains the proxy denies such a request. To allow clients in a
+    /// private network, trust only the addresses of the proxies in that network.
     ///
     /// ```
     /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};
@@ -144,7 +145,7 @@ impl AccessList {
         matches!((self.0)(head), Membership::Listed)
     }
 
-    /// Returns an error unless the request is known not to be on the list.
+    /// Returns an error if the request is on the list or cannot be looked up.
     pub(crate) fn deny(&self, head: &RequestHead<'_>) -> Result<(), KeyError> {
         match (self.0)(head) {
             Membership::Listed => Err(access_denied()),

@@ -1,4 +1,4 @@
-//! Adjusts charges to the real cost of a request, which is known only after the response.
+//! Adjusts charges to the actual cost of a request. This cost is known only after the response.
 
 use std::{
     error::Error,
@@ -18,31 +18,33 @@ use crate::{
     store::{Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
 };
 
-/// The adjustment of a charge once its real cost is known.
+/// The adjustment of a charge to the actual cost of the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
-    /// Keeps the charge, unless a [`ChargeHandle`] that is still held adjusts it.
+    /// Keeps the charge. A [`ChargeHandle`] that still exists can adjust it later.
     #[default]
     Keep,
-    /// Refunds the charge, except for units that have been replenished since.
+    /// Refunds the charge, except for units that have been replenished since the charge.
     Refund,
-    /// Changes the charge to this number of units. Units above it are refunded, except for those
-    /// that have been replenished since. Missing units are charged late.
+    /// Changes the charge to this number of units. If the charge was higher, the difference is
+    /// refunded, except for units that have been replenished since the charge. If the charge was
+    /// lower, the difference is charged late.
     Charge(u32),
 }
 
-/// A handle to the charges of a request, in the extensions of the request. The request handler uses
-/// it to adjust the charges to the real cost. See [`reserve`](crate::RateLimitLayer::expose_charge).
+/// A handle to the charges of a request. It is in the extensions of the request, and the request
+/// handler uses it to adjust the charges to the actual cost. See
+/// [`reserve`](crate::RateLimitLayer::expose_charge).
 ///
-/// The charge of each rule is adjusted once; later calls are ignored. If a charge becomes smaller,
-/// the difference is [undone](Store::undo). Units that have been replenished since are not refunded
-/// again, so a handler that adjusts an hour later gains nothing. If a charge becomes larger, the
-/// difference is charged late.
+/// The charge of each rule can be adjusted once. Later calls are ignored. If a charge becomes
+/// smaller, the difference is [undone](Store::undo). Units that have been replenished since the
+/// charge are not refunded again, so a client gains nothing if the handler adjusts the charge an
+/// hour later. If a charge becomes larger, the difference is charged late.
 ///
-/// By default, charges that were not adjusted stay when the last clone is dropped, even if the
-/// client has disconnected. A handler may move the handle into the body that it streams, and adjust
-/// at the end of the body.
+/// By default, a charge that was not adjusted stays when the last clone of the handle is dropped,
+/// even if the client has disconnected. A handler may move the handle into a streamed body, and
+/// adjust the charge at the end of the body.
 ///
 /// With the feature `axum` the handle is also an extractor.
 ///
@@ -67,11 +69,11 @@ struct OpenCharges {
     unsettled: Unsettled,
     /// Every rule of the layer.
     rules: Arc<[RuleName]>,
-    /// One flag per charge, set once the charge is adjusted, or if it was never made.
+    /// One flag per charge. It is `true` if the charge was adjusted or was never made.
     settled: SmallVec<[AtomicBool; 8]>,
 }
 
-/// The policy for charges that were not adjusted when the last handle is dropped.
+/// The policy for charges that are not adjusted before the last handle is dropped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Unsettled {
     #[default]
@@ -103,8 +105,8 @@ impl ChargeHandle {
         self.0.adjust(None, |_| units);
     }
 
-    /// Adjusts the charge of the rule `name` to `units`. The charges of other rules stay open. Does
-    /// nothing if the rule did not charge this request.
+    /// Adjusts the charge of the rule `name` to `units`. The charges of other rules can still be
+    /// adjusted. Does nothing if the rule did not charge this request.
     ///
     /// # Errors
     ///
@@ -118,13 +120,14 @@ impl ChargeHandle {
         Ok(())
     }
 
-    /// Refunds the charge of every rule, except for units that have been replenished since.
+    /// Refunds the charge of every rule, except for units that have been replenished since the
+    /// charge.
     pub fn refund(&self) {
         self.0.adjust(None, |_| 0);
     }
 
-    /// Blocks the keys of this request for `time`, under every rule that applied to it. A denied
-    /// request charges nothing; a block is the way to penalize a client.
+    /// Blocks the keys of this request for `time`, under every rule that applied to the request. A
+    /// denied request charges nothing, so use a block to penalize a client.
     ///
     /// The call does not wait for a remote store such as Redis. For such a store, `Ok` means that
     /// the block was sent.
@@ -145,7 +148,7 @@ impl ChargeHandle {
         self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.unblock(c)));
     }
 
-    /// Resets the accounts of this request, as if its keys had never been seen.
+    /// Resets the accounts of this request. Its keys are then treated as new keys.
     pub fn reset(&self) {
         self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.reset(c)));
     }
@@ -160,7 +163,8 @@ impl ChargeHandle {
 }
 
 impl OpenCharges {
-    /// Changes the open charges of a rule, or of all rules, to what `cost` returns for their units.
+    /// Adjusts the open charges of a rule, or of all rules. `cost` returns the new number of units
+    /// for the number of units charged.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         self.charges.with(|charges| {
             for (charge, settled) in charges.iter().zip(&self.settled) {
@@ -196,7 +200,7 @@ impl fmt::Debug for ChargeHandle {
     }
 }
 
-/// The error of [`ChargeHandle::adjust_rule_to`] for the name of a rule that the layer does not have.
+/// The error of [`ChargeHandle::adjust_rule_to`] if the layer has no rule of the given name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownRule {
     name: Box<str>,
@@ -230,8 +234,8 @@ mod extract {
 
     use super::ChargeHandle;
 
-    /// The rejection of the extractor [`ChargeHandle`] if no layer provides one: status 500, with
-    /// the fix in the text.
+    /// The rejection of the extractor [`ChargeHandle`] if no layer provides a handle. The status is
+    /// 500, and the text describes the fix.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct NoChargeHandle;
 
@@ -306,8 +310,8 @@ where
     }
 }
 
-/// Spawns a pending answer on the current Tokio runtime, because `Drop` cannot await it. Without a
-/// runtime the answer is dropped.
+/// Spawns a pending answer on the current Tokio runtime, because `Drop` cannot await the answer.
+/// Without a runtime, the answer is dropped.
 fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
     if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
         drop(runtime.spawn(async move {

@@ -54,14 +54,15 @@ use crate::{
 ///
 /// # Shared limits
 ///
-/// Accounts live in the store, so all clones of a layer share their limits. A clone around each of
-/// several routes, or around the service of each connection, counts their requests together. With
-/// `tower::limit::RateLimitLayer`, in contrast, each service has its own limit.
+/// Accounts are in the store, so all clones of a layer share their limits. If several routes have
+/// clones of one layer, or if each connection has a clone, their requests are counted together. In
+/// contrast, with `tower::limit::RateLimitLayer` each service has its own limit.
 ///
-/// Two layers on one store, or on clones of it, charge the same account if rule name and key are
-/// equal. A request that passes both layers is charged by both. Building the second layer fails if
-/// its fixed quotas differ; give the rules distinct names, since [`new`](RateLimitLayer::new) names
-/// its rule `default`. To change a quota at run time, use a [`LivePlan`](crate::LivePlan).
+/// Two layers on one store, or on clones of one store, charge the same account if the rule name and
+/// the key are equal. A request that passes both layers is charged by both. If the fixed quotas of
+/// the second layer differ, the second layer cannot be built. In that case, give the rules distinct
+/// names. [`new`](RateLimitLayer::new) uses the name `default`. To change a quota at run time, use
+/// a [`LivePlan`](crate::LivePlan).
 ///
 /// ```
 /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -77,10 +78,10 @@ use crate::{
 ///
 /// # Mistakes
 ///
-/// Settings that would deny or confuse every request are errors of
-/// [`try_rules`](RateLimitLayer::try_rules). Valid but probably unintended settings, such as a quota
-/// that never denies, are returned by [`lints`](RateLimitLayer::lints) and logged when the layer is
-/// first put around a service (feature `tracing`).
+/// [`try_rules`](RateLimitLayer::try_rules) returns an error for settings that would deny all
+/// requests or charge the wrong accounts. [`lints`](RateLimitLayer::lints) returns valid but
+/// probably unintended settings, such as a quota that never denies. With the feature `tracing`,
+/// these settings are also logged when the layer first wraps a service.
 ///
 /// ```
 /// use tower_sluice::{Headers, Quota, RateLimitLayer};
@@ -94,10 +95,12 @@ use crate::{
 /// Build a layer once and clone it. A layer that is built for every request limits nothing, and
 /// allocates a store each time.
 ///
-/// Quotas that differ under one rule name are not detected if they are chosen per request, belong to
-/// a [`Limiter`](crate::Limiter), or to another process on the same Redis server.
+/// Different quotas under one rule name are not always detected. They are not detected if the
+/// quotas are chosen per request, if they belong to a [`Limiter`](crate::Limiter), or if they
+/// belong to another process on the same Redis server.
 ///
-/// The inner service must be `Clone`. A rejection and a request that waits each clone it.
+/// The inner service must be `Clone`. It is cloned for each rejection and for each request that
+/// waits.
 #[must_use]
 pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) rules: Arc<K>,
@@ -113,8 +116,9 @@ impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
     /// Limits every peer address to `quota`, in a new embedded store.
     ///
     /// With axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, which
-    /// attaches the [peer address](PeerIp) to requests. Behind a proxy the peer of every request is
-    /// the proxy: use [`new`](RateLimitLayer::new) with a [`ClientIp`](crate::ClientIp) there.
+    /// attaches the [peer address](PeerIp) to requests. Behind a proxy, the peer of every request
+    /// is the proxy, so use [`new`](RateLimitLayer::new) with a [`ClientIp`](crate::ClientIp)
+    /// instead.
     #[track_caller]
     pub fn per_ip(quota: Quota) -> Self {
         Self::new(PeerIp::new(), quota, LocalStore::new())
@@ -127,7 +131,7 @@ where
     S: Store<Error: CannotFail>,
 {
     /// Limits every key to a [`Plan`], under the rule name `default`. A plan is one quota, several
-    /// quotas that are charged together, or a choice per request.
+    /// quotas that are charged together, or a function that chooses quotas per request.
     ///
     /// # Panics
     ///
@@ -143,7 +147,8 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Limits by one or several rules in one decision: all are charged, or none.
+    /// Limits requests by one or more rules. The rules make one decision, so a request is charged
+    /// to all rules or to none.
     ///
     /// # Panics
     ///
@@ -157,7 +162,8 @@ where
         }
     }
 
-    /// Limits by rules from configuration. Like [`rules`](RateLimitLayer::rules), but returns errors.
+    /// Fallible form of [`rules`](RateLimitLayer::rules), for rules that are read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -166,7 +172,7 @@ where
     /// - two rules have the same name, or two quotas would have the same name in header fields;
     /// - a fixed cost plus the fixed headroom exceeds the limit of a quota;
     /// - the store does not support the rules;
-    /// - the store serves another layer whose rule of the same name has other quotas.
+    /// - another layer on the store has a rule with the same name and different quotas.
     pub fn try_rules(rules: K, store: S) -> Result<Self, RuleError> {
         let mut infos = Vec::new();
         rules.info(&mut infos);
@@ -238,17 +244,17 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request, for handlers,
-    /// and of the response, for outer layers.
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request, where handlers
+    /// can read it, and into the extensions of the response, where outer layers can read it.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self
     }
 
-    /// Records a [fingerprint](crate::fingerprint::Fingerprint) of the key that decided, in the span field
-    /// `ratelimit.key`, in the debug log (feature `tracing`), and in
-    /// [explanations](RateLimitLayer::explain). The key itself is never recorded. Defaults to no
-    /// fingerprints.
+    /// Records a [fingerprint](crate::fingerprint::Fingerprint) of the key whose account decided.
+    /// It is recorded in the span field `ratelimit.key`, in the debug log (feature `tracing`), and
+    /// in [explanations](RateLimitLayer::explain). The key is never recorded. By default, no
+    /// fingerprint is recorded.
     ///
     /// ```
     /// use tower_sluice::{Key, Quota, RateLimitLayer, fingerprint::FingerprintKey};
@@ -265,8 +271,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Counts an allowed request in `ratelimit.near_limit` (feature `metrics`) once this percentage
-    /// of a limit is used. Defaults to 80.
+    /// Sets the percentage of a limit from which on an allowed request is counted in
+    /// `ratelimit.near_limit` (feature `metrics`). Defaults to 80.
     ///
     /// # Panics
     ///
@@ -279,8 +285,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Adds a random part, up to `percent`, to the `Retry-After` of rejections, so that clients that
-    /// were denied together do not retry together. Defaults to 0.
+    /// Increases the `Retry-After` of each rejection at random, by up to `percent` percent. Clients
+    /// that were denied at the same time then do not retry at the same time. Defaults to 0.
     ///
     /// # Panics
     ///
@@ -292,12 +298,13 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Lets CORS preflights pass uncharged. Defaults to charging them like any other request.
+    /// Lets CORS preflights pass without a charge. By default, they are charged like all other
+    /// requests.
     ///
-    /// A CORS layer outside of this one answers preflights itself, which makes this setting
-    /// unnecessary; the [guide](crate::guide::choosing) recommends that order. The setting is for
-    /// services that answer preflights inside of the limiter: a browser shows a denied preflight as
-    /// an opaque failure.
+    /// This setting is not needed if a CORS layer is outside the limiter, because that layer
+    /// answers preflights. The [guide](crate::guide::choosing) recommends that order. Use this
+    /// setting for services that answer preflights inside the limiter. Without it, a browser shows
+    /// a denied preflight as an opaque failure.
     ///
     /// A preflight has the method `OPTIONS`, an `Origin` and an `Access-Control-Request-Method`
     /// ([Fetch](https://fetch.spec.whatwg.org/#cors-preflight-request)), no `Content-Type`, and no
@@ -306,10 +313,11 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// # Limitations
     ///
-    /// Anyone can send such a request. In HTTP/2 and HTTP/3 a body may come without a
-    /// `Content-Length`, and the head does not show it. Do not use this around a service that acts on
-    /// `OPTIONS`: a gRPC server, which ignores the method, a handler for any method, or a layer that
-    /// overrides the method. Any call to such a service can be sent as a preflight, without a limit.
+    /// Anyone can send such a request. In HTTP/2 and HTTP/3, a request may have a body that the
+    /// head does not announce with a `Content-Length`. Do not use this setting around a service
+    /// that acts on `OPTIONS`. Examples are a gRPC server (which ignores the method), a handler for
+    /// any method, and a layer that overrides the method. Clients could send any call to such a
+    /// service as a preflight, without a limit.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};
@@ -321,8 +329,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Lets requests on this list pass uncharged, such as health checks. The list has priority over a
-    /// [deny list](RateLimitLayer::deny).
+    /// Lets requests on this list, such as health checks, pass without a charge. The list has
+    /// priority over a [deny list](RateLimitLayer::deny).
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer};
@@ -346,16 +354,18 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Turns the layer off and on at run time. While the toggle is off, every request runs uncharged.
+    /// Turns the layer off and on at run time. While the toggle is off, every request passes
+    /// without a charge.
     pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
         self.settings.enabled = toggle.into();
         self
     }
 
-    /// While the toggle is on, runs requests that are denied, even those on a
-    /// [deny list](RateLimitLayer::deny). It is for trying limits on live traffic, and for suspending
-    /// them. [Decisions](RateLimitLayer::expose_decision) and [counters](RateLimitLayer::count) report them.
-    /// The response to such a request has no quota fields.
+    /// Makes the layer report-only while the toggle is on. Requests that would be denied then pass,
+    /// even requests on a [deny list](RateLimitLayer::deny). Use this setting to try limits on live
+    /// traffic, or to suspend limits. [Decisions](RateLimitLayer::expose_decision) and
+    /// [counters](RateLimitLayer::count) report the requests that would be denied. The responses to
+    /// these requests have no quota fields.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
@@ -381,8 +391,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Bounds the number of requests that [queue](Rule::max_wait) at a time. Defaults to 1,024.
-    /// Further requests are decided without queueing, and a denied request is not charged.
+    /// Bounds the number of requests that [queue](Rule::max_wait) at the same time. Defaults to
+    /// 1,024. Further requests are decided without queueing, and a denied request is not charged.
     ///
     /// See [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) for the bound of one key.
     pub fn max_waiters(mut self, most: usize) -> Self {
@@ -391,13 +401,14 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Bounds the number of requests of one key that [queue](Rule::max_wait) at a time. Further
-    /// requests are decided without queueing, and a denied request is not charged.
+    /// Bounds the number of requests of one key that [queue](Rule::max_wait) at the same time.
+    /// Further requests are decided without queueing, and a denied request is not charged.
     ///
-    /// Defaults to the units per period of the rule's tightest quota, or to its burst if that is
-    /// larger, but at most to a 64th of [`max_waiters`](RateLimitLayer::max_waiters), and at least
-    /// to one. The key of [`Everyone`](crate::key::Everyone), which all requests share, has no bound by
-    /// default. A request counts once for each of its rules with a queue.
+    /// Defaults to the units per period of the rule's tightest quota, or to the burst of that quota
+    /// if it is larger. The default is at least one, and at most a 64th of
+    /// [`max_waiters`](RateLimitLayer::max_waiters). The key of [`Everyone`](crate::key::Everyone),
+    /// which all requests share, has no bound by default. A request counts once for each of its
+    /// rules that have a queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -409,8 +420,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// # Limitations
     ///
-    /// A client that can invent keys, such as unverified names, can still fill the queue of the layer:
-    /// 64 keys are enough. Queue requests only under keys that a client cannot invent.
+    /// A client that can invent keys, such as unverified names, can still fill the queue of the
+    /// layer with 64 keys. Use a queue only with keys that a client cannot invent.
     pub fn max_waiters_per_key(mut self, most: usize) -> Self {
         self.settings.queue.per_key = Some(most);
         self.lints.reset_logged();
@@ -430,9 +441,11 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Explains the decision that the layer would make now for a request, without charging it.
+    /// Explains the decision that the layer would make on a request now, without charging the
+    /// request.
     ///
-    /// A store that cannot look without charging, such as a governor limiter, is reported as such.
+    /// If the store does not support dry runs, the explanation reports that. An example is a
+    /// governor limiter.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -470,9 +483,9 @@ where
         }
     }
 
-    /// Explains a decision that this layer has made for a request, such as one from the
-    /// [extensions](RateLimitLayer::expose_decision). Quotas, costs, and keys are read from the rules
-    /// again. The store is not asked.
+    /// Explains a decision that this layer has made on a request, such as a decision from the
+    /// [extensions](RateLimitLayer::expose_decision). The rules are evaluated again to get the
+    /// quotas, costs and keys. The store is not called.
     pub fn explain_decision<'a>(
         &self,
         decision: &Decision,
@@ -498,9 +511,10 @@ where
     S: Store + Send + Sync + 'static,
     S::Future: 'static,
 {
-    /// Adjusts the charges of every request to its response. Each charge is kept, refunded, or changed
-    /// to another number of units. A refund returns only units that have not become available again
-    /// by themselves. Without a response, after an error, a panic, or a disconnect, charges are kept.
+    /// Adjusts the charges of every request to its response. Each charge is kept, refunded, or
+    /// changed to another number of units. A refund returns only units that have not come back over
+    /// time. If there is no response because of an error, a panic or a disconnect, charges are
+    /// kept.
     ///
     /// ```
     /// use http::StatusCode;
@@ -522,9 +536,9 @@ where
         self
     }
 
-    /// Inserts a [`ChargeHandle`](crate::middleware::ChargeHandle) into the extensions of every request. The handler
-    /// adjusts the charge with it to the actual cost. A charge that is not adjusted is kept, even if
-    /// the client disconnects or the handler panics.
+    /// Inserts a [`ChargeHandle`](crate::middleware::ChargeHandle) into the extensions of every
+    /// request. The request handler uses it to adjust the charge to the actual cost. A charge that
+    /// is not adjusted is kept, even if the client disconnects or the handler panics.
     ///
     /// ```
     /// use axum::{Router, routing::post};
@@ -543,8 +557,9 @@ where
         self
     }
 
-    /// Like [`reserve`](RateLimitLayer::expose_charge), but raises a charge that is not adjusted to `units`:
-    /// the cost of a request whose end is not observed.
+    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but raises a charge that is not
+    /// adjusted to `units` units. Set `units` to the cost of a request that ends without an
+    /// adjustment.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};
@@ -557,16 +572,16 @@ where
         self
     }
 
-    /// Like [`reserve`](RateLimitLayer::expose_charge), but refunds a charge that is not adjusted, including
-    /// the charge of a client that disconnects before its handler is done.
+    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but refunds a charge that is not
+    /// adjusted, including the charge of a client that disconnects before the handler ends.
     ///
     /// # Limitations
     ///
-    /// **Clients that disconnect are not limited.** A client can send a request, close the connection
-    /// before the response, and repeat this at any rate. The handler runs each time until it is
-    /// dropped. Use this setting only if unfinished work costs nothing. Otherwise use
-    /// [`reserve`](RateLimitLayer::expose_charge), and call [`refund`](crate::middleware::ChargeHandle::refund) in
-    /// handlers that know that nothing was used.
+    /// **Clients that disconnect are not limited.** A client can send a request, close the
+    /// connection before the response, and repeat this at any rate. The handler runs each time
+    /// until it is dropped. Use this setting only if unfinished work costs nothing. Otherwise use
+    /// [`expose_charge`](RateLimitLayer::expose_charge), and call
+    /// [`refund`](crate::middleware::ChargeHandle::refund) in a handler if nothing was used.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};

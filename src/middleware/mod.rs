@@ -1,10 +1,10 @@
-//! The way of one request through the layer.
+//! The path of a request through the layer.
 //!
-//! `admission` leads from the head of a request to its admission: the request runs, waits in the queue
-//! or for the store, or is answered with a rejection. [`RateLimit`] and its future act on the admission.
-//! A dry run of the layer and the simulator take the same steps.
+//! The module `admission` decides from the head of a request if the request runs, waits in the
+//! queue, waits for the store, or is rejected. [`RateLimit`] and its future act on this admission.
+//! A dry run of the layer and the simulator use the same steps.
 //!
-//! This module also has the settings of a [`RateLimitLayer`] that are types of their own.
+//! This module also contains the types of some settings of a [`RateLimitLayer`].
 
 pub(crate) mod access;
 pub(crate) mod adjust;

@@ -1,4 +1,4 @@
-//! Requests that are allowed beyond their quota while there is capacity.
+//! Requests that are allowed beyond their quota while the system has capacity.
 
 use std::{
     fmt,
@@ -12,8 +12,8 @@ use std::{
 };
 
 /// Allows requests beyond their quota while the system has capacity. Such a request is not charged,
-/// and is marked as [overage](crate::Decision::is_overage). A cost that can never fit, a blocked
-/// key and a failed store stay denied.
+/// and is marked as [overage](crate::Decision::is_overage). A request is still denied if its cost
+/// can never fit, if its key is blocked, or if the store failed.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Overcommit};
@@ -31,20 +31,21 @@ enum Signal {
 }
 
 impl Overcommit {
-    /// Capacity is available while `room` returns `true`.
+    /// Creates a setting for which capacity is available while `room` returns `true`.
     pub fn when(room: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Signal::When(Arc::new(room)))
     }
 
-    /// Capacity is available while fewer than `max` requests are in flight behind the layers that
-    /// share this value. A request is in flight until the head of its response is available.
+    /// Creates a setting for which capacity is available while fewer than `max` requests are in
+    /// flight. All layers that share this value are counted together. A request is in flight until
+    /// the head of its response is available.
     #[must_use]
     pub fn in_flight(max: usize) -> Self {
         Self(Signal::InFlight { max, now: Arc::default() })
     }
 
     /// Counts a request if capacity is available. The test and the count are one atomic step, so
-    /// concurrent requests do not exceed the capacity together.
+    /// that concurrent requests cannot exceed the capacity.
     pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
             Signal::When(room) => room().then_some(InFlight(None)),
@@ -72,7 +73,7 @@ impl fmt::Debug for Overcommit {
     }
 }
 
-/// A request in flight. Holds a count if the capacity is a number of requests.
+/// A request in flight. It is counted if the capacity is a number of requests.
 #[derive(Debug)]
 pub(crate) struct InFlight(
     #[expect(dead_code, reason = "counts until it is dropped")] Option<CountGuard>,
@@ -84,7 +85,7 @@ impl From<CountGuard> for InFlight {
     }
 }
 
-/// Counts one until it is dropped.
+/// A guard that counts one request until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
@@ -94,7 +95,7 @@ impl CountGuard {
         Self(now.clone())
     }
 
-    /// Counts one more, unless the count has reached `max`.
+    /// Counts one more request. Returns `None` if the count has reached `max`.
     pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let one_more = |n| (n < max).then_some(n + 1);
         now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))

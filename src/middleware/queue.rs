@@ -8,7 +8,8 @@ use crate::{
     store::{Charge, OwnedCharges, Store},
 };
 
-/// A queued charge. Dropping it undoes the charge, unless other requests have queued behind it.
+/// A queued charge. When this value is dropped, the charge is undone, unless other requests have
+/// queued behind it.
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 /// Statistics of the decisions of a layer. Clones share the counts. Pass a reference to
-/// [`count`](crate::RateLimitLayer::count), and keep the value to read it.
+/// [`count`](crate::RateLimitLayer::count), and keep the value to read the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Counters(Arc<AtomicCounts>);
 
@@ -34,8 +34,8 @@ pub struct Counts {
     pub overage: u64,
     /// Requests that were allowed after a wait in the queue.
     pub delayed: u64,
-    /// Requests that were rejected without a call to the store: without an identity, with an
-    /// identity that cannot be used, or by a deny list.
+    /// Requests that were rejected without a call to the store. They had no identity or an unusable
+    /// identity, or were on a deny list.
     pub unkeyed: u64,
 }
 
@@ -57,7 +57,8 @@ impl Counters {
         Self::default()
     }
 
-    /// Returns the current counts. Each count is exact, but they are not read at the same instant.
+    /// Returns the current counts. Each count is exact, but the counts are not read at the same
+    /// instant.
     #[must_use]
     pub fn snapshot(&self) -> Counts {
         let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;

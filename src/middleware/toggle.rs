@@ -10,10 +10,10 @@ use std::sync::{
 
 /// A flag that can be changed at run time. Clones share the flag.
 ///
-/// [`switch`](crate::RateLimitLayer::enabled) turns a whole layer on and off. While the layer is
+/// [`enabled`](crate::RateLimitLayer::enabled) turns a whole layer on and off. While the layer is
 /// off, requests pass and the store is not called. [`Rule::report_only`](crate::Rule) and
-/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) make a rule or a layer count
-/// requests without denying any while the flag is on.
+/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) make a rule or a layer report-only while
+/// the flag is on. It then counts requests but does not deny them.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
@@ -29,7 +29,7 @@ use std::sync::{
 #[derive(Clone, Debug)]
 pub struct Toggle {
     flag: Arc<AtomicBool>,
-    /// The toggle was created from a `bool`, so that no handle of it is kept.
+    /// `true` if the toggle was created from a `bool`, so that nobody keeps a handle to change it.
     fixed: bool,
 }
 
@@ -50,7 +50,7 @@ impl Toggle {
         self.fixed
     }
 
-    /// Turns the flag on or off, from the next request on.
+    /// Turns the flag on or off. The change applies from the next request on.
     pub fn set(&self, on: bool) {
         self.flag.store(on, Release);
     }

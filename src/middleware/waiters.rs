@@ -1,7 +1,7 @@
-//! Numbers of queued requests, in total and per key.
+//! The numbers of queued requests, in total and per key.
 //!
-//! With a total bound alone, a few keys could fill the queue: with the default, 18 users with 60
-//! requests each. Therefore each key has a bound, too.
+//! If only the total were bounded, a few keys could fill the queue. With the default bound, 18
+//! users with 60 requests each would be enough. Therefore each key has a bound, too.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -19,18 +19,18 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// By default a key may take up to a 64th of all places.
+/// The divisor for the default bound of a key, which is at most a 64th of all places.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// Bounds for the number of requests that are queued at a time.
+/// The maximum numbers of requests that are queued at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
-    /// Bound of one key; `None` for the default.
+    /// The bound of one key, or `None` for the default.
     pub(crate) per_key: Option<usize>,
 }
 
-/// The requests that are queued now, with one entry for each of their keys.
+/// The requests that are currently queued. A request has one entry for each of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -38,7 +38,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A place in the queue. Dropping it frees the place.
+/// A place in the queue. The place is freed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,

@@ -17,13 +17,13 @@ use crate::{
     rule::RuleName,
 };
 
-/// The counters of a layer's rules. A counter is registered on first use and then found without a
-/// lookup.
+/// The counters of a layer's rules. A counter is registered on first use. After that, no lookup is
+/// needed.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
     rules: Arc<[RuleCounters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
-    /// The used percentage from which a rule counts as near its limit.
+    /// The percentage of used units from which on a rule counts as near its limit.
     near: u8,
     noted: Noted,
 }
@@ -60,7 +60,7 @@ impl Started {
 }
 
 impl Meter {
-    /// Set if counters exist.
+    /// `true` if decisions are counted.
     pub(super) const COUNTS: bool = true;
 
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
@@ -90,7 +90,7 @@ impl Meter {
         Self { near: percent, ..self }
     }
 
-    /// Records the duration of a store's answer.
+    /// Records the time until the store answered.
     #[inline]
     pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
         let Some(started) = started else { return };
@@ -123,7 +123,7 @@ impl Meter {
         }
     }
 
-    /// Counts a decision that names no rule under every rule.
+    /// Counts a decision that names no rule. It is counted under every rule.
     pub(super) fn count_all(&self, verdict: Verdict) {
         for counters in &*self.rules {
             self.count(counters.rule, verdict);
@@ -143,7 +143,7 @@ impl Meter {
         left * 100 <= limit * u64::from(100 - self.near)
     }
 
-    /// Returns the counters of a rule; `None` if the rule was unknown when the layer was built.
+    /// Returns the counters of a rule, or `None` if the rule was unknown when the layer was built.
     fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
@@ -175,7 +175,7 @@ fn describe() {
     describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
 }
 
-/// Counts a request that was rejected before any store was asked.
+/// Counts a request that was rejected before any store was called.
 pub(crate) fn unidentified() {
     counter!("ratelimit.unidentified").increment(1);
 }

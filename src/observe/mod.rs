@@ -2,7 +2,7 @@
 //! latest denials for the admin page (feature `admin`). Label values come from closed sets, never
 //! from a key. Log lines and spans contain at most the fingerprint of a key.
 //!
-//! Without its feature, each part is a no-op.
+//! If the feature of a part is disabled, the part does nothing.
 
 #[cfg(feature = "metrics")]
 mod metered;
@@ -94,8 +94,8 @@ impl Meter {
         });
     }
 
-    /// Records that a request is denied, under the rules that denied it. Other rules were not
-    /// charged.
+    /// Records that a request is denied. It is counted under the rules that denied it, because the
+    /// other rules were not charged.
     pub(crate) fn refused(
         &self,
         decision: &Decision,
@@ -135,7 +135,7 @@ impl Meter {
                 None => continue,
             };
             self.count(rule, verdict);
-            // The wait of this rule alone; none if one of its quotas never regains units.
+            // The wait for this rule only, or `None` if one of its quotas never regains units.
             let wait = || {
                 let denied = all().filter(|outcome| outcome.is_denied());
                 let mut waits = denied.map(Outcome::retry_after);

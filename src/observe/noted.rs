@@ -24,7 +24,7 @@ struct RuleRecord {
     last: Mutex<VecDeque<Refusal>>,
 }
 
-/// A request that was denied, or would have been.
+/// A request that was denied, or that a report-only rule would have denied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     pub(crate) at: SystemTime,
@@ -60,8 +60,8 @@ impl Noted {
         self.0.is_some()
     }
 
-    /// Records a denial; `details` computes the key and the wait. Recording never blocks, so one of
-    /// two simultaneous denials may be counted without being kept.
+    /// Records a denial. `details` computes the key and the wait. This method never blocks, so if
+    /// two denials occur at the same time, one of them may be counted but not kept.
     pub(super) fn note(
         &self,
         rule: RuleName,
@@ -84,7 +84,7 @@ impl Noted {
         last.push_front(Refusal { at, key, result, retry_after });
     }
 
-    /// Records a denial that names no rule under every rule.
+    /// Records a denial that names no rule. It is recorded under every rule.
     pub(super) fn note_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
         for rule in self.0.iter().flat_map(|rules| rules.iter()) {
             self.note(rule.name, verdict, || (None, retry_after));

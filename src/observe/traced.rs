@@ -12,8 +12,8 @@ use super::Verdict;
 use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
 
 /// Fills the `ratelimit.*` fields that the current span has declared, and logs denials at debug
-/// level. A higher level would amplify a flood. Keys never appear, and fingerprints are computed
-/// only if a subscriber listens.
+/// level. At a higher level, a flood of requests would also flood the log. Keys are never written.
+/// Fingerprints are computed only if a subscriber is interested.
 #[inline]
 pub(super) fn trace(
     decision: &Decision,
@@ -81,8 +81,8 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 
-/// Logs the first late charge that exceeds `max_debt`. Later ones are not logged, because clients
-/// may cause many.
+/// Logs the first late charge that exceeds `max_debt`. Later charges are not logged, because
+/// clients may cause many of them.
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {

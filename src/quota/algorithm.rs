@@ -1,9 +1,9 @@
 //! Algorithms that count the units of an account.
 
 /// An algorithm that counts the units of an account. The guide [draws](crate::guide::algorithms)
-/// each one.
+/// each algorithm.
 ///
-/// | | burst at once | memory | use it for |
+/// | | maximum burst | memory | use it for |
 /// |---|---|---|---|
 /// | [`Gcra`](Algorithm::Gcra) | `burst` | one instant | almost everything |
 /// | [`TokenBucket`](Algorithm::TokenBucket) | `burst` | two numbers | "n more every minute" |
@@ -17,24 +17,26 @@ pub enum Algorithm {
     /// The generic cell rate algorithm (ITU-T I.371): one unit comes back every interval.
     #[default]
     Gcra,
-    /// `units` come back together, at whole periods after the first charge of the account.
+    /// The bucket regains `units` units together, at whole periods after the first charge of the
+    /// account.
     TokenBucket,
     /// Windows of one period, aligned to the Unix epoch. See [`Algorithm::fixed_window`].
     FixedWindow {
-        /// The maximum number of unused units that a window lends to the next one.
+        /// The maximum number of unused units that a window lends to the next window.
         carry_over: u32,
         /// Spaces the units of a window evenly.
         paced: bool,
     },
     /// A window of one period that starts with the first charge.
     AnchoredWindow,
-    /// The last period, in `buckets` equal buckets. The oldest bucket counts in proportion to the
-    /// part of it that is still inside the period. One bucket is the two-counter form.
+    /// A window that always covers the last period, counted in `buckets` equal buckets. The oldest
+    /// bucket is counted in proportion to its part that is still inside the period. With one
+    /// bucket, this is the algorithm with two counters.
     SlidingWindow {
         /// The number of buckets, 1 to 1 000.
         buckets: u32,
     },
-    /// All charges of the last period, each with its instant.
+    /// A log of all charges of the last period, each with its instant.
     SlidingLog,
 }
 
@@ -52,7 +54,7 @@ impl Algorithm {
         Self::FixedWindow { carry_over: 0, paced: false }
     }
 
-    /// Lends the unused units of a window to the next one, at most `max`. A window without charges
+    /// Lends up to `max` unused units of a window to the next window. A window without charges
     /// lends nothing.
     ///
     /// # Panics

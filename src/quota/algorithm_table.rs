@@ -1,4 +1,4 @@
-//! The serde form of an algorithm: a word, or a table if the algorithm has settings.
+//! The serde form of an algorithm. It is a word, or a table if the algorithm has settings.
 
 use serde::{
     de::{Deserialize, Deserializer},

@@ -2,8 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-/// An error that describes an invalid [`Quota`](crate::Quota). Its text has the field, the value
-/// and the fix.
+/// The error for an invalid [`Quota`](crate::Quota). The text has the field, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaError(pub(super) Repr);
 
@@ -40,7 +39,7 @@ pub(super) enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns the message without values, as a panic in a constant cannot format them.
+    /// Returns the message without values, because a panic in a constant cannot format values.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::NoUnits => "quota: units is 0; use Quota::blocked() to deny all requests",

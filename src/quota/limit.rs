@@ -1,4 +1,4 @@
-//! Quotas with a different limit, to measure the limit that a trace needs.
+//! Quotas with a changed limit, used to measure the limit that a trace needs.
 
 use super::{Algorithm, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
@@ -6,8 +6,8 @@ impl Quota {
     /// Returns this quota with the highest limit that its algorithm can count, and without soft
     /// units.
     ///
-    /// The result is only for counting. For a window it can be above any valid quota. It has no
-    /// carry-over and no pacing.
+    /// The result is only for counting. For a window, its limit can be above that of any valid
+    /// quota. The result has no carry-over and no pacing.
     pub(crate) fn widest(&self) -> Self {
         if self.is_blocked() {
             return *self;
@@ -30,7 +30,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such quota.
+    /// Fails if a quota with this limit is not valid.
     pub(crate) fn with_limit(&self, units: u32) -> Result<Self, QuotaError> {
         match self.algorithm {
             Algorithm::Gcra | Algorithm::TokenBucket => self.try_burst(units),
@@ -41,7 +41,8 @@ impl Quota {
         }
     }
 
-    /// Returns a window without pacing and carry-over, because these hide part of the count.
+    /// Returns a window without pacing and carry-over, because both settings hide a part of the
+    /// count.
     fn wide_window(&self, units: u32) -> Self {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow { .. } => Algorithm::fixed_window(),

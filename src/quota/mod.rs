@@ -22,11 +22,13 @@ pub use self::{algorithm::Algorithm, error::QuotaError};
 const SECOND: u64 = 1_000_000_000;
 /// The longest time in which an account may refill: ten years of 365 days.
 const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
-/// The maximum units of a sliding log, which keeps one entry per charge.
+/// The maximum number of units of a sliding log. A log keeps one entry per charge.
 const MAX_LOG_UNITS: u64 = 10_000;
-/// The maximum buckets of a sliding window, which keeps one count per bucket and account.
+/// The maximum number of buckets of a sliding window. A window keeps one count per bucket and
+/// account.
 const MAX_BUCKETS: u32 = 1_000;
-/// Units of time in the text form, longest first, in nanoseconds.
+/// The units of time in the text form, with their lengths in nanoseconds. The longest unit is
+/// first.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
     ("h", 3_600 * SECOND),
@@ -37,7 +39,7 @@ const UNITS: [(&str, u64); 7] = [
     ("ns", 1),
 ];
 
-/// A quota of `units` per `period`, of which `burst` may be taken at once.
+/// A quota of `units` per `period`. Up to `burst` units may be taken in one instant.
 ///
 /// The default algorithm is the generic cell rate algorithm (GCRA, ITU-T I.371): one unit comes
 /// back every [`interval`](Quota::interval). The interval is `period / units`, rounded **up** to a
@@ -59,11 +61,11 @@ const UNITS: [(&str, u64); 7] = [
 /// ```
 ///
 /// Feature `serde` reads a quota from any format that distinguishes numbers from text (TOML, JSON).
-/// It is either text or a table. The fields of the table have the names of the setters, except
-/// `name` for [`named`](Quota::named) and `blocked = true` for a [blocked](Quota::blocked) quota
-/// with a name. An error has the field, its value and the fix. A quota is written as text if the
-/// text is complete, and as a table otherwise. Names stay in memory for the life of the process,
-/// see [`RuleName`](crate::rule::RuleName).
+/// The form is either text or a table. The fields of the table have the names of the setters, with
+/// two exceptions: `name` is [`named`](Quota::named), and `blocked = true` is a
+/// [blocked](Quota::blocked) quota with a name. An error has the field, its value and the fix. A
+/// quota is written as text if the text can express all its settings, and as a table otherwise.
+/// Names stay in memory for the life of the process, see [`RuleName`](crate::rule::RuleName).
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
@@ -163,8 +165,8 @@ impl Quota {
         }
     }
 
-    /// Creates a quota that always denies requests with a cost above 0. Waiting does not help, so
-    /// no `Retry-After` is sent and the status is 403 (see
+    /// Creates a quota that denies all requests with a cost above 0. Waiting does not help, so no
+    /// `Retry-After` is sent, and the status is 403 (see
     /// [`TooManyRequests::blocked_status`](crate::reject::TooManyRequests::blocked_status)).
     ///
     /// The opposite is [`Rule::unlimited`](crate::Rule::unlimited).
@@ -182,7 +184,8 @@ impl Quota {
         }
     }
 
-    /// Sets the burst: the number of units that may be taken at once from a full account.
+    /// Sets the burst, which is the number of units that may be taken from a full account in one
+    /// instant.
     ///
     /// ```
     /// # use tower_sluice::Quota;
@@ -219,9 +222,10 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if the algorithm cannot count the quota: a window with a burst that differs from its
-    /// units, buckets that do not divide the period, more than 1 000 buckets, or a log of more than
-    /// 10 000 units. For an algorithm known only at run time, use [`Quota::try_algorithm`].
+    /// Panics if the algorithm cannot count the quota. This is the case for a window with a burst
+    /// that differs from its units, for buckets that do not divide the period, for more than 1 000
+    /// buckets, and for a log of more than 10 000 units. For an algorithm known only at run time,
+    /// use [`Quota::try_algorithm`].
     #[track_caller]
     pub const fn algorithm(self, algorithm: Algorithm) -> Self {
         Self { algorithm, ..self }.or_panic()
@@ -236,7 +240,8 @@ impl Quota {
         Self { algorithm, ..self }.checked(self.units)
     }
 
-    /// Sets the units of a new account, for GCRA and token bucket. Defaults to a full account.
+    /// Sets the number of units that a new account has, for GCRA and token bucket. By default, a
+    /// new account is full.
     ///
     /// # Panics
     ///
@@ -255,7 +260,8 @@ impl Quota {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Sets the units of a new account to those that come back in `time`, rounded down.
+    /// Sets the number of units that a new account has. It is the number of units that come back in
+    /// `time`, rounded down.
     ///
     /// # Panics
     ///
@@ -268,7 +274,8 @@ impl Quota {
         self.initial(units)
     }
 
-    /// Allows up to `units` beyond the limit, marked as [overage](crate::Decision::is_overage).
+    /// Allows up to `units` units beyond the limit. Such requests are marked as
+    /// [overage](crate::Decision::is_overage).
     ///
     /// # Panics
     ///
@@ -301,7 +308,7 @@ impl Quota {
     }
 
     /// Sets the name of the quota in header fields and problem bodies. Defaults to the name of the
-    /// rule, followed by the period if the rule has several quotas.
+    /// rule. If the rule has several quotas, the period is appended.
     ///
     /// # Panics
     ///
@@ -315,13 +322,13 @@ impl Quota {
         Self { name: Some(name), ..self }
     }
 
-    /// Returns the units that come back per [`period`](Quota::period).
+    /// Returns the number of units that come back per [`period`](Quota::period).
     #[must_use]
     pub const fn units(&self) -> u32 {
         self.units
     }
 
-    /// Returns the limit: the maximum number of units available at once.
+    /// Returns the limit, which is the maximum number of units that are available at the same time.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.burst
@@ -371,12 +378,13 @@ impl Quota {
         self.initial
     }
 
-    /// Returns the maximum number of units that can pass at once, with overage.
+    /// Returns the limit plus the soft units: the maximum number of units that can be taken in one
+    /// instant.
     pub(crate) const fn raised_limit(&self) -> u32 {
         self.burst.saturating_add(self.soft)
     }
 
-    /// Returns the units allowed beyond the limit as overage.
+    /// Returns the number of units that are allowed beyond the limit as overage.
     #[must_use]
     pub const fn soft_units(&self) -> u32 {
         self.soft
@@ -393,7 +401,7 @@ impl Quota {
         format!("{n}{unit}")
     }
 
-    /// Creates a quota of the default algorithm whose burst equals its units.
+    /// Creates a quota with the default algorithm. The burst is equal to the units.
     const fn plain(units: u32, period: u64) -> Result<Self, ErrorKind> {
         if units == 0 {
             return Err(ErrorKind::NoUnits);
@@ -420,8 +428,8 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid, and panics otherwise. A fault in a constant is a compile
-    /// error.
+    /// Returns the quota if it is valid, and panics otherwise. In a constant, the panic is a
+    /// compile error.
     #[track_caller]
     const fn or_panic(self) -> Self {
         match self.fault() {
@@ -430,7 +438,8 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid. `number` is the number set last, for the error.
+    /// Returns the quota if it is valid. The error contains `number`, which is the number that was
+    /// set last.
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),

@@ -6,13 +6,15 @@ use super::{Algorithm, MAX_REFILL, Quota};
 
 impl Quota {
     /// Returns the share of one of `n` processes. All shares together admit no more than this
-    /// quota, except for rounding: a share has at least one unit.
+    /// quota, except for rounding, because a share has at least one unit.
     ///
-    /// A charge needs `need` units at once. If only the whole quota has that many, the burst of the
-    /// share is raised to `need`, because the charge would otherwise be denied forever. The rate of
-    /// the share stays the same, except for a window, whose units are its only measure.
+    /// A charge needs `need` units in one instant. If the share has fewer units than that but the
+    /// whole quota has enough, the burst of the share is raised to `need`. Otherwise the charge
+    /// would always be denied. The rate of the share does not change, except for a window, which
+    /// has no separate burst.
     ///
-    /// The share is a valid quota: one that would take more than ten years to refill takes ten.
+    /// The share is always a valid quota. If it would take more than ten years to refill, it takes
+    /// ten years.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
         if self.is_blocked() {
             return *self;
@@ -51,8 +53,8 @@ impl Quota {
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
-    /// Returns the burst and the soft units of a share, raised to `need` if the whole quota has
-    /// that many.
+    /// Returns the burst and the soft units of a share. They are raised to `need` if the whole
+    /// quota has at least `need` units.
     fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
         let whole = u64::from(self.burst) + u64::from(self.soft);
         if need <= u64::from(burst) + u64::from(soft) || need > whole {

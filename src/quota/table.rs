@@ -1,4 +1,5 @@
-//! The serde form of a quota: text if that is complete, otherwise a table.
+//! The serde form of a quota. It is text if the text can express all settings, and a table
+//! otherwise.
 
 use std::time::Duration;
 
@@ -66,7 +67,8 @@ impl TableForm for QuotaTable {
         Ok(())
     }
 
-    /// Applies the fields in an order in which a valid quota is valid after each step.
+    /// Applies the fields one by one. The order is such that a valid quota is also valid after each
+    /// step.
     fn read(self) -> Result<Quota, String> {
         let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
@@ -119,7 +121,7 @@ pub(crate) fn time_text(time: Duration) -> Option<String> {
     Some(format!("{n}{unit}"))
 }
 
-/// Writes the text form if it reads back as the same quota, and a table otherwise.
+/// Writes the text form if parsing it returns the same quota, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.interval != self.period.div_ceil(self.units.max(1).into()) {

@@ -53,7 +53,7 @@ impl FromStr for Quota {
     }
 }
 
-/// Other spellings of time units. The written form is always one of [`UNITS`].
+/// Other spellings of time units. A quota is always written with one of [`UNITS`].
 const SPELLINGS: [(&str, &str); 14] = [
     ("d", "day"),
     ("days", "day"),
@@ -71,7 +71,7 @@ const SPELLINGS: [(&str, &str); 14] = [
     ("seconds", "s"),
 ];
 
-/// Reads `"10s"`, or `"min"` for one minute. The error is the fix.
+/// Reads `"10s"`, or `"min"` for one minute. The error text describes the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
@@ -91,7 +91,7 @@ pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
     whole.map_or((nanos, "ns"), |(name, unit)| (nanos / unit, name))
 }
 
-/// Reads digits only, because `u32::from_str` also accepts a sign.
+/// Parses a number that has only digits. `u32::from_str` would also accept a sign.
 fn whole_number(text: &str) -> Option<u32> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }

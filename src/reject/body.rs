@@ -5,10 +5,10 @@ use std::any::Any;
 use bytes::Bytes;
 use http_body_util::Full;
 
-/// Creates a body with `text`, or an empty body if the type is unknown.
+/// Creates a response body with `text`, or an empty body if the body type `B` is unknown.
 ///
-/// The type is tested at run time, so that one layer type works with axum, hyper and tonic. A bound
-/// such as `From<Bytes>` would exclude tonic's body.
+/// The body type is tested at run time, so that one layer type works with axum, hyper and tonic. A
+/// trait bound such as `From<Bytes>` would exclude tonic's body.
 pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;
@@ -21,7 +21,7 @@ pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     } else if let Some(body) = any.downcast_mut::<String>() {
         *body = String::from_utf8_lossy(&text).into_owned();
     } else {
-        // For plain requests to a tonic server. A gRPC rejection has no body.
+        // This type is needed for plain requests to a tonic server. A gRPC rejection has no body.
         #[cfg(feature = "tonic")]
         if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
             *body = tonic::body::Body::new(Full::new(text));

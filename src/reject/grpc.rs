@@ -1,10 +1,11 @@
-//! Rejections for gRPC clients: HTTP 200 with the status in the headers ("trailers-only").
+//! Rejections for gRPC clients. The response is HTTP 200 with the gRPC status in the headers
+//! ("trailers-only").
 //!
-//! The body is the default of its type. It must report the end of the stream, so that the headers
-//! end the stream. An empty data frame after the headers makes some clients lose the status.
+//! The body is the default value of its type. It must report that it is at its end, so that the
+//! headers end the stream. Some clients lose the status if an empty data frame follows the headers.
 //!
-//! The details are two messages of the error model (`google.rpc.RetryInfo`, `QuotaFailure`),
-//! encoded by hand, because sixty bytes do not justify a protobuf dependency.
+//! The details are two messages of the error model (`google.rpc.RetryInfo`, `QuotaFailure`). They
+//! are encoded by hand, because sixty bytes do not justify a protobuf dependency.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use http::{
 use super::{NO_STORE, Reason, Rejection, text};
 use crate::key::RequestHead;
 
-/// Status codes of gRPC.
+/// The gRPC status codes in use.
 #[derive(Clone, Copy)]
 enum Code {
     InvalidArgument = 3,
@@ -30,11 +31,12 @@ enum Code {
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Returns `true` for a gRPC call: a `POST` with the gRPC content type, over HTTP/2 or later.
+/// Returns `true` for a gRPC call, which is a `POST` with the gRPC content type, over HTTP/2 or
+/// later.
 ///
-/// Any client can send the content type, and a status of 200 would hide the denial of a plain
-/// request from caches, logs and alerts. `application/grpc-web` is another protocol, which is
-/// translated outside the limiter.
+/// The content type alone is not enough, because any client can send it. A status of 200 would then
+/// hide the denial of a plain request from caches, logs and alerts. `application/grpc-web` is a
+/// different protocol, which an outer layer translates.
 pub(super) fn is_call(head: &RequestHead<'_>) -> bool {
     head.version >= Version::HTTP_2 && is_post(head)
 }
@@ -69,9 +71,10 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     if let Ok(value) = HeaderValue::try_from(details) {
         headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
     }
-    // gRFC A6: a negative pushback means "do not retry".
+    // In gRFC A6, a negative pushback means "do not retry".
     let pushback = match (why.reason(), why.retry_after()) {
-        // Without a usable key, or while the wait is unknown, the client decides when to retry.
+        // If the request has no usable key or the wait is unknown, the client decides when to
+        // retry.
         (Reason::Unkeyed, _) | (Reason::Limited, None) => return response,
         (_, Some(wait)) => i64::try_from(millis(wait)).unwrap_or(i64::MAX),
         (_, None) => -1,
@@ -104,7 +107,8 @@ fn percent_encoded(message: &str) -> String {
     text
 }
 
-/// Converts to whole milliseconds, rounded up, so that a retry after this wait is not too early.
+/// Converts a wait to whole milliseconds. The result is rounded up, so that a retry after this wait
+/// is not too early.
 fn millis(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -155,7 +159,7 @@ fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
     bytes(out, 3, &any);
 }
 
-/// Appends a varint field. As in protobuf, the default 0 is omitted.
+/// Appends a varint field. A value of 0 is omitted, as protobuf requires for defaults.
 fn number(out: &mut Vec<u8>, field: u8, value: u64) {
     if value > 0 {
         out.push(field << 3);

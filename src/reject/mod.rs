@@ -1,14 +1,15 @@
 //! Responses for rejected requests.
 //!
-//! The store decides whether a request is denied. A [`Reject`] creates the response. The default,
-//! [`TooManyRequests`], responds with plain text, with problem+json (RFC 9457) if the client
-//! accepts JSON, without a body to HEAD, and with a gRPC status to gRPC. The layer adds
-//! `Retry-After` and the [`Headers`](crate::Headers) to every response of a `Reject`.
+//! The store decides if a request is denied, and a [`Reject`] creates the response. The default is
+//! [`TooManyRequests`]. It responds with plain text, or with problem+json (RFC 9457) if the client
+//! accepts JSON. The response to `HEAD` has no body, and the response to a gRPC call has a gRPC
+//! status. The layer adds `Retry-After` and the [`Headers`](crate::Headers) to every response of a
+//! `Reject`.
 //!
 //! [`reject_fn`] creates a `Reject` from a closure. The closure creates *every* rejection,
 //! including those for a missing key or a failed store, so take the status from the [`Rejection`].
-//! The layer adds no other fields. In particular, the closure must set `Cache-Control: no-store`,
-//! which the default sends.
+//! The layer adds only `Retry-After` and the [`Headers`](crate::Headers). In particular, the
+//! closure must set `Cache-Control: no-store`, as the default does.
 //!
 //! ```
 //! use http::Response;
@@ -29,9 +30,9 @@
 //! `application/grpc`, optionally followed by `+proto`, `+json` or `;…`. Another request with that
 //! content type gets the plain response, usually 429.
 //!
-//! A call is rejected with a gRPC status, as a handler would return it. Clients would read a bare
-//! 429 as `UNAVAILABLE` and retry at once. The response is HTTP 200 with one block of headers that
-//! ends the stream:
+//! A call is rejected with a gRPC status, like the error of a handler. Without a gRPC status,
+//! clients would read a 429 as `UNAVAILABLE` and retry immediately. The response is HTTP 200 with
+//! one block of headers that ends the stream:
 //!
 //! | field | |
 //! |---|---|
@@ -42,7 +43,7 @@
 //! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown |
 //! | `retry-after`, `ratelimit`, … | as in other responses |
 //!
-//! A client follows the pushback only if its service config has a retry policy with the status
+//! A client obeys the pushback only if its service config has a retry policy that lists the status
 //! code:
 //!
 //! ```json
@@ -51,26 +52,26 @@
 //!     "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}
 //! ```
 //!
-//! A tonic client has no retry policy. Read `Status::get_details_retry_info` of `tonic-types`
-//! there.
+//! A tonic client has no retry policy. In a tonic client, read the wait with
+//! `Status::get_details_retry_info` of `tonic-types`.
 //!
 //! A streaming call is charged once, when it opens. Its messages are not counted, and an open
-//! stream is not closed. The handler can charge a [`Limiter`](crate::Limiter) per message. A
-//! rejected stream ends at once; a client that is still sending receives `RST_STREAM` with
-//! `NO_ERROR`.
+//! stream is not closed. To count messages, the handler can charge a [`Limiter`](crate::Limiter)
+//! per message. A rejected stream ends immediately. A client that is still sending receives
+//! `RST_STREAM` with `NO_ERROR`.
 //!
-//! gRPC-Web is another protocol. Place the limiter *inside* the layer that translates it,
-//! `tonic_web::GrpcWebLayer`, so that rejections are translated as well; the first layer of a tonic
-//! server is the outermost. Outside that layer a rejection is 429 with text. A translated request
-//! keeps its HTTP version, so browsers over HTTP/1.1 need [`TooManyRequests::grpc_web`]. Scripts in
-//! a browser can read only the fields that the CORS layer exposes. Expose `grpc-status`,
-//! `grpc-message` and `grpc-status-details-bin` in addition to
+//! gRPC-Web is a different protocol, which `tonic_web::GrpcWebLayer` translates. Place the limiter
+//! *inside* that layer, so that rejections are translated as well. The first layer of a tonic
+//! server is the outermost. If the limiter is outside that layer, a rejection is a 429 with text. A
+//! translated request keeps its HTTP version, so browsers over HTTP/1.1 need
+//! [`TooManyRequests::grpc_web`]. Scripts in a browser can read only the fields that the CORS layer
+//! exposes. Expose `grpc-status`, `grpc-message` and `grpc-status-details-bin` in addition to
 //! [`exposed_headers()`](crate::headers::exposed_headers()).
 //!
-//! The metadata of a call are header fields: [`Header`](crate::key::HeaderKey) reads them. With the
-//! feature `tonic`, [`PeerIp`](crate::PeerIp) finds the peer address that a tonic server provides.
-//! With one store and the same rules, gRPC and plain HTTP share their accounts; see the example
-//! `grpc`.
+//! The metadata of a call are header fields, so [`HeaderKey`](crate::key::HeaderKey) can read them.
+//! With the feature `tonic`, [`PeerIp`](crate::PeerIp) finds the peer address that a tonic server
+//! provides. With one store and the same rules, gRPC and plain HTTP share their accounts; see the
+//! example `grpc`.
 //!
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
@@ -135,7 +136,7 @@ impl<F> fmt::Debug for RejectFn<F> {
     }
 }
 
-/// A rejected request: the reason, the decision and the wait.
+/// A rejected request, with the reason, the decision and the wait.
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
     cause: Cause<'a>,
@@ -144,7 +145,7 @@ pub struct Rejection<'a> {
     context: ExplainContext<'a>,
 }
 
-/// The rules, which an explanation evaluates again, and the secret for fingerprints.
+/// The rules and the secret for fingerprints. An explanation evaluates the rules again.
 #[derive(Clone, Copy)]
 pub(crate) struct ExplainContext<'a> {
     pub(crate) rules: &'a dyn Rules,
@@ -167,7 +168,7 @@ pub enum Reason {
     TooCostly,
     /// A quota is [blocked](crate::Quota::blocked).
     Blocked,
-    /// The store failed and its policy denies requests.
+    /// The store failed, and its wrapper denies requests during failures.
     Unavailable,
     /// The request has no usable key.
     Unkeyed,
@@ -204,7 +205,8 @@ impl<'a> Rejection<'a> {
     }
 
     /// Explains the rejection with its arithmetic, for logs and operators. The rules are evaluated
-    /// again for quotas, costs and keys; the store is not called. The explained wait has no jitter.
+    /// again to get the quotas, costs and keys. The store is not called. The explained wait does
+    /// not include jitter.
     ///
     /// ```
     /// use http::Response;
@@ -257,7 +259,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the error of the key, or `None` if the store decided.
+    /// Returns the [`KeyError`] of a request without a usable key, or `None` if the store decided.
     #[must_use]
     pub fn key_error(&self) -> Option<&'a KeyError> {
         match self.cause {
@@ -273,7 +275,8 @@ impl<'a> Rejection<'a> {
         self.retry_after
     }
 
-    /// Returns the wait in whole seconds, as in `Retry-After`: rounded up, and at least 1.
+    /// Returns the wait in whole seconds, as in `Retry-After`. The number is rounded up and at
+    /// least 1.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after.map(retry_seconds)
@@ -297,11 +300,13 @@ impl fmt::Debug for Rejection<'_> {
     }
 }
 
-/// The default [`Reject`]: 429 with text, problem+json or a gRPC status, depending on the request.
+/// The default [`Reject`]. It responds with 429 and text, with problem+json, or with a gRPC status,
+/// depending on the request.
 ///
 /// It supports every body type that implements `Default`. `String`, `Vec<u8>`, `Bytes`,
-/// `http_body_util::Full<Bytes>` and, with the features `axum` and `tonic`, the `Body` of each
-/// receive the text. Other body types stay empty, with all headers set. Use [`reject_fn`] for them.
+/// `http_body_util::Full<Bytes>` and, with the features `axum` and `tonic`, the `Body` types of
+/// axum and tonic receive the text. Bodies of other types are empty, but all headers are set. Use
+/// [`reject_fn`] for these types.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -330,13 +335,14 @@ impl TooManyRequests {
 
     /// Also responds with a gRPC status to calls over HTTP/1.1 that `tonic_web::GrpcWebLayer` has
     /// translated: a `POST` with a gRPC content type and `te: trailers`, without `content-length`.
-    /// Set it on a limiter inside that layer if browsers use HTTP/1.1. Defaults to HTTP/2 and later
-    /// only.
+    /// Use this setting on a limiter inside that layer if browsers use HTTP/1.1. By default, only
+    /// calls over HTTP/2 and later get a gRPC status.
     ///
     /// # Limitations
     ///
-    /// Any HTTP/1.1 client can send such a request. Its denied calls then have the status 200 with
-    /// `grpc-status: 8`, so count denials by the counters of the layer, not by HTTP status.
+    /// Any HTTP/1.1 client can send such a request. Denied calls then have the status 200 with
+    /// `grpc-status: 8`. Therefore use the counters of the layer, and not the HTTP status, to count
+    /// denials.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
@@ -369,7 +375,7 @@ impl Default for TooManyRequests {
     }
 }
 
-/// Creates a response with a text, or without it in answer to `HEAD`.
+/// Creates a response with a text. The response to `HEAD` has no text.
 fn with_text<B: Default + 'static>(
     text: Bytes,
     status: StatusCode,
@@ -404,7 +410,7 @@ impl<B: Default + 'static> Reject<B> for TooManyRequests {
         with_text(text, status, fields, head)
     }
 
-    /// Starts from prepared fields for plain text, the most common case.
+    /// Creates the response. The most common case, plain text, uses prepared header fields.
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         if !self.is_grpc(head)
             && !text::accepts_json(head.headers)

@@ -1,4 +1,4 @@
-//! Bodies of rejections: plain text, or problem+json (RFC 9457).
+//! The bodies of rejections as plain text or problem+json (RFC 9457).
 
 use std::{fmt::Write as _, sync::OnceLock};
 
@@ -8,11 +8,11 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
 
-/// Plain texts for waits below this number of seconds are cached.
+/// The wait in seconds below which plain texts are cached.
 const COMMON_WAITS: usize = 4_096;
-/// The largest number of media ranges of `Accept` that is read.
+/// The maximum number of media ranges in `Accept` that are read.
 const MAX_RANGES: usize = 32;
-/// The largest number of bytes of `Accept` that is read.
+/// The maximum number of bytes in `Accept` that are read.
 const MAX_BYTES: usize = 4_096;
 /// The problem types of the `RateLimit` draft.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -49,7 +49,7 @@ fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Ite
     ranges.take(MAX_RANGES)
 }
 
-/// Returns the plain text, one line. Texts for common waits are cached.
+/// Returns the plain text, which is one line. Texts for common waits are cached.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
@@ -61,7 +61,7 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     Bytes::from(detail(why))
 }
 
-/// Returns problem+json. The draft spells `violated-policies` with a hyphen.
+/// Returns the problem+json text. The draft spells `violated-policies` with a hyphen.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),

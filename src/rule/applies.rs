@@ -1,4 +1,4 @@
-//! Policies for requests: whether a rule applies, and how it treats a missing identity.
+//! Policies that select if a rule applies to a request, and how a missing identity is handled.
 
 use http::StatusCode;
 
@@ -9,12 +9,12 @@ pub enum Applies {
     /// The rule charges the request.
     #[default]
     Charge,
-    /// The rule does not apply to the request. Other rules do.
+    /// The rule does not apply to the request. Other rules still apply.
     Skip,
     /// No rule of the layer applies to the request. The store is not called.
     Exempt,
-    /// The rule charges the request, and rejects it if it has no identity, regardless of the
-    /// [`OnMissingKey`] policy.
+    /// The rule charges the request. If the request has no identity, the request is rejected,
+    /// regardless of the [`OnMissingKey`] policy.
     Require,
 }
 

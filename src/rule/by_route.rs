@@ -15,11 +15,13 @@ use crate::{
     store::Charge,
 };
 
-/// Creates rules with separate quotas for each route, given as method and axum template. All other
-/// requests together have the quotas `default`. This needs one layer and one store.
+/// Creates rules with separate quotas for each route. A route is a method and an axum template. The
+/// quotas `default` apply to all other requests together. One layer with one store is enough for
+/// all routes.
 ///
-/// All clients share the quotas of a route. [`each`](ByRoute::each) counts each key separately.
-/// Responses carry the policies of the rules that charged the request, and name no other route.
+/// All clients share the quotas of a route. Use [`each`](ByRoute::each) to count each key
+/// separately. A response reports the policies of the rules that charged the request, and does not
+/// name other routes.
 ///
 /// ```
 /// use http::Method;
@@ -46,29 +48,30 @@ use crate::{
 /// | any method to a gRPC path, `/package.Service/Method` | that route, because gRPC servers ignore the method |
 ///
 /// Use `any_method` for a handler that answers several methods, such as one made by
-/// `axum::routing::any`. [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports routes whose
-/// other methods have a much looser `other`.
+/// `axum::routing::any`. [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports a route if
+/// other methods of its path fall under a much higher quota of `other`.
 ///
 /// # Templates
 ///
-/// Write a template as in the router, with the path it is nested under: `/api/url/{id}`. The names
-/// of parameters do not matter.
+/// Write a template as in the router, including the path that the router is nested under:
+/// `/api/url/{id}`. The names of parameters do not matter.
 ///
 /// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. The router of tonic
 /// has no template for a single method, so the template is also compared with the path of the
-/// request. It therefore works without an axum router too. A service without a package looks like
-/// any other path: limit it with `any_method`.
+/// request. Therefore a gRPC template also works without an axum router. A service without a
+/// package looks like any other path, so limit it with `any_method`.
 ///
-/// axum sets the matched template inside the `Router`, so add the layer with `Router::layer`.
-/// Around a router, the rule `other` charges all requests. The log reports this once
-/// (`no_matched_path` in [`lint`](crate::lint)). It also reports a template that has matched no
-/// request and looks like a template of the router (`route_never_met`). Other typing errors are not
-/// detected. To find them, send one request to each route in a test and read `RateLimit`.
+/// axum sets the matched template inside the `Router`, so add the layer with `Router::layer`. If
+/// the layer is around a router, the rule `other` charges all requests. The log reports this once
+/// (`no_matched_path` in [`lint`](crate::lint)). The log also reports a template that has matched
+/// no request but resembles a template of the router (`route_never_met`). Other typing errors are
+/// not detected. To find them, send one request to each route in a test, and check the `RateLimit`
+/// header field.
 ///
 /// # Names
 ///
-/// A rule has the name of its route, such as `POST /url`, and the default rule is named `other`. A
-/// name above 64 characters is cut and ends with a hash of the whole name. Characters that are not
+/// The name of a rule is its route, such as `POST /url`. The default rule is named `other`. A name
+/// above 64 characters is cut and ends with a hash of the whole name. Characters that are not
 /// printable ASCII are percent-encoded. To read routes and quotas from a file, use
 /// [`RouteSettings`](crate::RateLimitLayer) (feature `serde`).
 ///
@@ -102,10 +105,10 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 ///
 /// # Errors
 ///
-/// Fails if no request can match a route, or if two routes have one method and differ at most in
-/// the names of parameters. No request matches a template that does not start with a slash, has a
-/// query, uses the syntax of axum 0.7, or has unbalanced braces. Nor does a
-/// request have a method in lower case.
+/// Fails if no request can match a route, or if two routes have the same method and their templates
+/// differ at most in the names of parameters. No request matches a template that does not start
+/// with a slash, has a query, uses the syntax of axum 0.7, or has unbalanced braces. No request has
+/// a standard method in lower case.
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
@@ -134,7 +137,7 @@ impl ByRoute<Everyone> {
 }
 
 impl<K: Clone> ByRoute<K> {
-    /// Limits a path for all methods without a route of their own.
+    /// Sets the quotas of a path for all methods that have no route of their own.
     ///
     /// ```
     /// use http::Method;

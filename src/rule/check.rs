@@ -1,4 +1,5 @@
-//! Build-time checks of rules: settings that would deny or mix up all requests.
+//! Checks of the rules when a layer is built. They find settings that would deny all requests or
+//! charge the wrong account.
 
 use std::{fmt, time::Duration};
 
@@ -8,7 +9,7 @@ use crate::{
     store::{Charge, Store, Unsupported},
 };
 
-/// An error in the rules of a layer. It is found when the layer is built, before any request.
+/// An error in the rules of a layer. Building the layer fails with this error, before any request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RuleError {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::key::RequestHead;
 
-/// The time budget of a request, from the moment when it reaches the layer. An outer middleware
-/// puts it into the extensions of the request.
+/// The time budget of a request. It starts when the request reaches the layer. An outer middleware
+/// inserts this value into the extensions of the request.
 ///
 /// A request does not queue longer than its budget. The layer reads the header `grpc-timeout` in
 /// the same way.
@@ -27,7 +27,8 @@ pub(crate) fn within(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
     [own, grpc].into_iter().flatten().fold(max_wait, Duration::min)
 }
 
-/// Parses one to eight digits and a unit: `100m` is 100 ms (gRPC over HTTP/2, "Timeout").
+/// Parses the value of `grpc-timeout`: one to eight digits and a unit. `100m` is 100 ms (gRPC over
+/// HTTP/2, "Timeout").
 fn grpc(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

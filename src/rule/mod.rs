@@ -1,4 +1,5 @@
-//! Rules: whom to charge, with which quotas, and the cost of a request.
+//! Rules. A rule selects the account of a request, the quotas of the account, and the cost of the
+//! request.
 
 mod applies;
 #[cfg(feature = "axum")]
@@ -77,7 +78,8 @@ pub struct Rule<K> {
     applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
     on_missing_key: OnMissingKey,
     report_only: Toggle,
-    /// Set by [`report_only`](Rule::report_only): `report_only` can change at run time.
+    /// `true` if [`report_only`](Rule::report_only) was called, so that the rule can become
+    /// report-only at run time.
     may_become_report_only: bool,
     max_key_len: usize,
 }
@@ -139,15 +141,16 @@ impl<K> Rule<K> {
         Self { plan: plan.into(), ..self }
     }
 
-    /// Sets the cost of a request: a number of units, or [`Cost::from_fn`]. Defaults to 1.
+    /// Sets the cost of a request to a number of units or to a [`Cost::from_fn`]. Defaults to 1.
     ///
     /// A request of cost 0 passes uncharged, even if its key or its quota is blocked. If clients
-    /// influence the cost, make it at least 1.
+    /// influence the cost, make the cost at least 1.
     pub fn cost(self, cost: impl Into<Cost>) -> Self {
         Self { cost: cost.into(), ..self }
     }
 
-    /// Sets the headroom: the units that must remain after the request is charged. Defaults to 0.
+    /// Sets the headroom, which is the number of units that must remain after a request is charged.
+    /// Defaults to 0.
     ///
     /// Give low-priority requests a headroom. They are then denied first, and the remaining units
     /// serve requests without headroom.
@@ -165,24 +168,25 @@ impl<K> Rule<K> {
     }
 
     /// Sets the maximum time that a request waits for its turn instead of being denied. Defaults to
-    /// zero. A burst is smoothed into even spacing, first come first served. A request with its own
-    /// deadline (`grpc-timeout`, or a [`RequestDeadline`] extension) waits no longer than
-    /// that.
+    /// zero. Requests of a burst run at even intervals, in the order in which they arrived. A
+    /// request with its own deadline (`grpc-timeout`, or a [`RequestDeadline`] extension) waits no
+    /// longer than its deadline.
     ///
     /// A waiting request is already admitted. Blocking its key, changing the plan or turning
     /// the layer off affects only later requests.
     ///
-    /// A waiting request that is dropped returns its units if no other request has queued behind
-    /// it. Otherwise its units are lost: the requests behind it keep their positions. Therefore
-    /// clients cannot make handlers run closer together by queueing and leaving.
+    /// A waiting request that is dropped returns its units if no other request waits behind it.
+    /// Otherwise the units are lost, and the requests behind it keep their positions. Therefore
+    /// clients cannot make handlers run at shorter intervals by sending requests and dropping them.
     ///
     /// Supported for GCRA and paced fixed windows without soft units.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }
 
-    /// Sets a function that selects how the rule applies to a request: charge it, skip this rule, exempt it from
-    /// all rules, or require an identity. Defaults to [`Applies::Charge`].
+    /// Sets a function that selects how the rule applies to a request. The rule can charge the
+    /// request, skip it, exempt it from all rules, or require an identity. Defaults to
+    /// [`Applies::Charge`].
     ///
     /// ```
     /// use tower_sluice::{PeerIp, Quota, Rule, rule::Applies};
@@ -207,9 +211,9 @@ impl<K> Rule<K> {
         Self { on_missing_key: policy, ..self }
     }
 
-    /// Makes the rule report-only while `toggle` is on: it counts requests but never denies them. The
-    /// decision reports which requests the rule would have denied. `true` makes it report-only for
-    /// good. Clones of the rule share the toggle.
+    /// Makes the rule report-only while `toggle` is on. A report-only rule counts requests but
+    /// never denies them. The decision reports if the rule would have denied the request. Pass
+    /// `true` to make the rule permanently report-only. Clones of the rule share the toggle.
     ///
     /// ```
     /// use tower_sluice::{PeerIp, Quota, Rule, middleware::Toggle};
@@ -231,7 +235,7 @@ impl<K> Rule<K> {
 }
 
 impl Rule<Everyone> {
-    /// Creates a rule that charges and denies nothing: the opposite of
+    /// Creates a rule that never charges or denies a request, the opposite of
     /// [`Quota::blocked`](crate::Quota::blocked).
     pub fn unlimited() -> Self {
         Self::named(RuleName::default(), Everyone, [])
@@ -252,7 +256,8 @@ impl<K: KeyExtractor> Rule<K> {
         } else if applies == Applies::Skip || self.plan.is_unlimited() {
             return Ok(then(None));
         }
-        // Borrows the key from the extractor's result: moving it costs as much as hashing it.
+        // Borrows the key from the extractor's result, because moving a key costs as much as
+        // hashing it.
         let found = self.extractor.extract(head);
         let resolved = OnceCell::new();
         let key = match &found {
@@ -281,8 +286,8 @@ impl<K: KeyExtractor> Rule<K> {
         Ok(then(Some(&charge)))
     }
 
-    /// Handles a request without a usable key. Returns the error of a rejection, the shared key, or
-    /// `None` if the rule does not apply.
+    /// Handles a request without a usable key. Returns the shared key, `None` if the rule does not
+    /// apply, or an error that rejects the request.
     #[cold]
     fn resolve_missing(
         &self,

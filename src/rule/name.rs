@@ -1,4 +1,4 @@
-//! Interned rule names, compared and hashed as one word.
+//! Interned rule names. A name is compared and hashed as one word.
 
 use std::{
     collections::HashMap,
@@ -10,9 +10,9 @@ use std::{
 
 /// The name of a rule: 1 to 64 printable ASCII characters, `[a-z0-9_-]` by custom.
 ///
-/// The name is part of an account's address and appears in header fields, so it must be neither
-/// secret nor personal. Names stay in memory for the life of the process. Take them from code or
-/// configuration, never from a request.
+/// The name is part of the address of an account and appears in header fields, so it must not
+/// contain secrets or personal data. Names stay in memory for the life of the process. Take them
+/// from code or configuration, never from a request.
 ///
 /// ```
 /// use tower_sluice::rule::RuleName;
@@ -45,8 +45,8 @@ impl RuleName {
         if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
     }
 
-    /// Derives a name from any text: percent-encodes everything outside printable ASCII, and
-    /// replaces the end of a name above 64 characters by a hash of the whole text.
+    /// Derives a name from any text. Characters outside printable ASCII are percent-encoded. The
+    /// end of a name above 64 characters is replaced with a hash of the whole text.
     #[cfg(feature = "axum")]
     pub(crate) fn derived(text: &str) -> Self {
         use fmt::Write;
@@ -72,8 +72,8 @@ impl RuleName {
         self.0.name
     }
 
-    /// Returns a hash that is equal in every process, so that it can replace the name in an
-    /// account's address.
+    /// Returns a hash that is equal in every process. It can replace the name in the address of an
+    /// account.
     pub(crate) fn hash64(self) -> u64 {
         self.0.hash
     }
@@ -90,10 +90,10 @@ impl RuleName {
     }
 }
 
-/// Longest name, in characters.
+/// The maximum length of a name, in characters.
 const LONGEST: usize = 64;
 
-/// FNV-1a. Names are few and come from the operator, so a simple hash is enough.
+/// Computes the FNV-1a hash. Names are few and come from the operator, so a simple hash is enough.
 fn fnv(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
@@ -181,7 +181,7 @@ impl<'de> serde::Deserialize<'de> for RuleName {
     }
 }
 
-/// An error that describes an invalid name.
+/// The error for an invalid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError(String);
 

@@ -1,4 +1,4 @@
-//! Plans: quotas that are fixed, chosen per request, or replaced at run time.
+//! Plans. The quotas of a plan are fixed, chosen per request, or replaced at run time.
 
 use std::{
     fmt,
@@ -12,8 +12,9 @@ use crate::{
     quota::Quota,
 };
 
-/// A list of quotas that are charged all or none. It is created from a [`Quota`], an array, a slice
-/// or a `Vec`. An empty list limits nothing. Feature `serde` reads one quota or a list.
+/// A list of quotas. A request is charged to all of them or to none. Create the list from a
+/// [`Quota`], an array, a slice or a `Vec`. An empty list limits nothing. Feature `serde` reads one
+/// quota or a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quotas(SmallVec<[Quota; 1]>);
 
@@ -21,7 +22,7 @@ pub struct Quotas(SmallVec<[Quota; 1]>);
 pub(super) const MAX_QUOTAS: usize = 255;
 
 impl Quotas {
-    /// Returns the quotas that are charged, at most the maximum of a decision.
+    /// Returns the quotas that are charged: at most 255, the maximum of a decision.
     pub(crate) fn charged(&self) -> &[Quota] {
         &self.0[..self.0.len().min(MAX_QUOTAS)]
     }
@@ -70,13 +71,14 @@ impl From<Vec<Quota>> for Quotas {
 
 /// The source of a rule's quotas.
 ///
-/// An account keeps its state when its quotas change, so neither a different plan nor a replaced
-/// one refills an account. The plans of one rule should have the same periods. Put quotas with
-/// different periods into rules with different names.
+/// An account keeps its state when its quotas change. Therefore a change of the plan does not
+/// refill an account. The plans of one rule should have the same periods. Put quotas with different
+/// periods into rules with different names.
 ///
-/// Do not let a client choose its plan per request. An account is dropped as soon as it is full
-/// under the current plan. With a [token bucket](crate::Algorithm::TokenBucket), this also drops the
-/// units that the client has used under a larger plan.
+/// Do not let a client choose its plan per request. The state of an account is dropped as soon as
+/// the account is full under the current plan. With a [token
+/// bucket](crate::Algorithm::TokenBucket), the store then also forgets the units that the client
+/// has used under a larger plan.
 ///
 /// ```
 /// use tower_sluice::{Plan, Quota, Rule, key::HeaderKey};
@@ -109,7 +111,8 @@ impl Plan {
         Self(PlanKind::Chosen(Arc::new(choose)))
     }
 
-    /// Returns the quotas of this request. Quotas created for this request are stored in `made`.
+    /// Returns the quotas of this request. If the plan creates new quotas for the request, they are
+    /// stored in `made`.
     #[inline]
     pub(super) fn quotas<'a>(
         &'a self,
@@ -125,7 +128,7 @@ impl Plan {
         .charged()
     }
 
-    /// Returns `true` if the plan never charges anything.
+    /// Returns `true` if the plan never charges a request.
     pub(super) fn is_unlimited(&self) -> bool {
         matches!(&self.0, PlanKind::Fixed(quotas) if quotas.0.is_empty())
     }
@@ -167,8 +170,8 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Quotas that can be replaced at run time. The value is a handle; clones share the quotas. A
-/// [`Plan`] is created from a reference to it.
+/// A handle to quotas that can be replaced at run time. Clones of the handle share the quotas.
+/// Create a [`Plan`] from a reference to the handle.
 ///
 /// ```
 /// use tower_sluice::{LivePlan, PeerIp, Quota, Rule};

@@ -7,7 +7,7 @@ use http::Method;
 use super::RuleName;
 use crate::key::RequestHead;
 
-/// A path template with a method, or for all methods.
+/// A path template, either with a method or for all methods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RouteTemplate {
     method: Option<Method>,
@@ -50,7 +50,7 @@ impl RouteTemplate {
         RuleName::derived(&self.to_string())
     }
 
-    /// Returns `true` if the route applies to all methods without a route of their own.
+    /// Returns `true` if the route applies to all methods that have no route of their own.
     pub(super) fn takes_all_methods(&self) -> bool {
         self.method.is_none() || self.grpc.is_some()
     }
@@ -61,7 +61,7 @@ impl RouteTemplate {
         same_template(&self.template, &other.template)
     }
 
-    /// Returns `true` if both take the same requests.
+    /// Returns `true` if both routes match the same requests.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.method == other.method && self.has_same_path(other)
     }
@@ -70,7 +70,7 @@ impl RouteTemplate {
         &self.template
     }
 
-    /// Returns the rank of the match, 0 for the best, or `None` if the request does not match.
+    /// Returns the rank of the match, or `None` if the request does not match. The best rank is 0.
     pub(super) fn rank(&self, head: &RequestHead<'_>, matched: Option<&str>) -> Option<u8> {
         let path = match self.grpc {
             Some(GrpcPath::Method) if head.uri.path() == &*self.template => 0,
@@ -124,7 +124,8 @@ impl fmt::Display for RouteTemplate {
 }
 
 impl GrpcPath {
-    /// Recognizes only services with a package: `/users/list` may be any path.
+    /// Recognizes a gRPC template. Only services with a package are recognized, because
+    /// `/users/list` may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {
@@ -162,14 +163,14 @@ fn same_template(a: &str, b: &str) -> bool {
     }
 }
 
-/// Returns the text after a parameter.
+/// Returns the text that follows the end of a parameter.
 fn after_parameter(name: &[u8]) -> &[u8] {
     let end = name.iter().position(|byte| *byte == b'}');
     end.map_or(&[], |end| &name[end + 1..])
 }
 
-/// Fails for a template that a router does not accept or that no request matches. The error is the
-/// fix.
+/// Returns an error for a template that a router does not accept or that no request matches. The
+/// error text describes the fix.
 fn check(template: &str) -> Result<(), String> {
     if !template.starts_with('/') {
         return Err("it does not start with a slash; give a path, as \"/url/{id}\"".into());
@@ -213,7 +214,8 @@ fn check_braces(template: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails for a known method in lower case: methods are case-sensitive, and no request has `get`.
+/// Returns an error for a known method in lower case. Methods are case-sensitive, and no request
+/// has the method `get`.
 fn check_method(method: &Method) -> Result<(), String> {
     let upper = method.as_str().to_ascii_uppercase();
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];

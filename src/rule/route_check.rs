@@ -10,14 +10,15 @@ use super::{RuleName, route::RouteTemplate};
 /// The number of requests of the default rule that are compared with the routes.
 const SAMPLE: u32 = 100;
 
-/// Observations about the requests of a `by_route`. Each kind of mistake is logged once.
+/// Observations about the requests to the rules of a `by_route`. Each kind of mistake is logged
+/// once.
 #[derive(Debug)]
 pub(super) struct RouteCheck {
-    /// One flag per route, set by its first request.
+    /// One flag per route. The first request that matches the route sets the flag.
     matched_routes: Box<[AtomicBool]>,
     unmatched: AtomicBool,
     checked: AtomicU32,
-    /// Routes, each with a similar template of the router.
+    /// Routes that had matched no request, each with a similar template of the router.
     similar: Mutex<Vec<(usize, String)>>,
 }
 
@@ -38,7 +39,8 @@ impl RouteCheck {
         }
     }
 
-    /// Checks a request that matches no route. The router matched another template, or none.
+    /// Checks a request that matches no route. `matched` is the template that the router matched,
+    /// if any.
     #[inline]
     pub(super) fn check<'a>(
         &self,
@@ -56,7 +58,7 @@ impl RouteCheck {
         }
     }
 
-    /// Logs a path that a router with one of the routes would have matched.
+    /// Logs a path that one of the routes would match if it were in a router.
     #[cold]
     fn check_unmatched<'a>(
         &self,
@@ -93,7 +95,7 @@ impl RouteCheck {
             }
             index += 1;
         }
-        // Releases the lock first, because a log subscriber runs foreign code.
+        // Releases the lock before logging, because a log subscriber may run any code.
         drop(similar);
         warnings.iter().for_each(|(rule, matched)| warn_similar(*rule, matched));
     }

@@ -13,12 +13,13 @@ use crate::{
 
 const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for every method";
 
-/// Quotas by route, read from a file, and `other`, the quotas of all other requests (features
-/// `axum` and `serde`).
+/// The quotas of each route, and the quotas `other` of all other requests, as read from a file
+/// (features `axum` and `serde`).
 ///
-/// The name of a field is its route: `"POST /url/{id}"`, or `"/url/{id}"` for
-/// [all methods](ByRoute::any_method). The value is a quota or a list of quotas. A route that no request
-/// can match is an error with the fix, as in [`try_by_route`](crate::rule::try_by_route).
+/// The name of a field is its route: `"POST /url/{id}"`, or `"/url/{id}"` for [all
+/// methods](ByRoute::any_method). The value is a quota or a list of quotas. A route that no request
+/// can match is an error, and the message contains the fix, as in
+/// [`try_by_route`](crate::rule::try_by_route).
 ///
 /// ```
 /// use tower_sluice::{LocalStore, PeerIp, RateLimitLayer, rule::RouteSettings};
@@ -44,7 +45,7 @@ const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for 
 ///
 /// # Limitations
 ///
-/// The routes are fixed when the layer is built. A change of the file needs a restart.
+/// The routes are fixed when the layer is built. To apply a changed file, restart the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSettings {
     routes: Vec<(RouteTemplate, Quotas)>,

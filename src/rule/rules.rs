@@ -10,9 +10,10 @@ use crate::{
     store::Charge,
 };
 
-/// The rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four (tuples nest), or a `Vec`.
+/// The rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four rules, or a `Vec` of rules.
+/// Tuples can be nested.
 ///
-/// All charges of a request form one decision: everything is charged, or nothing.
+/// All rules make one decision on a request. The request is charged to all accounts or to none.
 ///
 /// This trait is sealed: it cannot be implemented outside of this crate.
 ///
@@ -29,8 +30,8 @@ use crate::{
     note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
 pub trait Rules: sealed::Sealed {
-    /// Adds the charges of the request with this head to `before`, and calls `then` once with all
-    /// of them.
+    /// Adds the charges of this request to the charges in `before`, and calls `then` once with all
+    /// charges.
     ///
     /// # Errors
     ///
@@ -42,9 +43,9 @@ pub trait Rules: sealed::Sealed {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass>;
 
-    /// Calls `then` with the charges of the request with this head, and returns its result. It is a
-    /// form of [`charge`](Rules::charge) for callers that know the type, so the compiler can inline
-    /// it.
+    /// Calls `then` with the charges of this request, and returns the result of `then`. This is a
+    /// form of [`charge`](Rules::charge) for callers that know the type of `then`, so that the
+    /// compiler can inline the call.
     ///
     /// # Errors
     ///
@@ -85,29 +86,29 @@ pub struct RuleInfo<'a> {
     /// The kind of the keys. It includes the shared key of requests without an identity, if the
     /// rule has one.
     pub key_kind: KeyKind,
-    /// The quotas; `None` if they are chosen per request or may change.
+    /// The quotas, or `None` if they are chosen per request or can be replaced.
     pub quotas: Option<&'a [Quota]>,
-    /// The plan that can replace the quotas at run time.
+    /// The [`LivePlan`] of the rule, if the quotas can be replaced at run time.
     pub live: Option<&'a LivePlan>,
-    /// The cost of a request, if fixed.
+    /// The cost of a request, or `None` if it is read from the request.
     pub cost: Option<u32>,
-    /// The headroom of a request, if fixed.
+    /// The headroom of a request, or `None` if it is read from the request.
     pub headroom: Option<u32>,
-    /// Set if requests may wait for their turn.
+    /// `true` if requests may wait for their turn.
     pub queues: bool,
-    /// Set if the rule is report-only now.
+    /// `true` if the rule is currently report-only.
     pub report_only: bool,
-    /// Set if `report_only` can change at run time.
+    /// `true` if the value of `report_only` can change at run time.
     pub(crate) may_become_report_only: bool,
     /// The switch that sets `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The rule that charges a request if this rule does not: exactly one rule of a `by_route`
-    /// charges a request.
+    /// The rule that charges a request if this rule does not charge it. In a `by_route`, exactly
+    /// one rule charges a request.
     pub instead_of: Option<RuleName>,
     /// Probable mistakes in the settings of the extractor. In a `by_route`, only the default rule
-    /// has them.
+    /// reports them.
     pub(crate) key_lints: Vec<String>,
-    /// Set if `instead_of` charges requests of other methods to its route.
+    /// `true` if the rule `instead_of` charges requests to the same path that have other methods.
     pub(crate) leaves_methods: bool,
 }
 
@@ -131,8 +132,9 @@ impl<'a> RuleInfo<'a> {
         }
     }
 
-    /// Returns the minimum number of units that a request with a cost needs: the sum of cost and
-    /// headroom, as far as they are fixed. Zero if the cost is fixed to 0.
+    /// Returns the minimum number of units that a request needs: the sum of cost and headroom. A
+    /// cost that is read from the request counts as 1, and such a headroom counts as 0. Returns 0
+    /// if the cost is fixed to 0.
     pub(crate) fn least_need(&self) -> u64 {
         match self.cost.unwrap_or(1) {
             0 => 0,
@@ -141,11 +143,11 @@ impl<'a> RuleInfo<'a> {
     }
 }
 
-/// The result for a request that is handled without a store.
+/// The reason why a request is handled without calling the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bypass {
-    /// The request runs uncharged, for this reason.
+    /// The request passes uncharged, for this reason.
     Exempt(&'static str),
     /// The request has no usable key, or access is denied.
     Rejected(KeyError),
@@ -161,7 +163,7 @@ impl From<KeyError> for Bypass {
     }
 }
 
-/// Calls `then` with `before` and one more charge.
+/// Calls `then` with the charges in `before` and one more charge.
 #[inline]
 pub(super) fn extend(
     before: &[Charge<'_>],
@@ -176,7 +178,8 @@ pub(super) fn extend(
     then(&charges);
 }
 
-/// Chains rules: the first rule adds to `before`, and the others add to the result.
+/// Collects the charges of two sets of rules. `first` adds its charges to `before`, and `rest` adds
+/// its charges to the result.
 fn chain(
     rules: &[&dyn Rules],
     head: &RequestHead<'_>,
@@ -191,7 +194,7 @@ fn chain(
     match first.charge(head, before, &mut |all| later = chain(rest, head, all, then)) {
         Ok(()) => later,
         Err(Bypass::Exempt(why)) => Err(Bypass::Exempt(why)),
-        // A later rule may exempt the request from this rule too.
+        // A later rule may exempt the request from all rules, including this one.
         Err(Bypass::Rejected(error)) => match chain(rest, head, before, &mut |_| ()) {
             Err(Bypass::Exempt(why)) => Err(Bypass::Exempt(why)),
             _ => Err(Bypass::Rejected(error)),

@@ -1,4 +1,4 @@
-//! The serde form of a rule: its settings that are plain values.
+//! The serde form of a rule. It has the settings that are plain values.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ const FIELDS: &str = "give name, quotas, cost, headroom, max_wait, missing, repo
                       max_key_len";
 const TIME: &str = "give text, as \"500ms\"";
 
-/// The settings of a rule, read from a file (feature `serde`). The extractor stays in code, because
-/// it decides which clients are trusted.
+/// The settings of a rule, read from a file (feature `serde`). The extractor is set in code,
+/// because it decides which clients are trusted.
 ///
 /// The fields have the names and meanings of the setters of [`Rule`]. All fields except `quotas`
 /// are optional. Times are text, as in a [quota](crate::Quota): `"500ms"`, `"2s"`. An invalid value
-/// or an unknown field is an error that has the field and the fix.
+/// or an unknown field is an error. The message contains the field and the fix.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -66,20 +66,21 @@ const TIME: &str = "give text, as \"500ms\"";
 /// **Quotas** can be read again. Pass a [`LivePlan`](crate::LivePlan) to [`Rule::plan`] and
 /// [replace](crate::LivePlan::replace) its quotas. For several plans, use a [`Plan`](crate::Plan)
 /// that reads from a map, and replace the whole map. Accounts keep their state if the quotas keep
-/// their order, periods and algorithms: an account belongs to a position in the list, and no
-/// algorithm reads the account of another.
+/// their order, periods and algorithms. An account belongs to a position in the list, and no
+/// algorithm can read the account of another algorithm.
 ///
-/// All other settings need a restart. The name is part of the address of each account: with a new
-/// name, all accounts are full. The remaining fields (policy for a missing identity, report-only,
-/// waiting time, cost) are part of the behavior that the service was built and tested with.
-/// [`needs_restart`](RuleSettings::needs_restart) reports whether a new file changes such a field.
-/// To turn a rule off at once, use a [`Toggle`](crate::middleware::Toggle). For a cost that changes, use
-/// [`Cost::from_fn`](crate::Cost::from_fn).
+/// All other settings need a restart. The name is part of the address of each account, so all
+/// accounts are full after a change of the name. The remaining fields (policy for a missing
+/// identity, report-only, waiting time, cost) are part of the behavior that the service was built
+/// and tested with. [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes
+/// such a field. To turn a rule off immediately, use a [`Toggle`](crate::middleware::Toggle). To
+/// change the cost at run time, use [`Cost::from_fn`](crate::Cost::from_fn).
 ///
 /// Settings that exclude each other, such as a cost above a limit, are errors of
 /// [`try_rules`](crate::RateLimitLayer::try_rules) if the quotas are fixed. Before you replace
-/// quotas, build a layer of the new rules over a small store of its own and drop it. If that fails,
-/// log the error and keep the running quotas. `examples/config.rs` shows all of this.
+/// quotas, build a layer with the new rules and a small store of its own, then drop the layer. If
+/// the build fails, log the error and keep the current quotas. `examples/config.rs` shows all of
+/// this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleSettings {
@@ -95,7 +96,7 @@ pub struct RuleSettings {
     pub max_wait: Duration,
     /// The policy for a missing identity, see [`Rule::on_missing_key`]. Defaults to `reject`.
     pub missing: OnMissingKey,
-    /// Set for a report-only rule, see [`Rule::report_only`]. Defaults to `false`.
+    /// `true` if the rule is report-only, see [`Rule::report_only`]. Defaults to `false`.
     pub report_only: bool,
     /// The maximum length of a key, see [`Rule::max_key_len`]. Defaults to 1 KiB.
     pub max_key_len: usize,
@@ -127,7 +128,8 @@ impl RuleSettings {
         if self.report_only { rule.report_only(true) } else { rule }
     }
 
-    /// Returns the first field, except `quotas`, in which `new` differs.
+    /// Returns the name of the first field whose value in `new` differs. The field `quotas` is not
+    /// compared.
     ///
     /// ```
     /// use tower_sluice::{Quota, rule::RuleSettings};

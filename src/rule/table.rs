@@ -66,7 +66,7 @@ impl Serialize for Quotas {
     }
 }
 
-/// Reads the forms documented at [`OnMissingKey`].
+/// Reads the forms that [`OnMissingKey`] documents.
 impl<'de> Deserialize<'de> for OnMissingKey {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         de::read::<MissingTable, D>(value)

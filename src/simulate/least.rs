@@ -2,15 +2,15 @@
 
 use crate::{quota::Quota, rule::RuleName};
 
-/// The smallest limit of one quota with which a trace
-/// [limits](super::SimulatedDecision::is_limited) no request: every call is allowed immediately and
+/// The smallest limit of one quota with which no request of a trace is
+/// [limited](super::SimulatedDecision::is_limited). Every call is then allowed immediately and
 /// without overage. See [`least`](super::least) for an example.
 ///
-/// For GCRA and the token bucket this is the burst at the configured rate. A window has one number,
-/// its units per period. The result is exact as long as there is
+/// For GCRA and the token bucket, the limit is the burst at the configured rate. For a window, it
+/// is the units per period. The result is exact if the store has enough
 /// [room](super::Simulator::least_stats): with one unit less, some call of the trace would be
-/// limited. The need of a single request is the lower bound. The result for one quota holds if the
-/// other quotas limit nothing.
+/// limited. The result is never below the need of a single request. It assumes that the other
+/// quotas limit no request.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallestBurst {
     pub(super) rule: RuleName,
@@ -39,7 +39,8 @@ impl SmallestBurst {
 
     /// Returns the quota with the smallest sufficient limit.
     ///
-    /// `None` if no limit is sufficient or the limit is unknown:
+    /// Returns `None` in each of these cases, in which no limit is sufficient or the smallest limit
+    /// is unknown:
     ///
     /// - the trace needs more units than a quota can have;
     /// - the quota is [blocked](Quota::blocked);

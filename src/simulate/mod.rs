@@ -1,9 +1,10 @@
-//! Replays a trace of requests against rules, to see which would have been limited and when.
+//! Replays a trace of requests against rules, to find the requests that would have been limited.
 //!
-//! Limits are often guessed, tried on users, and corrected after complaints. A log of past requests
-//! lets you test them first. A trace is any sequence of [`Call`]s: instants with request heads.
-//! Each call yields a [`SimulatedDecision`], the decision of a layer over an embedded store at that
-//! instant. The clock follows the trace, so a week takes seconds. Memory holds only the accounts.
+//! Limits are often guessed, tried on users, and corrected after complaints. With a log of past
+//! requests, you can test limits before you use them. A trace is any sequence of [`Call`]s. Each
+//! call has an instant and a request head. For each call, the result is a [`SimulatedDecision`],
+//! which is the decision of a layer with an embedded store at that instant. The clock follows the
+//! trace, so the replay of a week takes seconds. Only the accounts are kept in memory.
 //!
 //! ```
 //! use std::{net::SocketAddr, time::Duration};
@@ -26,9 +27,9 @@
 //! assert_eq!(passed, [true, false, true, true]);
 //! ```
 //!
-//! In the other direction, [`least`] derives the limits from the trace: it returns the smallest
-//! burst with which no request would have been limited. A [`Simulator`] does both at once, and lets
-//! you set the number of keys:
+//! Conversely, [`least`] derives the limits from the trace. It returns the smallest burst with
+//! which no request would have been limited. A [`Simulator`] does both in one pass, and has a
+//! setting for the number of keys:
 //!
 //! ```
 //! use std::time::Duration;
@@ -51,15 +52,16 @@
 //!
 //! # Limitations
 //!
-//! - A trace is the past. A denied client changes its behavior: it waits, retries or leaves. The
-//!   later calls of the trace are those of clients that were not denied.
-//! - A simulation covers rules. It leaves out access lists, toggles, exempt preflights, overcommit
-//!   and charges adjusted after the response.
-//! - A trace with coarse time stamps, such as whole seconds, turns each second into a burst. More
-//!   requests are denied, and [`least`] is larger, than with exact times.
-//! - If more keys than [`Simulator::capacity`] are in debt at a time, new keys share accounts, as
-//!   in a layer. Decisions then depend on which keys share. [`Simulator::stats`] reports whether
-//!   that happened. [`least`] can then only be too large. Its accounts run out of room earlier; see
+//! - A trace does not show the effect of denials. A denied client changes its behavior: it waits,
+//!   retries or leaves. The later calls of the trace are from clients that were not denied.
+//! - A simulation covers only rules. It does not cover access lists, toggles, exempt preflights,
+//!   overcommit and charges that are adjusted after the response.
+//! - A trace with coarse time stamps, such as whole seconds, turns each second into a burst.
+//!   Therefore more requests are denied than with exact times, and [`least`] returns larger limits.
+//! - If more keys than [`Simulator::capacity`] are in debt at the same time, new keys share
+//!   accounts, as in a layer. Decisions then depend on the keys that share an account.
+//!   [`Simulator::stats`] reports if this happened. The limits that [`least`] returns can then be
+//!   too large, but never too small. The accounts of [`least`] run out of room earlier; see
 //!   [`Simulator::least_stats`].
 
 mod least;
@@ -99,8 +101,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Creates a call with this head, at this time after the Unix epoch. A time after the year 2100
-    /// is clamped to it.
+    /// Creates a call with this head. `at` is the time since the Unix epoch. A time after the start
+    /// of the year 2100 is clamped.
     #[must_use]
     pub fn new(at: Duration, parts: Parts) -> Self {
         Self { at, parts }
@@ -119,8 +121,8 @@ impl Call {
     }
 }
 
-/// Replays `trace` against `rules`. Returns an iterator of one [`SimulatedDecision`] per call,
-/// which keeps only the accounts in memory. See the [module](self) for an example.
+/// Replays `trace` against `rules`. Returns an iterator with one [`SimulatedDecision`] per call.
+/// Only the accounts are kept in memory. See the [module](self) for an example.
 ///
 /// # Panics
 ///
@@ -134,8 +136,8 @@ where
     Simulator::new(rules).play(trace)
 }
 
-/// Returns, for each quota, the smallest limit with which `trace`
-/// [limits](SimulatedDecision::is_limited) no request. Takes one pass; see [`SmallestBurst`].
+/// Returns, for each quota, the smallest limit with which no request of `trace` is
+/// [limited](SimulatedDecision::is_limited). The trace is read once; see [`SmallestBurst`].
 ///
 /// ```
 /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A layer's decisions on a clock that the trace drives.
+//! A simulator that makes the decisions of a layer. Its clock follows the trace.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -20,14 +20,16 @@ use crate::{
     store::{Charge, Clock, LocalStore, Stats, StoreExt},
 };
 
-/// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
+/// The latest instant: the start of the year 2100, in nanoseconds. Sums of instants up to this
+/// value do not overflow.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 
-/// Decides calls one by one, as a layer with these rules over an embedded store would. See the
-/// [module](super) for an example.
+/// A simulator that decides calls one by one, in the same way as a layer with these rules and an
+/// embedded store. See the [module](super) for an example.
 ///
-/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at a time, and per key as
-/// many as [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) allows by default.
+/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at the same time. The
+/// number of waiting requests per key has the default bound of
+/// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key).
 pub struct Simulator<R> {
     rules: R,
     clock: Clock,
@@ -40,7 +42,7 @@ pub struct Simulator<R> {
     late: u64,
 }
 
-/// A queued request, until its wait ends at `up`.
+/// A queued request. Its wait ends at the instant `up`.
 struct Waiting {
     up: u64,
     _waiter: Option<Waiter>,
@@ -71,8 +73,8 @@ impl<R: Rules> Simulator<R> {
     ///
     /// # Panics
     ///
-    /// Panics if [`try_new`](Simulator::try_new) returns an error. Use `try_new` for rules from
-    /// configuration.
+    /// Panics if [`try_new`](Simulator::try_new) returns an error. Use `try_new` for rules that are
+    /// read from configuration.
     #[must_use]
     #[track_caller]
     pub fn new(rules: R) -> Self {
@@ -82,7 +84,7 @@ impl<R: Rules> Simulator<R> {
         }
     }
 
-    /// Creates a simulator for rules from configuration.
+    /// Fallible form of [`new`](Simulator::new), for rules that are read from configuration.
     ///
     /// ```
     /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::Simulator};
@@ -119,8 +121,9 @@ impl<R: Rules> Simulator<R> {
         })
     }
 
-    /// Sets the number of keys that may be in debt at a time, like [`LocalStore::with_capacity`].
-    /// Call it first: it starts with empty accounts.
+    /// Sets the number of keys that may be in debt at the same time, like
+    /// [`LocalStore::with_capacity`]. Call this method before any decision, because it discards all
+    /// accounts.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let store = LocalStore::on(self.clock.clone(), keys);
@@ -129,10 +132,11 @@ impl<R: Rules> Simulator<R> {
         if measured { simulator.measure() } else { simulator }
     }
 
-    /// Also measures the smallest limits, which [`least`](Simulator::least) returns. This takes the
-    /// time and the memory of a second store. Wide limits take longer to refill, so that store may
-    /// run out of room first: see [`least_stats`](Simulator::least_stats). A sliding log takes up
-    /// to 160 kB per key there, because its limit is raised to the maximum.
+    /// Enables the measurement of the smallest limits, which [`least`](Simulator::least) returns.
+    /// The measurement takes the time and the memory of a second store. Accounts with high limits
+    /// take longer to refill, so the second store may run out of room first; see
+    /// [`least_stats`](Simulator::least_stats). In the second store, a sliding log takes up to 160
+    /// kB per key, because its limit is raised to the maximum.
     #[must_use]
     pub fn measure(self) -> Self {
         let mut infos = Vec::new();
@@ -175,7 +179,7 @@ impl<R: Rules> Simulator<R> {
         SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
-    /// Decides a request head as the layer does.
+    /// Decides on a request head in the same way as a layer.
     fn ask(
         &mut self,
         call: &Call,
@@ -217,7 +221,8 @@ impl<R: Rules> Simulator<R> {
 
 impl<R> Simulator<R> {
     /// Returns, for each quota, the smallest limit with which no request so far would have been
-    /// limited, in the order of the rules. Empty without [`measure`](Simulator::measure).
+    /// limited. The quotas are in the order of the rules. The result is empty without
+    /// [`measure`](Simulator::measure).
     #[must_use]
     pub fn least(&self) -> Vec<SmallestBurst> {
         self.measure.as_ref().map(Measure::least).unwrap_or_default()
@@ -229,9 +234,9 @@ impl<R> Simulator<R> {
         self.late
     }
 
-    /// Returns statistics of the accounts, without the [measured](Simulator::measure) ones. If
-    /// [`overflowed`](Stats::overflowed) is above 0, the [capacity](Simulator::capacity) was too
-    /// small for the trace.
+    /// Returns statistics of the accounts. The accounts of the [measurement](Simulator::measure)
+    /// are not included. If [`overflowed`](Stats::overflowed) is above 0, the
+    /// [capacity](Simulator::capacity) was too small for the trace.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.store.stats_without_gauges()
@@ -261,7 +266,7 @@ impl<R> Simulator<R> {
     }
 }
 
-/// Returns the rules that make a request wait, if it waits. The decision itself does not name them.
+/// Returns the rules that make a request wait. The decision does not contain these rules.
 fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
     if let [alone] = charges {
         return SmallVec::from_slice(&[alone.rule()]);
@@ -295,7 +300,7 @@ pub struct Simulation<R, T> {
 }
 
 impl<R, T> Simulation<R, T> {
-    /// Returns the simulator, for its results so far.
+    /// Returns the simulator, which has the results so far.
     ///
     /// ```
     /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::simulate};

@@ -32,21 +32,23 @@ pub struct SimulatedDecision {
     pub(super) at: Duration,
     pub(super) late: bool,
     pub(super) waits_for: RuleNames,
-    /// `None` if no rule charges the call; the error if it has no usable key.
+    /// The decision, `None` if no rule charges the call, or the error if the call has no usable
+    /// key.
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }
 
 impl SimulatedDecision {
-    /// Returns the time of the decision, since the Unix epoch. This is the time of the call. A
-    /// [late](SimulatedDecision::is_late) call is decided at the latest time before it.
+    /// Returns the time of the decision, since the Unix epoch. This is the time of the call, except
+    /// for a [late](SimulatedDecision::is_late) call. A late call is decided at the latest time of
+    /// all earlier calls in the trace.
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
     }
 
     /// Returns `true` if an earlier call in the trace has a later time. The clock never runs back,
-    /// so a late call is decided at that later time. Logs are written when a request ends, which
-    /// makes some calls late.
+    /// so a late call is decided at that later time. Many servers log a request when it ends, so
+    /// some calls of a log are late.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.late
@@ -62,8 +64,8 @@ impl SimulatedDecision {
         }
     }
 
-    /// Returns `true` if a quota affected the request: it was denied, had to wait, was overage, or
-    /// would have been denied by a report-only rule.
+    /// Returns `true` if a quota affected the request. The request was denied, had to wait, was
+    /// overage, or would have been denied by a report-only rule.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.decision().is_some_and(|decision| {
@@ -97,14 +99,15 @@ impl SimulatedDecision {
         self.waits_for.contains(&rule)
     }
 
-    /// Returns the decision, or `None` if no quota applies: no rule charges the request, or it has
-    /// no usable key.
+    /// Returns the decision, or `None` if no rule charges the request or the request has no usable
+    /// key.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         self.decided.as_ref().ok()?.as_ref()
     }
 
-    /// Returns the reason why the request has no usable key, if it was rejected for that.
+    /// Returns the reason why the request has no usable key, if the request was rejected for this
+    /// reason.
     #[must_use]
     pub fn error(&self) -> Option<&KeyError> {
         self.decided.as_ref().err()

@@ -1,4 +1,4 @@
-//! Answers that are ready immediately, and answers that are futures.
+//! Answers of a store. An answer is either ready or a future.
 
 use std::{
     convert::Infallible,
@@ -11,7 +11,7 @@ use std::{
 /// A boxed future that may move between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// An answer of a store: ready immediately, or a future. Both can be awaited.
+/// An answer of a store. It is either ready or a future. Both can be awaited.
 #[derive(Debug)]
 pub enum Answer<F: Future> {
     /// The answer is ready.
@@ -79,7 +79,7 @@ impl<F: Future> Future for Resolve<F> {
     }
 }
 
-/// The future of a store that always answers immediately. It has no value.
+/// The future type of a store that always answers immediately. No value of this type exists.
 #[derive(Debug)]
 pub struct Never<T>(pub(super) Infallible, PhantomData<fn() -> T>);
 

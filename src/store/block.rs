@@ -1,4 +1,4 @@
-//! Errors of blocks that could not be set.
+//! The error of a block that a store could not set.
 
 use std::{
     convert::Infallible,
@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use super::{Answer, Never};
 use crate::decision::{Decision, Source};
 
-/// The error of a key that could not be blocked.
+/// The error returned if a key could not be blocked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,8 +26,8 @@ use crate::decision::{Decision, Source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockError<E = Infallible> {
-    /// The store's table of blocks is full. A blocked key stays in it until its time is over or it
-    /// is unblocked.
+    /// The store's table of blocks is full. A key stays in the table until its block ends or it is
+    /// unblocked.
     Full,
     /// The store does not support blocks.
     Unsupported,
@@ -65,8 +65,8 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// Returns the decision if the key is now blocked, in the store or by a
-/// [`Fallback`](super::Fallback) in this process.
+/// Returns the decision if the key is now blocked. The block may be in the store, or in this
+/// process only, made by a [`Fallback`](super::Fallback).
 fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
     let decision = answer.map_err(BlockError::Store)?;
     match decision.source() {
@@ -101,7 +101,8 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// Converts the answer to a block: if the key is not blocked, the answer is an error.
+    /// Converts the answer of a store to an answer of `block`, which is an error if the key is not
+    /// blocked.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),

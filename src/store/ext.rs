@@ -1,4 +1,4 @@
-//! The methods of every store: its operations and its wrappers.
+//! The methods of every store: operations and wrappers.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::decision::Decision;
 
 /// The operations and the wrappers of every [`Store`].
 ///
-/// A store need not implement this trait: it is implemented for every [`Store`].
+/// A store does not need to implement this trait, because every [`Store`] has it.
 ///
 /// ```
 /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::{Charge, Timeout}};
@@ -24,7 +24,7 @@ use crate::decision::Decision;
 /// # }).unwrap();
 /// ```
 pub trait StoreExt: Store {
-    /// Charges everything or nothing, and returns the outcome of every quota.
+    /// Charges all quotas of all charges or none of them, and returns the outcome of every quota.
     ///
     /// If the future of a [`Later`](Answer::Later) answer is dropped before it completes, the
     /// charge may or may not have been made.
@@ -36,19 +36,19 @@ pub trait StoreExt: Store {
     /// Adjusts every quota of the charge. A positive number of `units` is charged late; a negative
     /// number is refunded.
     ///
-    /// A late charge never fails, but stops when the limit plus
-    /// [`max_debt`](crate::Quota::max_debt) is charged; the units beyond are dropped. A refund
-    /// stops when the account is full.
+    /// A late charge never fails. If the charged units would exceed the limit plus
+    /// [`max_debt`](crate::Quota::max_debt), the excess is dropped. A refund stops when the account
+    /// is full.
     ///
-    /// This refund is for operators: it gives back any number of units, including units that have
-    /// already come back over time. To give back the charge of a request, use
+    /// This refund is for operators. It gives back the full number of units, even if some of them
+    /// have already come back over time. To give back the charge of a request, use
     /// [`undo`](Store::undo).
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
         self.call(Op::Adjust(charge, units))
     }
 
-    /// Removes the accounts of the charge, as if its key had never been seen.
+    /// Removes the accounts of the charge. The key is then treated as a new key.
     #[inline]
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         self.call(Op::Reset(charge))
@@ -56,10 +56,10 @@ pub trait StoreExt: Store {
 
     /// Denies charges of this key under this rule for `time`, regardless of the units left.
     ///
-    /// Blocking a blocked key replaces the time. A block is a record of its own and not debt, so it
-    /// ends on time.
+    /// If the key is already blocked, the new time replaces the old one. A block is a separate
+    /// record and not debt, so it ends on time.
     ///
-    /// A store without room for the record returns a denial with the source
+    /// If the store has no room for the record, it returns a denial with the source
     /// [`Source::Overflow`](crate::decision::Source::Overflow). The key is then not blocked.
     #[inline]
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
@@ -72,7 +72,8 @@ pub trait StoreExt: Store {
         self.call(Op::Unblock(charge))
     }
 
-    /// Allows requests without a charge while this store fails. No limit applies in that time.
+    /// Wraps this store so that requests are allowed without a charge while this store fails. No
+    /// limit applies in that time.
     fn fail_open(self) -> FailOpen<Self>
     where
         Self: Sized,
@@ -80,7 +81,7 @@ pub trait StoreExt: Store {
         FailOpen::new(self)
     }
 
-    /// Rejects requests with 503 while this store fails.
+    /// Wraps this store so that requests are rejected with 503 while this store fails.
     fn fail_closed(self) -> FailClosed<Self>
     where
         Self: Sized,
@@ -88,7 +89,7 @@ pub trait StoreExt: Store {
         FailClosed::new(self)
     }
 
-    /// Fails with an error if an answer takes longer than `budget`.
+    /// Wraps this store so that an answer that takes longer than `budget` becomes an error.
     ///
     /// # Panics
     ///
@@ -101,7 +102,7 @@ pub trait StoreExt: Store {
         Timeout::new(self, limit)
     }
 
-    /// Stops calling this store for a while after it fails.
+    /// Wraps this store so that it is not called for some time after it fails.
     fn breaker(self) -> Breaker<Self>
     where
         Self: Sized,
@@ -109,7 +110,8 @@ pub trait StoreExt: Store {
         Breaker::new(self)
     }
 
-    /// Repeats denials of this store in this process, for at most one second, without calling it.
+    /// Wraps this store so that denials are repeated for at most one second without calling this
+    /// store.
     fn deny_cache(self) -> DenyCache<Self>
     where
         Self: Sized,
@@ -117,9 +119,9 @@ pub trait StoreExt: Store {
         DenyCache::new(self)
     }
 
-    /// Leases units of hot keys from this store, and allows requests with them without calling it.
-    /// At most `percent` of each limit is unused in this process. The sum over all processes should
-    /// be 25 or less.
+    /// Wraps this store so that units of hot keys are leased from it. Requests that use leased
+    /// units are allowed without calling this store. This process holds at most `percent` percent
+    /// of each limit as unused units. The sum of `percent` over all processes should be 25 or less.
     ///
     /// # Panics
     ///
@@ -132,7 +134,7 @@ pub trait StoreExt: Store {
         Leased::new(self, percent)
     }
 
-    /// Decides with the store `local` while this store fails.
+    /// Wraps this store so that the store `local` decides while this store fails.
     fn fallback<L>(self, local: L) -> Fallback<Self, L>
     where
         Self: Sized,
@@ -141,7 +143,7 @@ pub trait StoreExt: Store {
         Fallback::new(self, local)
     }
 
-    /// Erases the type, for a store that is chosen at run time.
+    /// Erases the type of this store, so that a store can be chosen at run time.
     fn boxed(self) -> Arc<DynStore<Self::Error>>
     where
         Self: Sized + Send + Sync + 'static,

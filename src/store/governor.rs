@@ -1,4 +1,4 @@
-//! A store that uses a keyed governor limiter.
+//! A store that decides with a keyed governor limiter.
 
 use std::{future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -32,21 +32,21 @@ const REPORT: Unsupported = Unsupported::new(
 const SETTLE: Unsupported =
     Unsupported::new("a governor limiter cannot adjust, reset or block an account; use LocalStore");
 
-/// A store that uses a governor limiter, for limiters that are shared with other code.
+/// A store that decides with a governor limiter. Use it if other code shares the limiter.
 ///
-/// The limiter decides with its **own** quota. Give the layer's rule the same quota: the rule
-/// provides only the name of the quota and the `RateLimit-Policy` header. With governor's
+/// The limiter decides with its **own** quota. Give the same quota to the rule of the layer. The
+/// rule's quota is used only for the quota name and the `RateLimit-Policy` header. With governor's
 /// `StateInformationMiddleware`, an allowed decision reports the units left. With the default
-/// middleware it does not, and the header fields leave the quota out.
+/// middleware, the units left are unknown, and the header fields do not contain the quota.
 ///
 /// # Limitations
 ///
-/// - The store decides one charge of at least one unit under one quota. Building a layer fails for
-///   any other charge. If that shows only at run time, the charge is an error. The layer therefore
-///   requires [`fail_open`](crate::StoreExt::fail_open) or
+/// - The store supports only one charge of at least one unit under one quota. A layer with any
+///   other charge cannot be built. If an unsupported charge is known only at run time, the store
+///   returns an error. The layer therefore requires [`fail_open`](crate::StoreExt::fail_open) or
 ///   [`fail_closed`](crate::StoreExt::fail_closed).
-/// - governor keeps every key until the application calls `retain_recent`.
-///   [`LocalStore`](crate::LocalStore) is bounded.
+/// - The memory grows with each key until the application calls `retain_recent` of governor. In
+///   contrast, [`LocalStore`](crate::LocalStore) is bounded.
 ///
 /// ```
 /// use std::{num::NonZeroU32, sync::Arc};
@@ -90,7 +90,8 @@ where
 
 /// The result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
 pub trait PositiveOutcome {
-    /// Returns the limit, the units left, and the time in which one unit comes back, if known.
+    /// Returns the limit, the units left, and the time in which one unit comes back. Returns `None`
+    /// if they are unknown.
     fn left(&self) -> Option<(u32, u32, Duration)>;
 }
 
@@ -132,7 +133,7 @@ where
             }),
             Ok(Err(denial)) => {
                 let wait = denial.wait_time_from(self.0.clock().now());
-                // A denial needs a wait, but it may have ended since by the clock.
+                // A denial needs a wait above zero, but the wait may already be over by the clock.
                 let wait = wait.max(Duration::from_nanos(1));
                 let (limit, interval) =
                     (denial.quota().burst_size(), denial.quota().replenish_interval());
@@ -147,7 +148,7 @@ where
                     .with_retry_after(Some(wait));
                 Decision::deny().outcome(outcome)
             }
-            // governor does not report the units left, only that the cost never fits.
+            // governor reports that the cost can never fit, but not the units left.
             Err(_) => Decision::deny().outcome(Outcome::unknown(rule, 0, None)),
         };
         decision.from_source(Source::Governor)

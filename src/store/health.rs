@@ -1,4 +1,4 @@
-//! Health of a store.
+//! The health of a store.
 
 use super::BoxFuture;
 
@@ -21,8 +21,9 @@ pub struct Health {
     pub inner: Vec<Self>,
 }
 
-/// The status of one store, without the stores that it wraps. A closed breaker, or a deadline that
-/// was met, is well even around a store that fails; [`Health::is_healthy`] covers all stores.
+/// The status of one store, without the stores that it wraps. A closed breaker is healthy even if
+/// the wrapped store is failing, and so is a timeout that has not elapsed. [`Health::is_healthy`]
+/// covers all stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -30,8 +31,8 @@ pub struct Health {
 pub enum Status {
     /// The store decides.
     Healthy,
-    /// The store does not decide. For a wrapper: the wrapped store does not decide, or is not
-    /// called.
+    /// The store does not decide. In a wrapper, this means that the wrapped store does not decide
+    /// or is not called.
     Failing,
     /// The store does not report its health.
     Unknown,
@@ -50,7 +51,7 @@ impl Health {
         Self::new(store, Status::Failing, detail)
     }
 
-    /// Creates the health of a store that does not report it.
+    /// Creates the health of a store that does not report its health.
     #[must_use]
     pub fn unknown(store: &'static str) -> Self {
         Self::new(store, Status::Unknown, "")
@@ -81,7 +82,8 @@ impl Health {
         self.status != Status::Failing && self.inner.iter().all(Self::is_healthy)
     }
 
-    /// Returns the status of the wrapped store, for a wrapper without a status of its own.
+    /// Returns the status and the detail for a wrapper that has no status of its own. They are
+    /// those of the wrapped store.
     pub(super) fn status_of(inner: &Self) -> (Status, String) {
         (inner.status, String::new())
     }

@@ -1,12 +1,12 @@
-//! Stores: where accounts are kept and charged.
+//! Stores keep accounts and charge them.
 //!
 //! A [`Store`] is called once per request, with all charges of the request. It returns a
-//! [`Decision`]: either everything was charged, or nothing was. Quotas are an argument of
-//! [`take`](StoreExt::take), so a store holds only accounts. One store serves many rules and plans,
-//! and a quota may change at run time.
+//! [`Decision`]. Either all charges are made or none of them is. The quotas are part of each
+//! charge, so a store holds only accounts. One store serves many rules and plans, and a quota may
+//! change at run time.
 //!
-//! A store returns an [`Answer`]: a decision that is ready, or a future. A local decision needs no
-//! future. The future of a remote decision has a type that the layer can name.
+//! A store returns an [`Answer`], which is either a decision or a future. A local decision needs no
+//! future. The future of a remote decision has a named type, so it is not boxed.
 //!
 //! ```
 //! use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
@@ -24,9 +24,8 @@
 //!
 //! # Wrappers
 //!
-//! Stores compose as services do: each method in this table wraps a store in another one. The layer
-//! accepts only a store that cannot fail. One of the first three turns a store that can fail into
-//! such a store.
+//! Stores compose as services do. Each method in this table wraps a store in another store. The
+//! layer accepts only a store that cannot fail. The first three methods return such a store.
 //!
 //! | method | effect |
 //! |---|---|
@@ -98,14 +97,14 @@ use crate::{
     rule::RuleName,
 };
 
-/// Any error, boxed. The same type as `tower::BoxError`.
+/// A boxed error of any type. This is the same type as `tower::BoxError`.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A charge of one rule to one key: `cost` units under each of `quotas`.
 ///
 /// An account is identified by the name of the rule, the key, and the index of the quota in
-/// `quotas`. The values of the quota are not part of it, so changing a quota does not refill the
-/// account.
+/// `quotas`. The values of the quota do not identify the account, so a change of a quota does not
+/// refill the account.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     rule: RuleName,
@@ -146,17 +145,17 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Marks the charge as report-only: it is charged if all its quotas allow it, and it never
-    /// denies a request.
+    /// Marks the charge as report-only. A report-only charge is made if all its quotas allow it,
+    /// and it never denies a request.
     #[must_use]
     pub fn with_report_only(mut self) -> Self {
         self.report_only = true;
         self
     }
 
-    /// Charges only the quota at this index, from 0, and no other quota of the rule. The quotas
-    /// of one rule may have different numbers of units charged. A rule has no quota at index 255 or
-    /// above.
+    /// Restricts the charge to the quota at this index. The first quota has index 0. Other quotas
+    /// of the rule are not charged. In this way, the quotas of one rule can be charged different
+    /// numbers of units. A rule has no quota at index 255 or above.
     ///
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
@@ -201,13 +200,13 @@ impl<'a> Charge<'a> {
         self.only.map(usize::from)
     }
 
-    /// Returns the charged quotas of all `charges`, each as its rule and its index.
+    /// Returns the rule and the index of each charged quota, for all `charges`.
     pub(crate) fn quota_ids(charges: &[Self]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
         charges.iter().flat_map(|it| it.charged_quotas().map(|(place, _)| (it.rule, place)))
     }
 
-    /// Returns the quotas to charge, each with its index: all, or the
-    /// [only](Charge::with_quota_index) one.
+    /// Returns the quotas to charge, each with its index. These are all quotas, or the
+    /// [selected](Charge::with_quota_index) one.
     pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
         let only = self.quota_index();
         let all = self.quotas.iter().enumerate();
@@ -296,7 +295,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
     }
 }
 
-/// Keeps accounts, and decides whether charges fit.
+/// A store keeps accounts and decides if charges fit.
 ///
 /// [`LocalStore`] keeps accounts in this process, and `RedisStore` keeps them in Redis. Implement
 /// this trait for another backend.
@@ -305,8 +304,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// The layer and the wrappers rely on these promises, so every implementation must keep them:
 ///
-/// - **All or nothing.** Either every quota of every charge is charged, or none is. If a call names
-///   an account twice, the store adds up the costs and treats them as one charge.
+/// - **All or nothing.** Either every quota of every charge is charged, or no quota is charged. If
+///   a call names an account twice, the store adds the costs and treats them as one charge.
 /// - **A denial charges nothing.** A cost that can never fit is denied without a `retry_after`.
 /// - **A cost of 0 is a read.** It charges nothing and is allowed.
 /// - **A full account equals no account.** Only a full account may be dropped.
@@ -314,8 +313,8 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// # Implementing a store
 ///
-/// Write the methods in this order. Every store has the methods of [`StoreExt`]: a method for each
-/// operation, and the wrappers.
+/// Write the methods in this order. Every store also has the methods of [`StoreExt`] for the
+/// operations and the wrappers.
 ///
 /// | step | methods | without an implementation |
 /// |---|---|---|
@@ -325,23 +324,23 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
 /// | 5 | [`health`](Store::health) | the health is unknown |
 ///
-/// - **Decisions.** Add one [`Outcome`](crate::decision::Outcome) per charged quota, in the order of the
-///   charges and of their quotas. Mark those of [report-only](Charge::is_report_only) charges. Set
-///   the source to [`Source::Other`](crate::decision::Source::Other).
-/// - **Marks.** A charge that queues is allowed [with a wait](Decision::with_wait), one beyond a
-///   soft quota is an [overage](Decision::with_overage), a blocked key is denied as
-///   [blocked](Decision::with_blocked), and a denial may have an
-///   [unknown wait](crate::decision::Outcome::with_unknown_wait).
+/// - **Decisions.** Add one [`Outcome`](crate::decision::Outcome) per charged quota, in the order
+///   of the charges and of their quotas. Mark the outcomes of [report-only](Charge::is_report_only)
+///   charges. Set the source to [`Source::Other`](crate::decision::Source::Other).
+/// - **Marks.** Allow a charge that queues [with a wait](Decision::with_wait). Mark a charge that
+///   uses soft units as an [overage](Decision::with_overage). Deny a blocked key as
+///   [blocked](Decision::with_blocked). A denial may have an [unknown
+///   wait](crate::decision::Outcome::with_unknown_wait).
 /// - **A store that cannot queue** returns an error from [`supports`](Store::supports) for charges
 ///   whose [`max_wait`](Charge::max_wait) is not zero.
 /// - **A store that decides immediately** has the error [`Infallible`] and the future [`Never`],
 ///   and returns [`Answer::Now`]. The layer accepts it without a wrapper.
-/// - **A store that calls a server** returns [`Answer::Later`]. Its future cannot borrow the
-///   charges: copy what it needs, or all of them into [`OwnedCharges`].
+/// - **A store that calls a server** returns [`Answer::Later`]. The future cannot borrow the
+///   charges, so copy the needed values, or copy all charges into [`OwnedCharges`].
 /// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
 ///   fail answers [`Decision::unsupported`]. If [`Op::Take`] cannot support a charge,
 ///   [`supports`](Store::supports) returns an error for it too, so that the layer is not built.
-/// - **Sharing.** A store need not be `Clone`, because `&S` and `Arc<S>` are stores too.
+/// - **Sharing.** A store does not need to be `Clone`, because `&S` and `Arc<S>` are stores, too.
 /// - **Tests.** Run the conformance kit of the feature `testing`; see the
 ///   [guide](crate::guide::testing).
 ///
@@ -357,44 +356,44 @@ pub trait Store {
     /// immediately.
     type Future: Future<Output = Result<Decision, Self::Error>> + Send;
 
-    /// Runs one operation. [`StoreExt`] has a method for each.
+    /// Runs one operation. [`StoreExt`] has a method for each operation.
     ///
     /// If the future of a [`Later`](Answer::Later) answer is dropped before it completes, the
     /// operation may or may not take effect.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future>;
 
-    /// Undoes a charge by its receipt, which is the decision that allowed it.
+    /// Undoes a charge. The receipt of the charge is the decision that allowed it.
     ///
-    /// `None` undoes the whole charge; `Some(n)` gives back up to `n` units to each account. The
-    /// call does not wait and cannot fail, so a `Drop` can make it. A store that cannot undo leaves
-    /// the charge in place, which is the default.
+    /// With `None`, the whole charge is undone. With `Some(n)`, up to `n` units are given back to
+    /// each account. The call does not wait and cannot fail, so an implementation of `Drop` can
+    /// make it. By default, this method does nothing and the charge remains.
     ///
-    /// `charges` are all charges of the decision, or some of them. Each is found in the decision by
-    /// its rule and the index of its quota. An undo may give back fewer units than were charged,
-    /// even none:
+    /// `charges` are all charges of the decision, or some of them. The rule and the quota index
+    /// identify a charge in the decision. An undo may give back fewer units than were charged, or
+    /// none:
     ///
-    /// - **Units that have come back over time** are not given back again. A charge made an hour
-    ///   ago may be available again already, and giving its units back would let them be used
-    ///   twice. Charges of other requests stay.
+    /// - **Units that have come back over time** are not given back again. The units of a charge
+    ///   that was made an hour ago may already be available again. If they were given back, they
+    ///   could be used twice. Charges of other requests stay.
     /// - **A queued charge** ([`max_wait`](Charge::max_wait)) is undone only while no other charge
     ///   has queued behind it. Otherwise its units are lost to the account until they come back
-    ///   over time. The charges behind it keep their positions, and no request runs closer to the
-    ///   last of them than the quota allows.
-    /// - **After a [`reset`](StoreExt::reset)**, a charge made before it no longer exists, and
-    ///   nothing is given back. A store may be imprecise here and also leave a few charges of other
-    ///   accounts in place.
+    ///   over time. The charges behind it keep their positions, and requests still run at the
+    ///   intervals that the quota allows.
+    /// - **After a [`reset`](StoreExt::reset)**, earlier charges no longer exist, and nothing is
+    ///   given back. A store may be imprecise and also fail to undo a few charges of other
+    ///   accounts.
     ///
     /// # Limitations
     ///
     /// - A receipt is valid for one call. A second call for the same charge may give back the same
     ///   units again. The caller must remember that a receipt was used, as
     ///   [`ChargeHandle`](crate::middleware::ChargeHandle) does.
-    /// - With GCRA, a receipt holds its units until the account would have been full after the
-    ///   charge, even if earlier charges were undone since. A client that can have its charges
-    ///   undone at will can gain up to `limit - 1` extra units for one instant. Its rate over time
-    ///   does not change.
-    /// - Undoing a charge that did not queue, while other charges of its key are queued, lets the
-    ///   next caller run at the same instant as the last one in the queue.
+    /// - With GCRA, a receipt remains valid until the account would have been full after the
+    ///   charge, even if earlier charges have been undone since then. A client that can cause any
+    ///   of its charges to be undone can gain up to `limit - 1` extra units at one instant. The
+    ///   rate of the client over time does not change.
+    /// - If other charges of the key are queued, and a charge that did not queue is undone, the
+    ///   next caller runs at the same instant as the last caller in the queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -420,38 +419,38 @@ pub trait Store {
         let _ = (charges, taken, units);
     }
 
-    /// Checks that the store supports such charges, regardless of the state of its accounts. A
-    /// layer calls it once when it is built, so that an unsupported charge is found before the
-    /// first request.
+    /// Checks that the store supports these charges, regardless of the state of its accounts. A
+    /// layer calls this method once when the layer is built, so that an unsupported charge is found
+    /// before the first request.
     ///
     /// Defaults to `Ok` for every charge.
     ///
     /// # Errors
     ///
-    /// Fails if a charge is not supported; the error names the limit.
+    /// Fails if a charge is not supported. The error names the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
     }
 
-    /// Registers the rules of a layer that have fixed quotas. A layer calls it once when it is
-    /// built. Clones of a store may serve several layers; if two layers had different quotas for
-    /// one rule, both would charge the same accounts.
+    /// Registers the rules of a layer that have fixed quotas. A layer calls this method once when
+    /// the layer is built. Several layers may use clones of one store. If two of these layers had
+    /// different quotas for one rule, both would charge the same accounts.
     ///
     /// Defaults to `Ok` for every rule.
     ///
     /// # Errors
     ///
-    /// Fails if another layer has registered a rule with different quotas; the error names the
-    /// rule.
+    /// Fails if another layer has registered one of the rules with different quotas. The error
+    /// names the rule.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
     }
 
-    /// Returns the health of the store, for operators. It may call a server, so do not call it for
-    /// every request. A wrapper also reports the stores that it wraps. Defaults to an unknown
-    /// health.
+    /// Returns the health of the store, for operators. This method may call a server, so do not
+    /// call it for every request. A wrapper also reports the stores that it wraps. Defaults to an
+    /// unknown health.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -485,10 +484,10 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     })
 }
 
-/// Marks the error type of a store that always decides. A layer requires such a store.
+/// Marks the error type of a store that cannot fail. A layer requires such a store.
 ///
-/// The trait is sealed: only [`Infallible`] implements it. A store that can fail is wrapped, and
-/// the wrapper handles requests while the store fails.
+/// This trait is sealed, and only [`Infallible`] implements it. Wrap a store that can fail in a
+/// store that handles requests while the inner store fails.
 #[diagnostic::on_unimplemented(
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
@@ -496,7 +495,8 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
             `.fallback(local)` decides with a store in this process"
 )]
 pub trait CannotFail: Sized + sealed::Sealed {
-    /// Converts the error to any type. It is never called, because no such error can exist.
+    /// Converts the error to any type. This method is never called, because no such error can
+    /// exist.
     fn never<T>(&self) -> T;
 }
 
@@ -512,12 +512,13 @@ impl CannotFail for Infallible {
     }
 }
 
-/// An operation that a store does not support. The text names the limit and an alternative.
+/// The error for an operation that a store does not support. The text names the limitation and an
+/// alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported(Cow<'static, str>);
 
 impl Unsupported {
-    /// Creates an error. `what` names the limit and, after a semicolon, an alternative.
+    /// Creates an error. `what` names the limitation and, after a semicolon, an alternative.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
         Self(Cow::Borrowed(what))

@@ -6,16 +6,17 @@ use super::{Charge, OwnedCharges};
 
 /// An operation of a [`Store`](super::Store).
 ///
-/// A store that does not know an operation answers
+/// A store answers an unknown operation with
 /// [`Decision::unsupported`](crate::Decision::unsupported), or fails with an error such as
 /// [`Unsupported`](super::Unsupported). Later versions may add operations.
 ///
-/// The answer to a change is an allowed decision, whose outcomes report the account after the
-/// change. A store without room for a block answers with a denial instead.
+/// The answer to a change is an allowed decision. Its outcomes report the account after the change.
+/// A store without room for a block answers with a denial instead.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Op<'a> {
-    /// Charges everything or nothing; see [`StoreExt::take`](super::StoreExt::take).
+    /// Charges all quotas of all charges or none of them; see
+    /// [`StoreExt::take`](super::StoreExt::take).
     ///
     /// The answer has one outcome per charged quota, in the order of the charges and of their
     /// quotas.
@@ -33,7 +34,8 @@ pub enum Op<'a> {
 }
 
 impl<'a> Op<'a> {
-    /// Returns the charges of the operation: one, unless it is [`Take`](Op::Take).
+    /// Returns the charges of the operation. Each operation except [`Take`](Op::Take) has exactly
+    /// one charge.
     #[must_use]
     #[inline]
     pub fn charges(&self) -> &'a [Charge<'a>] {

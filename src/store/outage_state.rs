@@ -1,4 +1,5 @@
-//! The state of the inner store, working or failing, and when to log a change.
+//! The state of the inner store, which is working or failing. It also decides when a change is
+//! logged.
 
 use std::{
     sync::{
@@ -15,11 +16,12 @@ use tokio::time::Instant;
 
 use crate::store::{BoxFuture, Health, Status};
 
-/// The shortest time between two log lines of failures. A store that fails from time to time would
-/// fill the log.
+/// The minimum time between two log lines about failures. Without a minimum, a store that often
+/// fails and recovers would fill the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts the changes: the epoch is even while the inner store works and odd while it fails.
+/// The number of state changes. This epoch is even while the inner store works and odd while the
+/// inner store fails.
 ///
 /// Only a call that began in the current epoch can start the next one. The answer to an earlier
 /// call describes an earlier state.
@@ -28,7 +30,7 @@ pub(super) struct OutageState {
     epoch: AtomicU64,
     /// The time of the last logged failure.
     last_logged: Mutex<Option<Instant>>,
-    /// Set if the current failure was logged.
+    /// `true` if the current failure was logged.
     logged: AtomicBool,
 }
 
@@ -62,14 +64,15 @@ impl OutageState {
         should_log
     }
 
-    /// Returns `true` if the outage that has just ended was logged, so its end should be too.
+    /// Returns `true` if the end of the last outage should be logged, because its beginning was
+    /// logged.
     pub(super) fn should_log_recovery(&self) -> bool {
         self.logged.swap(false, AcqRel)
     }
 
-    /// Returns the health of a wrapper. It is failing if the inner store reports a failure, or
-    /// reports nothing and failed on the last call; `effect` then describes what happens to
-    /// requests.
+    /// Returns the health of a wrapper. The wrapper is failing if the inner store reports that it
+    /// is failing. The wrapper is also failing if the health of the inner store is unknown and the
+    /// last call failed. `effect` describes how requests are handled while the wrapper is failing.
     pub(super) fn health(
         &self,
         store: &'static str,

@@ -6,8 +6,8 @@ use crate::{
     store::Charge,
 };
 
-/// Returns the outcome of `ask` for the same account, if nothing was charged in between. Returns
-/// `outcome` unchanged for algorithms other than GCRA.
+/// Returns the outcome that `ask` would have on the same account, if nothing was charged in
+/// between. For algorithms other than GCRA, returns `outcome` unchanged.
 pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
     let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
     gcra.map_or(*outcome, |gcra| {

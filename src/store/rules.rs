@@ -1,4 +1,4 @@
-//! The rules that charge the accounts of a store.
+//! The rules that are registered with a store.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,10 @@ use crate::{quota::Quota, rule::RuleName};
 
 /// The quotas of each rule that a layer registered with a store.
 ///
-/// Two layers with different quotas for one rule would charge the same accounts. Under GCRA, a key
-/// that uses one layer would be denied by the other without reason. The windowed algorithms are
-/// worse: when the short window of an account ends, the account starts again and loses the units
-/// charged in the long window.
+/// Two layers with different quotas for one rule would charge the same accounts. Under GCRA, one
+/// layer would deny a key because of its requests to the other layer. The effect on window
+/// algorithms is worse. When the shorter window ends, the account starts again and loses the units
+/// that were charged in the longer window.
 #[derive(Debug, Default)]
 pub(super) struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 

@@ -1,8 +1,8 @@
-//! Errors of the settings of wrappers.
+//! The error of an invalid setting of a wrapper.
 
 use std::{error::Error, fmt, time::Duration};
 
-/// The error of an invalid setting. Its text contains the field, the value and the fix.
+/// The error of an invalid setting. The text contains the field, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
     field: &'static str,

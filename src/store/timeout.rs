@@ -18,7 +18,8 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store whose answers fail with an error after a budget of time. The time counts from the call.
+/// A store that returns an error if an answer takes longer than a time budget. The time is measured
+/// from the call.
 ///
 /// The budget covers the whole answer, regardless of what the inner store does in that time. A call
 /// that timed out is not retried, because its charge may have been made or may still be made. An
@@ -44,7 +45,8 @@ pub struct Timeout<S> {
 }
 
 impl Timeout<()> {
-    /// 100 ms: time for many round trips within a data centre, and a short wait for a client.
+    /// The default budget, 100 ms. It is enough for many round trips within a data centre, and a
+    /// short wait for a client.
     pub const DEFAULT: Duration = Duration::from_millis(100);
 }
 
@@ -54,7 +56,8 @@ impl<S> Timeout<S> {
         literal(Self::try_new(inner, budget))
     }
 
-    /// Like [`StoreExt::timeout`](crate::StoreExt::timeout), for a budget from configuration.
+    /// Fallible form of [`StoreExt::timeout`](crate::StoreExt::timeout), for a budget that is read
+    /// from configuration.
     ///
     /// # Errors
     ///
@@ -112,7 +115,7 @@ where
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeoutError<E> {
-    /// The store took longer than this budget. The charge may still have been made.
+    /// The store took longer than this budget. It may have made the charge, or may still make it.
     Elapsed(Duration),
     /// The store failed.
     Store(E),
@@ -129,7 +132,7 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
     }
 }
 
-/// For every `E` that implements `Display`. [`BoxError`] does, although it is not an [`Error`].
+/// The bound is `Display` instead of [`Error`], because [`BoxError`] implements only `Display`.
 impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 
 pin_project! {
@@ -138,7 +141,8 @@ pin_project! {
     pub struct TimeoutFuture<F> {
         #[pin]
         inner: F,
-        // Created on the first `Pending`: a timer needs a runtime, and most answers need no timer.
+        // The timer is created on the first `Pending`, because a timer needs a runtime and most
+        // answers need no timer.
         #[pin]
         sleep: Option<Sleep>,
         called: Instant,
@@ -154,7 +158,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // A ready answer counts even if its task was woken after the timeout.
+        // A ready answer is returned even if the task was woken after the timeout.
         if let Poll::Ready(decision) = this.inner.poll(cx) {
             return Poll::Ready(decision.map_err(TimeoutError::Store));
         }

@@ -1,4 +1,4 @@
-//! Compared numbers, and a report of their differences.
+//! Numbers that are compared with a table, and the report of their differences.
 
 use std::{fmt, time::Duration};
 
@@ -12,7 +12,7 @@ pub(super) struct Row {
     remaining: u32,
     full: u64,
     next: u64,
-    /// Absent for `settle`, `undo` and `reset`.
+    /// The retry times, or `None` for `settle`, `undo` and `reset`.
     retry: Option<Retry>,
 }
 
@@ -29,7 +29,7 @@ enum NeverLiteral {
     Never,
 }
 
-/// The compared numbers of a decision.
+/// The numbers of a decision that are compared.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) allowed: bool,
@@ -64,7 +64,7 @@ impl fmt::Display for Row {
 }
 
 impl Shown {
-    /// Collects the numbers of `decision`; without retry times if nothing was charged.
+    /// Collects the numbers of `decision`. If `retry` is `false`, the retry times are left out.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
             remaining: outcome.remaining(),

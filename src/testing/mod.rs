@@ -1,6 +1,6 @@
 //! Test support: a fake clock, a store without limits, and a conformance kit for stores.
 //!
-//! An application tests its limits with a [`FakeClock`], without sleeping:
+//! With a [`FakeClock`], an application can test its limits without sleeping:
 //!
 //! ```
 //! use std::time::Duration;
@@ -16,9 +16,9 @@
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 //! ```
 //!
-//! The clock alone is also available with the feature `simulate`. The author of a
-//! [`Store`](crate::Store) implements [`Subject`] for it and runs the kit: the published [`TABLES`]
-//! of scenarios with [`play`], and the promises that no table can show with [`properties`].
+//! The feature `simulate` also provides the clock. To test a [`Store`](crate::Store), implement
+//! [`Subject`] and run the conformance kit. The kit has two parts: [`play`] runs the published
+//! [`TABLES`] of scenarios, and [`properties`] checks the promises that a table cannot express.
 
 #![cfg_attr(
     not(feature = "testing"),

@@ -7,7 +7,7 @@ use crate::{
     store::{Answer, Never, Op, Store},
 };
 
-/// A store that allows everything and keeps nothing, for tests of the code behind a limiter.
+/// A store that allows all charges and keeps no accounts, for tests of the code behind a limiter.
 ///
 /// ```
 /// use tower_sluice::{PeerIp, Quota, RateLimitLayer, testing::NoLimit};

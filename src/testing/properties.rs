@@ -1,4 +1,5 @@
-//! Promises of a store that no table can show. Each runs on a fresh store and reports a violation.
+//! Checks of the promises of a store that a scenario table cannot express. Each check runs on a new
+//! store and reports a violation.
 
 use std::{
     sync::{
@@ -42,7 +43,7 @@ fn holds(what: bool, broken: impl FnOnce() -> Broken) -> Result<(), Broken> {
 ///
 /// # Errors
 ///
-/// Fails if a wait is too long or too short; the error names it.
+/// Fails if a wait is too long or too short. The error contains the wait.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), Broken> {
     for cost in 1..=QUOTA.limit() {
         let store = subject.open();
@@ -64,12 +65,12 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
     Ok(())
 }
 
-/// Checks that a call over several accounts and quotas charges all or none, that a cost of 0
-/// charges nothing, and that the costs of one account named twice add up.
+/// Checks three promises. A call charges all of its accounts and quotas or none of them. A cost of
+/// 0 charges nothing. If a call names one account twice, the costs are added.
 ///
 /// # Errors
 ///
-/// Fails if the wrong units were charged; the error names them.
+/// Fails if a wrong number of units was charged. The error contains the number.
 pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
@@ -95,13 +96,13 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
 
-/// Checks that concurrent threads take exactly the units that are left.
+/// Checks that concurrent threads together take exactly the units that are left.
 ///
-/// Runs on a stopped clock, and blocks the calling thread.
+/// The clock is stopped during the check. The check blocks the calling thread.
 ///
 /// # Errors
 ///
-/// Fails if too many or too few calls are allowed; the error names their number.
+/// Fails if too many or too few calls are allowed. The error contains the number of allowed calls.
 pub fn no_over_admission<S>(
     subject: &mut S,
     block_on: impl Fn(<S::Store as Store>::Future) -> Result<Decision, <S::Store as Store>::Error>
@@ -140,20 +141,20 @@ where
     Ok(())
 }
 
-/// Checks that a charge with a [`max_wait`](Charge::with_max_wait) queues once the quota is
-/// exhausted: its decision has a wait, each further one has a longer wait, and a wait above
-/// `max_wait` is a denial. A store that cannot queue must return an error from
-/// [`Store::supports`].
+/// Checks that a charge with a [`max_wait`](Charge::with_max_wait) queues if the quota is
+/// exhausted. The decision must have a wait, and each further decision a longer wait. A charge
+/// whose wait would be above `max_wait` must be denied. A store that cannot queue must return an
+/// error from [`Store::supports`].
 ///
 /// # Errors
 ///
-/// Fails if the store accepts such charges and does not queue them; the error names the wait.
+/// Fails if the store accepts such charges but does not queue them. The error contains the wait.
 pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
     let (key, quotas) = (Key::from("queued"), [QUOTA]);
     let charge = Charge::new(RuleName::default(), &key, &quotas);
-    // Enough for three units, whose time is rounded up.
+    // This is enough for three units. The time of each unit is rounded up.
     let longest = Duration::from_millis(1_100);
     let queueing = charge.with_max_wait(longest);
     if store.supports(&[queueing]).is_err() {
@@ -181,8 +182,8 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(!hasty.is_allowed(), || "a charge without a max_wait passed the queue".into())
 }
 
-/// Checks that a charge beyond a [soft](Quota::soft) quota is allowed and marked as an overage, and
-/// that no other charge is. A store without soft quotas must return an error from
+/// Checks that a charge that uses [soft](Quota::soft) units is allowed and marked as an overage,
+/// and that no other charge is marked. A store without soft quotas must return an error from
 /// [`Store::supports`].
 ///
 /// # Errors
@@ -206,13 +207,14 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Checks that a blocked key is denied, that its decision [is blocked](Decision::is_blocked) and
-/// has the time left, that a read passes, and that the block ends by [`StoreExt::unblock`] or on
-/// time and charges nothing. A store without blocks must answer [`Decision::unsupported`].
+/// Checks blocks. The key must be denied, and the decision must be [blocked](Decision::is_blocked)
+/// and contain the remaining time. A charge of cost 0 must be allowed. The block must end on time
+/// or by [`StoreExt::unblock`], and must not charge any units. A store without blocks must answer
+/// [`Decision::unsupported`].
 ///
 /// # Errors
 ///
-/// Fails if a block has another effect; the error names it.
+/// Fails if a block has another effect. The error describes the effect.
 pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     const MINUTE: Duration = Duration::from_secs(60);
     let store = subject.open();
@@ -249,12 +251,12 @@ pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(free.is_allowed(), || format!("a key was denied after its block of {MINUTE:?}"))
 }
 
-/// Checks that [`Store::undo`] gives back the charge of a decision, in whole or in part, and never
-/// more. A subject that does not [undo](Subject::undoes) charges passes.
+/// Checks that [`Store::undo`] gives back the whole charge of a decision or a part of it, and never
+/// more. A subject that does not [undo](Subject::undoes) charges passes this check.
 ///
 /// # Errors
 ///
-/// Fails if an undo gives back another number of units; the error names the units left.
+/// Fails if an undo gives back a wrong number of units. The error contains the units left.
 pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     if !subject.undoes() {
         return Ok(());

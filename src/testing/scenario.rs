@@ -1,4 +1,4 @@
-//! Cases of a scenario table, and playing them on a store.
+//! The cases of a scenario table, and a function that plays a case on a store.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     store::{BoxError, Charge, Store, StoreExt},
 };
 
-/// A case of a table: quotas, and steps with the expected numbers.
+/// A case of a scenario table. It has quotas, and steps with the expected numbers.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Case {
     name: String,
@@ -80,9 +80,9 @@ struct QuotaRow {
 struct Step {
     at: u64,
     op: StepOp,
-    /// The most that `undo` gives back. Defaults to all.
+    /// The maximum number of units that `undo` gives back. By default, there is no maximum.
     units: Option<i64>,
-    /// The step whose charge `undo` undoes, counted from 0.
+    /// The index of the step whose charge is undone. The first step has index 0.
     step: Option<usize>,
     #[serde(default)]
     headroom: u32,
@@ -108,12 +108,13 @@ enum StepOp {
 pub enum Played {
     /// All numbers matched the table.
     Passed,
-    /// The case needs an unsupported [algorithm](Subject::supports), a store that
-    /// [undoes](Subject::undoes) charges, or a clock that can [step back](Subject::steps_back).
+    /// The subject does not support the case. The case needs another
+    /// [algorithm](Subject::supports), a store that [undoes](Subject::undoes) charges, or a clock
+    /// that can [step back](Subject::steps_back).
     Skipped,
 }
 
-/// An error of a scenario that could not be played.
+/// The reason why a case could not be played, or failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CaseError {
@@ -159,8 +160,8 @@ impl Case {
         &self.name
     }
 
-    /// Returns the names of the case's algorithms, as in configuration files. Empty if the table
-    /// does not name them.
+    /// Returns the names of the algorithms of the case, as in configuration files. The list is
+    /// empty if the table does not name them.
     #[must_use]
     pub fn algorithms(&self) -> &[String] {
         self.algorithm.list()

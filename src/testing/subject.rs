@@ -1,4 +1,4 @@
-//! The subject of the conformance kit: a store with its clock.
+//! The subject of the conformance kit, which is a store with its clock.
 
 use std::{future::ready, time::Duration};
 
@@ -25,14 +25,14 @@ pub trait Subject {
         false
     }
 
-    /// Returns `true` if the store undoes charges ([`Store::undo`]). Cases that need it are
-    /// [skipped](super::Played::Skipped) otherwise. Defaults to `true`.
+    /// Returns `true` if the store undoes charges ([`Store::undo`]). Otherwise, cases with an undo
+    /// are [skipped](super::Played::Skipped). Defaults to `true`.
     fn undoes(&self) -> bool {
         true
     }
 
-    /// Waits until the charges undone so far have reached the accounts of the last store that was
-    /// opened: [`Store::undo`] has no answer. Defaults to no wait.
+    /// Waits until all earlier calls of [`Store::undo`] have taken effect in the last opened store.
+    /// This is needed because an undo has no answer. By default, this method does not wait.
     fn undone(&mut self) -> BoxFuture<()> {
         Box::pin(ready(()))
     }
@@ -45,7 +45,7 @@ pub trait Subject {
     }
 }
 
-/// The embedded store on a [`FakeClock`].
+/// The embedded store with a [`FakeClock`].
 #[derive(Clone, Debug, Default)]
 pub struct Local(FakeClock);
 

@@ -1,4 +1,4 @@
-//! Scenario tables published with the kit.
+//! The scenario tables of the conformance kit.
 
 /// The published tables, as pairs of a file name and JSON text for
 /// [`Case::read`](super::Case::read).
@@ -6,8 +6,9 @@
 /// The files are in `tests/scenarios` of the package. Times are in nanoseconds. A positive number
 /// in `settle` is a refund. `algorithm` names the algorithm that the store must support.
 ///
-/// `undo` gives back what the charge of the step at index `step` still holds: all of it, or up to
-/// `units`. Its outcomes, and those of `settle` and `reset`, are those right after it.
+/// `undo` gives back the units that the charge of the step at index `step` still holds, or at most
+/// `units` of them. The outcomes of `undo`, `settle` and `reset` are those immediately after the
+/// operation.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};

@@ -124,7 +124,7 @@ impl Table {
         SharedAddress::new(self.slots.set_of(ALICE), RuleName::default(), 0)
     }
 
-    /// Runs all three at once.
+    /// Runs all three at the same time.
     pub(crate) fn all<A, B: 'static, C: 'static>(
         self,
         one: impl FnOnce(&Self) -> A,
@@ -146,7 +146,7 @@ impl Table {
         (table, one, others)
     }
 
-    /// Runs both at once.
+    /// Runs both at the same time.
     pub(crate) fn both<A, B: 'static>(
         self,
         one: impl FnOnce(&Self) -> A,

@@ -148,7 +148,7 @@ impl Worker {
         line.unwrap_or_else(|| panic!("the process ended before it said {word}"))
     }
 
-    /// Kills the process at once, as `kill -9` does.
+    /// Kills the process immediately, as `kill -9` does.
     fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -107,7 +107,7 @@ async fn any_number_of_callers_share_one_connection_attempt() {
     let attempts = hung.len() - before;
     assert!(attempts >= 1 && attempts <= in_time(hangs, SECOND) + 2, "{attempts} in {hangs:?}");
 
-    // Each attempt fails at once.
+    // Each attempt fails immediately.
     let (fails, errors) = under_load(&store, async {
         proxy.set(Mode::Drop).await;
         let start = Instant::now();

@@ -18,7 +18,7 @@ use tower_sluice::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mood {
     Well,
-    /// Fails at once.
+    /// Fails immediately.
     Failing,
     /// Fails at the first poll.
     FailingSoon,

@@ -12,8 +12,8 @@ use super::{
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The header that names the client. Only one is read: with several, a client could send the one
-/// that no proxy sets.
+/// The header that names the client. Only one such header is read. If several were read, a client
+/// could send the one that no proxy sets.
 #[derive(Clone, Debug)]
 pub(super) enum ClientHeader {
     XForwardedFor,
@@ -22,8 +22,8 @@ pub(super) enum ClientHeader {
     Single(HeaderName),
 }
 
-/// The reason why an address cannot be read. It completes a sentence that starts with the name of
-/// the header.
+/// The reason why an address cannot be read. An error message consists of the name of the header
+/// and this text.
 pub(super) type HeaderFault = &'static str;
 
 const REPEATED: HeaderFault = "is sent more than once";
@@ -40,7 +40,8 @@ impl ClientHeader {
         }
     }
 
-    /// Returns the addresses in the header, nearest caller first.
+    /// Returns the addresses in the header, from right to left. The first is that of the nearest
+    /// caller.
     pub(super) fn addresses(
         &self,
         headers: &HeaderMap,

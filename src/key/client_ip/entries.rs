@@ -1,4 +1,4 @@
-//! Iterates over the entries of a list header, last entry first.
+//! Iterates over the entries of a list header, from the last to the first.
 
 use std::iter::Rev;
 
@@ -12,11 +12,12 @@ pub(super) const MAX_ENTRIES: usize = 32;
 /// The maximum number of bytes that are read per request.
 pub(super) const MAX_BYTES: usize = 4_096;
 
-/// The comma-separated entries of all lines of a header, from the right. The lines count as one
-/// list.
+/// An iterator over the comma-separated entries of a header, from right to left. All lines of the
+/// header form one list.
 ///
-/// Clients may send as much as the server accepts, and proxies append to it. Only the entries that
-/// are read count towards the bounds; text to the left of them does not matter.
+/// A client may send a header as long as the server accepts, and proxies append entries. Only the
+/// entries that are read count towards the bounds. The length of the text to the left is not
+/// limited.
 pub(super) struct HeaderEntries<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<&'a [u8]>,
@@ -24,7 +25,7 @@ pub(super) struct HeaderEntries<'a> {
     bytes: usize,
 }
 
-/// The bounds are exceeded.
+/// The error for a header that exceeds the bounds.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
@@ -43,7 +44,7 @@ impl<'a> Iterator for HeaderEntries<'a> {
             Some(line) => line,
             None => self.lines.next()?.as_bytes(),
         };
-        // Keeps the line on an error, so that further calls return the error again.
+        // Keeps the line after an error, so that each further call returns the error again.
         self.line = Some(line);
         let Some(entries) = self.entries.checked_sub(1) else { return Some(Err(TooMuch)) };
         let unseen = line.len().saturating_sub(self.bytes);

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The maximum length of an entry: an address of 45 bytes, a zone and a port fit.
+/// The maximum length of an entry. An address of 45 bytes fits, together with a zone and a port.
 pub(super) const MAX_LENGTH: usize = 128;
 
 /// Returns the address of an entry. The address may have a port, brackets or a zone. An IPv4-mapped
 /// address is converted to IPv4.
 ///
-/// `None` for all other text, for example `unknown` and `_hidden`.
+/// Returns `None` for all other text, for example `unknown` and `_hidden`.
 pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     if entry.len() > MAX_LENGTH {
         return None;
@@ -31,7 +31,7 @@ pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Drops the zone, which has a meaning only on the host that wrote it.
+/// Parses an IPv6 address and drops its zone. A zone has a meaning only on the host that wrote it.
 fn v6(text: &str) -> Option<IpAddr> {
     let address = text.split_once('%').map_or(text, |(address, _)| address);
     address.parse::<Ipv6Addr>().ok().map(IpAddr::V6)

@@ -3,19 +3,21 @@
 //! A proxy appends its element after the text of the client, in the same line or in a line of its
 //! own. It may quote text that the client chose, such as the `Host`. Lines are parsed separately,
 //! because a quoted string does not continue in another line. Each line is split from the left,
-//! because only that order shows what is quoted. A line is an error if a string in it does not end,
-//! or if it is too long to be split within the bound. An element is parsed as a whole, or is an
-//! error as a whole.
+//! because only that order shows what is quoted. A line is an error if a string in the line does
+//! not end, or if the line is too long to be split within the bound. An element with an invalid
+//! part is an error as a whole.
 //!
-//! A client may open a quote, and thus change what counts as quoted in the elements that proxies
-//! append to its line. The result is an error, and never an address of the client's choice:
+//! A client may open a quote and not close it. The open quote changes which parts of the appended
+//! elements count as quoted. The result is an error, and never an address that the client chose:
 //!
-//! - Correct proxies write an even number of unescaped quotes. Shifted by one, the last of them
-//!   leaves a string open at the end of the line, unless an escaped quote ended the shift.
-//! - An escaped quote in a string of a proxy ends the shift: it counts as outside, so it opens a
-//!   string that the proxy's own quote closes. To the right of it, elements are as the proxies
-//!   wrote them. The element with the escaped quote has a backslash outside of strings, which the
-//!   grammar does not allow. That element is an error, and nothing to the left of it is read.
+//! - Correct proxies write an even number of unescaped quotes. After the client's extra quote, the
+//!   last of these quotes opens a string that does not end, unless an escaped quote undoes the
+//!   shift.
+//! - An escaped quote in a proxy's string undoes the shift. The parser takes the escaped quote as
+//!   the start of a string, and the proxy's own quote closes that string. Elements further to the
+//!   right are as the proxies wrote them. The element with the escaped quote has a backslash
+//!   outside of strings, which the grammar does not allow. Therefore that element is an error, and
+//!   nothing to the left of the element is read.
 
 use std::{iter::Rev, net::IpAddr};
 
@@ -29,7 +31,7 @@ use super::{
     entry::{self, MAX_LENGTH},
 };
 
-/// The elements of all lines, from the right.
+/// An iterator over the elements of all lines, from right to left.
 pub(super) struct Elements<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<Line<'a>>,
@@ -41,7 +43,7 @@ pub(super) struct Elements<'a> {
 /// The reason why no further element is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementError {
-    /// More than 32 elements or 4 KiB would have to be read.
+    /// The next element is beyond the bound of 32 elements or 4 KiB.
     TooMuch,
     /// A quoted string does not end in its line.
     OpenQuote,
@@ -53,7 +55,7 @@ impl<'a> Elements<'a> {
         Self { lines, line: None, elements: MAX_ENTRIES, bytes: MAX_BYTES, error: None }
     }
 
-    /// Returns the line with the next element, or `None` if no line is left.
+    /// Returns the line that contains the next element, or `None` if no line is left.
     fn line(&mut self) -> Option<Result<Line<'a>, ElementError>> {
         if let Some(line) = self.line.take() {
             return Some(Ok(line));
@@ -93,8 +95,7 @@ impl<'a> Iterator for Elements<'a> {
 /// A line with the positions of its separators.
 struct Line<'a> {
     text: &'a [u8],
-    /// The positions of the last commas outside quoted strings, each at its index modulo the
-    /// length.
+    /// A ring buffer with the positions of the last commas outside quoted strings.
     commas: [usize; MAX_ENTRIES],
     count: usize,
 }
@@ -119,7 +120,7 @@ impl<'a> Line<'a> {
         (!quoted).then_some(line)
     }
 
-    /// Returns the last element, and the line without it.
+    /// Returns the last element, and the rest of the line.
     fn last(self) -> (&'a [u8], Option<Self>) {
         let Some(count) = self.count.checked_sub(1) else { return (self.text, None) };
         let at = self.commas[count % MAX_ENTRIES];
@@ -129,9 +130,10 @@ impl<'a> Line<'a> {
 
 /// Returns the address of the only `for` parameter of an element.
 ///
-/// `None` unless the whole element is valid: names are tokens; a value is a quoted string, or has
-/// no quotes, backslashes and white space. Colons and brackets are accepted without quotes, because
-/// some proxies write them so. White space around `;` and `=` is accepted too.
+/// Returns `None` if any part of the element is invalid. Names must be tokens. A value must be a
+/// quoted string, or text without quotes, backslashes and white space. Colons and brackets are
+/// accepted without quotes, because some proxies write them without quotes. White space around `;`
+/// and `=` is accepted too.
 pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);
@@ -161,7 +163,7 @@ enum ParameterValue<'a> {
 }
 
 impl<'a> ParameterValue<'a> {
-    /// Parses the value at the start of `text`. Returns it with the text after the next `;`.
+    /// Parses the value at the start of `text`. Returns the value, and the text after the next `;`.
     fn read(text: &'a [u8]) -> Option<(Self, Option<&'a [u8]>)> {
         let Some(inside) = text.strip_prefix(b"\"") else {
             let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
@@ -204,7 +206,7 @@ impl<'a> ParameterValue<'a> {
     }
 }
 
-/// Checks for a token (RFC 9110, 5.6.2).
+/// Returns `true` if the text is a token (RFC 9110, 5.6.2).
 fn is_token(text: &[u8]) -> bool {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
     !text.is_empty() && text.iter().all(is_part)

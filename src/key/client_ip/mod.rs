@@ -1,4 +1,4 @@
-//! Keys from the address of a client behind proxies.
+//! The address of a client behind proxies, as a key.
 
 mod client_header;
 mod entries;
@@ -24,14 +24,14 @@ const MAX_HOPS: u8 = 32;
 ///
 /// Clients can send `X-Forwarded-For` themselves. Only the entry that a trusted proxy *appends* is
 /// reliable: the address that called the proxy. Therefore the header is read only if the peer is
-/// trusted, and then from the right. All lines of the header count as one list. Entries of trusted
-/// proxies are skipped. The first entry that is not trusted is the client, and entries to the left
-/// of it are ignored. If all entries are trusted, the leftmost is the client. A peer that is not
-/// trusted is itself the client, and its header is not read.
+/// trusted, and the entries are read from right to left. All lines of the header form one list.
+/// Entries of trusted proxies are skipped. The first entry that is not trusted is the client, and
+/// entries to the left of it are ignored. If all entries are trusted, the leftmost is the client. A
+/// peer that is not trusted is itself the client, and its header is not read.
 ///
-/// IPv6 addresses are cut to their first 64 bits and IPv4-mapped addresses are converted, as by
-/// [`PeerIp`](super::PeerIp). Ports, brackets and zones are dropped. NAT64 and 6to4 addresses stay
-/// unchanged, so by default all clients behind one NAT64 share one account.
+/// As in [`PeerIp`](super::PeerIp), IPv6 addresses are cut to their first 64 bits, and IPv4-mapped
+/// addresses are converted to IPv4. Ports, brackets and zones are dropped. NAT64 and 6to4 addresses
+/// stay unchanged, so by default all clients behind one NAT64 share one account.
 ///
 /// ```
 /// use tower_sluice::{ClientIp, Quota, RateLimitLayer, LocalStore};
@@ -58,26 +58,28 @@ const MAX_HOPS: u8 = 32;
 ///
 /// # Unreadable headers
 ///
-/// The search stops at an entry that is not an address (`unknown`, or an empty one). Skipping it
-/// would trust the entries to the left of it. The search also stops after 32 entries or 4 KiB. Such
-/// a request is rejected with 400, or handled by the policy of
-/// [`unreadable`](ClientIp::unreadable). It never counts as a request of the proxy.
+/// The search stops at an entry that is not an address, such as `unknown` or an empty entry. If
+/// such an entry were skipped, the untrusted entries to its left would be used. The search also
+/// stops after 32 entries or 4 KiB. Such a request is rejected with 400, or handled by the policy
+/// of [`unreadable`](ClientIp::unreadable). The request is never charged to the account of the
+/// proxy.
 ///
 /// # Requests without a client
 ///
-/// A request of a trusted proxy without the header counts as a request of the proxy. Load balancer
-/// probes have no header, and neither do requests of a proxy that is not configured to send it.
-/// [`without_header`](ClientIp::without_header) can reject them instead.
+/// If a trusted proxy sends a request without the header, the request is charged to the account of
+/// the proxy. Load balancer probes have no header, and neither do requests of a proxy that is not
+/// configured to send it. [`without_header`](ClientIp::without_header) can reject them instead.
 ///
 /// Some proxies let a client remove the header (`connection: x-forwarded-for`). The client then
-/// uses the account of the proxy and gains nothing else: an address in the trusted networks is not
-/// known to be a client, so an [allow list](crate::AccessList::client_networks) does not match it.
-/// A deny list does. Feature `tracing` logs the first such request.
+/// uses the account of the proxy and gains nothing else. An [allow
+/// list](crate::AccessList::client_networks) does not match an address in the trusted networks,
+/// because that address may be a proxy. A deny list does match it. Feature `tracing` logs the first
+/// such request.
 ///
 /// # Limitations
 ///
-/// A proxy must append to the header or replace it. A proxy that passes the header of the client
-/// unchanged lets the client choose the address. Do not trust a network from which others can send,
+/// A proxy must append to the header or replace it. If a proxy passes the header of the client
+/// unchanged, the client can choose the address. Do not trust a network from which others can send,
 /// for example the network of a cloud.
 #[derive(Clone, Debug)]
 pub struct ClientIp {
@@ -101,17 +103,17 @@ enum Trusted {
 pub enum Unreadable {
     /// Rejects the request with this status.
     Reject(StatusCode),
-    /// Charges all such requests to one account of the rule, the account of
-    /// [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share).
+    /// Charges all such requests to one account of the rule. Requests that fall under
+    /// [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share) use the same account.
     Share,
 }
 
-/// The policy for a request of a trusted proxy without the header that names the client. See
+/// The policy for a request that a trusted proxy sends without the header. See
 /// [`ClientIp::without_header`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithoutHeader {
-    /// Counts the request as one of the proxy.
+    /// Charges the request to the account of the proxy.
     #[default]
     CountAsPeer,
     /// Rejects the request with this status, regardless of the policy for missing identities.
@@ -122,7 +124,7 @@ pub enum WithoutHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// Set if the address is known not to be one of a trusted proxy.
+    /// `true` if the address is outside the trusted networks, so it cannot be a trusted proxy.
     pub(crate) is_confirmed: bool,
 }
 
@@ -137,12 +139,12 @@ impl Client {
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks: `"10.0.0.0/8"`, or a single address. Without a
-    /// network, each peer is the client and no header is read.
+    /// Trusts the proxies in these networks. An item is a network such as `"10.0.0.0/8"`, or a
+    /// single address. If the list is empty, each peer is the client and no header is read.
     ///
-    /// Two settings are [lints](crate::lint::Lint::KeyExtractor) of a layer: an empty list, and a single
-    /// address that looks like a network address (`"10.0.0.0"`). For one proxy with that address,
-    /// write `"10.0.0.0/32"`.
+    /// A layer reports a [lint](crate::lint::Lint::KeyExtractor) for an empty list, and for a
+    /// single address that looks like a network address (`"10.0.0.0"`). If one proxy has that
+    /// address, write `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
@@ -160,18 +162,18 @@ impl ClientIp {
         }
     }
 
-    /// Trusts every peer and every entry of the header: the leftmost entry is the client.
+    /// Trusts every peer and every entry of the header. The client is the leftmost entry.
     ///
-    /// A client that can reach this server directly can claim any address, and a different one with
-    /// each request. Use this only for a server that is reachable solely through a proxy that
-    /// *replaces* the header with one address.
+    /// A client that can reach this server directly can claim any address, and can change it with
+    /// each request. Use this method only if all requests come through a proxy that *replaces* the
+    /// header with one address.
     #[must_use]
     pub fn behind_any_peer_dangerous() -> Self {
         Self::trusting(Trusted::AnyPeer)
     }
 
-    /// Trusts a fixed number of proxies, each of which appends one entry. The client is entry
-    /// number `hops` from the right.
+    /// Trusts a fixed number of proxies. Each proxy appends one entry. The client is entry number
+    /// `hops` from the right.
     ///
     /// No peer address is needed, so this works behind a Unix socket. A request with fewer entries
     /// has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). Prefer [`behind`](ClientIp::behind): a
@@ -271,14 +273,14 @@ impl ClientIp {
         Self { unreadable, ..self }
     }
 
-    /// Uses IPv6 addresses by /48, for a second rule with a higher quota. See
+    /// Cuts IPv6 addresses to 48 bits instead of 64, for a second rule with a higher quota. See
     /// [`PeerIp::v6_site`](super::PeerIp::v6_site).
     #[must_use]
     pub fn v6_site(self) -> Self {
         self.ipv6_prefix(48)
     }
 
-    /// Sets the policy for a request of a trusted proxy without the header. Defaults to
+    /// Sets the policy for a request that a trusted proxy sends without the header. Defaults to
     /// [`WithoutHeader::CountAsPeer`].
     ///
     /// If you reject such requests, exempt the probes of load balancers and orchestrators by their
@@ -305,7 +307,7 @@ impl ClientIp {
 
     /// Returns the whole address of the client, for logs and lists. An IPv4-mapped address is
     /// converted to IPv4. If the header names no client, this is the address of a trusted proxy.
-    /// Therefore do not exempt a request because its address is in the trusted networks.
+    /// Therefore do not exempt the addresses of the trusted networks.
     ///
     /// # Errors
     ///
@@ -314,7 +316,7 @@ impl ClientIp {
         self.client(&head.into()).map(|client| client.address)
     }
 
-    /// Returns the client, and whether the address is known to be a client's.
+    /// Returns the address of the client, marked as confirmed if it cannot be a trusted proxy.
     pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
         self.find(head).map_err(|unknown| self.error(unknown))
     }
@@ -360,7 +362,7 @@ impl ClientIp {
         }
     }
 
-    /// Handles a request of a trusted peer without the header.
+    /// Returns the client of a request that a trusted peer sent without the header.
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
@@ -387,7 +389,7 @@ impl ClientIp {
         }
     }
 
-    /// Logs only the first such request, because all requests may be like it.
+    /// Logs only the first request without the header, because all requests may lack the header.
     #[cfg(feature = "tracing")]
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();
@@ -441,7 +443,7 @@ enum UnknownClient {
     Unreadable(HeaderFault),
 }
 
-/// An error for a number of proxies outside 1 to 32.
+/// The error for a number of proxies outside 1 to 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopsError(u8);
 

@@ -35,7 +35,8 @@ impl CallStats {
         self.consecutive_failures
     }
 
-    /// Returns the answers, and the failures among them, of the current bucket and the nine before.
+    /// Returns two numbers for the last ten buckets: the number of answers, and the number of
+    /// failures among them.
     pub(super) fn last_second(&self, now: Duration) -> (u64, u64) {
         let recent = |bucket: &&Bucket| bucket.number + BUCKETS > bucket_number(now);
         let add = |(answers, failures), bucket: &Bucket| {

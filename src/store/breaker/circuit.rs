@@ -1,8 +1,9 @@
 //! The state of a breaker: closed, open, or probing (open with a probe in flight).
 //!
-//! The state is one word, so that a call needs one load to be permitted or rejected. The lowest two
-//! bits are the state. The other bits are the instant at which the open time ends, in nanoseconds
-//! since the circuit was created, or, if the circuit is closed, the number of times that it closed.
+//! The state is one word, so that one load is enough to permit or reject a call. The lowest two
+//! bits are the state. If the circuit is closed, the other bits are the number of times that it has
+//! closed. Otherwise the other bits are the instant at which the open time ends, in nanoseconds
+//! since the circuit was created.
 //!
 //! An answer counts only if the word has not changed since its call began. A call that began before
 //! an outage and times out after it therefore does not open the breaker again.
@@ -64,7 +65,7 @@ pub(super) struct Circuit {
     config: BreakerConfig,
     created: Instant,
     word: AtomicU64,
-    /// Locked to open or close the circuit.
+    /// The history of open times. The lock is held to open or close the circuit.
     history: Mutex<History>,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Circuit {
 struct History {
     stats: CallStats,
     closings: u64,
-    /// The last open time before jitter. Zero if the circuit has closed since.
+    /// The last open time, before jitter. Zero if the circuit has closed since then.
     open_for: Duration,
 }
 
@@ -112,7 +113,7 @@ impl Circuit {
         let probing = word & !STATE | PROBING;
         let is_probe = word & STATE == OPEN
             && self.word.compare_exchange(word, probing, AcqRel, Acquire).is_ok();
-        // If the probe fails, the next open time is at least this long.
+        // If the probe fails, the next open time is at least half of the shortest one.
         if !is_probe {
             return Err(self.config.min_open / 2);
         }
@@ -148,11 +149,11 @@ impl Circuit {
         }
     }
 
-    /// Permits another probe if the call with this word was a probe and has no answer.
+    /// Permits another probe. Has no effect if the call was not a probe or was answered.
     fn abandon(&self, word: u64) {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
-            // Fails if the probe has answered.
+            // The exchange fails if the probe was answered.
             if self.word.compare_exchange(word, open, AcqRel, Acquire).is_ok() {
                 circuit(2);
             }
@@ -165,7 +166,7 @@ impl History {
         *self = Self { closings: self.closings + 1, ..Self::default() };
     }
 
-    /// Returns the open time that begins now.
+    /// Returns the duration of the open time that begins now.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
         self.open_for = doubled.clamp(config.min_open, config.max_open);
@@ -181,8 +182,8 @@ fn jitter(time: Duration) -> Duration {
     half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
 }
 
-/// A permitted call. If it is dropped without an answer, nothing is recorded; if the call was the
-/// probe, another probe is permitted.
+/// A permitted call. If the permit is dropped before an answer, nothing is recorded. If the call
+/// was the probe, another probe is then permitted.
 #[derive(Debug)]
 pub(super) struct Permit {
     circuit: Arc<Circuit>,

@@ -22,30 +22,32 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store, Unsupported},
 };
 
-/// A store with a circuit breaker: after failures the breaker opens, and calls fail with an error
-/// immediately.
+/// A store with a circuit breaker. After several failures the breaker opens, and calls then fail
+/// immediately with an error.
 ///
-/// The breaker opens after 5 consecutive failures, or when half of at least 20 answers within a
-/// second are failures. The first open time is 100 ms; it doubles each time up to 1 s. Each open
-/// time is shortened at random by up to a half, so that processes do not retry together. Then
-/// exactly one call, the probe, is permitted while all other calls are still rejected. If the probe
-/// succeeds, the breaker closes; if it fails, the breaker opens again. A call to an open breaker
-/// costs one atomic load and one reading of the clock.
+/// The breaker opens after 5 consecutive failures. It also opens if a second has at least 20
+/// answers and half of them are failures. The first open time is 100 ms. Each further open time is
+/// twice as long, up to 1 s. Each open time is shortened at random by up to a half, so that
+/// processes do not retry at the same time. After the open time, exactly one call is permitted, the
+/// probe, and all other calls are still rejected. If the probe succeeds, the breaker closes; if it
+/// fails, the breaker opens again. To reject a call, an open breaker needs one atomic load and one
+/// reading of the clock.
 ///
-/// Apply it **outside** the deadline, and inside the wrapper that handles failures:
-/// `store.timeout(d).breaker().fallback(local)`. The breaker must see a timeout as a failure, and
-/// a probe that never completes would block every other probe.
+/// Apply the breaker **outside** the timeout, and inside the wrapper that handles failures:
+/// `store.timeout(d).breaker().fallback(local)`. The breaker must see a timeout as a failure, and a
+/// probe that never completes would block every other probe.
 ///
-/// These do not count as answers of the store:
+/// The breaker does not count the following as answers of the store:
 ///
 /// - A call whose future is dropped before its answer. Clients that disconnect must not be able to
 ///   open the breaker.
 /// - [`undo`](Store::undo), which has no answer. While the breaker is open, the undo is dropped and
 ///   the charge remains.
-/// - An error that is ready immediately. No server was called, and a client whose quota the store
-///   does not support must not affect other clients.
+/// - An error that is ready immediately. The store called no server, for example because it does
+///   not support the quota. Such a request of one client must not affect other clients.
 ///
-/// A clone shares the breaker. A setting creates a new breaker, so configure before you clone.
+/// Clones share the breaker. Each setter creates a new breaker, so call the setters before you
+/// clone.
 ///
 /// ```
 /// use std::time::Duration;
@@ -82,7 +84,8 @@ impl<S> Breaker<S> {
         literal(self.try_failures(consecutive))
     }
 
-    /// Like [`failures`](Breaker::failures), for a number from configuration.
+    /// Fallible form of [`failures`](Breaker::failures), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -94,8 +97,9 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| config.failures = consecutive))
     }
 
-    /// Sets the failure rate at which the breaker opens: `percent` of at least `answers` answers
-    /// within a second. Defaults to 50 % of 20. The second is counted in steps of 100 ms.
+    /// Sets the failure rate at which the breaker opens. The breaker opens if a second has at least
+    /// `answers` answers and at least `percent` percent of them are failures. Defaults to 50 % and
+    /// 20 answers. The second advances in steps of 100 ms.
     ///
     /// # Panics
     ///
@@ -106,7 +110,7 @@ impl<S> Breaker<S> {
         literal(self.try_rate(percent, answers))
     }
 
-    /// Like [`rate`](Breaker::rate), for numbers from configuration.
+    /// Fallible form of [`rate`](Breaker::rate), for numbers that are read from configuration.
     ///
     /// # Errors
     ///
@@ -134,7 +138,8 @@ impl<S> Breaker<S> {
         literal(self.try_open_for(times))
     }
 
-    /// Like [`open_for`](Breaker::open_for), for times from configuration.
+    /// Fallible form of [`open_for`](Breaker::open_for), for times that are read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -153,7 +158,8 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| (config.min_open, config.max_open) = (first, longest)))
     }
 
-    /// Returns `true` if the breaker is open, also while a probe is in flight. For health checks.
+    /// Returns `true` if the breaker is open, for health checks. A breaker with a probe in flight
+    /// is open, too.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.circuit.is_open()
@@ -180,7 +186,8 @@ where
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match self.inner.call(op) {
-            // No server was called, as with an immediate error.
+            // No server was called, so the decision is not recorded. The same holds for an
+            // immediate error.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Ok(decision)) => {
                 permit.record(true);
@@ -238,7 +245,7 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     }
 }
 
-/// For every `E` that implements `Display`. [`BoxError`] does, although it is not an [`Error`].
+/// The bound is `Display` instead of [`Error`], because [`BoxError`] implements only `Display`.
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
 pin_project! {

@@ -1,4 +1,4 @@
-//! The charges of a call, with what is needed to interpret its answer.
+//! The charges of a call, and the data needed to interpret the answer to the call.
 
 use smallvec::SmallVec;
 
@@ -9,7 +9,7 @@ use crate::{
     store::{Charge, hashes::Hashes},
 };
 
-/// One charge of a call, with its hashes.
+/// One charge of a call, with the hashes of its account.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HashedCharge {
     /// Hash of the rule and the key.
@@ -23,14 +23,14 @@ pub(super) struct HashedCharge {
     pub(super) max_wait: u64,
     /// The number of outcomes that belong to this charge.
     pub(super) outcomes: usize,
-    /// Set if the cost is above 0.
+    /// `true` if the cost is above 0.
     pub(super) charges: bool,
-    /// Set if a cached denial may answer this charge.
+    /// `true` if a cached denial may answer this charge.
     pub(super) cacheable: bool,
-    /// Set if a quota has an initial state. The first call then creates the account, unless the
-    /// cost never fits.
+    /// `true` if a quota has an initial state. The first call then creates the account, unless the
+    /// cost can never fit.
     pub(super) has_initial: bool,
-    /// The version of the set when the call began.
+    /// The version of the cache set at the start of the call.
     pub(super) version: u64,
 }
 
@@ -39,15 +39,15 @@ pub(super) struct HashedCharge {
 pub(super) struct PendingTake {
     /// The time of the call.
     pub(super) at: u64,
-    /// Set if cached denials may answer the call: it names each account once, and a denial creates
-    /// none.
+    /// `true` if cached denials may answer the call. This requires that the call names each account
+    /// once, and that a denial does not create an account.
     pub(super) cacheable: bool,
     pub(super) accounts: SmallVec<[HashedCharge; 2]>,
 }
 
 impl PendingTake {
-    /// Returns each account with its outcomes in `denial`. The outcomes are empty if the store
-    /// itself did not decide, or if they cannot be assigned to an account.
+    /// Returns each account with its outcomes in `denial`. An account has no outcomes if a wrapper
+    /// decided instead of the store, or if the outcomes cannot be assigned to accounts.
     pub(super) fn outcomes<'a>(
         &'a self,
         denial: &'a Decision,
@@ -114,7 +114,8 @@ fn has_initial(quota: &Quota) -> bool {
     quota.initial_units().is_some()
 }
 
-/// Returns `true` if the units left may decrease without a charge, or exceed the limit.
+/// Returns `true` if the number of units left may decrease without a charge, or may exceed the
+/// limit.
 fn may_lose_units(quota: &Quota) -> bool {
     matches!(
         quota.counted_by(),

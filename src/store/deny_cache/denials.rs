@@ -1,9 +1,9 @@
 //! Cached denials, in sets of eight entries. Each set has a lock, which is held for a few dozen
 //! nanoseconds and never while code outside of this module runs.
 //!
-//! A set has a version that counts its changes. A call remembers the version, and its denial is
-//! cached only if the version has not changed: the answer to a call that began before a change of
-//! the account describes an earlier state.
+//! Each set has a version, which counts the changes of the set. A call remembers the version at its
+//! start. Its denial is cached only if the version has not changed since then. Otherwise the answer
+//! may describe the state of an account before the change.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -34,15 +34,15 @@ struct CacheSet {
     version: u64,
     /// The number of calls that the set has answered.
     hits: u64,
-    /// At most `WAYS` entries.
+    /// The entries of the set, at most `WAYS`.
     entries: Vec<CachedDenial>,
 }
 
 /// The result of a look-up.
 pub(super) enum CacheLookup {
-    /// A cached denial answers the call.
+    /// A cached denial is the answer to the call.
     Hit(Decision),
-    /// The inner store is called.
+    /// No cached denial applies, so the inner store is called.
     Miss(PendingTake),
 }
 
@@ -61,7 +61,7 @@ impl Denials {
         self.config
     }
 
-    /// Returns the number of calls answered so far.
+    /// Returns the number of calls that the cache has answered so far.
     pub(super) fn hits(&self) -> u64 {
         self.sets.iter().map(|set| lock(set).hits).sum()
     }
@@ -81,7 +81,8 @@ impl Denials {
         }
     }
 
-    /// Returns a denial with the outcomes of all charges, or with only the block of a blocked key.
+    /// Returns a denial that contains the outcomes of all charges. If a key is blocked, the denial
+    /// contains only the block.
     fn denial(&self, charges: &[Charge<'_>], pending: &PendingTake) -> Option<Decision> {
         let empty = || Decision::new(false, 0).from_source(Source::DenyCache);
         let (mut denial, mut block, mut denied) = (empty(), None::<Decision>, false);
@@ -110,12 +111,12 @@ impl Denials {
     pub(super) fn update(&self, pending: &PendingTake, decision: &Decision) {
         let charging = pending.accounts.iter().filter(|account| account.charges);
         if decision.is_allowed() {
-            // The account now has fewer units left than a cached denial reports.
+            // After the charge, the account has fewer units left than a cached denial reports.
             return charging.for_each(|account| self.invalidate(account.tag));
         }
         for (account, outcomes) in pending.outcomes(decision) {
             let cached = account.cacheable && self.cache(account, outcomes, decision, pending.at);
-            // A store of several servers may have charged the other accounts for a moment.
+            // A store with several servers may have charged the other accounts for a short time.
             if !cached && account.charges && pending.accounts.len() > 1 {
                 self.invalidate(account.tag);
             }
@@ -140,7 +141,8 @@ impl Denials {
         self.hashes.tag(charge)
     }
 
-    /// Removes the denials of an account. The answers of calls in flight are not cached.
+    /// Removes the denials of an account. The answers to calls that are in flight will not be
+    /// cached.
     pub(super) fn invalidate(&self, tag: u64) {
         self.set(tag).invalidate(tag);
     }
@@ -173,14 +175,14 @@ impl CacheSet {
         self.entries.iter().find(|entry| entry.denies(account, now))
     }
 
-    /// Inserts an entry, unless the set has changed since `version`. Replaces the entry of the same
-    /// account and cost, or, if the set is full, the entry that ends first.
+    /// Inserts an entry, unless the set has changed since `version`. The new entry replaces an
+    /// entry of the same account and cost. In a full set, it replaces the entry that ends first.
     fn insert(&mut self, entry: CachedDenial, version: u64) -> bool {
         if self.version != version {
             return false;
         }
         if self.has_other_quotas(entry.tag, entry.revision) {
-            // The order in which the store decided the two calls is unknown.
+            // It is not known which of the two calls the store decided first.
             self.invalidate(entry.tag);
             return false;
         }

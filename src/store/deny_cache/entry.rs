@@ -11,26 +11,26 @@ use crate::{
     store::{Charge, recompute::recompute},
 };
 
-/// Instants are nanoseconds since the cache was made.
+/// A cached denial. Instants are nanoseconds since the cache was created.
 #[derive(Debug)]
 pub(super) struct CachedDenial {
     pub(super) tag: u64,
     pub(super) revision: u64,
     pub(super) need: u64,
-    /// The time until which the store would deny too. It counts from the call, because the store
-    /// decided later.
+    /// The instant until which the store would also deny. It is computed from the instant of the
+    /// call. The store decided later than that, so the store would not allow the call earlier.
     pub(super) until: u64,
-    /// The time of the answer. Reported times count from it, because the store decided earlier: no
-    /// reported wait is too short.
+    /// The instant of the answer. Reported times are computed from this instant. The store decided
+    /// earlier than that, so no reported wait is too short.
     answered_at: u64,
     blocked: bool,
-    /// Set if the denial of a higher cost can be computed.
+    /// `true` if the entry can also deny a charge of a higher cost, with a computed wait.
     refilling: bool,
     outcomes: SmallVec<[Outcome; 1]>,
 }
 
 impl CachedDenial {
-    /// Creates an entry if the outcomes of the account denied the call.
+    /// Creates an entry. Returns `None` if the outcomes of the account did not deny the call.
     pub(super) fn new(
         account: &HashedCharge,
         outcomes: &[Outcome],
@@ -59,8 +59,7 @@ impl CachedDenial {
         })
     }
 
-    /// Returns `true` if the entry denies the account now, and for longer than the caller will
-    /// queue.
+    /// Returns `true` if the entry denies the account for longer than the caller will queue.
     pub(super) fn denies(&self, account: &HashedCharge, now: u64) -> bool {
         let same = self.tag == account.tag && self.revision == account.revision;
         let covered = account.need == self.need
@@ -83,7 +82,7 @@ impl CachedDenial {
     }
 }
 
-/// Adds unknown outcomes of `charge` to `denial`.
+/// Adds an unknown outcome to `denial` for each quota of `charge`.
 pub(super) fn add_unknown(denial: &mut Decision, charge: &Charge<'_>) {
     for (quota_index, _) in charge.charged_quotas() {
         let unknown = Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! A cache of denials, which are repeated without calling the store.
+//! A cache of denials. It repeats a denial without calling the store.
 
 mod account;
 mod denials;
@@ -23,52 +23,53 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// The default capacity in denials: 9 MB when it is full.
+/// The default capacity, in denials. A full cache takes 9 MB.
 const CAPACITY: usize = 65_536;
-/// The largest capacity: 2 GB when it is full.
+/// The maximum capacity, in denials. A full cache takes 2 GB.
 const LARGEST: usize = 1 << 24;
 
-/// A store that repeats denials of the inner store in this process. A client that keeps sending
-/// requests while it is denied costs the server only the calls that began before the first answer
-/// arrived. The server is not called again until the wait is over, or 1 s has passed.
+/// A store that repeats denials of the inner store in this process. If a denied client continues to
+/// send requests, the server receives only the calls that began before the first denial arrived.
+/// The server is called again when the wait is over, or after 1 s.
 ///
-/// A denial reports how long the key must wait. Until then, counted from the call, the store would
-/// deny the key again; only a change of the account can let it pass earlier. The cache therefore
-/// repeats the denial with the times that are left, and with the [source](Decision::source)
-/// [`Source::DenyCache`].
+/// A denial reports how long the key must wait. During this wait, the store would deny the key
+/// again unless the account is changed. The cache therefore repeats the denial with the remaining
+/// times and the [source](Decision::source) [`Source::DenyCache`].
 ///
 /// - **Never stricter than the store.** The cache denies only calls that the inner store would
-///   deny: the same rule, key and quotas, at the same cost including headroom. Under GCRA it also
-///   denies a higher cost, and computes its wait. A charge that may queue is denied only while the
-///   wait is longer than its `max_wait`. A cached denial never answers:
+///   deny: calls with the same rule, key, quotas and cost (including headroom). Under GCRA, the
+///   cache also denies a higher cost and computes the wait for that cost. A charge that may queue
+///   is denied only while the wait is longer than the charge's `max_wait`. A cached denial is never
+///   the answer to:
 ///   - a cost of 0;
 ///   - a [report-only](Charge::with_report_only) charge;
 ///   - a charge of [one quota](Charge::with_quota_index) only;
 ///   - a call that names an account twice;
 ///   - a fixed window that paces or carries over;
-///   - several quotas of which one has an [initial](crate::Quota::initial) state, because the first
-///     call creates its account.
+///   - several quotas if one of them has an [initial](crate::Quota::initial) state, because the
+///     first call then creates an account.
 /// - **Changes through this store** take effect immediately. An
 ///   [`adjust`](crate::StoreExt::adjust), an [`undo`](Store::undo), a
 ///   [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block), an
 ///   [`unblock`](crate::StoreExt::unblock), an allowed charge or a replaced quota removes the
-///   denials of the account. Answers that were in flight at that time are not cached.
-/// - **Changes elsewhere**, by another process or by a server that lost its data, take effect
+///   denials of the account. Answers to calls in flight at that time are not cached.
+/// - **Other changes**, made by another process or caused by a server's loss of data, take effect
 ///   within [`max_age`](DenyCache::max_age), by default 1 s.
-/// - **Several charges** of one call pass together, so one cached denial denies the call. The
-///   outcomes of the other charges are [unknown](crate::decision::Outcome::unknown): header fields leave
-///   their quotas out, and counters count only the rules with a cached denial. The wait is that of
-///   the cached denials, although another rule may deny for longer.
-/// - **Bounded.** If the cache is full, a new denial replaces the one that ends first, and the
-///   store is called again for the replaced one.
+/// - **Several charges** of one call are allowed only together, so one cached denial denies the
+///   call. The outcomes of the other charges are [unknown](crate::decision::Outcome::unknown).
+///   Header fields do not contain their quotas, and counters count only the rules with a cached
+///   denial. The reported wait is that of the cached denials, although another rule may deny the
+///   call for longer.
+/// - **Bounded.** If the cache is full, a new denial replaces the denial that ends first. The next
+///   call of the replaced account goes to the store.
 ///
-/// Apply it **outside** the breaker: `store.timeout(d).breaker().deny_cache().fallback(local)`.
-/// While the server is down, cached denials remain in effect. Neither a breaker nor a fallback
-/// takes a cached denial as a sign that the server works. Denials by a
-/// [`Fallback`](crate::store::Fallback) or a [`FailClosed`](crate::store::FailClosed) inside the
-/// cache are not cached.
+/// Apply the cache **outside** the breaker:
+/// `store.timeout(d).breaker().deny_cache().fallback(local)`. While the server is down, cached
+/// denials remain in effect. A breaker or a fallback does not count a cached denial as a sign that
+/// the server works. Denials by a [`Fallback`](crate::store::Fallback) or a
+/// [`FailClosed`](crate::store::FailClosed) inside the cache are not cached.
 ///
-/// A clone shares the cache. A setting creates a new cache, so configure before you clone.
+/// Clones share the cache. Each setter creates a new cache, so call the setters before you clone.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
@@ -90,7 +91,8 @@ const LARGEST: usize = 1 << 24;
 /// # }).unwrap();
 /// ```
 ///
-/// Around a remote store, with a shorter delay for changes by other processes:
+/// The next example wraps a remote store. Changes by other processes take effect after at most 250
+/// ms:
 ///
 /// ```
 /// use std::time::Duration;
@@ -109,8 +111,9 @@ const LARGEST: usize = 1 << 24;
 ///
 /// # Limitations
 ///
-/// The cache does **not** reduce calls for *allowed* requests, nor the first call of each new key.
-/// It does not help against a flood of new keys. Around an embedded store it has no benefit.
+/// The cache does **not** reduce the calls for *allowed* requests or the first call of each new
+/// key. Therefore it does not help against a flood of new keys. It has no benefit around an
+/// embedded store.
 #[derive(Clone, Debug)]
 pub struct DenyCache<S> {
     inner: S,
@@ -124,7 +127,7 @@ struct DenyCacheConfig {
 }
 
 impl DenyCacheConfig {
-    /// Returns the longest time in nanoseconds.
+    /// Returns the maximum age of a denial, in nanoseconds.
     fn at_most(&self) -> u64 {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
     }
@@ -136,8 +139,9 @@ impl<S> DenyCache<S> {
         Self { inner, denials: Arc::new(Denials::new(config)) }
     }
 
-    /// Sets the longest time for which a denial is repeated before the store is called again. It is
-    /// the delay until a change by another process takes effect here. Defaults to 1 s.
+    /// Sets the longest time for which a denial is repeated before the store is called again. This
+    /// is also the maximum delay until a change by another process takes effect in this process.
+    /// Defaults to 1 s.
     ///
     /// # Panics
     ///
@@ -148,7 +152,8 @@ impl<S> DenyCache<S> {
         literal(self.try_max_age(time))
     }
 
-    /// Like [`max_age`](DenyCache::max_age), for a time from configuration.
+    /// Fallible form of [`max_age`](DenyCache::max_age), for a time that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -158,11 +163,11 @@ impl<S> DenyCache<S> {
         Ok(self.with(|config| config.at_most = at_most))
     }
 
-    /// Sets the largest number of cached denials, rounded up to whole sets of eight. Defaults to 65
-    /// 536.
+    /// Sets the maximum number of cached denials. The number is rounded up to a multiple of eight.
+    /// Defaults to 65 536.
     ///
-    /// Each set takes 48 bytes from the start. Each cached denial takes 128 bytes, and 64 bytes
-    /// more for every quota if its rule has several.
+    /// The cache allocates 48 bytes for each set of eight at the start. Each cached denial takes
+    /// 128 bytes. If the rule has several quotas, the denial takes 64 more bytes for each quota.
     ///
     /// # Panics
     ///
@@ -173,7 +178,8 @@ impl<S> DenyCache<S> {
         literal(self.try_capacity(denials))
     }
 
-    /// Like [`capacity`](DenyCache::capacity), for a number from configuration.
+    /// Fallible form of [`capacity`](DenyCache::capacity), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -192,10 +198,10 @@ impl<S> DenyCache<S> {
         Ok(self.with(|config| config.capacity = denials))
     }
 
-    /// Returns the number of denials so far for which the store was not called.
+    /// Returns the number of denials that the cache has repeated so far, without calling the store.
     ///
-    /// With the feature `metrics`, it is also the number of samples of
-    /// `ratelimit.decision.duration` with the label `store` = `deny_cache`.
+    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` has the same number
+    /// of samples with the label `store` = `deny_cache`.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.denials.hits()
@@ -294,7 +300,8 @@ enum Pending {
     Change(#[expect(dead_code, reason = "it acts when it is dropped")] InvalidateOnDrop),
 }
 
-/// Removes the denials of an account when the call that changes it ends or is dropped.
+/// A guard that removes the denials of an account when the call that changes the account ends or is
+/// dropped.
 #[derive(Debug)]
 struct InvalidateOnDrop {
     denials: Arc<Denials>,

@@ -1,4 +1,4 @@
-//! Units that were allowed locally and not yet charged to the inner store.
+//! A journal of the units that were allowed locally and are not yet charged to the inner store.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -16,17 +16,17 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, rule::RuleName, store::Charge};
 
-/// The longest key in the journal. Longer keys are dropped, so that the size of an account is
-/// bounded.
+/// The maximum length of a key in the journal. Units of longer keys are dropped, so that the size
+/// of an account is bounded.
 const LONGEST_KEY: usize = 256;
 
 pub(super) type AccountId = (RuleName, Key);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    /// Set if units were recorded since the last replay began.
+    /// `true` if units were recorded since the start of the last replay.
     due: AtomicBool,
-    /// Set if units were recorded since the journal was last empty.
+    /// `true` if units were recorded since the journal was last empty.
     written: AtomicBool,
     dropped_charges: AtomicU64,
     entries: Mutex<JournalEntries>,
@@ -35,13 +35,13 @@ pub(super) struct Journal {
 #[derive(Debug, Default)]
 struct JournalEntries {
     accounts: HashMap<AccountId, Admitted>,
-    /// Set while a replay runs.
+    /// `true` while a replay runs.
     replaying: bool,
-    /// Set if the replay should log its end.
+    /// `true` if the replay should log its end.
     should_log: bool,
 }
 
-/// Units allowed to one account, by the index of the quota.
+/// The units that were allowed to one account, by the index of the quota.
 #[derive(Debug, Default)]
 pub(super) struct Admitted {
     pub(super) quotas: SmallVec<[Quota; 2]>,
@@ -74,8 +74,8 @@ impl Journal {
         self.written.store(true, Release);
     }
 
-    /// Limits the units to charge late for the quota at `quota_index` to the units that the account
-    /// has used. Units that it uses from now on have another origin.
+    /// Reduces the units to charge late for the quota at `quota_index` to the units that the
+    /// account has used. Units that the account uses later do not belong to the recorded ones.
     pub(super) fn cap(&self, charge: &Charge<'_>, quota_index: usize, used: i64) {
         if !self.written.load(Acquire) {
             return;
@@ -113,7 +113,8 @@ impl Journal {
         self.dropped_charges.load(Relaxed)
     }
 
-    /// Requests a replay: units that could not be charged before may be chargeable now.
+    /// Requests a replay, because it may now be possible to charge units that could not be charged
+    /// before.
     pub(super) fn mark_due(&self) {
         self.due.store(true, Release);
     }
@@ -122,8 +123,8 @@ impl Journal {
         self.due.load(Acquire)
     }
 
-    /// Returns `true` if the caller should start a replay, because none is running. If
-    /// `should_log`, the replay logs its end, even if it is running already.
+    /// Returns `true` if no replay is running, so the caller should start one. If `should_log` is
+    /// `true`, the started or running replay logs its end.
     pub(super) fn start_replay(&self, should_log: bool) -> bool {
         let mut entries = self.entries();
         entries.should_log |= should_log;
@@ -158,7 +159,7 @@ impl Journal {
         self.entries().accounts.remove(address)
     }
 
-    /// Restores an account that could not be charged.
+    /// Puts back the units of an account that could not be charged.
     pub(super) fn restore(&self, address: AccountId, removed: Admitted) {
         match self.entries().accounts.entry(address) {
             Entry::Vacant(entry) => drop(entry.insert(removed)),

@@ -1,4 +1,4 @@
-//! Mirrors the decisions of the inner store in the local accounts.
+//! Applies the decisions of the inner store to the local accounts.
 
 use std::{
     convert::Infallible,
@@ -18,12 +18,12 @@ impl<S, L> Fallback<S, L>
 where
     L: Store<Error = Infallible, Future = Immediate>,
 {
-    /// Charges each local account late, until it has at most its share of the units left in
-    /// `decision`.
+    /// Reduces the units left in each local account to its share of the units left in `decision`.
+    /// The difference is charged late.
     ///
-    /// The units left locally never increase, because answers may arrive out of order. A refund of
-    /// `refunded` units is the exception: it may add up to its share, and not more than the units
-    /// left in `decision`.
+    /// The units left in a local account do not increase, because answers may arrive out of order.
+    /// Only a refund of `refunded` units increases them, by at most the share of the refund and
+    /// only up to the units left in `decision`.
     pub(super) fn mirror(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
@@ -40,7 +40,7 @@ where
     fn mirror_one(&self, charge: &Charge<'_>, shared: &[Outcome], refunded: u64) {
         let store = &self.stores.local;
         with_shares(&[charge.with_cost(0)], self.instances, |shares| {
-            // Two threads that read the same account would both charge it.
+            // Without the lock, two threads could read the same account and both charge it.
             let _guard = self.stripes().lock(charge.key());
             let decision = store.call(Op::Take(shares)).now();
             for (shared, local) in shared.iter().zip(decision.outcomes()) {
@@ -56,7 +56,8 @@ where
         });
     }
 
-    /// Returns the units that the local account may have left, given the shared account.
+    /// Returns the number of units that the local account may have left, computed from the shared
+    /// account.
     fn share_left(&self, shared: &Outcome, local: &Outcome) -> i64 {
         if shared.left() >= shared.limit().into() {
             return local.limit().into();
@@ -78,7 +79,7 @@ where
     }
 }
 
-/// Striped locks: each one serves many keys.
+/// Striped locks. Each lock serves many keys.
 #[derive(Debug, Default)]
 pub(super) struct Stripes {
     seed: RandomState,

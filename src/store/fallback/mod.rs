@@ -29,36 +29,38 @@ use crate::{
 /// The future of a local store, which always answers immediately.
 type Immediate = Never<Result<Decision, Infallible>>;
 
-/// The default capacity of the journal in accounts: 32 MB when it is full, or 50 MB if all keys are
-/// long.
+/// The default capacity of the journal, in accounts. A full journal takes 32 MB, or 50 MB if all
+/// keys are long.
 const ACCOUNTS: usize = 65_536;
 
-/// A store that decides with a local store while the inner store fails. A limit remains, and an
-/// outage of the store is not an outage of the service.
+/// A store that decides with a local store while the inner store fails. During an outage of the
+/// inner store, a limit still applies and the service remains available.
 ///
-/// Such a decision has the [source](Decision::source) [`Source::Fallback`].
+/// A local decision has the [source](Decision::source) [`Source::Fallback`].
 ///
 /// - **A share.** During an outage, each of `n` processes ([`instances`](Fallback::instances))
-///   allows its part of each quota. For an outage of `Δ` and a quota with a burst of `B` and one
-///   more unit each `T`, the part is a burst of `B/n` and one unit each `n·T`. All `n` processes
-///   together allow at most `B + Δ/T`, and `n` more if shares are rounded up, because a share is at
-///   least one unit. Under algorithms that count by periods, it is `n` more in each period. A
-///   single cost above the share is allowed if it is at most the whole quota and the account of the
-///   share is full. Each process may then allow that cost at once.
-/// - **Mirrored decisions.** Every decision of the inner store is mirrored: the local account never
-///   has more than its share of the units left in the shared account. Keys therefore do not get a
-///   fresh quota in an outage. A key that the inner store denies as blocked is blocked here too.
-/// - **Late charges.** Units allowed here during an outage are charged to the inner store when it
-///   recovers, except for units that have come back in the meantime.
+///   allows its part of each quota. Take a quota with a burst of `B` units that regains one unit
+///   per time `T`. The part of a process is then a burst of `B/n` and one unit per time `n·T`. In
+///   an outage of length `Δ`, all `n` processes together allow at most `B + Δ/T` units. A share is
+///   at least one unit, so rounding may add `n` units to that. Under algorithms that count by
+///   periods, rounding may add `n` units in each period. A single cost above the share is allowed
+///   if it is at most the whole quota and the local account is full. Each process may then allow
+///   one such cost.
+/// - **Mirrored decisions.** Every decision of the inner store is applied to the local account, so
+///   that the local account never has more than its share of the units left in the shared account.
+///   Therefore keys do not get a fresh quota in an outage. A key that the inner store denies as
+///   blocked is also blocked in the local store.
+/// - **Late charges.** Units that the local store allowed during an outage are charged to the inner
+///   store when the inner store recovers. Units that have come back since then are not charged.
 ///
-/// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) go to the store that charged:
-/// units that were allowed here and not yet charged to the inner store are given back here.
-/// [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
-/// [`unblock`](crate::StoreExt::unblock) apply to both stores.
+/// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) use the store that made the
+/// charge. If units were allowed locally and are not yet charged to the inner store, they are given
+/// back to the local store. [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
+/// and [`unblock`](crate::StoreExt::unblock) apply to both stores.
 ///
-/// Late charges need a tokio runtime. They are made one after another, in a task of their own.
+/// Late charges need a tokio runtime. A separate task makes them one after another.
 ///
-/// A clone shares the stores.
+/// Clones share both stores.
 ///
 /// ```
 /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, store::Timeout};
@@ -71,17 +73,18 @@ const ACCOUNTS: usize = 65_536;
 ///
 /// # Limitations
 ///
-/// - A call that timed out may have been charged, and is charged again here. A late charge that
-///   timed out may have been made, and is made again.
-/// - A charge that the inner store undoes stays mirrored here until its units have come back. In
-///   the first moments of an outage, keys whose requests were refunded have fewer units left here
-///   than they had in the inner store.
-/// - A `reset`, a `block` or an `unblock` during an outage applies only in this process, and the
-///   inner store never receives a refund made then. The source of their decisions reports it.
-/// - If a key was denied here as blocked, and another process unblocked it, it is still denied here
-///   in an outage until its block would have ended.
-/// - The local store needs room for all keys that are in debt at a time, as if it were the only
-///   store.
+/// - The inner store may have charged a call that timed out. The local store then charges the call
+///   again. A late charge that timed out may also be made twice.
+/// - If the inner store undoes a charge, the local account keeps the charge until the units have
+///   come back over time. At the start of an outage, keys with refunded requests therefore have
+///   fewer units left in the local store than in the inner store.
+/// - A `reset`, a `block` or an `unblock` during an outage applies only to this process. The inner
+///   store never receives a refund that is made during an outage. The source of these decisions is
+///   [`Source::Fallback`].
+/// - If this process has denied a key as blocked and another process then unblocks the key, this
+///   process still denies the key during an outage, until the original end of the block.
+/// - The local store needs room for all keys that are in debt at the same time, as if it were the
+///   only store.
 pub struct Fallback<S, L> {
     stores: Arc<Stores<S, L>>,
     instances: NonZeroU32,
@@ -103,8 +106,8 @@ impl<S, L> Fallback<S, L> {
         Self { stores: Arc::new(stores), instances: NonZeroU32::MIN, journal_capacity: ACCOUNTS }
     }
 
-    /// Sets the number of processes that share the inner store. While it fails, each process allows
-    /// its part of every quota. Defaults to 1.
+    /// Sets the number of processes that share the inner store. While the inner store fails, each
+    /// process allows its part of every quota. Defaults to 1.
     ///
     /// # Panics
     ///
@@ -115,7 +118,8 @@ impl<S, L> Fallback<S, L> {
         literal(self.try_instances(instances))
     }
 
-    /// Like [`instances`](Fallback::instances), for a number from configuration.
+    /// Fallible form of [`instances`](Fallback::instances), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
@@ -128,25 +132,26 @@ impl<S, L> Fallback<S, L> {
     }
 
     /// Sets the capacity of the journal, in accounts. The journal holds the units that were allowed
-    /// here and not yet charged to the inner store. Defaults to 65 536.
+    /// locally and are not yet charged to the inner store. Defaults to 65 536.
     ///
-    /// An account takes about 500 bytes, and the length of a long key. Further accounts, and
-    /// accounts with keys of more than 256 bytes, are not charged late. Their charges are
-    /// [counted](Fallback::dropped_charges).
+    /// An account takes about 500 bytes, plus the length of the key if the key is long. If the
+    /// journal is full, further accounts are not charged late. Accounts with keys of more than 256
+    /// bytes are never charged late. [`dropped_charges`](Fallback::dropped_charges) counts these
+    /// charges.
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
         Self { journal_capacity: accounts, ..self }
     }
 
     /// Returns the number of charges so far that never reach the inner store, because the
-    /// [journal](Fallback::journal) had no room. If it is above 0, the journal was too small for an
-    /// outage.
+    /// [journal](Fallback::journal) had no room for them. A number above 0 shows that the journal
+    /// was too small for an outage.
     #[must_use]
     pub fn dropped_charges(&self) -> u64 {
         self.stores.journal.dropped_charges()
     }
 
-    /// Returns `true` if the local store decides at the moment. For health checks.
+    /// Returns `true` if the local store currently decides. For health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         self.stores.outages.is_failing()
@@ -169,7 +174,8 @@ where
         }
     }
 
-    /// Mirrors the answer of the inner store to a call that began in `epoch`, or decides locally.
+    /// Handles the answer of the inner store to a call that began in `epoch`. A decision is
+    /// mirrored. After an error, the local store decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
             // The inner store was not called, so it may still be failing.
@@ -195,7 +201,7 @@ where
         }
     }
 
-    /// Applies a call of the inner store to the local store.
+    /// Applies a completed call of the inner store to the local store.
     fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
         match op {
             Op::Take(charges) => self.mirror(charges, decision, 0),
@@ -212,7 +218,7 @@ where
         match op {
             Op::Take([]) => Decision::allow(),
             Op::Take(charges) => self.take_local(charges),
-            // The inner store had made the charge. Only a share of it was mirrored here.
+            // The inner store made the charge, and the local store mirrored only a share of it.
             Op::Adjust(charge, units) if units < 0 => {
                 self.adjust_local(charge, units / i64::from(self.instances.get()))
             }
@@ -255,7 +261,8 @@ where
     type Error = Infallible;
     type Future = FallbackFuture<S, L>;
 
-    /// Refunds units that were not yet charged to the inner store only in the local store.
+    /// Calls the inner store. A refund of units that are not yet charged to the inner store changes
+    /// only the local store.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
         let refund = units.min(0).unsigned_abs();
@@ -269,9 +276,9 @@ where
         self.call_inner(Op::Adjust(charge, units + local))
     }
 
-    /// Undoes a charge in the store that made it. A charge that the inner store undoes stays
-    /// mirrored here, and a charge that was made late stays in the inner store, until the units
-    /// have come back.
+    /// Undoes a charge in the store that made it. If the inner store undoes a charge, the mirrored
+    /// charge stays in the local store until its units have come back. A late charge stays in the
+    /// inner store until its units have come back.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {
@@ -335,7 +342,7 @@ pin_project! {
     }
 }
 
-/// A call to the inner store, with what is needed to finish it.
+/// A call to the inner store, with the data needed to handle its answer.
 struct PendingCall<S, L> {
     fallback: Fallback<S, L>,
     op: OwnedOp,

@@ -1,4 +1,4 @@
-//! Charges the inner store, after an outage, for the units that were allowed without it.
+//! After an outage, charges the inner store for the units that the local store allowed.
 
 use std::convert::Infallible;
 
@@ -45,8 +45,9 @@ where
         }
     }
 
-    /// Charges the units of an account that have not come back since, and removes them from
-    /// `admitted`. Returns `true` if any were charged, and `None` if the inner store failed.
+    /// Charges the units of an account that have not come back since the outage, and removes them
+    /// from `admitted`. Returns `true` if any units were charged, or `None` if the inner store
+    /// failed.
     async fn charge_account(&self, address: &AccountId, admitted: &mut Admitted) -> Option<bool> {
         let Admitted { quotas, units } = admitted;
         let charge = Charge::new(address.0, &address.1, quotas).with_cost(0);
@@ -54,7 +55,8 @@ where
         let local = with_shares(&[charge], self.instances, look);
         let mut charged = false;
         for (outcome, units) in local.outcomes().iter().zip(units) {
-            // Units that have come back here would have come back in the inner store too.
+            // Units that have come back in the local store would also have come back in the inner
+            // store.
             let late = outcome.owed().min(i64::try_from(*units).unwrap_or(i64::MAX));
             if late > 0 {
                 self.charge_late(&charge.with_quota_index(outcome.place()), late).await?;
@@ -78,8 +80,8 @@ where
     }
 }
 
-/// A replay of the journal. If it is dropped early, even with its runtime, the next replay charges
-/// the remaining accounts.
+/// A replay of the journal. If the replay is dropped early, even by the end of its runtime, the
+/// next replay charges the remaining accounts.
 struct Replay<S, L>(Fallback<S, L>);
 
 impl<S, L> Drop for Replay<S, L> {
@@ -93,7 +95,7 @@ where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    /// Runs until the journal is empty or the inner store fails again.
+    /// Charges accounts until the journal is empty or the inner store fails again.
     async fn run(self) {
         let Self(store) = &self;
         let journal = &store.stores.journal;

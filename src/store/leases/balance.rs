@@ -1,17 +1,17 @@
-//! Balances: units of one quota that were borrowed and are not used yet.
+//! Balances. A balance is the number of units of one quota that are borrowed but not used yet.
 //!
-//! The store charges a borrowed unit at once; this process uses it later. Leases must not admit a
-//! call that the shared account alone would have denied. A balance therefore shrinks at the rate at
-//! which the account refills.
+//! The store charges a unit when it is borrowed, and this process uses the unit later. Leases must
+//! not admit a call that the shared account alone would have denied. A balance therefore shrinks at
+//! the rate at which the account refills.
 //!
 //! **GCRA.** The used part of an account is a span of time from now to its TAT. Each charge owns
-//! the piece of the span that it added. A borrowed amount is such a piece, `[from, until)`. Using a
-//! unit moves `from` forward by the interval `T`. Once time has reached `from`, time moves it
-//! forward, too. The balance is the rest of the piece, in whole units.
+//! the piece of the span that it added. A borrowed amount is such a piece, `[from, until)`. Each
+//! used unit moves `from` forward by the interval `T`. If the current time passes `from`, then
+//! `from` is the current time. The balance is the length of the remaining piece, in whole units.
 //!
-//! The proof compares the shared account with an exact account, which is charged when a unit is
-//! admitted. Let `used` be the total length of the pieces, over all processes, whose unit was
-//! admitted, and `held` the length of the other pieces.
+//! The proof compares the shared account with an exact account, which is charged only when a unit
+//! is admitted. Pieces of all processes are counted. Let `used` be the total length of the pieces
+//! whose unit was admitted, and `held` the total length of the other pieces.
 //!
 //! - The used span of the exact account is at most `used`: a unit adds `T` to both, and time takes
 //!   at least as much from the exact account as from `used`.
@@ -19,13 +19,13 @@
 //! - So the used span of the exact account plus `held` never exceeds the burst. The exact account
 //!   would admit every unit of a balance.
 //!
-//! A refund by another process moves the later pieces nearer, and their holders do not see that. A
-//! piece is therefore assumed to begin earlier than it does, by a quarter of the time in which the
-//! full limit refills ([`SAFETY_MARGIN`]). The balance is correct as long as no more than that is
-//! refunded while a lease exists.
+//! A refund by another process moves the later pieces to an earlier time, and the processes that
+//! hold these pieces do not notice. Therefore each piece is assumed to begin earlier than reported,
+//! by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The balance is
+//! correct if at most a quarter of the limit is refunded while a lease exists.
 //!
-//! **Fixed windows.** The relevant number is what a window has admitted. A balance was counted in
-//! its window, and is void when that window ends.
+//! **Fixed windows.** Only the number of units that a window has admitted matters. A balance is
+//! charged to one window, and becomes invalid when that window ends.
 
 use crate::{
     algorithm::gcra::Gcra,
@@ -33,7 +33,8 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The part of the limit that other processes may refund while a lease exists, as a divisor.
+/// The divisor that gives the part of the limit that other processes may refund while a lease
+/// exists.
 const SAFETY_MARGIN: u64 = 4;
 
 /// The balance of one quota. Instants are nanoseconds of this process's clock.
@@ -43,8 +44,9 @@ pub(super) enum Balance {
     Window { units: u32, until: u64 },
 }
 
-/// Returns `true` if units of the quota can be borrowed. Other algorithms refill in other ways. The
-/// proof does not cover accounts that start low or may exceed the limit.
+/// Returns `true` if units of the quota can be borrowed. The proof covers only some algorithms. It
+/// does not cover accounts that start with fewer units than the limit, or that may exceed the
+/// limit.
 pub(super) fn is_borrowable(quota: &Quota) -> bool {
     let algorithm_fits = matches!(
         quota.counted_by(),
@@ -100,7 +102,7 @@ impl Balance {
         }
     }
 
-    /// Uses units, which must be left.
+    /// Uses units. The balance must contain at least this number of units.
     pub(super) fn spend(&mut self, now: u64, units: u32) {
         match self {
             Self::Refilling { from, interval, .. } => {

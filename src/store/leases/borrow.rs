@@ -1,4 +1,4 @@
-//! A call that borrows units, until they are available or the call is denied.
+//! The operation in which a call borrows units. It ends when the call is admitted or denied.
 
 use std::{
     mem,
@@ -43,8 +43,8 @@ where
         Self { leases, call, request, requested_at: 0, changes, partial: false, finished: false }
     }
 
-    /// Borrows for the call. If the caller is dropped, the operation continues, and its units are
-    /// available to other calls.
+    /// Borrows units for the call. If the caller is dropped, the operation continues, and other
+    /// calls can use the borrowed units.
     pub(super) fn borrow(mut self, charges: &[Charge<'_>]) -> Answer<Detached<S::Error>> {
         let mut later = match self.send(charges) {
             Answer::Now(answer) => return Answer::Now(answer),
@@ -105,7 +105,7 @@ where
         }
         self.finish(BorrowResult::Failed);
         if of_store {
-            // The store will not report enough next time, either.
+            // The store will not report enough data next time, either.
             self.leases.disable();
         }
         if self.request.calls > 1 {
@@ -157,7 +157,7 @@ impl<S: Store> Drop for Borrow<S> {
     }
 }
 
-/// Passes the charges with the costs of `calls` calls to `read`.
+/// Calls `read` with the charges, with the cost of each multiplied by `calls`.
 fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())
@@ -178,7 +178,8 @@ fn calls_left(charges: &[Charge<'_>], denial: &Decision) -> u32 {
     known.map(|(charge, it)| it.remaining() / charge.cost().max(1)).min().unwrap_or(0)
 }
 
-/// Returns the number of calls that come back in a time, under the denying quotas.
+/// Returns the number of calls for which units come back within `time`, under the quotas that
+/// denied.
 fn calls_in(charges: &[Charge<'_>], denial: &Decision, time: u64) -> u32 {
     let calls = |(charge, outcome): (&Charge<'_>, &Outcome)| {
         let each = outcome.interval()?.as_nanos().saturating_mul(charge.cost().into());

@@ -66,7 +66,7 @@ impl<S> LeasedFuture<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Waits until another call has borrowed, then decides again.
+    /// Waits until the borrow operation of another call ends, then decides again.
     pub(super) fn wait(
         leases: Arc<Leases<S>>,
         call: CallKey,
@@ -111,9 +111,9 @@ impl<S: Store> fmt::Debug for LeasedFuture<S> {
     }
 }
 
-/// Ends the leases of an account when a reset or a block of it completes or is dropped. Units
-/// borrowed until then are not returned to that account, because the change may have removed their
-/// charge.
+/// A guard that ends the leases of an account when its reset or block completes or is dropped.
+/// Units that were borrowed before are not returned to that account, because the change may have
+/// removed their charge.
 pub(super) struct EndOnDrop<S: Store> {
     leases: Arc<Leases<S>>,
     account: u64,

@@ -16,12 +16,12 @@ pub(super) struct Lease {
     charges: OwnedCharges,
     /// The decision of the store on the borrow request.
     taken: Decision,
-    /// The instant of the request: the store decided then or later.
+    /// The instant of the request. The store decided at this instant or later.
     requested_at: u64,
-    /// The instant of the reply: the store decided then or earlier. Times in decisions count from
-    /// here.
+    /// The instant of the reply. The store decided at this instant or earlier. Times in decisions
+    /// are computed from this instant.
     received_at: u64,
-    /// The calls that were borrowed.
+    /// The number of calls for which units were borrowed.
     pub(super) calls: u32,
     pub(super) admitted: u32,
     /// The instant of the last call.
@@ -44,7 +44,7 @@ impl Lease {
         if quota_count != taken.outcomes().len() {
             return None;
         }
-        // A clock in whole microseconds may be behind by one.
+        // A clock that counts whole microseconds may be behind by one microsecond.
         let from = requested_at.saturating_sub(1_000);
         let balance = |((charge, quota), outcome): ((&Charge<'_>, _), &Outcome)| {
             let units = charge.cost().saturating_mul(calls);
@@ -68,7 +68,7 @@ impl Lease {
         })
     }
 
-    /// Returns `true` if the lease holds units of the account.
+    /// Returns `true` if the lease has units of the account.
     pub(super) fn is_of(&self, account: u64) -> bool {
         self.accounts.contains(&account)
     }
@@ -88,7 +88,7 @@ impl Lease {
         })
     }
 
-    /// Admits the call that borrowed, at the instant at which the store decided.
+    /// Admits the call that borrowed the units, at the instant of the store's decision.
     pub(super) fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
         self.spend(charges, self.requested_at.saturating_sub(1_000));
         let source = self.taken.source();
@@ -114,7 +114,8 @@ impl Lease {
         self.admitted += 1;
     }
 
-    /// Returns the decision of the store, aged to `now`, with the units left in this process.
+    /// Returns the decision of the store, recomputed for `now` and for the units left in this
+    /// process.
     ///
     /// The decision is also the receipt of the call. Under GCRA, each call owns one piece of the
     /// borrowed span. The piece of this call ends where the balance begins. The pieces do not
@@ -129,12 +130,12 @@ impl Lease {
         decision
     }
 
-    /// Adds the possible error of this clock to `now`: it may be slow by less than a thousandth.
+    /// Adds the possible error of this clock to `now`. The clock may be slow by up to a thousandth.
     fn with_clock_error(&self, now: u64) -> u64 {
         now + self.age(now) / 1_000
     }
 
-    /// Returns the balances to the store, except for a removed account.
+    /// Returns the unused units to the store, except those of a removed account.
     pub(super) fn return_units<S: Store>(&self, store: &S, now: u64, removed: Option<u64>) {
         let now = self.with_clock_error(now);
         self.charges.with(|charges| {
@@ -150,8 +151,8 @@ impl Lease {
         });
     }
 
-    /// Returns the units of one charge. Under quotas of different periods, the numbers of units may
-    /// differ.
+    /// Returns the units of one charge to the store. The number of units may differ between quotas
+    /// with different periods.
     fn return_charge<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());

@@ -35,7 +35,8 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported},
 };
 
-/// The default capacity: under half a megabyte, plus a kilobyte for each hot key.
+/// The default capacity, in keys. The table takes less than half a megabyte, plus a kilobyte for
+/// each hot key.
 const CAPACITY: usize = 4_096;
 const MAX_CAPACITY: usize = 65_536;
 /// The interval at which unused leases are returned, while any exist.
@@ -48,11 +49,11 @@ const MAX_WAITS: u8 = 2;
 /// request to the inner store borrows units for many calls. A key with a thousand requests per
 /// second costs the server about twenty.
 ///
-/// The inner store charges borrowed units at once, so the limit is never exceeded. The price is the
-/// opposite error: units that one process holds and does not use are missing in the others. The
-/// argument is the largest share of each limit that one process may hold, in percent: with 5 %, at
-/// most 50 units of 1000. All processes together should hold at most a quarter, such as five
-/// processes with 5 %.
+/// The inner store charges units when they are borrowed, so the limit is never exceeded. In return,
+/// other processes cannot use units that one process holds and does not use. The argument is the
+/// maximum share of each limit that one process may hold, in percent. With 5 %, a process holds at
+/// most 50 of 1000 units. All processes together should hold at most a quarter, for example five
+/// processes with 5 % each.
 ///
 /// - **Only hot keys.** A lease is for the calls of the last 200 ms, or for the share of this
 ///   process if that is smaller. Keys with fewer than four calls in that time, and shares of less
@@ -69,17 +70,19 @@ const MAX_WAITS: u8 = 2;
 ///   [`max_age`](Leased::max_age) (1 s by default), are returned. All units are returned when the
 ///   last clone is dropped, if the inner store can do so without waiting. The units of a killed
 ///   process are lost until they refill with time.
-/// - **Changes by this process** take effect at once: a [`reset`](crate::StoreExt::reset), a
+/// - **Changes by this process** take effect immediately: a [`reset`](crate::StoreExt::reset), a
 ///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. **Changes by other
 ///   processes** take effect when the lease is used up, and after [`max_age`](Leased::max_age) at
 ///   the latest.
-/// - **Several charges** of one call are borrowed together, all or nothing, for calls with the same
-///   keys. If many calls have one key in common, they hold at most the share of it together.
+/// - **Several charges** of one call are borrowed together, or none of them is. A lease serves
+///   calls with the same keys. If calls with different keys have one key in common, all their
+///   leases together hold at most the share of that key.
 ///
-/// A decision by borrowed units has the [source](Decision::source)
-/// [`Source::Leased`](crate::decision::Source::Leased). Its numbers are those of the borrow request, reduced
-/// by the units used since then in this process. Other processes may have charged the account
-/// since. A charge of cost 0 calls the store, where all borrowed units count as charged.
+/// A decision that uses borrowed units has the [source](Decision::source)
+/// [`Source::Leased`](crate::decision::Source::Leased). Its numbers are those of the borrow
+/// request, minus the units that this process has used since then. They do not include later
+/// charges by other processes. A charge of cost 0 calls the store. In the store, all borrowed units
+/// count as charged.
 ///
 /// | charge | borrowed units |
 /// |---|---|
@@ -97,12 +100,14 @@ const MAX_WAITS: u8 = 2;
 /// | a charge of [one quota](Charge::with_quota_index) only | never borrowed |
 /// | a [report-only](Charge::with_report_only) charge | never borrowed |
 ///
-/// Put it **outside** the deny cache, which answers denied callers, and inside the policy for
-/// failures: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`. Leases continue
-/// to serve while the server is down. Their decisions are not evidence that the server works.
+/// Apply the leases **outside** the deny cache, which answers denied callers, and inside the
+/// wrapper that handles failures:
+/// `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`. Leases continue to admit
+/// calls while the server is down. Therefore a decision from a lease is not a sign that the server
+/// works.
 ///
-/// A clone shares the leases. A setter starts without leases, so call setters first. Decisions that
-/// are not immediate need a tokio runtime with its timer enabled.
+/// Clones share the leases. Each setter creates a store without leases, so call the setters before
+/// you clone. Decisions that are not immediate need a tokio runtime whose timer is enabled.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
@@ -121,7 +126,7 @@ const MAX_WAITS: u8 = 2;
 /// # }).unwrap();
 /// ```
 ///
-/// Twenty processes that share a server:
+/// The next example is for twenty processes that share a server:
 ///
 /// ```
 /// use std::time::Duration;
@@ -158,15 +163,16 @@ const MAX_WAITS: u8 = 2;
 ///
 /// # Limitations
 ///
-/// - It does **not** help against a flood of new keys: each is sent to the store.
-/// - It does not notice that the machine was suspended. Units that were held then are still used
-///   afterwards.
-/// - A refund is one round trip to the store, by [`undo`](Store::undo) and by
-///   [`adjust`](crate::StoreExt::adjust).
-/// - If a full limit comes back within seconds, units that expire unused stay charged for that
-///   time. A quarter of one burst, or somewhat more, may be lost.
-/// - If processes refund more than a quarter of a limit while others hold units of it, those may
-///   admit as many units too early.
+/// - Leases do **not** help against a flood of new keys, because the store is called for each new
+///   key.
+/// - A suspended machine is not detected. Units that were held before the suspension are still used
+///   after it.
+/// - Each refund by [`undo`](Store::undo) or [`adjust`](crate::StoreExt::adjust) is a round trip to
+///   the store.
+/// - If the full limit comes back within seconds, units that expire unused stay charged for that
+///   time. About a quarter of one burst may be lost, or somewhat more.
+/// - If some processes refund more than a quarter of a limit while other processes hold units of
+///   the limit, the other processes may admit the same number of units too early.
 pub struct Leased<S: Store>(Arc<Leases<S>>);
 
 /// The state that all clones share.
@@ -187,12 +193,13 @@ struct LeaseConfig {
 }
 
 impl LeaseConfig {
-    /// Returns the time in nanoseconds.
+    /// Returns the longest time for which units are held, in nanoseconds.
     fn max_age(&self) -> u64 {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the largest permitted lease in calls; 0 if the charges cannot be borrowed.
+    /// Returns the maximum number of calls for which a lease may hold units. Returns 0 if the
+    /// charges cannot be borrowed.
     fn max_lease(&self, charges: &[Charge<'_>]) -> u32 {
         let plain = |charge: &Charge<'_>| {
             charge.headroom() == 0
@@ -223,12 +230,13 @@ impl<S: Store> Leased<S> {
         literal(Self::try_new(inner, percent))
     }
 
-    /// Like [`StoreExt::leases`](crate::StoreExt::leases), but returns an error instead of
-    /// panicking.
+    /// Fallible form of [`StoreExt::leases`](crate::StoreExt::leases), for a number that is read
+    /// from configuration.
     ///
     /// # Errors
     ///
-    /// Returns an error if `percent` is not 1 to 25. It names the field, its value and the fix.
+    /// Returns an error if `percent` is not 1 to 25. The error names the field, its value and the
+    /// fix.
     pub fn try_new(inner: S, percent: u32) -> Result<Self, SettingError> {
         if !(1..=25).contains(&percent) {
             const FIX: &str =
@@ -239,8 +247,8 @@ impl<S: Store> Leased<S> {
         Ok(Self::with(Arc::new(inner), LeaseConfig { percent, capacity: CAPACITY, at_most }))
     }
 
-    /// Sets the longest time for which units are held. Defaults to 1 s. It is also the delay after
-    /// which this process sees changes by other processes.
+    /// Sets the longest time for which units are held. Defaults to 1 s. This is also the maximum
+    /// delay until changes by other processes take effect in this process.
     ///
     /// # Panics
     ///
@@ -251,19 +259,19 @@ impl<S: Store> Leased<S> {
         literal(self.try_max_age(time))
     }
 
-    /// Like [`max_age`](Leased::max_age), but returns an error instead of panicking.
+    /// Fallible form of [`max_age`](Leased::max_age), for a time that is read from configuration.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`max_age`](Leased::max_age) panics.
+    /// Returns an error if [`max_age`](Leased::max_age) would panic.
     pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
         let at_most = setting::at_most("leases: max_age", time)?;
         Ok(Self::with(self.0.inner.clone(), LeaseConfig { at_most, ..self.0.settings }))
     }
 
-    /// Sets the maximum number of tracked keys: hot keys and those of recent requests. Defaults to
-    /// 4 096. The number is rounded up to whole sets of eight. Calls with other keys are sent to
-    /// the inner store.
+    /// Sets the maximum number of tracked keys, which are hot keys and keys of recent requests.
+    /// Defaults to 4 096. The number is rounded up to whole sets of eight. Calls with other keys
+    /// are sent to the inner store.
     ///
     /// A set takes 48 bytes from the start. A key takes 88 bytes after its first request, and a
     /// kilobyte more while it has a lease. A [`reset`](crate::StoreExt::reset) or
@@ -278,11 +286,12 @@ impl<S: Store> Leased<S> {
         literal(self.try_capacity(keys))
     }
 
-    /// Like [`capacity`](Leased::capacity), but returns an error instead of panicking.
+    /// Fallible form of [`capacity`](Leased::capacity), for a number that is read from
+    /// configuration.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`capacity`](Leased::capacity) panics.
+    /// Returns an error if [`capacity`](Leased::capacity) would panic.
     pub fn try_capacity(self, keys: usize) -> Result<Self, SettingError> {
         const FIELD: &str = "leases: capacity";
         if keys == 0 {
@@ -299,8 +308,8 @@ impl<S: Store> Leased<S> {
 
     /// Returns the number of calls so far that were admitted without calling the store.
     ///
-    /// With the feature `metrics`, they are also the samples of `ratelimit.decision.duration` whose
-    /// `store` is `leased`.
+    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` has the same number
+    /// of samples with the label `store` = `leased`.
     #[must_use]
     pub fn admitted(&self) -> u64 {
         self.0.table.admitted()
@@ -319,7 +328,7 @@ impl<S: Store> Leases<S> {
         self.return_except(ended, None);
     }
 
-    /// Returns the units of ended leases to the store, except for a removed account.
+    /// Returns the units of ended leases to the store, except those of a removed account.
     fn return_except(&self, ended: &EndedLeases, removed: Option<u64>) {
         let now = if ended.is_empty() { 0 } else { self.table.now() };
         ended.iter().for_each(|lease| lease.return_units(&*self.inner, now, removed));
@@ -334,8 +343,8 @@ impl<S> Leases<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Decides by a lease, or calls the store. `waits` counts how often the call has waited for
-    /// another.
+    /// Decides with a lease or calls the store. `waits` is the number of times that the call has
+    /// waited for the borrow operation of another call.
     fn take(self: &Arc<Self>, charges: &[Charge<'_>], waits: u8) -> Answer<LeasedFuture<S>> {
         let max_lease =
             if self.disabled.load(Relaxed) { 0 } else { self.settings.max_lease(charges) };
@@ -360,8 +369,8 @@ where
         }
     }
 
-    /// Starts the task that returns unused units while there are leases, because there may be no
-    /// further request.
+    /// Starts the task that returns unused units. The task runs while leases exist. It is needed
+    /// because there may be no further request.
     fn start_sweeper(self: &Arc<Self>) {
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = sweeper.as_ref().is_some_and(|sweeper| !sweeper.is_finished());
@@ -380,7 +389,8 @@ where
         }
     }
 
-    /// Returns unused units to the store. Returns `true` if no lease is left, which ends the task.
+    /// Returns unused units to the store. The result is `true` if no lease is left, and the task
+    /// then ends.
     fn sweep(&self) -> bool {
         self.return_all(&self.table.sweep(self.settings.max_age()));
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
@@ -412,7 +422,7 @@ where
             Op::Adjust(..) | Op::Unblock(_) => return LeasedFuture::inner(inner.call(op)),
             Op::Reset(charge) => {
                 let account = table.tag(charge);
-                // The units are not returned to the account, because it is removed.
+                // The units are not returned to the account, because the account is removed.
                 self.0.return_except(&table.end_account(account), Some(account));
                 account
             }
@@ -426,8 +436,8 @@ where
         LeasedFuture::change(inner.call(op), end_on_drop)
     }
 
-    /// Undoes a charge in the store, even if a lease admitted the call. Its decision is the receipt
-    /// of its part of the borrowed units.
+    /// Undoes a charge in the store, even if a lease admitted the call. The decision of such a call
+    /// is the receipt for its part of the borrowed units.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.0.inner.undo(charges, taken, units);
     }

@@ -53,8 +53,8 @@ impl Sizing {
         self.count(gone * SPAN / lease.age(now).max(SPAN), now);
     }
 
-    /// Limits leases to `max_calls` for a time, because the store has little more than what comes
-    /// back.
+    /// Limits leases to `max_calls` for `time`, because the store has few units beyond those that
+    /// come back.
     pub(super) fn set_scarce(&mut self, max_calls: u32, time: u64, now: u64) {
         (self.max_calls, self.scarce_until) = (max_calls, now.saturating_add(time.min(SPAN)));
     }
@@ -63,7 +63,7 @@ impl Sizing {
         now < self.scarce_until
     }
 
-    /// Starts over, because the store failed or the lease was of no use.
+    /// Forgets the observations, because the store failed or the lease was not useful.
     pub(super) fn reset(&mut self) {
         self.recent = 0;
     }

@@ -1,5 +1,5 @@
-//! The table of leases: entries in sets of eight, each under a lock. A lock is held for a few dozen
-//! nanoseconds and never while code of other crates runs.
+//! The table of leases. Entries are in sets of eight, and each set has a lock. A lock is held for a
+//! few dozen nanoseconds and never while code of other crates runs.
 
 use std::{
     mem,
@@ -27,7 +27,7 @@ use crate::{
 };
 
 const WAYS: usize = 8;
-/// The number of change counters, each for many accounts.
+/// The number of change counters. Each counter serves many accounts.
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
@@ -44,11 +44,12 @@ struct LeaseSet {
     /// The number of calls admitted by leases.
     admitted: u64,
     borrows: u64,
-    /// At most `WAYS` entries.
+    /// The entries of the set, at most `WAYS`.
     entries: Vec<LeaseEntry>,
 }
 
-/// A kind of call: the rules and keys, and separately the quotas. Costs may differ.
+/// A kind of call. Calls of one kind have the same rules, keys and quotas, but may have different
+/// costs.
 #[derive(Clone, Debug)]
 pub(super) struct CallKey {
     tag: u64,
@@ -125,7 +126,7 @@ impl LeaseTable {
         self.hashes.tag(charge)
     }
 
-    /// Returns the kind of the call. `None` if two charges have the same account.
+    /// Returns the kind of the call, or `None` if two charges have the same account.
     pub(super) fn call_key(&self, charges: &[Charge<'_>]) -> Option<CallKey> {
         let accounts: SmallVec<[u64; 2]> = charges.iter().map(|it| self.hashes.tag(it)).collect();
         let is_repeated = |at: usize| accounts[..at].contains(&accounts[at]);
@@ -138,7 +139,7 @@ impl LeaseTable {
         Some(CallKey { tag, revision, accounts })
     }
 
-    /// Admits a call by a lease, or returns the next step.
+    /// Admits a call with a lease, or returns the next step.
     pub(super) fn lookup(
         &self,
         call: &CallKey,
@@ -178,9 +179,11 @@ impl LeaseTable {
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
 
-    /// Returns `true` if the borrow operation is in progress. Its end then wakes `waker`.
+    /// Returns `true` if the borrow operation is in progress. The end of the operation then wakes
+    /// `waker`.
     pub(super) fn wait_for(&self, call: &CallKey, borrow_id: u64, waker: &Waker) -> bool {
-        // Cloned here, because the lock must not be held while foreign code runs.
+        // The waker is cloned before the lock is taken, because foreign code must not run under the
+        // lock.
         let own = waker.clone();
         let mut set = self.set(call.tag);
         let entry = set.entries.iter_mut().find(|entry| entry.is_of(call));
@@ -194,8 +197,8 @@ impl LeaseTable {
         true
     }
 
-    /// Ends a borrow operation. A lease is kept unless one of its accounts was changed since
-    /// `changes`.
+    /// Ends a borrow operation. A lease is kept, unless one of its accounts has changed since
+    /// `changes` was read.
     pub(super) fn finish_borrow(
         &self,
         call: &CallKey,
@@ -261,7 +264,7 @@ impl LeaseTable {
         self.sets.iter().any(|set| lock(set).entries.iter().any(|entry| entry.lease.is_some()))
     }
 
-    /// Returns the number of calls so far that leases admitted.
+    /// Returns the number of calls that leases have admitted so far.
     pub(super) fn admitted(&self) -> u64 {
         self.sets.iter().map(|set| lock(set).admitted).sum()
     }
@@ -293,8 +296,8 @@ fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
 }
 
 impl LeaseSet {
-    /// Drops the leases of other quotas. Their units are not returned, because the account may be
-    /// counted in another way by now.
+    /// Drops the leases that were borrowed under other quotas. Their units are not returned,
+    /// because the account may now be counted in a different way.
     fn end_other_plans(&mut self, call: &CallKey) {
         let other = |it: &&mut LeaseEntry| it.tag == call.tag && it.revision != call.revision;
         self.entries.iter_mut().filter(other).for_each(|entry| drop(entry.lease.take()));
@@ -306,9 +309,9 @@ impl LeaseEntry {
         self.tag == call.tag && self.revision == call.revision
     }
 
-    /// Returns the entry of the call. In a full set, it replaces the entry that was idle for
-    /// longest and has neither a lease nor a borrow in progress. `None` if no entry can be
-    /// replaced.
+    /// Returns the entry of the call, or a new entry. In a full set, the new entry replaces the one
+    /// that was idle for longest, among those without a lease and without a borrow operation in
+    /// progress. Returns `None` if no entry can be replaced.
     fn find<'a>(entries: &'a mut Vec<Self>, call: &CallKey, now: u64) -> Option<&'a mut Self> {
         if let Some(at) = entries.iter().position(|entry| entry.is_of(call)) {
             return entries.get_mut(at);
@@ -337,7 +340,7 @@ impl LeaseEntry {
 mod tests {
     use super::*;
 
-    /// The sizes in the documentation of `Leased::capacity`.
+    /// Checks the sizes that the documentation of `Leased::capacity` states.
     #[test]
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<Mutex<LeaseSet>>() <= 48, "{}", size_of::<Mutex<LeaseSet>>());

@@ -16,11 +16,11 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that denies requests while the inner store fails: 503 with a `Retry-After`, or gRPC
-/// status 14.
+/// A store that denies requests while the inner store fails. The response is a 503 with a
+/// `Retry-After`, or gRPC status 14.
 ///
-/// The limit is never exceeded, but an outage of the store is an outage of the service. Such a
-/// decision has the [source](Decision::source) [`Source::FailedClosed`].
+/// The limit is never exceeded, but an outage of the store is an outage of the service. A decision
+/// of this wrapper has the [source](Decision::source) [`Source::FailedClosed`].
 ///
 /// With the feature `tracing`, the beginning of an outage is logged at warn level and its end at
 /// info level.
@@ -51,8 +51,8 @@ struct Denial {
 }
 
 impl Denial {
-    /// Returns the decision of the inner store, or the denial. Only `take` has an `attempt`: an
-    /// unsupported operation is not an outage.
+    /// Returns the decision of the inner store, or the denial. `attempt` is `Some` only for `take`,
+    /// because other operations may fail without an outage, for example if they are unsupported.
     fn unless_decided<E: Into<BoxError>>(
         self,
         answer: Result<Decision, E>,

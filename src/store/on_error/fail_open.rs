@@ -14,10 +14,11 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that allows requests, without a charge, while the inner store fails.
+/// A store that allows requests without a charge while the inner store fails.
 ///
-/// No limit applies during an outage. This suits a public read API with other protection, but not a
-/// login. Such a decision has the [source](Decision::source) [`Source::FailedOpen`].
+/// No limit applies during an outage. This is suitable for a public read API with other protection,
+/// but not for a login. A decision of this wrapper has the [source](Decision::source)
+/// [`Source::FailedOpen`].
 ///
 /// With the feature `tracing`, the beginning of an outage is logged at warn level and its end at
 /// info level.
@@ -37,8 +38,9 @@ fn allowed() -> Decision {
     Decision::allow().from_source(Source::FailedOpen)
 }
 
-/// Returns the decision of the inner store, or allows the request. Only `take` has an `attempt`: an
-/// unsupported operation is not an outage.
+/// Returns the decision of the inner store, or allows the request. `attempt` is `Some` only for
+/// `take`, because other operations may fail without an outage, for example if they are
+/// unsupported.
 fn decision<E: Into<BoxError>>(
     answer: Result<Decision, E>,
     attempt: Option<Attempt<&OutageLog>>,

@@ -1,4 +1,4 @@
-//! Logs when a store begins to fail and when it recovers: once each, and at most once a second.
+//! Logs the beginning and the end of each outage of a store, at most once a second.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct OutageLog {
     state: Arc<OutageState>,
-    /// The treatment of requests while the store fails.
+    /// A text that describes how requests are handled while the store fails.
     effect: &'static str,
 }
 
@@ -43,7 +43,7 @@ impl OutageLog {
 }
 
 impl Attempt<&OutageLog> {
-    /// Returns a copy for the future of the call.
+    /// Returns an owned copy that the future of the call can hold.
     pub(super) fn into_owned(self) -> Attempt<OutageLog> {
         Attempt { log: self.log.clone(), epoch: self.epoch }
     }

@@ -1,4 +1,5 @@
-//! Keys in Redis: of fixed length, without user input, and in one cluster slot per account.
+//! The keys in Redis. They have a fixed length, contain no user input, and put each account into
+//! one cluster slot.
 
 use std::fmt::Write;
 
@@ -6,7 +7,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
 use crate::{fingerprint::FingerprintKey, key::Key, rule::RuleName};
 
-/// The version of the stored format. Other versions do not share keys.
+/// The version of the stored format. Different versions use different keys.
 const VERSION: u32 = 1;
 
 /// Builds keys `<prefix>:<version>:{<hash>}`. The hash is the 128-bit SipHash-2-4 of the rule's
@@ -24,7 +25,7 @@ impl Addresses {
     }
 
     pub(super) fn account(&self, rule: RuleName, key: &Key) -> String {
-        // One allocation, because this runs for every decision.
+        // The capacity is reserved in one allocation, because this code runs for every decision.
         let mut address = String::with_capacity(self.prefix.len() + 32);
         let _ = write!(address, "{}:{VERSION}:{{", self.prefix);
         if self.readable {
@@ -38,7 +39,7 @@ impl Addresses {
         address
     }
 
-    /// Returns the key of the list of a sliding log, in the slot of its account.
+    /// Returns the key of a sliding log's list. It is in the same cluster slot as the account.
     pub(super) fn list(account: &str, quota_index: usize) -> String {
         format!("{account}:{quota_index}")
     }

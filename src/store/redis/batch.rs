@@ -1,4 +1,4 @@
-//! Batches: several requests in one call, with equal requests sent once.
+//! Batches. A batch sends several requests in one call, and sends equal requests once.
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ const MAX_CALLERS: usize = 1_024;
 /// The callers that share one call.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    /// Groups of equal requests, ordered by the first request of each.
+    /// Groups of equal requests, in the order of their first requests.
     groups: Vec<Group>,
     /// The distinct plans.
     plans: Vec<(QuotaRequests, Vec<u8>)>,
@@ -37,12 +37,12 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct BatchReply {
     now: u64,
-    /// One or more runs per group, in the order of the groups.
+    /// The runs of all groups, in the order of the groups. Each group has one or more runs.
     runs: Vec<Run>,
 }
 
-/// The result of consecutive callers of a group: the first `allowed` were allowed, the others
-/// denied.
+/// The result of consecutive callers of a group. The first `allowed` callers were allowed, and the
+/// others were denied.
 #[derive(Debug)]
 struct Run {
     callers: usize,
@@ -52,7 +52,8 @@ struct Run {
 }
 
 impl Batch {
-    /// Returns the number of callers that fit, regardless of their requests.
+    /// Returns the number of further callers that fit into the batch, even if all their requests
+    /// are different.
     pub(super) fn room(&self) -> usize {
         MAX_GROUPS.saturating_sub(self.groups.len()).min(MAX_CALLERS.saturating_sub(self.callers))
     }
@@ -131,7 +132,7 @@ impl Batch {
         }
     }
 
-    /// Returns all callers, group by group.
+    /// Returns all callers, ordered by group.
     pub(super) fn callers(self) -> impl Iterator<Item = QueuedRequest> {
         self.groups.into_iter().flat_map(|group| group.callers)
     }
@@ -175,15 +176,15 @@ impl Run {
         Ok(Self { callers, allowed, accounts })
     }
 
-    /// Returns the decision for the caller at `position`, as if it came alone after the callers
-    /// before it.
+    /// Returns the decision for the caller at `position`. It equals the decision of a separate call
+    /// after the calls of all earlier callers.
     fn decision(&self, request: &Request, now: u64, position: usize) -> Decision {
         let is_allowed = position < self.allowed;
         let own = |(reply, account): (&AccountReply, &AccountRequest)| match self
             .allowed
             .checked_sub(position + 1)
         {
-            // This caller was charged before `others` more callers.
+            // After this caller, `others` more callers were charged.
             Some(others) => reply.before(others, account),
             None => reply.clone().uncharged(),
         };

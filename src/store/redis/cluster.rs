@@ -1,4 +1,5 @@
-//! The connections to a cluster, replaced when a part of it no longer replies.
+//! The connections to a cluster. All of them are replaced if a part of the cluster no longer
+//! replies.
 
 use std::{
     fmt,
@@ -23,7 +24,8 @@ use tokio::{
 
 use super::{link::TIMEOUT, watchdog::Watchdog};
 
-/// The number of slot groups with a watchdog each. Neighbouring slots live on the same server.
+/// The number of slot groups. Each group has a watchdog. Neighbouring slots are usually on the same
+/// server.
 const SLOT_GROUPS: u16 = 64;
 const SLOTS: u16 = 16_384;
 /// The pause between two attempts to reconnect.
@@ -32,12 +34,13 @@ const RENEW_PAUSE: Duration = Duration::from_millis(100);
 /// Connections to the masters of a cluster, which follow moved slots and failovers.
 ///
 /// The connections follow a slot when its old master redirects the call or is gone. A frozen master
-/// does neither, and its connection looks alive: after a failover, calls would go to it until it
-/// resumes. New connections are therefore opened beside the old ones when a part of the cluster has
-/// not replied for a second. They replace the old ones once that part replies on them. Callers do
-/// not wait for that.
+/// does not redirect calls, and its connection seems to be open. After a failover, calls would
+/// still be sent to the frozen master until it resumes. Therefore new connections are opened beside
+/// the old ones if a part of the cluster has not replied for a second. The new connections replace
+/// the old ones when that part replies on a new connection. Callers do not wait for the
+/// replacement.
 ///
-/// Created by [`RedisStore::cluster`](super::RedisStore::cluster). A clone shares the connections.
+/// Created by [`RedisStore::cluster`](super::RedisStore::cluster). Clones share the connections.
 #[derive(Clone)]
 pub struct ClusterLink(Arc<ClusterInner>);
 
@@ -56,9 +59,10 @@ impl ClusterLink {
         Ok(Self(Arc::new(ClusterInner { client, connection, watchdogs, is_renewing })))
     }
 
-    /// Starts to replace the connections, unless that is in progress, because `key` got no reply.
+    /// Starts to replace the connections, because a call with `key` got no reply. Does nothing if a
+    /// replacement is in progress.
     fn renew(&self, key: &[u8]) {
-        // Without a runtime, the next command starts it.
+        // Without a runtime, the next command starts the replacement.
         let Ok(runtime) = Handle::try_current() else { return };
         if !self.0.is_renewing.swap(true, AcqRel) {
             let guard = RenewGuard(Arc::downgrade(&self.0));
@@ -73,8 +77,8 @@ impl ClusterInner {
     }
 }
 
-/// Held by the one task that opens new connections; released when the task ends or its runtime
-/// drops it.
+/// The guard of the one task that opens new connections. It is released when the task ends or the
+/// runtime drops the task.
 struct RenewGuard(Weak<ClusterInner>);
 
 impl Drop for RenewGuard {
@@ -85,13 +89,13 @@ impl Drop for RenewGuard {
     }
 }
 
-/// Opens new connections and keeps them if `key` is answered on them. They are not better before a
-/// replica is promoted.
+/// Opens new connections and keeps them if a command with `key` gets a reply. Before a replica is
+/// promoted, new connections do not help.
 async fn renew(guard: RenewGuard, client: ClusterClient, key: Vec<u8>) {
     let connect = async {
         let mut fresh = client.get_async_connection().await.ok()?;
         let mut get = Cmd::new();
-        // A command that the scripts need as well, so it is permitted; it changes nothing.
+        // GET changes nothing. The scripts also need GET, so the user has the permission.
         get.arg("GET").arg(key);
         fresh.req_packed_command(&get).await.and_then(Value::extract_error).ok()?;
         Some(fresh)
@@ -160,7 +164,7 @@ fn key(command: &Cmd) -> Option<&[u8]> {
     Some(key)
 }
 
-/// Returns the slot group of one of our keys, which contain braces.
+/// Returns the slot group of a key of this store. Such a key contains braces.
 fn slot_group(key: &[u8]) -> usize {
     let inside =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());

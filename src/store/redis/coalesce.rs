@@ -1,8 +1,8 @@
-//! Batching: decisions that wait at the same time share one call.
+//! Batching. Decisions that wait at the same time share one call.
 //!
-//! While few calls are in flight, a decision is sent at once by its own call, because waiting would
-//! gain nothing. Under load it waits for a batch. A batch is sent when the one before it is
-//! answered, or when it is full. No decision waits for a timer.
+//! While few calls are in flight, each decision is sent immediately in its own call, because
+//! waiting would gain nothing. Under load, a decision waits for a batch. A batch is sent when the
+//! previous batch is answered, or when the new batch is full. No decision waits for a timer.
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
@@ -27,7 +27,7 @@ use crate::{decision::Decision, observe::store_failed};
 /// long batch delays other users of the server.
 pub(super) const MAX_ACCOUNTS: usize = 4;
 
-/// Charges `request`, by its own call or in a batch.
+/// Charges `request` in its own call or in a batch.
 pub(super) async fn take<C>(
     store: RedisStore<C>,
     request: Box<Request>,
@@ -36,7 +36,8 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     if let Some(_permit) = store.settings.queue.try_direct() {
-        // Boxed: otherwise the futures of waiting callers would include its size.
+        // This future is boxed so that it does not increase the size of the futures of waiting
+        // callers.
         let reply = Box::pin(store.execute(&request, ScriptOp::Take)).await?;
         return Ok(reply.decision(&request));
     }
@@ -70,8 +71,8 @@ where
     Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
 }
 
-/// Spawns all batches that are due, each on the runtime of its first caller, which is known to be
-/// running.
+/// Spawns all batches that are due. Each batch runs on the runtime of its first caller, because
+/// that runtime is known to be running.
 fn spawn_batches<C>(store: &RedisStore<C>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -79,13 +80,13 @@ where
     while let Some((first, guard)) = store.settings.queue.next_batch(now) {
         let runtime = first.runtime.clone();
         let task = BatchTask { store: store.clone(), guard: Some(guard) };
-        // A runtime that shuts down drops the task at once. The drop spawns the next batch.
+        // A runtime that shuts down drops the task immediately. The drop spawns the next batch.
         drop(runtime.spawn(task.run(first)));
         store.settings.queue.batch_spawned();
     }
 }
 
-/// The task of a batch. Its drop spawns the next batch in any case.
+/// The task of a batch. When the task is dropped, it spawns the next batch in any case.
 struct BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -99,7 +100,7 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     async fn run(self, first: QueuedRequest) {
-        // Lets requests of the same moment join.
+        // Lets requests that arrive at the same moment join the batch.
         yield_now().await;
         let Self { store, guard: Some(guard) } = &self else { return };
         let mut batch = Batch::default();
@@ -107,13 +108,14 @@ where
         if batch.is_empty() {
             return;
         }
-        // No caller waits longer.
+        // No caller waits longer than this timeout.
         let Ok(reply) = timeout(TIMEOUT, store.call_batch(&batch)).await else { return };
         guard.replying();
         spawn_batches(store, Instant::now());
         match reply {
             Ok(reply) => batch.reply(&reply),
-            // Nothing was charged. Single calls still return the denials, which need no memory.
+            // Nothing was charged. The requests are sent in single calls, because denials need no
+            // memory and are still returned.
             Err(error) if error.kind() == RedisErrorKind::Memory => {
                 let retried = batch.callers().map(async |caller| {
                     let decision = store.take_alone(&caller.request).await;
@@ -127,7 +129,7 @@ where
                 }
             }
         }
-        // Keeps the callers together: those that send another request join one batch.
+        // Keeps the callers together. Callers that send another request join one batch.
         yield_now().await;
     }
 }

@@ -19,14 +19,14 @@ pub struct RedisError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisErrorKind {
-    /// No connection: the server cannot be reached, or the connection was reset and is not open
-    /// again yet.
+    /// No connection is open. The server cannot be reached, or the connection was reset and is not
+    /// open again yet.
     Disconnected,
-    /// No reply in time. The charge may still be made.
+    /// The server did not reply in time. The charge may still be made.
     Timeout,
     /// The server is out of memory (`OOM`). Nothing was written.
     Memory,
-    /// The server is a replica, or has too few of them (`READONLY`, `MASTERDOWN`, `NOREPLICAS`).
+    /// The server is a replica or has too few replicas (`READONLY`, `MASTERDOWN`, `NOREPLICAS`).
     Replica,
     /// The server is starting or busy with another script (`LOADING`, `BUSY`).
     Busy,
@@ -46,8 +46,8 @@ pub enum RedisErrorKind {
 }
 
 impl RedisErrorKind {
-    /// Returns one word, for labels: `disconnected`, `timeout`, `memory`, `replica`, `busy`,
-    /// `denied`, `cluster`, `reply`, `quota`, `config` or `other`.
+    /// Returns the kind as one word, for labels: `disconnected`, `timeout`, `memory`, `replica`,
+    /// `busy`, `denied`, `cluster`, `reply`, `quota`, `config` or `other`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -75,7 +75,7 @@ impl RedisError {
         Self::new(RedisErrorKind::Reply, format!("the reply is invalid: {problem}"))
     }
 
-    /// Appends the fix to the text.
+    /// Appends a suggested fix to the error text.
     pub(super) fn with_fix(self, fix: &str) -> Self {
         Self { text: format!("{}; {fix}", self.text), ..self }
     }
@@ -109,7 +109,7 @@ impl From<redis::RedisError> for RedisError {
 
 fn kind(error: &redis::RedisError) -> RedisErrorKind {
     match (error.kind(), code(error)) {
-        // The connection of a cluster reports it in this form, for all nodes.
+        // A cluster connection reports the loss of all nodes in this form.
         (Raw::Io, _)
             if error.detail().is_some_and(|text| text.contains("AuthenticationFailed")) =>
         {
@@ -142,8 +142,8 @@ pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
     }
 }
 
-/// Returns `true` if a script, or the choice of a database, needed a command that the user may not
-/// call. Redis up to 7.0, and Valkey, report that only as text.
+/// Returns `true` if the user may not call a command that a script or the selection of a database
+/// needs. Redis up to 7.0 and Valkey report this error only as text.
 fn is_denied(detail: &str) -> bool {
     ["The user executing the script can't", "ACL failure in script", "no permissions"]
         .iter()

@@ -1,5 +1,5 @@
-//! Decisions over accounts on different servers: one concurrent call per account, and charges are
-//! undone if a server denies.
+//! Decisions over accounts on different servers. Each account has its own call, and the calls run
+//! concurrently. If a server denies, the charges on the other servers are undone.
 
 use std::pin::pin;
 #[cfg(feature = "testing")]
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::decision::Decision;
 
-/// Charges every account of `request`, or none.
+/// Charges all accounts of `request` or none of them.
 ///
 /// The calls continue if the caller is dropped, so that charges are undone after a denial in any
 /// case.
@@ -53,8 +53,8 @@ where
     })
 }
 
-/// Undoes what `taken` charged to the accounts of `request`. Runs in the background on the current
-/// tokio runtime. Without a runtime, the charge stays.
+/// Undoes the charges of the decision `taken` on the accounts of `request`. Runs in the background
+/// on the current tokio runtime. Without a runtime, the charge stays.
 pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -73,7 +73,7 @@ where
     }
 }
 
-/// Undoes the charge of one server, by its own receipt.
+/// Undoes the charge on one server. `taken` is the decision of that server.
 async fn undo_part<C>(store: &RedisStore<C>, part: &Request, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,

@@ -33,22 +33,23 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for which a command waits while there is neither a connection nor an attempt in
 /// progress.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
-/// The longest pause between attempts. Each pause is a random share of its bound (full jitter).
+/// The maximum pause between attempts. Each pause is chosen at random between zero and its bound
+/// (full jitter).
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 const BASE_BACKOFF: Duration = Duration::from_millis(10);
-/// The longest pause while a command waits. The probe of a breaker, once per second, would
-/// otherwise miss the next attempt each time.
+/// The maximum pause while a command waits. With longer pauses, the probe of a breaker, which is
+/// sent once per second, could always miss the next attempt.
 const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
 pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
 
-/// A multiplexed connection to one server, or to the master that sentinels name. It reconnects by
-/// itself, with exponential backoff and full jitter, one attempt at a time.
+/// A multiplexed connection to one server, or to the master that sentinels report. The connection
+/// reconnects by itself, with exponential backoff and full jitter. Only one attempt runs at a time.
 ///
 /// Created by [`RedisStore::connect`](super::RedisStore::connect),
 /// [`connect_lazy`](super::RedisStore::connect_lazy) and [`sentinel`](super::RedisStore::sentinel).
-/// A clone shares the connection.
+/// Clones share the connection.
 #[derive(Clone)]
 pub struct Link(Arc<LinkInner>);
 
@@ -60,7 +61,7 @@ struct LinkInner {
     wanted: Arc<Notify>,
     /// The number of attempts since the last stable connection.
     attempts: AtomicU32,
-    /// The start of the last attempt.
+    /// The instant at which the last attempt started.
     last: Mutex<Instant>,
     watchdog: Watchdog,
 }
@@ -85,7 +86,7 @@ impl Link {
         }))
     }
 
-    /// Returns the connection. While it is reconnecting, waits for a short time.
+    /// Returns the connection. If the link is reconnecting, waits for a short time.
     async fn connected(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
         let (start, mut states) = (Instant::now(), self.0.state.subscribe());
         let wait = async {
@@ -101,7 +102,8 @@ impl Link {
                 }
                 self.ensure_dialing()?;
                 self.0.wanted.notify_one();
-                // The next attempt may be far off, and the current one may end with its runtime.
+                // The next attempt may start much later, and the current attempt may end with its
+                // runtime.
                 let left = Some(RECONNECT_GRACE.saturating_sub(start.elapsed()))
                     .filter(|left| !left.is_zero());
                 let _ = timeout(left.unwrap_or(RECONNECT_GRACE), states.changed()).await;
@@ -110,7 +112,7 @@ impl Link {
         timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
     }
 
-    /// Starts to dial, unless that is in progress.
+    /// Starts to dial, unless dialing is in progress.
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
         if !self.0.dialing.swap(true, AcqRel) {
@@ -119,7 +121,7 @@ impl Link {
         Ok(())
     }
 
-    /// Discards the connection of `since`.
+    /// Discards the connection that was opened at `since`.
     fn discard(&self, since: Instant, error: &RedisError) {
         if since.elapsed() >= MAX_BACKOFF {
             self.0.attempts.store(0, Relaxed);
@@ -133,7 +135,7 @@ impl Link {
         });
         if was_current {
             self.0.watchdog.reply_received();
-            // Without a runtime, the next command starts it.
+            // Without a runtime, the next command starts to dial.
             drop(self.ensure_dialing());
         }
     }
@@ -156,7 +158,8 @@ impl LinkInner {
     }
 }
 
-/// Held by the one task that dials; released when the task ends or its runtime drops it.
+/// The guard of the one task that dials. It is released when the task ends or the runtime drops the
+/// task.
 struct DialGuard(Weak<LinkInner>);
 
 impl Drop for DialGuard {
@@ -199,21 +202,21 @@ async fn dial(guard: DialGuard) {
     }
 }
 
-/// Waits until `pause` has passed since the `last` attempt, or for a part of it while a command
+/// Waits until `pause` has passed since the `last` attempt. The pause is shorter while a command
 /// waits.
 async fn back_off(last: Instant, pause: Duration, wanted: &Notify) {
     sleep_until(last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
     let _ = timeout_at(last + pause, wanted.notified()).await;
 }
 
-/// Returns a random share of a bound that doubles with each attempt.
+/// Returns a random time up to a bound. The bound doubles with each attempt.
 fn backoff(attempt: u32) -> Duration {
     let bound = BASE_BACKOFF.saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
     let random = RandomState::new().hash_one(attempt) % 1_000;
     bound * u32::try_from(random).unwrap_or(0) / 1_000
 }
 
-/// Returns the current runtime. Timers and connections need one.
+/// Returns the current runtime. Timers and connections need a runtime.
 pub(super) fn runtime() -> RedisResult<Handle> {
     Handle::try_current()
         .map_err(|_| not_connected("no tokio runtime; call the store from within one"))
@@ -240,8 +243,8 @@ impl ConnectionLike for Link {
             }
             let mut sent = connection.req_packed_command(command);
             let reply = match poll!(&mut sent) {
-                // The error was there before anything was sent: the connection had ended while it
-                // was idle. Sending again is safe.
+                // The connection had ended while it was idle, so nothing was sent. It is safe to
+                // send the command again.
                 Poll::Ready(Err(error)) if error.is_connection_dropped() => {
                     self.discard(since, &error);
                     drop(sent);

@@ -57,14 +57,14 @@ use crate::{
 /// A decision is one script call, regardless of the number of rules and quotas. It uses the
 /// server's clock and returns the same numbers as [`LocalStore`](crate::LocalStore). On a cluster,
 /// the accounts of a request may be on different servers. The store then calls these servers
-/// concurrently, and undoes the charges if one of them denies. The limit is never exceeded. For one
-/// round trip, such a charge may cause the denial of another request.
+/// concurrently, and undoes the charges if one of them denies. The limit is never exceeded. Until
+/// such a charge is undone, for one round trip, it may cause the denial of another request.
 ///
 /// Under load, decisions that wait at the same time share one call. Such a batch holds up to 64
-/// different requests; equal requests are sent once, with their number. Each is decided as if it
-/// came alone, in the order of arrival. Decisions are batched only while more than sixteen calls of
-/// the store and its clones are in flight. There is no timer: at low load, a decision is sent at
-/// once. Only GCRA quotas that start full are batched, and none on a cluster; see
+/// different requests. Equal requests are sent once, together with their number. The requests are
+/// decided one by one, in the order of arrival. Decisions are batched only while more than sixteen
+/// calls of the store and its clones are in flight. There is no timer. At low load, a decision is
+/// sent immediately. Only GCRA quotas that start full are batched. A cluster never batches; see
 /// [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
@@ -100,16 +100,17 @@ use crate::{
 /// Keys have the form `<prefix>:<version>:{<hash>}`. Their length is fixed, and they contain no
 /// user input. Each key expires once its account can be dropped.
 ///
-/// A clone is the same store. The store needs a tokio runtime with a timer.
+/// Clones share the store. The store needs a tokio runtime with a timer.
 ///
 /// # Limitations
 ///
 /// - The store loses charges if the server evicts keys to free memory, under the policies
 ///   `allkeys-*`. It also loses charges if the server loses its data, or fails over to a replica
-///   that lacks the last charges. Each loss admits at most one more burst per key. Two primaries
-///   that do not know of each other admit the limit each.
-/// - A request whose reply is lost may have been charged. It is never sent again. A caller that is
-///   dropped while it waits for a batch is not charged; one that is dropped later may be.
+///   that lacks the last charges. Each loss admits at most one more burst per key. If two primaries
+///   do not know of each other, each of them admits the whole limit.
+/// - A request whose reply is lost may have been charged. The request is never sent again. A caller
+///   that is dropped while it waits for a batch is not charged. A caller that is dropped later may
+///   be charged.
 /// - All decisions of one call fail together. A tokio runtime that shuts down drops the replies of
 ///   the calls that it runs, including those for callers on other runtimes. These callers receive
 ///   an error.
@@ -129,7 +130,7 @@ struct RedisConfig {
     coalesces: bool,
     rules: Arc<KnownRules>,
     queue: Arc<Queue>,
-    /// Unix time in nanoseconds that replaces the server's clock.
+    /// The clock that replaces the server's clock, in nanoseconds of Unix time.
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
 }
@@ -149,8 +150,8 @@ where
 {
     /// Creates a store on one server, from a connection of your own.
     ///
-    /// The connection should reconnect by itself. It should reply within a bounded time, or be
-    /// wrapped in a [deadline](crate::StoreExt::timeout).
+    /// The connection should reconnect by itself. If its replies may take arbitrarily long, wrap
+    /// the store in a [timeout](crate::StoreExt::timeout).
     #[must_use]
     pub fn new(connection: C) -> Self {
         let settings = RedisConfig {
@@ -165,7 +166,8 @@ where
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
     }
 
-    /// Creates a store on a cluster, from a connection of your own that sends each key to its node.
+    /// Creates a store on a cluster, from a connection of your own. The connection must send each
+    /// key to its node.
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
@@ -174,8 +176,8 @@ where
         store
     }
 
-    /// Sets the prefix of all keys. Defaults to `sluice`. Stores with different prefixes share no
-    /// account.
+    /// Sets the prefix of all keys. Defaults to `sluice`. Stores with different prefixes do not
+    /// share accounts.
     ///
     /// # Panics
     ///
@@ -196,28 +198,29 @@ where
     /// Hashes keys with a secret, so that a client with read access to the server cannot find the
     /// owner of an account by trying keys. All processes that share accounts need the same value.
     ///
-    /// Takes sixteen bytes, or a [`FingerprintKey`] made from more. Without it the hash is public:
-    /// hashing all possible addresses or short names finds the key.
+    /// The secret is sixteen bytes, or a [`FingerprintKey`] that is derived from a longer text.
+    /// Without a secret, anyone can compute the hash of every address or short name, and so find
+    /// the key.
     #[must_use]
     pub fn secret(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings_mut().addresses.secret = secret.into();
         self
     }
 
-    /// Writes the rule and the key in plain text, for debugging. They are visible to all clients
-    /// with read access to the server, and the length of a key then depends on user input.
+    /// Writes the rule and the key in plain text, for debugging. All clients with read access to
+    /// the server can then read them, and the length of a key depends on user input.
     #[must_use]
     pub fn readable_keys(mut self) -> Self {
         self.settings_mut().addresses.readable = true;
         self
     }
 
-    /// Enables or disables batching, which sends decisions that wait at the same time in one call.
-    /// Defaults to `true`. A cluster never batches.
+    /// Enables or disables batching. With batching, decisions that wait at the same time are sent
+    /// in one call. Defaults to `true`. A cluster never batches.
     ///
-    /// A call of 64 decisions occupies the server for some tenths of a millisecond. That is several
-    /// times shorter than 64 single calls, but it is one uninterrupted block. Pass `false` if other
-    /// users of the server cannot wait for that time.
+    /// A call with 64 decisions occupies the server for some tenths of a millisecond. This is
+    /// several times shorter than 64 single calls, but the server cannot do anything else in
+    /// between. Pass `false` if other users of the server cannot wait for that time.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
@@ -234,8 +237,8 @@ where
         self
     }
 
-    /// Returns the number of accounts so far whose key held a foreign or broken value. Each was
-    /// replaced by a new account.
+    /// Returns the number of accounts so far whose Redis key held an invalid value. Each such
+    /// account was replaced with a new account.
     #[must_use]
     pub fn healed(&self) -> u64 {
         self.shared.healed.load(Relaxed)
@@ -255,8 +258,8 @@ where
         self.shared.undoing.clone()
     }
 
-    /// Returns the settings for a change that selects other accounts. The new store shares neither
-    /// rules nor queue with its clones.
+    /// Returns the settings, for a change after which the store uses different accounts. From then
+    /// on, the store does not share its rules or its queue with its clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -309,7 +312,7 @@ where
         Ok(reply)
     }
 
-    /// Calls a script by its hash. A restarted server has lost its scripts and receives the full
+    /// Calls a script by its hash. A restarted server has lost its scripts, so it receives the full
     /// text.
     async fn run<K: redis::ToRedisArgs>(
         &self,
@@ -332,7 +335,7 @@ where
         Ok(reply?)
     }
 
-    /// Returns `read`. If the reply was invalid, the connection is replaced.
+    /// Returns `read` unchanged. If the reply was invalid, the connection is replaced.
     fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         let connection: &dyn Any = &self.connection;
         if let (Err(_), Some(link)) = (&read, connection.downcast_ref::<Link>()) {
@@ -396,8 +399,8 @@ where
             Op::Take(charges) => return self.take(charges),
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
-                // The script does not report a reduced charge. An amount above the limit is always
-                // reduced.
+                // The script does not report that it reduced a charge. It reduces every amount
+                // above the limit.
                 let cut = |(_, quota): &(usize, &Quota)| units > 0 && amount > quota.late_limit();
                 if let Some((_, quota)) = charge.charged_quotas().find(cut) {
                     late_charge_cut(quota);
@@ -414,7 +417,8 @@ where
         self.change(charge, script_op)
     }
 
-    /// Runs in the background on the current tokio runtime. Without a runtime, the charge stays.
+    /// Undoes the charges in the background, on the current tokio runtime. Without a runtime, the
+    /// charges stay.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());
@@ -431,7 +435,7 @@ where
         self.settings.rules.register(charges)
     }
 
-    /// Decides a charge of cost 0, as a real request would.
+    /// Decides on a charge of cost 0, in the same way as a request.
     fn health(&self) -> BoxFuture<Health> {
         Box::pin(probe::health(self.clone()))
     }

@@ -1,4 +1,4 @@
-//! Constructors: one server, a cluster, or the master that sentinels name.
+//! Constructors that connect to one server, to a cluster, or to the master that sentinels report.
 
 use std::time::Duration;
 
@@ -19,16 +19,16 @@ use super::{
     probe::{Probe, with_fix},
 };
 
-/// The time after which unacknowledged data ends the TCP connection.
+/// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest pause before the connection to a cluster retries, in milliseconds.
+/// The maximum pause before a cluster connection retries, in milliseconds.
 const CLUSTER_MAX_BACKOFF_MS: u64 = 100;
 
 impl RedisStore {
-    /// Connects to one server, `redis://[user:password@]host[:port][/db]`. All clones share one
-    /// connection, which reconnects by itself. Add `?protocol=resp3` for RESP3. An address
-    /// `rediss://` (TLS) needs the feature `redis-tls`.
+    /// Connects to one server. The address has the form `redis://[user:password@]host[:port][/db]`.
+    /// All clones share one connection, which reconnects by itself. Add `?protocol=resp3` for
+    /// RESP3. An address `rediss://` (TLS) needs the feature `redis-tls`.
     ///
     /// The constructor [probes](RedisStore::probe) the server and logs warnings.
     ///
@@ -65,13 +65,13 @@ impl RedisStore {
     /// Connects to the master `name` that the sentinels at `urls` report. After a failover, the
     /// store asks the sentinels again.
     ///
-    /// The user, password and database in the first address are those of the master. The master is
-    /// reached by TLS if the first sentinel is. Credentials in the other addresses are those of the
-    /// sentinels.
+    /// The user, password and database in the first address are used for the master. The connection
+    /// to the master uses TLS if the first address uses TLS. The credentials in the other addresses
+    /// are used for the sentinels.
     ///
     /// # Errors
     ///
-    /// As for [`connect`](RedisStore::connect).
+    /// Returns an error in the same cases as [`connect`](RedisStore::connect).
     pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
         let mut sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
         let (mut master, mut tls) = (RedisConnectionInfo::default(), None);
@@ -94,15 +94,15 @@ impl RedisStore {
 }
 
 impl RedisStore<ClusterLink> {
-    /// Connects to the cluster that has the nodes `urls`; some of its nodes are enough. The store
-    /// follows moved slots and failovers.
+    /// Connects to the cluster that has the nodes `urls`. The list does not need to contain all
+    /// nodes. The store follows moved slots and failovers.
     ///
-    /// With `cluster-require-full-coverage no` on the servers, the loss of one shard does not
-    /// affect the others.
+    /// With the server setting `cluster-require-full-coverage no`, the loss of one shard does not
+    /// affect the other shards.
     ///
     /// # Errors
     ///
-    /// As for [`connect`](RedisStore::connect).
+    /// Returns an error in the same cases as [`connect`](RedisStore::connect).
     pub async fn cluster(urls: &[&str]) -> Result<Self, RedisError> {
         let nodes = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
         let client = ClusterClientBuilder::new(nodes)
@@ -171,7 +171,7 @@ fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
 
 const URL_FORM: &str = "redis://[user:password@]host[:port][/db]";
 
-/// Returns the fix of a known mistake.
+/// Returns the fix for an address with a known mistake.
 fn fix(url: &str, has_tls: bool) -> Option<String> {
     let scheme = url.split_once("://").map(|(scheme, _)| scheme);
     match scheme {
@@ -184,8 +184,8 @@ fn fix(url: &str, has_tls: bool) -> Option<String> {
     }
 }
 
-/// Returns the address for an error message. It is complete if it cannot contain a password;
-/// otherwise `***` replaces each part that may be one.
+/// Returns the address for an error message. If the address may contain a password, `***` replaces
+/// each part that may be the password.
 fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if is_host(url) { url } else { "***" }.to_owned();
@@ -206,7 +206,7 @@ fn redacted(url: &str) -> String {
     format!("{scheme}://{user}{host}{path}")
 }
 
-/// Returns `true` for a host and port, which cannot be a misplaced password.
+/// Returns `true` if the text is a host and a port, and so cannot be a misplaced password.
 fn is_host(text: &str) -> bool {
     let (name, port) = text.split_once(':').unwrap_or((text, ""));
     let is_port = !port.is_empty() && port.parse::<u16>().is_ok();

@@ -1,6 +1,8 @@
-//! Plans: the binary arguments of a script, one per account, with its quotas and demands.
+//! Plans. A plan is a binary argument of a script. It contains the quotas and demands of one
+//! account.
 //!
-//! Products with the interval of a quota are computed here, because a double in Lua loses digits.
+//! Products with the interval of a quota are computed in Rust, because a number in Lua is a double
+//! and loses digits.
 
 use super::script::letter;
 use crate::{
@@ -9,11 +11,11 @@ use crate::{
     store::Unsupported,
 };
 
-/// An upper bound of the time for which accounts are kept, in nanoseconds: forty years.
+/// An upper bound of the time for which accounts are kept: forty years, in nanoseconds.
 pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
-/// An upper bound of the units of an account. Fits into five bytes.
+/// An upper bound of the units of an account. The number fits into five bytes.
 const MOST_UNITS: u64 = 1 << 39;
-/// Doubles represent every integer below this value.
+/// The bound below which a double represents every integer exactly.
 const EXACT: u64 = 1 << 53;
 
 /// The bytes of a plan, little-endian.
@@ -25,13 +27,13 @@ pub(super) struct EncodedPlan(pub(super) Vec<u8>);
 pub(super) enum Change {
     /// Charges the demand if it fits.
     Charge,
-    /// No units: the account is reset, blocked or unblocked.
+    /// Changes no units, because the account is reset, blocked or unblocked.
     None,
     /// Charges units, even if they do not fit.
     Late(u64),
     /// Refunds units.
     Refund(u64),
-    /// Undoes a charge, as far as its receipt still holds units.
+    /// Undoes a charge, up to the units that its receipt still holds.
     Undo(Receipt),
 }
 
@@ -113,9 +115,9 @@ impl EncodedPlan {
                 let room = time_of(limit) + slack - time_of(ask.need());
                 self.nanos(time_of(ask.cost.into())).nanos(room)
             }
-            // A negative room: never fits.
+            // The room is negative, so the demand never fits.
             Change::Charge => self.nanos(time_of(ask.cost.into())).int::<7>(u64::MAX).int::<2>(0),
-            // Without queueing, no receipt ends further ahead.
+            // Without queueing, no receipt ends later than this.
             Change::None => self.nanos(0).nanos(time_of(limit + u64::from(quota.soft_units()))),
             Change::Late(units) => self.nanos(time_of(units)).nanos(time_of(quota.late_limit())),
             Change::Refund(units) => self.nanos(time_of(units)).nanos(0),

@@ -1,4 +1,5 @@
-//! Probes of the server before the first request: permissions, version and settings.
+//! Probes check the permissions, the version and the settings of the server before the first
+//! request.
 
 use std::time::Instant;
 
@@ -39,7 +40,7 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Runs the scripts on a key of its own and reads the server's settings.
+    /// Runs the scripts on a separate key and reads the settings of the server.
     ///
     /// # Errors
     ///
@@ -57,13 +58,13 @@ where
         info.arg("INFO");
         match self.send(&info).await {
             Ok(value) => report(&info_text(&value)),
-            // A user without the permission for INFO can use the store.
+            // The store also works if the user has no permission for INFO.
             Err(_) => Ok(Probe::default()),
         }
     }
 
-    /// Loads the most common scripts on every server, so that no first request needs a second round
-    /// trip.
+    /// Loads the most common scripts on every server, so that the first request does not need a
+    /// second round trip.
     async fn load_scripts(&self) {
         for kind in [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust] {
             let mut load = Cmd::new();
@@ -73,13 +74,13 @@ where
         }
     }
 
-    /// Adds the fix to an error.
+    /// Appends a suggested fix to an error.
     fn with_fix(&self, error: RedisError) -> RedisError {
         with_fix(error, &self.addresses().prefix, self.settings.sharded)
     }
 }
 
-/// Returns the health of the store, by a charge of cost 0 on the account of the probe.
+/// Charges 0 units to the probe's account, and returns the health of the store.
 pub(super) async fn health<C>(store: RedisStore<C>) -> Health
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -101,7 +102,7 @@ fn rule() -> RuleName {
     RuleName::new("sluice probe").unwrap_or_default()
 }
 
-/// Adds the fix to an error of a server or a cluster.
+/// Appends a suggested fix to an error. `sharded` selects the text for a cluster.
 pub(super) fn with_fix(error: RedisError, prefix: &str, sharded: bool) -> RedisError {
     let text = error.to_string();
     match error.kind() {
@@ -118,7 +119,7 @@ pub(super) fn with_fix(error: RedisError, prefix: &str, sharded: bool) -> RedisE
     }
 }
 
-/// Returns the text of an INFO reply; on a cluster, the texts of all nodes.
+/// Returns the text of an INFO reply. On a cluster, returns the joined texts of all nodes.
 fn info_text(value: &Value) -> String {
     match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),

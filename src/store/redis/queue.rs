@@ -1,5 +1,5 @@
-//! The queue of a store: decides which requests are sent at once, which wait, and when a batch is
-//! sent.
+//! The queue of a store. It selects the requests that are sent immediately and the requests that
+//! wait, and decides when a batch is sent.
 
 use std::{
     collections::VecDeque,
@@ -18,12 +18,12 @@ use crate::decision::Decision;
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// The number of batches in flight from which on only a full batch is sent.
+/// While this number of batches is in flight, only a full batch is sent.
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which a batch no longer delays others: its runtime may be blocked.
+/// The time after which a batch no longer delays other batches, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The decisions of a store: those in flight and those that wait.
+/// The decisions of a store that are in flight or that wait.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<QueueState>);
 
@@ -32,9 +32,9 @@ struct QueueState {
     direct: usize,
     waiting: VecDeque<QueuedRequest>,
     batches: Vec<RunningBatch>,
-    /// The number of batches so far.
+    /// The number of batches that have been started so far.
     batches_started: u64,
-    /// Set while a task spawns batches. That task also spawns the batches that become due in the
+    /// `true` while a task spawns batches. That task also spawns the batches that become due in the
     /// meantime.
     spawning: bool,
 }
@@ -50,10 +50,11 @@ struct RunningBatch {
 /// The phase of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Requests that arrive now can still join.
+    /// The batch is not sent yet, so new requests can join.
     Collecting,
     InFlight,
-    /// Its callers receive their decisions, and may send new requests at once.
+    /// The batch is answered. Its callers receive their decisions and may immediately send new
+    /// requests.
     Replying,
 }
 
@@ -67,14 +68,15 @@ pub(super) struct QueuedRequest {
 }
 
 impl QueuedRequest {
-    /// Returns `true` unless the caller was dropped.
+    /// Returns `true` if the caller was not dropped.
     fn is_waiting(&self) -> bool {
         !self.tx.is_closed()
     }
 }
 
 impl Queue {
-    /// Returns a permit for a direct call, unless too many calls are in flight or others wait.
+    /// Returns a permit for a direct call. Returns `None` if too many calls are in flight or other
+    /// requests wait.
     pub(super) fn try_direct(self: &Arc<Self>) -> Option<DirectPermit> {
         let mut state = self.state();
         let free =
@@ -87,7 +89,7 @@ impl Queue {
         let mut state = self.state();
         let queue = &mut state.waiting;
         if queue.len() == queue.capacity() {
-            // Dropped callers make room.
+            // Removes dropped callers to make room.
             queue.retain(QueuedRequest::is_waiting);
             queue.reserve(queue.len().max(MAX_GROUPS));
         }
@@ -122,8 +124,8 @@ impl Queue {
 }
 
 impl QueueState {
-    /// Returns `true` if a batch is due: while few batches are in flight, or if enough callers wait
-    /// for a full batch.
+    /// Returns `true` if a batch is due. A batch is due if few batches are in flight, or if enough
+    /// callers wait to fill the batch.
     fn is_batch_due(&mut self, now: Instant) -> bool {
         self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
@@ -154,7 +156,7 @@ impl Drop for DirectPermit {
     }
 }
 
-/// The entry of a batch in the queue; removed on drop.
+/// The entry of a batch in the queue. It is removed on drop.
 #[derive(Debug)]
 pub(super) struct BatchGuard {
     queue: Arc<Queue>,
@@ -180,7 +182,7 @@ impl BatchGuard {
         self.enter(Phase::InFlight);
     }
 
-    /// Marks the batch as answered: the next batch may be sent.
+    /// Marks the batch as answered, so that the next batch may be sent.
     pub(super) fn replying(&self) {
         self.enter(Phase::Replying);
     }

@@ -1,5 +1,5 @@
-//! Replies of a script: the accounts after the call. Decisions are computed from them with the same
-//! arithmetic as in the local store.
+//! Replies of a script. A reply contains the accounts after the call. Decisions are computed from
+//! the accounts with the same arithmetic as in the local store.
 
 use smallvec::SmallVec;
 
@@ -14,8 +14,8 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The latest valid instant, in microseconds: the year 2255. The sum of two instants stays below
-/// 2^64 nanoseconds.
+/// The latest valid instant, in microseconds. It is in the year 2255, so the sum of two instants
+/// stays below 2^64 nanoseconds.
 const LATEST: u64 = 1 << 53;
 
 /// The reply of one call.
@@ -42,7 +42,7 @@ pub(super) struct AccountReply {
 type QuotaState = Option<AccountState>;
 
 impl Reply {
-    /// Parses the reply of a script of kind `kind` to `request`.
+    /// Parses the reply to `request` of a script of the kind `kind`.
     pub(super) fn read(
         bytes: &[u8],
         request: &Request,
@@ -87,7 +87,7 @@ impl Reply {
             let (account, (now, reply)) = (&request.accounts[index], replies[index]);
             let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
             let charged = reply.charged && ask.cost > 0;
-            // A denial reports the waits without queueing.
+            // A denial reports the waits that apply without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
             let (state, demand) = (reply.quotas[quota_index].as_ref(), Demand { max_wait, ..*ask });
             let step = algorithm::reconstruct(state, quota, now, demand, charged);
@@ -120,8 +120,8 @@ impl AccountReply {
         Ok(Self { charged, healed, block, quotas })
     }
 
-    /// Returns `true` if the state is consistent with `times` equal charges at `now`. Only for GCRA
-    /// quotas that start full.
+    /// Returns `true` if the state is consistent with `times` equal charges at `now`. Supports only
+    /// GCRA quotas that start full.
     pub(super) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
@@ -151,7 +151,7 @@ impl AccountReply {
         self
     }
 
-    /// Returns the account after the charge made at `now` is undone.
+    /// Returns the account as it is after an undo of the charge that was made at `now`.
     pub(super) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
         self.charged = false;
         for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
@@ -202,7 +202,7 @@ fn parse_account(
                 block = Some(content.instant()?);
                 continue;
             }
-            // A reset. Only the scripts use it.
+            // The entry of a reset, which only the scripts use.
             b'r' => continue,
             _ => {}
         }
@@ -225,7 +225,7 @@ fn parse_quota(
         (b'g', Algorithm::Gcra) => AccountState::Gcra(content.instant()?),
         (b't', Algorithm::TokenBucket) => {
             let tokens = content.int::<6>()?;
-            // The sign is in the highest of six bytes.
+            // The number has six bytes, and the sign is in the highest byte.
             let tokens = (tokens << 16).cast_signed() >> 16;
             AccountState::token_bucket(tokens, content.instant()?, content.instant()?)
         }

@@ -1,4 +1,5 @@
-//! Lua scripts, assembled from `lua/`: a clock, the algorithms that a call needs, and a main part.
+//! Lua scripts. A script is assembled from the files in `lua/`: a clock, the algorithms that a call
+//! needs, and a main part.
 
 use std::sync::OnceLock;
 
@@ -14,7 +15,8 @@ const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
-/// Wraps the general path in a function, for the requests of a batch that need it.
+/// The text around the general path that makes it a function. Some requests of a batch call this
+/// function.
 const GENERAL: [&str; 2] = ["local function general(KEYS, ARGV, plans)\n", "end\n"];
 const ALGORITHMS: [(u8, &str); 5] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
@@ -46,7 +48,7 @@ pub(super) struct Script {
 /// The kind of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScriptKind {
-    /// Takes GCRA quotas that start full and are all charged, as in most requests.
+    /// Takes only GCRA quotas that start full and are all charged. Most requests are of this kind.
     Plain,
     Take,
     Adjust,

@@ -10,17 +10,17 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The time without any reply after which a connection is replaced.
+/// The time after which a connection without any reply is replaced.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The number of earlier requests that must lack a reply. One is not enough: its caller may be
-/// dropped, and then its reply is not seen.
+/// The minimum number of earlier requests without a reply. One request is not enough, because its
+/// caller may be dropped, and the reply is then not seen.
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
     created: Instant,
     /// The instant of the first request since the last reply, in milliseconds since `created`, plus
-    /// one; otherwise 0.
+    /// one. If there was no such request, 0.
     since: AtomicU64,
     requests: AtomicU32,
 }

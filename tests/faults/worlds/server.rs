@@ -8,7 +8,7 @@ use crate::{
     stack::{BURST, Policy},
 };
 
-/// Errors reveal a crash at once.
+/// Errors reveal a crash immediately.
 const CRASH: Must = Must::policy(2 * BURST, &["disconnected"]).opens(50);
 /// Timeouts reveal a freeze.
 const FREEZE: Must = Must::policy(2 * BURST, &["budget", "disconnected"]).opens(150);

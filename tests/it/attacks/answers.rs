@@ -67,7 +67,7 @@ async fn late_refunds_do_not_exceed_the_burst() {
     assert_eq!(running.len(), 5);
 }
 
-/// Simulates a rapid reset of HTTP/2 streams: each request is sent and cancelled at once.
+/// Simulates a rapid reset of HTTP/2 streams. Each request is sent and immediately cancelled.
 #[tokio::test]
 async fn a_cancelled_request_stays_charged() {
     let refunding = three(PeerIp::new()).adjust(|_| Adjustment::Refund);

@@ -64,7 +64,7 @@ impl Guarded {
         charged(|charge| self.store.take(&[charge]))
     }
 
-    /// Returns the result of a store that answers at once.
+    /// Returns the result of a store that answers immediately.
     fn take(&self) -> Result<Decision, BreakerError<BoxError>> {
         match self.ask() {
             Answer::Now(answer) => answer,

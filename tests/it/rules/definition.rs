@@ -107,7 +107,7 @@ struct Taken {
     headroom: u32,
     decision: Decision,
     ends: Vec<(usize, usize, u128, bool)>,
-    /// Set when its accounts have been reset.
+    /// `true` after the accounts have been reset.
     void: bool,
 }
 
