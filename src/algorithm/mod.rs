@@ -177,7 +177,7 @@ impl AccountState {
     }
 }
 
-/// Returns the TAT of an account of GCRA, or 0 if there is none.
+/// Returns the TAT of an account of GCRA, or 0 without an account.
 #[inline]
 fn tat(account: Option<&AccountState>) -> u64 {
     match account {
