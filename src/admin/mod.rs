@@ -61,8 +61,8 @@
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
-//!     LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard, middleware::ChargeHandle,
-//!     rule::Applies,
+//!     Headers, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard,
+//!     middleware::ChargeHandle, rule::Applies,
 //! };
 //!
 //! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
@@ -82,7 +82,7 @@
 //!     if parts.headers.contains_key(header::AUTHORIZATION) { Applies::Charge } else { Applies::Skip }
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-//!     .headers_only_when_denied()
+//!     .headers(Headers::Draft11.only_when_denied())
 //!     .expose_charge();
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
