@@ -240,8 +240,8 @@ use std::{convert::Infallible, fmt, sync::Arc};
 
 use axum::Router;
 
+pub use self::guard::Guard;
 use self::managed::ManagedLayer;
-pub use self::{guard::Guard, managed::WatchError};
 use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules, store::Store};
 
 /// A builder of the router, with the layers that it manages. See the [module](self) for examples.
@@ -281,42 +281,22 @@ impl Admin {
     ///
     /// # Panics
     ///
-    /// Panics if [`try_watch`](Admin::try_watch) returns an error.
+    /// Panics if another layer has the name, or if the name does not consist of 1 to 64 of the
+    /// characters `A-Z a-z 0-9 - . _ ~`.
     #[track_caller]
     pub fn watch<K, S, R>(
         &mut self,
         name: &str,
-        layer: RateLimitLayer<K, S, R>,
+        mut layer: RateLimitLayer<K, S, R>,
     ) -> RateLimitLayer<K, S, R>
     where
         K: Rules + Send + Sync + 'static,
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
-        match self.try_watch(name, layer) {
-            Ok(layer) => layer,
-            Err(wrong) => panic!("{wrong}"),
-        }
-    }
-
-    /// Like [`watch`](Admin::watch), for a name that is not a constant.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if another layer has the name, or if the name does not consist of 1 to 64
-    /// of the characters `A-Z a-z 0-9 - . _ ~`.
-    pub fn try_watch<K, S, R>(
-        &mut self,
-        name: &str,
-        mut layer: RateLimitLayer<K, S, R>,
-    ) -> Result<RateLimitLayer<K, S, R>, WatchError>
-    where
-        K: Rules + Send + Sync + 'static,
-        S: Store<Error = Infallible> + Send + Sync + 'static,
-    {
         let taken = self.layers.iter().any(|layer| *layer.name == *name);
-        managed::check_name(name, taken)?;
+        managed::check_name(name, taken);
         self.layers.push(ManagedLayer::new(name, &mut layer, self.secret));
-        Ok(layer)
+        layer
     }
 
     /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`. The guard checks

@@ -25,7 +25,7 @@ use crate::{
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, LocalStore, OwnedCharges, Store, without_queueing},
+    store::{CannotFail, LocalStore, OwnedCharges, Store, literal, without_queueing},
 };
 
 /// A layer that limits the rate of a service.
@@ -150,10 +150,7 @@ where
     /// from configuration.
     #[track_caller]
     pub fn rules(rules: K, store: S) -> Self {
-        match Self::try_rules(rules, store) {
-            Ok(layer) => layer,
-            Err(wrong) => panic!("{wrong}"),
-        }
+        literal(Self::try_rules(rules, store))
     }
 
     /// Limits by rules from configuration. Like [`rules`](RateLimitLayer::rules), but returns errors.

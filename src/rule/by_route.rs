@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     key::{Everyone, KeyExtractor, RequestHead},
-    store::Charge,
+    store::{Charge, literal},
 };
 
 /// Creates rules with separate quotas for each route, given as method and axum template. All other
@@ -81,10 +81,7 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
 ) -> ByRoute<Everyone> {
-    match try_by_route(routes, default) {
-        Ok(rules) => rules,
-        Err(error) => panic!("{error}"),
-    }
+    literal(try_by_route(routes, default))
 }
 
 /// Fallible form of [`by_route`], for routes known only at run time.
@@ -149,10 +146,7 @@ impl<K: Clone> ByRoute<K> {
     /// Panics if [`by_route`] would panic for the template.
     #[track_caller]
     pub fn any_method(self, template: impl AsRef<str>, plan: impl Into<Plan>) -> Self {
-        match self.try_any_method(template, plan) {
-            Ok(rules) => rules,
-            Err(error) => panic!("{error}"),
-        }
+        literal(self.try_any_method(template, plan))
     }
 
     /// Fallible form of [`any_method`](ByRoute::any_method), for a template known only at run time.

@@ -17,7 +17,7 @@ use crate::{
     key::KeyError,
     middleware::{admission, config::LayerConfig, waiters::Waiter},
     rule::{self, Bypass, RuleError, Rules},
-    store::{Charge, Clock, LocalStore, Stats, StoreExt},
+    store::{Charge, Clock, LocalStore, Stats, StoreExt, literal},
 };
 
 /// The latest instant, the start of 2100 in nanoseconds. Sums of instants do not overflow there.
@@ -76,10 +76,7 @@ impl<R: Rules> Simulator<R> {
     #[must_use]
     #[track_caller]
     pub fn new(rules: R) -> Self {
-        match Self::try_new(rules) {
-            Ok(simulator) => simulator,
-            Err(wrong) => panic!("{wrong}"),
-        }
+        literal(Self::try_new(rules))
     }
 
     /// Creates a simulator for rules from configuration.
