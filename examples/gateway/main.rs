@@ -107,7 +107,7 @@ fn router(flags: Flags, store: Arc<DynStore<Infallible>>) -> Result<Router, Stri
     let client = (!flags.trusted_proxy.is_empty()).then_some(proxies);
     let rules = flags.rule.into_iter().map(|flag| flag.rule(client.as_ref()));
     let layer = RateLimitLayer::try_rules(rules.collect::<Result<Vec<_>, _>>()?, store);
-    let layer = layer.map_err(|error| error.to_string())?.headers(flags.headers.into());
+    let layer = layer.map_err(|error| error.to_string())?.headers(Headers::from(flags.headers));
     Ok(Router::new()
         .route("/", any(show))
         .route("/users/{id}", any(show))

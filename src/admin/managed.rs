@@ -1,6 +1,6 @@
 //! Layers that the router manages: rules, store, switches and recent denials.
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::StatusCode;
 
@@ -153,41 +153,13 @@ pub(super) fn find<'a>(
     found.ok_or_else(|| Problem::unknown("layer", name, known()))
 }
 
-/// Checks that a layer can have this name.
-pub(super) fn check_name(name: &str, taken: bool) -> Result<(), WatchError> {
+/// Panics unless a layer can have this name.
+#[track_caller]
+pub(super) fn check_name(name: &str, taken: bool) {
     let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
-    if taken {
-        Err(WatchError::Taken(name.to_owned()))
-    } else if name.is_empty() || name.len() > MAX_NAME_LEN || !name.chars().all(safe) {
-        Err(WatchError::Name(name.to_owned()))
-    } else {
-        Ok(())
-    }
+    assert!(!taken, "another layer has the name {name:?}; give another name");
+    assert!(
+        (1..=MAX_NAME_LEN).contains(&name.len()) && name.chars().all(safe),
+        "invalid name {name:?} of a layer; give 1 to {MAX_NAME_LEN} of A-Z, a-z, 0-9, -, ., _ and ~"
+    );
 }
-
-/// The error of [`Admin::try_watch`](super::Admin::try_watch) for an unusable name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WatchError {
-    /// Another layer already has this name.
-    Taken(String),
-    /// The name is empty, is longer than 64 characters, or has a character that URLs must escape.
-    Name(String),
-}
-
-impl fmt::Display for WatchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Taken(name) => {
-                write!(f, "another layer has the name {name:?}; give another name")
-            }
-            Self::Name(name) => write!(
-                f,
-                "invalid name {name:?} of a layer; give 1 to {MAX_NAME_LEN} of A-Z, a-z, 0-9, -, \
-                 ., _ and ~"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for WatchError {}

@@ -62,8 +62,8 @@
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
 //! use tower::ServiceBuilder;
 //! use tower_sluice::{
-//!     LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard, middleware::ChargeHandle,
-//!     rule::Applies,
+//!     Headers, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, admin::Guard,
+//!     middleware::ChargeHandle, rule::Applies,
 //! };
 //!
 //! # fn is_right(headers: &HeaderMap) -> bool { headers.is_empty() }
@@ -83,7 +83,7 @@
 //!     if parts.headers.contains_key(header::AUTHORIZATION) { Applies::Charge } else { Applies::Skip }
 //! });
 //! let limit = RateLimitLayer::rules(guesses, LocalStore::new())
-//!     .headers_only_when_denied()
+//!     .headers(Headers::Draft11.only_when_denied())
 //!     .expose_charge();
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
@@ -242,8 +242,8 @@ use std::{convert::Infallible, fmt, sync::Arc};
 
 use axum::Router;
 
+pub use self::guard::Guard;
 use self::managed::ManagedLayer;
-pub use self::{guard::Guard, managed::WatchError};
 use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules, store::Store};
 
 /// A builder of the router. It holds the layers that the router manages. See the [module](self) for
@@ -284,42 +284,22 @@ impl Admin {
     ///
     /// # Panics
     ///
-    /// Panics if [`try_watch`](Admin::try_watch) returns an error.
+    /// Panics if another layer has the name, or if the name does not consist of 1 to 64 of the
+    /// characters `A-Z a-z 0-9 - . _ ~`.
     #[track_caller]
     pub fn watch<K, S, R>(
         &mut self,
         name: &str,
-        layer: RateLimitLayer<K, S, R>,
+        mut layer: RateLimitLayer<K, S, R>,
     ) -> RateLimitLayer<K, S, R>
     where
         K: Rules + Send + Sync + 'static,
         S: Store<Error = Infallible> + Send + Sync + 'static,
     {
-        match self.try_watch(name, layer) {
-            Ok(layer) => layer,
-            Err(wrong) => panic!("{wrong}"),
-        }
-    }
-
-    /// Fallible form of [`watch`](Admin::watch), for a name that is known only at run time.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if another layer already has the name. Also returns an error if the name is
-    /// empty, has more than 64 characters, or has a character other than `A-Z a-z 0-9 - . _ ~`.
-    pub fn try_watch<K, S, R>(
-        &mut self,
-        name: &str,
-        mut layer: RateLimitLayer<K, S, R>,
-    ) -> Result<RateLimitLayer<K, S, R>, WatchError>
-    where
-        K: Rules + Send + Sync + 'static,
-        S: Store<Error = Infallible> + Send + Sync + 'static,
-    {
         let taken = self.layers.iter().any(|layer| *layer.name == *name);
-        managed::check_name(name, taken)?;
+        managed::check_name(name, taken);
         self.layers.push(ManagedLayer::new(name, &mut layer, self.secret));
-        Ok(layer)
+        layer
     }
 
     /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`. The guard checks

@@ -87,8 +87,37 @@ pub enum Headers {
     None,
 }
 
-/// Sets `Retry-After` if it is absent. The value is at least 1, because clients retry immediately
-/// on 0.
+impl Headers {
+    /// Sends the fields with rejections only. Defaults to sending them with every response.
+    ///
+    /// ```
+    /// use tower_sluice::{Headers, Quota, RateLimitLayer};
+    ///
+    /// let headers = Headers::Draft11.only_when_denied();
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).headers(headers);
+    /// ```
+    #[must_use]
+    pub fn only_when_denied(self) -> HeaderPolicy {
+        HeaderPolicy { family: self, only_denied: true }
+    }
+}
+
+/// The fields of a layer and the responses that carry them, for
+/// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers). Created from [`Headers`], or by
+/// [`Headers::only_when_denied`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeaderPolicy {
+    pub(crate) family: Headers,
+    pub(crate) only_denied: bool,
+}
+
+impl From<Headers> for HeaderPolicy {
+    fn from(family: Headers) -> Self {
+        Self { family, only_denied: false }
+    }
+}
+
+/// Sets `Retry-After` if absent. The value is at least 1, because clients retry immediately on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }

@@ -218,7 +218,7 @@ where
         let settings = &self.settings;
         settings.meter.passed(decision, |rule| self.fingerprint(charges, rule));
         settings.count_passed(decision);
-        let silent = settings.only_denied || !decision.is_allowed();
+        let silent = settings.headers.only_denied || !decision.is_allowed();
         let lines = if silent { None } else { self.template.lines(charges, decision) };
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }

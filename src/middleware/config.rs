@@ -26,6 +26,7 @@ use crate::{
     decision::Decision,
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
+    headers::HeaderPolicy,
     observe::Meter,
     rule::{Bypass, RuleName},
     store::Charge,
@@ -37,7 +38,7 @@ pub(crate) const MAX_WAITERS: usize = 1_024;
 /// Settings of a layer that are plain values.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerConfig {
-    pub(crate) only_denied: bool,
+    pub(crate) headers: HeaderPolicy,
     pub(crate) expose: bool,
     pub(crate) exempt_preflights: bool,
     /// While it is on, no request is denied.
@@ -194,7 +195,7 @@ impl LayerConfig {
     /// Creates the default settings for these rules.
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
         Self {
-            only_denied: false,
+            headers: HeaderPolicy::default(),
             expose: false,
             exempt_preflights: false,
             report_only: Toggle::off(),

@@ -19,13 +19,13 @@ use crate::{
     explain::Explanation,
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
-    headers::{Headers, Items, Template},
+    headers::{HeaderPolicy, Items, Template},
     key::{KeyExtractor, PeerIp},
     lint::{self, Finding, Knobs, Lint, Lints},
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, LocalStore, OwnedCharges, Store, without_queueing},
+    store::{CannotFail, LocalStore, OwnedCharges, Store, literal, without_queueing},
 };
 
 /// A layer that limits the rate of a service.
@@ -107,7 +107,6 @@ pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) store: Arc<S>,
     reject: Arc<R>,
     items: Arc<Items>,
-    headers: Headers,
     pub(crate) settings: LayerConfig,
     lints: Lints,
 }
@@ -156,10 +155,7 @@ where
     /// from configuration.
     #[track_caller]
     pub fn rules(rules: K, store: S) -> Self {
-        match Self::try_rules(rules, store) {
-            Ok(layer) => layer,
-            Err(wrong) => panic!("{wrong}"),
-        }
+        literal(Self::try_rules(rules, store))
     }
 
     /// Fallible form of [`rules`](RateLimitLayer::rules), for rules that are read from
@@ -184,7 +180,6 @@ where
             store: Arc::new(store),
             reject: Arc::default(),
             items: Arc::new(items),
-            headers: Headers::default(),
             settings,
             lints: Lints::default(),
         })
@@ -207,7 +202,7 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
         let knobs = Knobs {
-            headers: self.headers,
+            headers: self.settings.headers.family,
             queue: self.settings.queue,
             settles: self.settings.after.is_some(),
             adjusted: self.settings.after.as_ref().and_then(AdjustConfig::adjusted),
@@ -217,10 +212,12 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {
-    /// Sets the header fields that report quotas to clients. Defaults to [`Headers::Draft11`].
-    pub fn headers(mut self, headers: Headers) -> Self {
+    /// Sets the header fields that report quotas to clients. Defaults to [`Headers::Draft11`] with
+    /// every response; [`Headers::only_when_denied`] sends them with rejections only.
+    pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {
+        self.settings.headers = headers.into();
         self.lints.reset_logged();
-        Self { headers, ..self }
+        self
     }
 
     /// Allows one kind of [lint](RateLimitLayer::lints), because the setting is intended.
@@ -238,14 +235,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Sends the [`headers`](RateLimitLayer::headers) with rejections only.
-    pub fn headers_only_when_denied(mut self) -> Self {
-        self.settings.only_denied = true;
-        self
-    }
-
-    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request, where handlers
-    /// can read it, and into the extensions of the response, where outer layers can read it.
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request, for handlers,
+    /// and of the response, for outer layers.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self
@@ -430,9 +421,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the rejection of denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
-        let Self { rules, store, items, headers, settings, lints, .. } = self;
+        let Self { rules, store, items, settings, lints, .. } = self;
         let reject = Arc::new(reject);
-        RateLimitLayer { rules, store, reject, items, headers, settings, lints }
+        RateLimitLayer { rules, store, reject, items, settings, lints }
     }
 }
 
@@ -610,7 +601,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         self.lints.log_once(|| self.lints());
-        let template = Template::new(self.headers, self.items.clone());
+        let template = Template::new(self.settings.headers.family, self.items.clone());
         let shared = Shared {
             rules: self.rules.clone(),
             store: self.store.clone(),
@@ -629,7 +620,6 @@ impl<K, S, R> Clone for RateLimitLayer<K, S, R> {
             store: self.store.clone(),
             reject: self.reject.clone(),
             items: self.items.clone(),
-            headers: self.headers,
             settings: self.settings.clone(),
             lints: self.lints.clone(),
         }
@@ -641,7 +631,6 @@ impl<K: fmt::Debug, S: fmt::Debug, R> fmt::Debug for RateLimitLayer<K, S, R> {
         f.debug_struct("RateLimitLayer")
             .field("rules", &self.rules)
             .field("store", &self.store)
-            .field("headers", &self.headers)
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }

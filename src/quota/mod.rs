@@ -169,7 +169,7 @@ impl Quota {
     /// `Retry-After` is sent, and the status is 403 (see
     /// [`TooManyRequests::blocked_status`](crate::reject::TooManyRequests::blocked_status)).
     ///
-    /// The opposite is [`Rule::unlimited`](crate::Rule::unlimited).
+    /// The opposite is an empty list of [`Quotas`](crate::rule::Quotas).
     pub const fn blocked() -> Self {
         Self {
             units: 0,

@@ -9,12 +9,11 @@ pub enum Applies {
     /// The rule charges the request.
     #[default]
     Charge,
-    /// The rule does not apply to the request. Other rules still apply.
+    /// The rule does not apply to the request. Other rules do. If no rule applies, the store is not
+    /// called.
     Skip,
-    /// No rule of the layer applies to the request. The store is not called.
-    Exempt,
-    /// The rule charges the request. If the request has no identity, the request is rejected,
-    /// regardless of the [`OnMissingKey`] policy.
+    /// The rule charges the request, and rejects it if it has no identity, regardless of the
+    /// [`OnMissingKey`] policy.
     Require,
 }
 

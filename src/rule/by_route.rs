@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     key::{Everyone, KeyExtractor, RequestHead},
-    store::Charge,
+    store::{Charge, literal},
 };
 
 /// Creates rules with separate quotas for each route. A route is a method and an axum template. The
@@ -84,10 +84,7 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
 ) -> ByRoute<Everyone> {
-    match try_by_route(routes, default) {
-        Ok(rules) => rules,
-        Err(error) => panic!("{error}"),
-    }
+    literal(try_by_route(routes, default))
 }
 
 /// Fallible form of [`by_route`], for routes known only at run time.
@@ -152,10 +149,7 @@ impl<K: Clone> ByRoute<K> {
     /// Panics if [`by_route`] would panic for the template.
     #[track_caller]
     pub fn any_method(self, template: impl AsRef<str>, plan: impl Into<Plan>) -> Self {
-        match self.try_any_method(template, plan) {
-            Ok(rules) => rules,
-            Err(error) => panic!("{error}"),
-        }
+        literal(self.try_any_method(template, plan))
     }
 
     /// Fallible form of [`any_method`](ByRoute::any_method), for a template known only at run time.

@@ -45,9 +45,9 @@ pub use self::{
     route::RouteError,
 };
 use crate::{
-    key::{Everyone, Key, KeyError, KeyExtractor, KeyKind, RequestHead},
+    key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead},
     middleware::Toggle,
-    store::Charge,
+    store::{Charge, literal},
 };
 
 /// The default maximum length of a key, in bytes.
@@ -94,10 +94,7 @@ impl<K> Rule<K> {
     /// `RuleName` and use [`Rule::named`].
     #[track_caller]
     pub fn new(name: &str, extractor: K, plan: impl Into<Plan>) -> Self {
-        match RuleName::new(name) {
-            Ok(name) => Self::named(name, extractor, plan),
-            Err(error) => panic!("{error}"),
-        }
+        Self::named(literal(RuleName::new(name)), extractor, plan)
     }
 
     /// Creates a rule like [`Rule::new`], with a name that is already validated.
@@ -184,19 +181,15 @@ impl<K> Rule<K> {
         Self { max_wait: time, ..self }
     }
 
-    /// Sets a function that selects how the rule applies to a request. The rule can charge the
-    /// request, skip it, exempt it from all rules, or require an identity. Defaults to
-    /// [`Applies::Charge`].
+    /// Sets a function that selects how the rule applies to a request: charge it, skip this rule, or
+    /// require an identity. Defaults to [`Applies::Charge`]. To exempt requests from all rules, use
+    /// an [allow list](crate::RateLimitLayer::allow).
     ///
     /// ```
     /// use tower_sluice::{PeerIp, Quota, Rule, rule::Applies};
     ///
     /// Rule::new("ip", PeerIp::new(), Quota::per_second(10)).applies(|head| {
-    ///     match head.uri.path() {
-    ///         "/health" => Applies::Exempt,
-    ///         path if path.starts_with("/static/") => Applies::Skip,
-    ///         _ => Applies::Charge,
-    ///     }
+    ///     if head.uri.path().starts_with("/static/") { Applies::Skip } else { Applies::Charge }
     /// });
     /// ```
     pub fn applies(
@@ -234,14 +227,6 @@ impl<K> Rule<K> {
     }
 }
 
-impl Rule<Everyone> {
-    /// Creates a rule that never charges or denies a request, the opposite of
-    /// [`Quota::blocked`](crate::Quota::blocked).
-    pub fn unlimited() -> Self {
-        Self::named(RuleName::default(), Everyone, [])
-    }
-}
-
 impl<K: KeyExtractor> Rule<K> {
     /// Calls `then` with the charge of the request, or with `None` if the rule does not apply.
     #[inline]
@@ -251,9 +236,7 @@ impl<K: KeyExtractor> Rule<K> {
         then: impl FnOnce(Option<&Charge<'_>>) -> T,
     ) -> Result<T, Bypass> {
         let applies = self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head));
-        if applies == Applies::Exempt {
-            return Err(Bypass::Exempt("a rule exempts it"));
-        } else if applies == Applies::Skip || self.plan.is_unlimited() {
+        if applies == Applies::Skip || self.plan.is_unlimited() {
             return Ok(then(None));
         }
         // Borrows the key from the extractor's result, because moving a key costs as much as

@@ -191,15 +191,8 @@ fn chain(
         return Ok(());
     };
     let mut later = Ok(());
-    match first.charge(head, before, &mut |all| later = chain(rest, head, all, then)) {
-        Ok(()) => later,
-        Err(Bypass::Exempt(why)) => Err(Bypass::Exempt(why)),
-        // A later rule may exempt the request from all rules, including this one.
-        Err(Bypass::Rejected(error)) => match chain(rest, head, before, &mut |_| ()) {
-            Err(Bypass::Exempt(why)) => Err(Bypass::Exempt(why)),
-            _ => Err(Bypass::Rejected(error)),
-        },
-    }
+    first.charge(head, before, &mut |all| later = chain(rest, head, all, then))?;
+    later
 }
 
 pub(super) mod sealed {

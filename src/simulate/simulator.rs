@@ -17,7 +17,7 @@ use crate::{
     key::KeyError,
     middleware::{admission, config::LayerConfig, waiters::Waiter},
     rule::{self, Bypass, RuleError, Rules},
-    store::{Charge, Clock, LocalStore, Stats, StoreExt},
+    store::{Charge, Clock, LocalStore, Stats, StoreExt, literal},
 };
 
 /// The latest instant: the start of the year 2100, in nanoseconds. Sums of instants up to this
@@ -78,10 +78,7 @@ impl<R: Rules> Simulator<R> {
     #[must_use]
     #[track_caller]
     pub fn new(rules: R) -> Self {
-        match Self::try_new(rules) {
-            Ok(simulator) => simulator,
-            Err(wrong) => panic!("{wrong}"),
-        }
+        literal(Self::try_new(rules))
     }
 
     /// Fallible form of [`new`](Simulator::new), for rules that are read from configuration.

@@ -73,6 +73,7 @@ pub use self::governor::{GovernorStore, PositiveOutcome};
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
+pub(crate) use self::setting::literal;
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},

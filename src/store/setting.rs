@@ -26,7 +26,7 @@ impl Error for SettingError {}
 
 /// Returns the value of a setting that is written in code, and panics if it is invalid.
 #[track_caller]
-pub(super) fn literal<T>(setting: Result<T, SettingError>) -> T {
+pub(crate) fn literal<T>(setting: Result<T, impl fmt::Display>) -> T {
     match setting {
         Ok(value) => value,
         Err(error) => panic!("{error}"),

@@ -207,7 +207,8 @@ async fn a_rule_that_does_not_apply_denies_nothing() {
     let store = LocalStore::with_capacity(64);
     let layer = RateLimitLayer::new(Nobody, Quota::blocked(), store);
     assert_eq!(status(&layer, get("/")).await, 200);
-    let unlimited = RateLimitLayer::rules(Rule::unlimited(), LocalStore::with_capacity(64));
+    let unlimited =
+        RateLimitLayer::rules(Rule::new("default", Everyone, []), LocalStore::with_capacity(64));
     assert_eq!(status(&unlimited, get("/")).await, 200);
 }
 

@@ -251,7 +251,7 @@ async fn a_custom_reject_does_not_change_the_fields() {
 
 #[tokio::test]
 async fn fields_can_be_sent_with_rejections_only() {
-    let layer = owing(&[quota("2/h")], 1).headers_only_when_denied();
+    let layer = owing(&[quota("2/h")], 1).headers(Headers::Draft11.only_when_denied());
     assert!(limits(answer(&layer, get("/")).await.headers()).is_empty());
     assert_eq!(limits(answer(&layer, get("/")).await.headers()).len(), 2);
 }

@@ -1,9 +1,9 @@
-//! A rule can be skipped, exempt or required per request. A missing key is handled by the rule's
+//! A rule can be skipped or required per request. A missing key is handled by the rule's
 //! policy. A request to which no rule applies makes no store call.
 
 use http::{Request, StatusCode};
 use tower_sluice::{
-    Key, KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule,
+    Key, KeyExtractor, LocalStore, Quota, RateLimitLayer, RequestHead, Rule,
     key::{Everyone, HeaderKey, KeyError},
     rule::{Applies, OnMissingKey, Rules},
     testing::FakeClock,
@@ -34,14 +34,13 @@ async fn status<K: Rules>(
 fn with_mode_header<K>(rule: Rule<K>, name: &'static str) -> Rule<K> {
     rule.applies(move |head| match head.headers.get(name).map(http::HeaderValue::as_bytes) {
         Some(b"skip") => Applies::Skip,
-        Some(b"exempt") => Applies::Exempt,
         Some(b"require") => Applies::Require,
         _ => Applies::Charge,
     })
 }
 
 #[tokio::test]
-async fn a_skipped_rule_keeps_the_others_and_an_exempt_one_drops_all() {
+async fn a_skipped_rule_keeps_the_others() {
     let quota = Quota::per_hour(10);
     let rules = (
         with_mode_header(Rule::new("first", Everyone, quota), "x-first"),
@@ -59,26 +58,18 @@ async fn a_skipped_rule_keeps_the_others_and_an_exempt_one_drops_all() {
     assert_eq!(left(), [8, 9, 8]);
     let all = [("x-first", "skip"), ("x-second", "skip"), ("x-third", "skip")];
     assert_eq!((status(&layer, with(&all)).await, counting.takes()), (200, 2));
-    for name in ["x-first", "x-second", "x-third"] {
-        assert_eq!(status(&layer, with(&[(name, "exempt")])).await, 200);
-        let other = if name == "x-first" { "x-third" } else { "x-first" };
-        assert_eq!(status(&layer, with(&[(other, "skip"), (name, "exempt")])).await, 200);
-    }
-    assert_eq!(
-        (left(), counting.takes()),
-        ([8, 9, 8], 2),
-        "charges of earlier rules are discarded"
-    );
+    assert_eq!(left(), [8, 9, 8]);
 }
 
 #[tokio::test]
-async fn a_request_that_a_later_rule_exempts_needs_no_key_for_an_earlier_one() {
+async fn a_request_that_every_rule_skips_needs_no_key() {
+    let applies = |head: &RequestHead<'_>| match head.uri.path() {
+        "/health" => Applies::Skip,
+        _ => Applies::Charge,
+    };
     let (layer, takes) = layer((
-        Rule::new("user", HeaderKey::new("x-user"), ONE),
-        Rule::new("site", Everyone, ONE).applies(|head| match head.uri.path() {
-            "/health" => Applies::Exempt,
-            _ => Applies::Charge,
-        }),
+        Rule::new("user", HeaderKey::new("x-user"), ONE).applies(applies),
+        Rule::new("site", Everyone, ONE).applies(applies),
     ));
     assert_eq!((status(&layer, get("/health")).await, takes()), (200, 0));
     assert_eq!((status(&layer, get("/")).await, takes()), (400, 0));

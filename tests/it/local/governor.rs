@@ -180,11 +180,12 @@ fn unsupported_features_of_governor_fail_when_the_layer_is_built() {
 
 #[tokio::test]
 async fn rules_without_a_limit_work_on_any_store() {
-    let rules = (Rule::unlimited(), Rule::new("api", Everyone, quota("1/h")));
+    let rules = (Rule::new("default", Everyone, []), Rule::new("api", Everyone, quota("1/h")));
     let layer = RateLimitLayer::rules(rules, plain(quota("1/h")).fail_closed());
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
     let store = plain(quota("1/h")).fail_closed();
-    let layer = RateLimitLayer::try_rules(Rule::unlimited(), store).expect("a layer");
+    let layer =
+        RateLimitLayer::try_rules(Rule::new("default", Everyone, []), store).expect("a layer");
     assert_eq!(answer(&layer, get("/")).await.status(), StatusCode::OK);
 }
 

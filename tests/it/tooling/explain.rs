@@ -228,8 +228,8 @@ async fn requests_without_a_store_call_are_explained_too() {
             "would be allowed: no rule charges it\n",
         ),
         (
-            user(Quota::blocked()).applies(|_| Applies::Exempt),
-            "would be allowed: a rule exempts it\n",
+            user(Quota::blocked()).applies(|_| Applies::Skip),
+            "would be allowed: no rule charges it\n",
         ),
     ] {
         let layer = RateLimitLayer::rules(rule, LocalStore::new());

@@ -7,7 +7,7 @@ use http::{Method, Request, Response};
 use proptest::{collection::vec, prelude::*};
 use tower::Layer;
 use tower_sluice::{
-    Algorithm, Cost, Decision, LocalStore, Quota, RateLimitLayer, Rule,
+    Algorithm, Cost, Decision, LocalStore, Quota, RateLimitLayer, RequestHead, Rule,
     key::{Everyone, HeaderKey},
     rule::{Applies, OnMissingKey, RuleName},
     simulate::{Call, SimulatedDecision, Simulator, simulate},
@@ -35,14 +35,18 @@ fn rules() -> (Rule<HeaderKey>, Rule<Everyone>, Rule<Everyone>) {
     let user = Rule::new("user", HeaderKey::new("x-key"), two).cost(cost("x-cost"));
     let site = Rule::new("site", Everyone, Quota::per_second(5).soft(2)).headroom(cost("x-room"));
     let trial = Quota::per_minute(4).algorithm(Algorithm::TokenBucket);
+    let skip_head = |head: &RequestHead<'_>| match *head.method {
+        Method::HEAD => Applies::Skip,
+        _ => Applies::Charge,
+    };
     (
         user.on_missing_key(OnMissingKey::Share).applies(|head| match *head.method {
-            Method::HEAD => Applies::Exempt,
+            Method::HEAD => Applies::Skip,
             Method::PUT => Applies::Require,
             _ => Applies::Charge,
         }),
-        site,
-        Rule::new("trial", Everyone, trial).report_only(true),
+        site.applies(skip_head),
+        Rule::new("trial", Everyone, trial).report_only(true).applies(skip_head),
     )
 }
 

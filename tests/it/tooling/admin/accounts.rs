@@ -322,7 +322,10 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
 
 #[tokio::test]
 async fn a_rule_without_limits_has_no_account() {
-    let app = watched(RateLimitLayer::rules((Rule::unlimited(), super::user()), LocalStore::new()));
+    let app = watched(RateLimitLayer::rules(
+        (Rule::new("default", Everyone, []), super::user()),
+        LocalStore::new(),
+    ));
     let free = json!({ "layer": "api", "rule": "default", "key": { "everyone": true } });
     for route in ["peek", "reset"] {
         let said = refused(&app, route, &free, 409).await;
