@@ -116,7 +116,24 @@ impl LayerConfig {
     /// Returns `true` if header fields are all that an allowed request adds to its response.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        let Self { expose, after, overcommit, counters, .. } = self;
+        // Every field is named, so that a new setting does not compile without a thought.
+        let Self {
+            expose,
+            after,
+            overcommit,
+            counters,
+            headers: _,
+            exempt_preflights: _,
+            report_only: _,
+            jitter: _,
+            queue: _,
+            waiters: _,
+            enabled: _,
+            allow: _,
+            deny: _,
+            meter: _,
+            secret: _,
+        } = self;
         !expose && after.is_none() && overcommit.is_none() && counters.is_none()
     }
 

@@ -173,6 +173,11 @@ impl fmt::Debug for Plan {
 /// A handle to quotas that can be replaced at run time. Clones of the handle share the quotas.
 /// Create a [`Plan`] from a reference to the handle.
 ///
+/// A new quota of the same algorithm reads the debt of each account: GCRA the time until it is full,
+/// windows their counts. No account is refilled, also if `initial` or `burst` changes. A quota with
+/// [`initial`](Quota::initial) units applies them to accounts that are new or have been forgotten. A
+/// new algorithm starts new accounts.
+///
 /// ```
 /// use tower_sluice::{LivePlan, PeerIp, Quota, Rule};
 ///

@@ -344,6 +344,15 @@ mod tests {
         Ledger::new(clock, 64)
     }
 
+    /// The sizes in the documentation of `LocalStore`.
+    #[test]
+    fn accounts_take_no_more_memory_than_documented() {
+        use super::super::{sets::Set, sync::Mutex};
+
+        assert!(size_of::<Mutex<Set<AccountState>>>() <= 280);
+        assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
+    }
+
     /// Another thread makes the first charge by a later reading of the clock. The last unit is
     /// still available to a thread that was interrupted after its reading.
     #[test]
