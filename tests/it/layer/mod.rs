@@ -4,6 +4,7 @@
 mod access;
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod axum;
+mod body_slot;
 #[cfg(feature = "testing")]
 mod cancelled;
 #[cfg(feature = "testing")]
