@@ -4,7 +4,7 @@
 //! Each unit moves the TAT forward by the interval `T`. A charge fits if the TAT is then at most
 //! `burst·T` ahead of the present.
 //!
-//! The stored value is the TAT, or 0 if there is no account. It contains nothing of the quota, so a
+//! The stored value is the TAT, or `NO_ACCOUNT`. It contains nothing of the quota, so a
 //! quota that replaces another reads the same debt. A full account equals a new one, so it expires
 //! at its TAT. The exception is a quota with `initial` units: a new account then has fewer units
 //! than a full one, so an account is kept for another `burst·T` after it is full.
@@ -18,6 +18,9 @@ use crate::{
     decision::{NEVER, Snapshot},
     quota::{Algorithm, Quota},
 };
+
+/// The stored value of a new account.
+pub(super) const NO_ACCOUNT: u64 = u64::MAX;
 
 /// The parameters of a quota for this algorithm.
 ///
@@ -213,18 +216,15 @@ impl Gcra {
         tat + self.retention
     }
 
+    #[inline]
     fn is_live(self, stored: u64, now: u64) -> bool {
-        stored > 0 && self.expires_at(stored) > now
+        stored != NO_ACCOUNT && self.expires_at(stored) > now
     }
 
     /// Returns the TAT of an account, at least `now`.
     #[inline]
     fn tat(self, stored: u64, now: u64) -> u64 {
-        if self.retention > 0 && !self.is_live(stored, now) {
-            now + self.initial_reset
-        } else {
-            stored.max(now)
-        }
+        if self.is_live(stored, now) { stored.max(now) } else { now + self.initial_reset }
     }
 
     #[inline]

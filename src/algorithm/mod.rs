@@ -177,12 +177,12 @@ impl AccountState {
     }
 }
 
-/// Returns the TAT of an account of GCRA, or 0 without an account.
+/// Returns the TAT of an account of GCRA, or `NO_ACCOUNT`.
 #[inline]
 fn tat(account: Option<&AccountState>) -> u64 {
     match account {
         Some(AccountState::Gcra(tat)) => *tat,
-        _ => 0,
+        _ => gcra::NO_ACCOUNT,
     }
 }
 

@@ -11,8 +11,7 @@ use crate::{
 pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
     let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
     gcra.map_or(*outcome, |gcra| {
-        // The instant 1, because a TAT of 0 is no account.
-        let step = gcra.look(1 + outcome.reset_ns(), 1, ask);
+        let step = gcra.look(outcome.reset_ns(), 0, ask);
         Outcome::with(outcome.rule(), outcome.place(), step.snapshot)
     })
 }

@@ -139,12 +139,18 @@ impl Ledger {
         let mut locked = self.lock(&accounts, now);
         let decision = take_all(&accounts, &mut locked);
         if locked.overflowed() {
-            self.table.overflow().count();
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
-            self.warning.record(now, self.table.sets().slots());
+            self.record_overflow(now);
         }
         decision
+    }
+
+    /// Counts a decision over a shared account, and logs the first one.
+    #[cold]
+    fn record_overflow(&self, now: u64) {
+        self.table.overflow().count();
+        self.warning.record(now, self.table.sets().slots());
     }
 
     fn lock(&self, accounts: &Accounts<'_>, now: u64) -> LockedAccounts<'_, AccountState> {
@@ -154,7 +160,7 @@ impl Ledger {
     }
 
     pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
-        let (mut cut, late) = (None, units.unsigned_abs());
+        let (mut cut, mut overflowed, late) = (None, false, units.unsigned_abs());
         let decision = self.each(charge, |index, account, locked| {
             let (quota, now) = (account.quota, locked.now());
             let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
@@ -167,8 +173,12 @@ impl Ledger {
             if locked.look(index, caps) {
                 cut = Some(quota);
             }
+            overflowed |= locked.overflowed();
             locked.update(index, quota, adjust)
         });
+        if overflowed {
+            self.record_overflow(decision.instant());
+        }
         // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
         if let Some(quota) = cut.filter(|_| charge.cost() > 0) {
             late_charge_cut(quota);
