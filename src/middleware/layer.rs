@@ -212,8 +212,10 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {
-    /// Sets the header fields that report quotas to clients. Defaults to [`Headers::Draft11`] with
-    /// every response; [`Headers::only_when_denied`] sends them with rejections only.
+    /// Sets the header fields that report quotas to clients. Defaults to
+    /// [`Headers::Draft11`](crate::Headers::Draft11) with every response.
+    /// [`Headers::only_when_denied`](crate::Headers::only_when_denied) sends them with rejections
+    /// only.
     pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {
         self.settings.headers = headers.into();
         self.lints.reset_logged();
