@@ -60,12 +60,12 @@ impl<A> Overflow<A> {
     }
 
     /// Returns `true` if new keys of this set may be in debt.
-    pub(super) fn may_owe(&self, set: usize, now: u64) -> bool {
+    pub(super) fn may_be_in_debt(&self, set: usize, now: u64) -> bool {
         u64::from(self.until[set].load(Acquire)) > now / SECOND
     }
 
     /// Records that new keys of this set may be in debt until this instant.
-    pub(super) fn owe(&self, set: usize, until: u64) {
+    pub(super) fn extend_debt(&self, set: usize, until: u64) {
         let second = u32::try_from(until / SECOND + 1).unwrap_or(u32::MAX);
         self.until[set].fetch_max(second, Release);
     }

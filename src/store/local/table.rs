@@ -276,8 +276,8 @@ impl<A: Stored> LockedAccounts<'_, A> {
     #[cold]
     fn inherited(&mut self, account: usize, address: SharedAddress) -> Option<A> {
         let set = self.sets[self.accounts[account].set].0;
-        let owes = self.table.overflow.may_owe(set, self.now);
-        owes.then(|| self.shared(address).map(A::condensed)).flatten()
+        let in_debt = self.table.overflow.may_be_in_debt(set, self.now);
+        in_debt.then(|| self.shared(address).map(A::condensed)).flatten()
     }
 
     fn shared(&mut self, address: SharedAddress) -> Option<&A> {
@@ -302,7 +302,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         let result = change(&mut stored);
         if let Some(stored) = stored {
             let expires_at = stored.expires_at(quota);
-            self.table.overflow.owe(self.sets[self.accounts[account].set].0, expires_at);
+            self.table.overflow.extend_debt(self.sets[self.accounts[account].set].0, expires_at);
             accounts.insert(address, (expires_at, stored));
         }
         result
