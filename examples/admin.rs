@@ -95,7 +95,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "listening on http://{here}; the page is http://{here}/admin (admin, {password}); try:"
     );
     println!("for n in 1 2 3 4; do curl -i -H 'x-api-key: alice' http://{here}/api; done");
-    println!("{ask}/layers\n{ask}/refusals\n{ask}/health");
+    println!("{ask}/layers\n{ask}/denials\n{ask}/health");
     let account = r#""layer": "api", "rule": "user", "key": "alice""#;
     println!("{ask}/peek {tell} '{{{account}}}'");
     println!("{ask}/reset {tell} '{{{account}}}'");

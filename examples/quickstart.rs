@@ -30,7 +30,7 @@ async fn serve(address: &str) -> std::io::Result<()> {
         .route("/", get(async || "hello\n"))
         .layer(RateLimitLayer::per_ip(Quota::per_second(5).burst(10)))
         .route("/free", get(async || "as often as you like\n"))
-        .layer(from_fn(tell_refusals));
+        .layer(from_fn(log_rejections));
 
     let listener = TcpListener::bind(address).await?;
     let here = listener.local_addr()?;
@@ -44,7 +44,7 @@ async fn serve(address: &str) -> std::io::Result<()> {
 }
 
 /// Prints a line per rejection.
-async fn tell_refusals(
+async fn log_rejections(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,

@@ -110,7 +110,7 @@
 //! | `GET /` | | redirects to the page |
 //! | `GET /page` | | a page that uses the routes below |
 //! | `GET /api/layers` | | `{"layers": [{"layer": "api", "on": true, "report_only": false, "rules": [..]}]}` |
-//! | `GET /api/refusals` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..]}]}]}` |
+//! | `GET /api/denials` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..]}]}]}` |
 //! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "status": "healthy", ..}}]}` |
 //! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | the account, as below |
 //! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
@@ -137,7 +137,7 @@
 //! }
 //! ```
 //!
-//! In `refusals`, `recent` lists the latest denials of a rule, at most 50, newest first. `at_ms` is
+//! In `denials`, `recent` lists the latest denials of a rule, at most 50, newest first. `at_ms` is
 //! Unix time, `key` is the [fingerprint](crate::fingerprint::Fingerprint) of the key, and `retry_after_ms` is
 //! `null` if waiting does not help.
 //!

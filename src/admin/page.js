@@ -261,7 +261,7 @@ async function refresh() {
   }
   refreshing = true;
   try {
-    const [now, denials] = await Promise.all([call("layers"), call("refusals")]);
+    const [now, denials] = await Promise.all([call("layers"), call("denials")]);
     known = now.layers;
     now.layers.forEach((layer) => layerOf(layer.layer).layer(layer));
     denials.layers.forEach((layer) => layerOf(layer.layer).recent(layer));

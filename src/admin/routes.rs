@@ -52,7 +52,7 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
         .route("/api/layers", get(async |State(all): ManagedLayers| Json(show::layers(&all))))
-        .route("/api/refusals", get(async |State(all): ManagedLayers| Json(show::refusals(&all))))
+        .route("/api/denials", get(async |State(all): ManagedLayers| Json(show::denials(&all))))
         .route("/api/health", get(async |State(all): ManagedLayers| Json(show::health(&all).await)))
         .route("/api/peek", post(peek))
         .route("/api/reset", post(reset))

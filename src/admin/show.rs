@@ -58,7 +58,7 @@ fn quota(quota: &Quota) -> Value {
 }
 
 /// Returns the latest denials of each rule, newest first.
-pub(super) fn refusals(layers: &[ManagedLayer]) -> Value {
+pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
         let rule = |info: &RuleInfo<'_>| {
             let recent = layer.noted.last(info.name);

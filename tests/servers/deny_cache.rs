@@ -64,7 +64,7 @@ async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
         assert!(status == 429 && later <= wait && later + took >= wait, "{status}, {later} s");
         assert!(fields.starts_with("\"user-1day\";r=0;t="), "{fields}");
     }
-    assert_eq!((calls(&server).await - before, cache.refusals()), (0, 500));
+    assert_eq!((calls(&server).await - before, cache.denials()), (0, 500));
 }
 
 #[tokio::test]

@@ -99,7 +99,7 @@ pub async fn fill(table: &mut Table) {
         let text = format!("{}, {} with the address", grouped(loud), grouped(keys));
         Cell::new(text, loud == 0 && keys == 0)
     });
-    table.row(20, "1 000 refusals: log lines at info and above", cells.await);
+    table.row(20, "1 000 rejections: log lines at info and above", cells.await);
 }
 
 /// Sends a request from each /64 of one /48.

@@ -83,7 +83,7 @@ const LARGEST: usize = 1 << 24;
 /// assert_eq!(limiter.take("alice", &quota, 1).await?.source(), Source::Local);
 /// let again = limiter.take("alice", &quota, 1).await?;
 /// assert_eq!((again.is_allowed(), again.source()), (false, Source::DenyCache));
-/// assert_eq!(store.refusals(), 1);
+/// assert_eq!(store.denials(), 1);
 ///
 /// limiter.reset("alice", &quota).await?;
 /// assert!(limiter.take("alice", &quota, 1).await?.is_allowed());
@@ -203,7 +203,7 @@ impl<S> DenyCache<S> {
     /// With the feature `metrics`, the histogram `ratelimit.decision.duration` has the same number
     /// of samples with the label `store` = `deny_cache`.
     #[must_use]
-    pub fn refusals(&self) -> u64 {
+    pub fn denials(&self) -> u64 {
         self.denials.hits()
     }
 

@@ -21,7 +21,7 @@ const ROUTES: [&str; 15] = [
     "/page.js",
     "/style.css",
     "/api/layers",
-    "/api/refusals",
+    "/api/denials",
     "/api/health",
     "/api/peek",
     "/api/reset",

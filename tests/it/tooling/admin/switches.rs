@@ -153,10 +153,10 @@ async fn the_last_denials_of_a_rule_are_kept_by_fingerprint() {
     let layer = admin.watch("api", users());
     let app = site(layer, &admin);
     visits(&app, "alice", 3).await;
-    assert!(recent(&look(&app, "refusals").await, 0).is_empty());
+    assert!(recent(&look(&app, "denials").await, 0).is_empty());
     visits(&app, "bob", 4).await;
     visits(&app, "alice", 60).await;
-    let shown = look(&app, "refusals").await;
+    let shown = look(&app, "denials").await;
     let last = recent(&shown, 0);
     assert_eq!(last.len(), 50, "bounded, and the newest stay");
     let alice = Key::from("alice").fingerprint(&FingerprintKey::from(SECRET)).to_string();
@@ -182,7 +182,7 @@ async fn each_denying_rule_is_recorded_with_its_own_wait() {
     );
     let app = watched(RateLimitLayer::rules(rules, LocalStore::new()));
     assert_eq!(visits(&app, "alice", 2).await, [200, 429]);
-    let shown = look(&app, "refusals").await;
+    let shown = look(&app, "denials").await;
     let rules = shown["layers"][0]["rules"].as_array().expect("rules");
     let last = |at: usize| &rules[at]["recent"][0];
     let wait = |at: usize| last(at)["retry_after_ms"].as_u64().expect("a wait");
@@ -237,11 +237,11 @@ async fn layers_can_share_a_store_and_be_watched_twice() {
     assert_eq!(statuses, [200; 3]);
     assert_eq!([visit("/a").await, visit("/c").await, visit("/d").await], [429; 3]);
     assert_eq!([visit("/b").await, visit("/b").await], [200, 429]);
-    let shown = look(&app, "refusals").await;
+    let shown = look(&app, "denials").await;
     assert_eq!([0, 1, 2].map(|layer| recent(&shown, layer).len()), [3, 1, 3]);
     assert_eq!(shown["layers"][2]["layer"], "twice");
     let elsewhere = Router::new().nest("/admin", second.router(guard()));
-    assert_eq!(recent(&look(&elsewhere, "refusals").await, 0).len(), 3);
+    assert_eq!(recent(&look(&elsewhere, "denials").await, 0).len(), 3);
     // and they share its toggle
     done(&elsewhere, "switch", &json!({ "layer": "again", "on": false })).await;
     assert_eq!([visit("/a").await, visit("/d").await, visit("/b").await], [200, 200, 429]);
