@@ -37,10 +37,8 @@ pub(crate) struct Shared<K, S, R> {
 ///
 /// No variant holds a [`Decision`] by value: moving a decision costs as much as making it.
 pub(crate) enum Admission<B, S: Store> {
-    /// The request runs, and its response stays as it is.
-    Admitted,
-    /// The request runs, and its response receives the context.
-    AdmittedWith(ResponseContext),
+    /// The request runs. Its response receives the context, if there is one.
+    Admitted(Option<ResponseContext>),
     /// The request runs after its queue time.
     Queued(QueuedCharge<S>),
     /// The request does not run.
@@ -55,20 +53,19 @@ pub(crate) struct PendingCharge {
     started: Started,
 }
 
-/// Passes the charges of a request to `then`, unless it bypasses the store.
-///
-/// # Errors
-///
-/// Fails with the reason of the bypass; `then` is not called.
+/// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
 #[inline]
 pub(crate) fn charges<K: Rules, T>(
     rules: &K,
     settings: &LayerConfig,
     head: &RequestHead<'_>,
     then: impl FnOnce(&[Charge<'_>]) -> T,
-) -> Result<T, Bypass> {
-    settings.check_bypass(head)?;
-    rules.charges(head, then)
+    bypassed: impl FnOnce(Bypass) -> T,
+) -> T {
+    match settings.check_bypass(head) {
+        Ok(()) => rules.charges(head, then, bypassed),
+        Err(bypass) => bypassed(bypass),
+    }
 }
 
 /// Takes `charges` from the store, without queueing where the request must not queue.
@@ -107,8 +104,8 @@ where
                 }
             }
         };
-        charges(&*self.rules, &self.settings, head, decide)
-            .unwrap_or_else(|bypass| self.bypass(bypass, head))
+        let bypassed = |bypass| self.bypass(bypass, head);
+        charges(&*self.rules, &self.settings, head, decide, bypassed)
     }
 
     /// Continues with the decision of a store that answered later.
@@ -125,11 +122,9 @@ where
     }
 
     /// Continues with a request whose queue time is over.
-    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> ResponseContext {
-        let charged = queued.into_charged();
-        charged.map_or_else(ResponseContext::default, |(decision, charges)| {
-            charges.with(|charges| self.respond(&decision, charges, None))
-        })
+    pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
+        let (decision, charges) = queued.into_charged()?;
+        charges.with(|charges| self.respond(&decision, charges, None))
     }
 
     #[inline]
@@ -150,7 +145,7 @@ where
         } else if decision.waits() {
             self.queue(decision, charges, head)
         } else {
-            self.respond(decision, charges, None).into()
+            Admission::Admitted(self.respond(decision, charges, None))
         }
     }
 
@@ -168,7 +163,7 @@ where
             Bypass::Rejected(_) => self.settings.count(Event::WouldDeny),
             Bypass::Exempt(_) => {}
         }
-        ResponseContext::uncharged(&self.settings).into()
+        Admission::Admitted(ResponseContext::uncharged(&self.settings))
     }
 
     #[cold]
@@ -200,21 +195,24 @@ where
     {
         match self.settings.override_denial(Some(decision)) {
             None => Admission::Rejected(self.reject(decision, charges, head)),
-            Some(Override::ReportOnly) => self.respond(decision, charges, None).into(),
+            Some(Override::ReportOnly) => {
+                Admission::Admitted(self.respond(decision, charges, None))
+            }
             Some(Override::Overcommit(in_flight)) => {
-                self.respond(&decision.clone().into_overage(), charges, Some(in_flight)).into()
+                let overage = decision.clone().into_overage();
+                Admission::Admitted(self.respond(&overage, charges, Some(in_flight)))
             }
         }
     }
 
-    /// Returns what the response to an admitted request receives.
+    /// Returns what the response to an admitted request receives, if anything.
     #[inline(always)]
     fn respond(
         &self,
         decision: &Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-    ) -> ResponseContext {
+    ) -> Option<ResponseContext> {
         let settings = &self.settings;
         settings.meter.passed(decision, |rule| self.fingerprint(charges, rule));
         settings.count_passed(decision);
@@ -266,13 +264,6 @@ where
     fn fingerprint(&self, charges: &[Charge<'_>], rule: RuleName) -> Option<Fingerprint> {
         let charge = charges.iter().find(|charge| charge.rule() == rule)?;
         Some(charge.key().fingerprint(self.settings.secret.as_ref()?))
-    }
-}
-
-impl<B, S: Store> From<ResponseContext> for Admission<B, S> {
-    #[inline]
-    fn from(context: ResponseContext) -> Self {
-        if context.is_empty() { Self::Admitted } else { Self::AdmittedWith(context) }
     }
 }
 

@@ -14,8 +14,7 @@ use crate::{
     store::Charge,
 };
 
-/// The header fields and extensions of an admitted request. Empty if its response stays as it is.
-#[derive(Default)]
+/// The header fields and extensions of an admitted request.
 pub(crate) struct ResponseContext {
     lines: Option<Lines>,
     extras: Option<Box<Extras>>,
@@ -31,6 +30,7 @@ struct Extras {
 }
 
 impl ResponseContext {
+    /// Returns `None` if the response stays as it is.
     #[inline(always)]
     pub(super) fn new(
         lines: Option<Lines>,
@@ -38,26 +38,20 @@ impl ResponseContext {
         decision: &Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
-    ) -> Self {
+    ) -> Option<Self> {
         if settings.is_plain() {
-            return Self { lines, extras: None };
+            return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
-        Self { lines, extras: Some(Box::new(Extras::new(settings, decision, charges, in_flight))) }
+        let extras = Box::new(Extras::new(settings, decision, charges, in_flight));
+        Some(Self { lines, extras: Some(extras) })
     }
 
     /// Returns the context of a request that no store was asked about. Its handler still finds the
     /// extension that it expects.
-    pub(super) fn uncharged(settings: &LayerConfig) -> Self {
-        let extras = settings.after.as_ref().map(|after| {
-            let charge = after.reserve(&[], Decision::allow(), false);
-            Box::new(Extras { charge: Some(charge), ..Extras::default() })
-        });
-        Self { lines: None, extras }
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.lines.is_none() && self.extras.is_none()
+    pub(super) fn uncharged(settings: &LayerConfig) -> Option<Self> {
+        let charge = settings.after.as_ref()?.reserve(&[], Decision::allow(), false);
+        let extras = Box::new(Extras { charge: Some(charge), ..Extras::default() });
+        Some(Self { lines: None, extras: Some(extras) })
     }
 
     /// Adds the extensions for the handler.

@@ -1,7 +1,7 @@
 //! The future of a limited service.
 
 use std::{
-    fmt, mem,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -49,7 +49,7 @@ pin_project! {
     {
         Deciding { deciding: Pin<Box<Deciding<I, K, S, R, B>>> },
         Queued { queued: Pin<Box<Queued<I, K, S, R, B>>> },
-        Running { #[pin] future: I::Future, context: ResponseContext },
+        Running { #[pin] future: I::Future, context: Option<ResponseContext> },
         Rejected { response: Option<I::Response> },
     }
 }
@@ -91,7 +91,7 @@ where
     S: Store,
 {
     #[inline]
-    pub(super) fn running(future: I::Future, context: ResponseContext) -> Self {
+    pub(super) fn running(future: I::Future, context: Option<ResponseContext>) -> Self {
         Self { state: State::Running { future, context } }
     }
 
@@ -120,8 +120,7 @@ where
         I: Service<Request<B>, Response = Response<C>> + Clone,
     {
         match admission {
-            Admission::Admitted => parked.run(ResponseContext::default()),
-            Admission::AdmittedWith(context) => parked.run(context),
+            Admission::Admitted(context) => parked.run(context),
             Admission::Rejected(response) => Self::Rejected { response: Some(response) },
             Admission::Queued(queued) => {
                 // The service holds no permit during the queue time.
@@ -156,11 +155,13 @@ where
                 StateProj::Deciding { deciding } => ready!(deciding.as_mut().poll_decision(cx)),
                 StateProj::Queued { queued } => ready!(queued.as_mut().poll_turn(cx))?,
                 StateProj::Running { future, context } => {
-                    if context.is_empty() {
+                    if context.is_none() {
                         return future.poll(cx);
                     }
                     let mut response = ready!(future.poll(cx))?;
-                    mem::take(context).apply(&mut response);
+                    if let Some(context) = context.take() {
+                        context.apply(&mut response);
+                    }
                     return Poll::Ready(Ok(response));
                 }
                 StateProj::Rejected { response } => match response.take() {
@@ -230,8 +231,10 @@ where
     I: Service<Request<B>>,
     S: Store,
 {
-    fn run(mut self, context: ResponseContext) -> State<I, K, S, R, B> {
-        context.attach(&mut self.request);
+    fn run(mut self, context: Option<ResponseContext>) -> State<I, K, S, R, B> {
+        if let Some(context) = &context {
+            context.attach(&mut self.request);
+        }
         State::Running { future: self.inner.call(self.request), context }
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, LocalStore, OwnedCharges, Store, literal, without_queueing},
+    store::{CannotFail, Charge, LocalStore, OwnedCharges, Store, literal, without_queueing},
 };
 
 /// A layer that limits the rate of a service.
@@ -456,10 +456,11 @@ where
     /// ```
     pub async fn explain<'a>(&self, head: impl Into<RequestHead<'a>>) -> Explanation {
         let settings = &self.settings;
-        let charged = admission::charges(&*self.rules, settings, &head.into(), |charges| {
+        let owned = |charges: &[Charge<'_>]| {
             let now = settings.must_not_queue(charges).then(|| without_queueing(charges));
-            OwnedCharges::from(now.as_deref().unwrap_or(charges))
-        });
+            Ok(OwnedCharges::from(now.as_deref().unwrap_or(charges)))
+        };
+        let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
         let explanation = match charged {
             Ok(charges) => self.look(charges).await,
             Err(Bypass::Exempt(why)) => return Explanation::free(why),

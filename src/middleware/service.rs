@@ -11,7 +11,6 @@ use tower::Service;
 
 use super::{
     admission::{Admission, Shared},
-    context::ResponseContext,
     future::{Parked, ResponseFuture},
 };
 use crate::{
@@ -78,11 +77,10 @@ where
         let admission = self.shared.admit(&RequestHead::from(&request));
         readiness.keep();
         match admission {
-            Admission::Admitted => {
-                ResponseFuture::running(self.inner.call(request), ResponseContext::default())
-            }
-            Admission::AdmittedWith(context) => {
-                context.attach(&mut request);
+            Admission::Admitted(context) => {
+                if let Some(context) = &context {
+                    context.attach(&mut request);
+                }
                 ResponseFuture::running(self.inner.call(request), context)
             }
             Admission::Rejected(response) => {
@@ -90,7 +88,9 @@ where
                 self.inner = self.inner.clone();
                 ResponseFuture::rejected(response)
             }
-            waiting => ResponseFuture::parked(waiting, self.park(request)),
+            waiting @ (Admission::Queued(_) | Admission::Deciding(_)) => {
+                ResponseFuture::parked(waiting, self.park(request))
+            }
         }
     }
 }

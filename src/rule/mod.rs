@@ -21,7 +21,7 @@ mod settings;
 #[cfg(feature = "serde")]
 mod table;
 
-use std::{cell::OnceCell, fmt, slice, sync::Arc, time::Duration};
+use std::{fmt, slice, sync::Arc, time::Duration};
 
 use http::StatusCode;
 
@@ -233,27 +233,28 @@ impl<K: KeyExtractor> Rule<K> {
     fn with_charge<T>(
         &self,
         head: &RequestHead<'_>,
-        then: impl FnOnce(Option<&Charge<'_>>) -> T,
-    ) -> Result<T, Bypass> {
+        then: impl FnOnce(Result<Option<&Charge<'_>>, Bypass>) -> T,
+    ) -> T {
         let applies = self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head));
         if applies == Applies::Skip || self.plan.is_unlimited() {
-            return Ok(then(None));
+            return then(Ok(None));
         }
         // Borrows the key from the extractor's result, because moving a key costs as much as
         // hashing it.
         let found = self.extractor.extract(head);
-        let resolved = OnceCell::new();
+        let resolved;
         let key = match &found {
             Ok(Some(key)) if key.len() <= self.max_key_len && !key.is_blank() => key,
-            _ => match resolved
-                .get_or_init(|| self.resolve_missing(&found, applies == Applies::Require))
-            {
-                Ok(Some(key)) => key,
-                Err(error) if !self.report_only.is_on() => {
-                    return Err(Bypass::Rejected(error.clone()));
+            _ => {
+                resolved = self.resolve_missing(&found, applies == Applies::Require);
+                match &resolved {
+                    Ok(Some(key)) => key,
+                    Err(error) if !self.report_only.is_on() => {
+                        return then(Err(Bypass::Rejected(error.clone())));
+                    }
+                    Ok(None) | Err(_) => return then(Ok(None)),
                 }
-                Ok(None) | Err(_) => return Ok(then(None)),
-            },
+            }
         };
         let mut made = None;
         let quotas = self.plan.quotas(head, key, &mut made);
@@ -266,7 +267,7 @@ impl<K: KeyExtractor> Rule<K> {
         if self.report_only.is_on() {
             charge = charge.with_report_only();
         }
-        Ok(then(Some(&charge)))
+        then(Ok(Some(&charge)))
     }
 
     /// Handles a request without a usable key. Returns the shared key, `None` if the rule does not
@@ -310,9 +311,12 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass> {
-        self.with_charge(head, |charge| match charge {
-            Some(charge) => rules::extend(before, *charge, then),
-            None => then(before),
+        self.with_charge(head, |charge| {
+            match charge? {
+                Some(charge) => rules::extend(before, *charge, then),
+                None => then(before),
+            }
+            Ok(())
         })
     }
 
@@ -321,11 +325,13 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         &self,
         head: &RequestHead<'_>,
         then: impl FnOnce(&[Charge<'_>]) -> T,
-    ) -> Result<T, Bypass> {
+        bypassed: impl FnOnce(Bypass) -> T,
+    ) -> T {
         self.with_charge(head, |charge| match charge {
-            Some(charge) => Ok(then(slice::from_ref(charge))),
-            None => Err(Bypass::NO_RULE),
-        })?
+            Ok(Some(charge)) => then(slice::from_ref(charge)),
+            Ok(None) => bypassed(Bypass::NO_RULE),
+            Err(bypass) => bypassed(bypass),
+        })
     }
 
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {

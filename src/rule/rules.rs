@@ -43,32 +43,29 @@ pub trait Rules: sealed::Sealed {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass>;
 
-    /// Calls `then` with the charges of this request, and returns the result of `then`. This is a
-    /// form of [`charge`](Rules::charge) for callers that know the type of `then`, so that the
-    /// compiler can inline the call.
+    /// Calls `then` with the charges of this request, or `bypassed` if the request bypasses the
+    /// store. Returns the result of the function that was called.
     ///
-    /// # Errors
-    ///
-    /// Fails if the request bypasses the store. This includes a request that no rule charges. `then`
-    /// is not called.
+    /// A request that no rule charges bypasses the store.
     #[inline]
     fn charges<T>(
         &self,
         head: &RequestHead<'_>,
         then: impl FnOnce(&[Charge<'_>]) -> T,
-    ) -> Result<T, Bypass>
+        bypassed: impl FnOnce(Bypass) -> T,
+    ) -> T
     where
         Self: Sized,
     {
         let (mut then, mut result) = (Some(then), None);
-        self.charge(head, &[], &mut |charges| {
+        let charged = self.charge(head, &[], &mut |charges| {
             if !charges.is_empty()
                 && let Some(then) = then.take()
             {
                 result = Some(then(charges));
             }
-        })?;
-        result.ok_or(Bypass::NO_RULE)
+        });
+        result.unwrap_or_else(|| bypassed(charged.err().unwrap_or(Bypass::NO_RULE)))
     }
 
     /// Adds the description of each rule to `infos`.

@@ -184,7 +184,7 @@ impl<R: Rules> Simulator<R> {
         waits_for: &mut RuleNames,
     ) -> Result<Option<Decision>, KeyError> {
         let Self { rules, store, measure, waiting, settings, .. } = self;
-        let decided = admission::charges(rules, settings, &call.head(), |charges| {
+        let decide = |charges: &[Charge<'_>]| {
             if let Some(measure) = measure {
                 measure.note(charges, now);
             }
@@ -198,13 +198,12 @@ impl<R: Rules> Simulator<R> {
                 let up = now.saturating_add(wait);
                 waiting.push(Reverse(Waiting { up, _waiter: settings.enter_queue(charges) }));
             }
-            decision
-        });
-        match decided {
-            Ok(decision) => Ok(Some(decision)),
-            Err(Bypass::Exempt(_)) => Ok(None),
-            Err(Bypass::Rejected(error)) => Err(error),
-        }
+            Ok(Some(decision))
+        };
+        admission::charges(rules, settings, &call.head(), decide, |bypass| match bypass {
+            Bypass::Exempt(_) => Ok(None),
+            Bypass::Rejected(error) => Err(error),
+        })
     }
 
     /// Returns an iterator that decides the calls of `trace` on demand.

@@ -63,28 +63,22 @@ impl Ledger {
         }
     }
 
+    /// Decides, and passes the decision to `then`.
     #[inline]
-    pub(super) fn take(&self, charges: &[Charge<'_>]) -> Decision {
-        self.take_at(charges, self.clock.now())
+    pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
+        self.take_at(charges, self.clock.now(), then)
     }
 
     /// Decides with an earlier reading of the clock. One charge of one plain GCRA quota is the
     /// common case, so it needs no list. [`decide_all`](Ledger::decide_all) decides about all
     /// others, and about new keys.
     #[inline]
-    fn take_at(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+    fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
         match self.take_plain(charges, now) {
-            Some((charge, evaluation)) if evaluation.allowed => decision(charge, evaluation, now),
-            Some((charge, evaluation)) => {
-                let mut decision = decision(charge, evaluation, now);
-                self.decide_again(charges, now, &mut decision);
-                decision
+            Some((charge, evaluation)) if evaluation.allowed => {
+                then(decision(charge, evaluation, now))
             }
-            None => {
-                let mut decision = self.decide_all(charges, now);
-                self.decide_again(charges, now, &mut decision);
-                decision
-            }
+            plain => then(self.decide_again(charges, now, plain)),
         }
     }
 
@@ -110,10 +104,19 @@ impl Ledger {
     /// other threads charge by later readings. Without the repetition, it would be denied because
     /// its reading is a few nanoseconds older than theirs.
     #[inline(never)]
-    fn decide_again(&self, charges: &[Charge<'_>], mut now: u64, decision: &mut Decision) {
+    fn decide_again(
+        &self,
+        charges: &[Charge<'_>],
+        mut now: u64,
+        plain: Option<(&Charge<'_>, Evaluation)>,
+    ) -> Decision {
+        let mut decision = match plain {
+            Some((charge, evaluation)) => decision(charge, evaluation, now),
+            None => self.decide_all(charges, now),
+        };
         for _ in 0..MAX_REPEATS {
             if decision.is_allowed() {
-                return;
+                break;
             }
             let later = self.clock.now();
             let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
@@ -121,11 +124,12 @@ impl Ledger {
             let elapsed = later.saturating_sub(now);
             // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
             if elapsed == 0 || retry_ns == NEVER || elapsed < retry_ns.saturating_sub(max_wait) {
-                return;
+                break;
             }
-            *decision = self.decide_all(charges, later);
+            decision = self.decide_all(charges, later);
             now = later;
         }
+        decision
     }
 
     #[inline(never)]
@@ -387,10 +391,10 @@ mod tests {
             for charges in of {
                 let ledger = ledger();
                 for behind in [0, 3, 7] {
-                    let decision = ledger.take_at(&charges, 10 * SECOND - behind);
+                    let decision = ledger.take_at(&charges, 10 * SECOND - behind, |it| it);
                     assert!(decision.is_allowed(), "{algorithm:?}, {behind}: {decision:?}");
                 }
-                let denied = ledger.take_at(&charges, 10 * SECOND - 9);
+                let denied = ledger.take_at(&charges, 10 * SECOND - 9, |it| it);
                 assert!(!denied.is_allowed(), "{algorithm:?} has three units");
             }
         }
@@ -403,9 +407,9 @@ mod tests {
         let charge = charge.with_max_wait(Duration::from_secs(2));
         let ledger = ledger();
         for behind in [0, 1, 5] {
-            assert!(ledger.take_at(&[charge], 10 * SECOND - behind).is_allowed(), "{behind}");
+            assert!(ledger.take_at(&[charge], 10 * SECOND - behind, |it| it).is_allowed(), "{behind}");
         }
-        assert!(!ledger.take_at(&[charge], 10 * SECOND - 5).is_allowed());
+        assert!(!ledger.take_at(&[charge], 10 * SECOND - 5, |it| it).is_allowed());
     }
 
     #[test]
@@ -415,8 +419,8 @@ mod tests {
         let (quotas, (clock, mock)) = ([quota], Clock::driven());
         let charge = [Charge::new(RuleName::default(), &key, &quotas)];
         let ledger = Ledger::new(clock, 64);
-        assert!(ledger.take_at(&charge, 0).is_allowed());
+        assert!(ledger.take_at(&charge, 0, |it| it).is_allowed());
         mock.increment(SECOND);
-        assert!(ledger.take_at(&charge, SECOND - 1).is_allowed());
+        assert!(ledger.take_at(&charge, SECOND - 1, |it| it).is_allowed());
     }
 }

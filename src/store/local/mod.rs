@@ -158,7 +158,7 @@ impl LocalStore {
     /// Runs an operation. Not part of [`call`](Store::call), so that a `take` is inlined alone.
     fn change(&self, op: Op<'_>) -> Decision {
         match op {
-            Op::Take(charges) => self.ledger.take(charges),
+            Op::Take(charges) => self.ledger.take(charges, |decision| decision),
             Op::Adjust(charge, units) => self.ledger.adjust(charge, units),
             Op::Reset(charge) => self.ledger.reset(charge),
             Op::Block(charge, time) => self.ledger.block(charge, time),
@@ -181,7 +181,7 @@ impl Store for LocalStore {
         match op {
             Op::Take(charges) => {
                 self.layers.rebuilds.decided();
-                Answer::Now(Ok(self.ledger.take(charges)))
+                self.ledger.take(charges, |decision| Answer::Now(Ok(decision)))
             }
             change => Answer::Now(Ok(self.change(change))),
         }
