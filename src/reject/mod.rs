@@ -140,6 +140,7 @@ impl<F> fmt::Debug for RejectFn<F> {
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
     cause: Cause<'a>,
+    reason: Reason,
     retry_after: Option<Duration>,
     template: &'a Arc<Template>,
     context: ExplainContext<'a>,
@@ -174,6 +175,18 @@ pub enum Reason {
     Unkeyed,
 }
 
+impl Reason {
+    fn of(decision: &Decision) -> Self {
+        match decision.binding() {
+            _ if decision.source() == Source::FailedClosed => Self::Unavailable,
+            Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,
+            Some(outcome) if outcome.is_wait_unknown() => Self::Limited,
+            Some(outcome) if outcome.retry_after().is_none() => Self::TooCostly,
+            _ => Self::Limited,
+        }
+    }
+}
+
 impl<'a> Rejection<'a> {
     pub(crate) fn denied(
         decision: &'a Decision,
@@ -181,7 +194,8 @@ impl<'a> Rejection<'a> {
         template: &'a Arc<Template>,
         context: ExplainContext<'a>,
     ) -> Self {
-        Self { cause: Cause::Decision(decision), retry_after, template, context }
+        let reason = Reason::of(decision);
+        Self { cause: Cause::Decision(decision), reason, retry_after, template, context }
     }
 
     pub(crate) fn unkeyed(
@@ -189,7 +203,8 @@ impl<'a> Rejection<'a> {
         template: &'a Arc<Template>,
         context: ExplainContext<'a>,
     ) -> Self {
-        Self { cause: Cause::Key(error), retry_after: None, template, context }
+        let (cause, reason) = (Cause::Key(error), Reason::Unkeyed);
+        Self { cause, reason, retry_after: None, template, context }
     }
 
     /// Adds the fields of the layer.
@@ -233,14 +248,7 @@ impl<'a> Rejection<'a> {
     /// Returns the kind of the rejection.
     #[must_use]
     pub fn reason(&self) -> Reason {
-        let Cause::Decision(decision) = self.cause else { return Reason::Unkeyed };
-        match decision.binding() {
-            _ if decision.source() == Source::FailedClosed => Reason::Unavailable,
-            Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Reason::Blocked,
-            Some(outcome) if outcome.is_wait_unknown() => Reason::Limited,
-            Some(_) if decision.retry_after().is_none() => Reason::TooCostly,
-            _ => Reason::Limited,
-        }
+        self.reason
     }
 
     /// Returns the default status: 429 for a quota, 403 for a blocked quota, 503 for a failed
