@@ -1,7 +1,7 @@
-//! The algorithms other than GCRA, which differ only in how they count.
+//! The algorithms other than GCRA.
 //!
-//! An account is an `Option<CountedState>`, where `None` is a new account. Counting is the trait
-//! [`Counter`]. This module makes the decision, in the same way for all of them.
+//! Each algorithm counts in its own way, by the trait [`Counter`]. The decision is the same for
+//! all.
 
 use super::{
     Demand, Evaluation, Fit, Receipt, fixed_window::FixedWindow, sliding_log::SlidingLog,
@@ -12,7 +12,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The state of an account of an algorithm other than GCRA.
+/// The account of an algorithm other than GCRA.
 #[derive(Clone, Debug)]
 pub(crate) enum CountedState {
     TokenBucket(TokenBucket),
@@ -21,37 +21,39 @@ pub(crate) enum CountedState {
     SlidingLog(SlidingLog),
 }
 
-/// The counting of an algorithm. Results are as of `now`, even if the account was last changed
-/// earlier. Times are in nanoseconds.
+/// Counts the units of an account.
+///
+/// Times are in nanoseconds. Results are as of `now`.
 pub(super) trait Counter {
-    /// Returns the whole units that would be allowed now.
+    /// Returns the whole units that are available now.
     fn remaining(&self, quota: &Quota, now: u64) -> u64;
 
     /// Returns the time until the account is full again.
     fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
 
-    /// Returns the time until `need` units are available, with a capacity that is larger by `soft`.
-    /// [`NEVER`] if waiting does not help.
+    /// Returns the time until `need` units are available, or [`NEVER`].
+    ///
+    /// `soft` is added to the capacity.
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
 
-    /// Returns the time until more units are [remaining](Counter::remaining), or 0 if no more units
-    /// are to come.
+    /// Returns the time until more units are [available](Counter::remaining), or 0 if the account
+    /// is full.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.remaining(quota, now);
         if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
-    /// Returns the exclusive upper bound of the time that a charge may queue.
+    /// Returns the exclusive maximum of the time that a charge may queue.
     fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
         0
     }
 
-    /// Returns the units that a late charge may still take, up to the limit plus `max_debt`.
+    /// Returns the units that a late charge may still take.
     fn late_room(&self, quota: &Quota, now: u64) -> u64;
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Reverses the newest charges first, at most all of them.
+    /// Returns up to `units` charged units, the newest first.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
     /// Reverses the part of a charge that still counts.
@@ -61,7 +63,7 @@ pub(super) trait Counter {
     fn expires_at(&self, quota: &Quota) -> u64;
 }
 
-/// Returns the result that [`take`] would return, without changing the account.
+/// Returns the result of [`take`] without a charge.
 pub(super) fn look(
     account: Option<&CountedState>,
     quota: &Quota,
@@ -78,7 +80,7 @@ pub(super) fn look(
     }
 }
 
-/// Reconstructs the result of a demand that another store decided, from the account after it.
+/// Rebuilds the result of a decision by another store, from the account after it.
 #[cfg(feature = "redis")]
 pub(super) fn reconstruct(
     account: Option<&CountedState>,
@@ -95,8 +97,9 @@ pub(super) fn reconstruct(
     fit.with(state.snapshot(quota, now, 0))
 }
 
-/// Charges an account if the demand fits. Creates a missing account, and removes an account
-/// (`None`) that equals a new one.
+/// Charges an account if the demand fits.
+///
+/// An account is `None` while it is unused.
 pub(super) fn take(
     account: &mut Option<CountedState>,
     quota: &Quota,
@@ -123,8 +126,7 @@ pub(super) fn take(
 
 /// Creates the account of a denied demand if the quota sets `initial` units.
 ///
-/// [`take`] does so itself. A decision over several accounts denies without calling [`take`], and
-/// then calls this function.
+/// Needed if a request was denied by one of several accounts. [`take`] does this itself.
 pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
     let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
     drop_expired(account, quota, now);
@@ -133,10 +135,9 @@ pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Charges `units` late (above 0) or refunds them (below 0).
+/// Charges `units` late if positive, or refunds them if negative.
 ///
-/// A refund does nothing if there is no account. A late charge never fails: it stops at the limit
-/// plus `max_debt`.
+/// A refund without an account does nothing. A late charge stops at the limit plus `max_debt`.
 pub(super) fn adjust(
     account: &mut Option<CountedState>,
     quota: &Quota,
@@ -155,7 +156,7 @@ pub(super) fn adjust(
     look(account.as_ref(), quota, now, Demand::units(0)).snapshot
 }
 
-/// Returns `true` if a late charge of `units` would be charged only in part.
+/// Returns `true` if only a part of a late charge of `units` fits.
 pub(super) fn caps_late_charge(
     account: Option<&CountedState>,
     quota: &Quota,
@@ -170,8 +171,9 @@ pub(super) fn caps_late_charge(
     units > room
 }
 
-/// Reverses a charge by its receipt. It does not reverse the charges of other callers, and does not
-/// return units that have already come back.
+/// Undoes a charge.
+///
+/// Other charges stay, and units that have already come back are not returned again.
 pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
     drop_expired(account, quota, now);
     if let Some(state) = account {
@@ -193,7 +195,6 @@ fn drop_expired(account: &mut Option<CountedState>, quota: &Quota, now: u64) {
 }
 
 impl CountedState {
-    /// Creates an account at its first charge.
     fn new(quota: &Quota, now: u64) -> Self {
         match quota.counted_by() {
             Algorithm::TokenBucket => Self::TokenBucket(TokenBucket::new(quota, now)),
@@ -202,13 +203,12 @@ impl CountedState {
             }
             Algorithm::SlidingWindow { .. } => Self::SlidingWindow(SlidingWindow::default()),
             Algorithm::SlidingLog => Self::SlidingLog(SlidingLog::default()),
-            // An account of GCRA is one instant: see `gcra`.
+            // GCRA has its own module.
             Algorithm::Gcra => unreachable!("GCRA does not count"),
         }
     }
 
-    /// Returns the instant from which the account equals a new one, so that it can be dropped. 0 if
-    /// the state belongs to another algorithm.
+    /// Returns the instant at which the account can be dropped, or 0 after a change of algorithm.
     pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
         if self.matches(quota) { self.counter().expires_at(quota) } else { 0 }
     }
@@ -217,8 +217,7 @@ impl CountedState {
         self.expires_at(quota) > now
     }
 
-    /// Returns `true` if the quota's algorithm uses this kind of state. The algorithm may have
-    /// changed since the last charge.
+    /// Returns `true` if the quota's algorithm uses this kind of account.
     fn matches(&self, quota: &Quota) -> bool {
         match self {
             Self::TokenBucket(_) => quota.counted_by() == Algorithm::TokenBucket,
@@ -233,7 +232,7 @@ impl CountedState {
         }
     }
 
-    /// Returns an account with the same debt in bounded memory.
+    /// Returns an account with the same debt, in bounded memory.
     pub(super) fn condensed(&self) -> Self {
         match self {
             Self::SlidingLog(log) => Self::SlidingLog(log.condensed()),

@@ -1,4 +1,4 @@
-//! Cases beyond the tables: blocked and changed quotas, late threads, several accounts.
+//! Tests of blocked quotas, changed quotas, late threads and several accounts.
 
 use super::{
     tests::{Account, Row, remaining},
@@ -46,7 +46,7 @@ fn a_changed_quota_of_the_same_algorithm_keeps_earlier_charges() {
         let wider = Quota::per_second(20).algorithm(counted_by);
         let mut account = Account::new();
         account.take(&quota, 100, Demand::units(8));
-        // GCRA keeps the time until full, a bucket keeps its tokens, a window keeps its count.
+        // Each algorithm keeps something else: a time until full, tokens, or a count.
         let expected = match counted_by {
             Algorithm::Gcra => 4,
             Algorithm::TokenBucket => 2,
@@ -110,7 +110,7 @@ fn a_changed_algorithm_starts_with_a_new_account() {
     }
 }
 
-/// A thread may read the clock, and charge only after another thread that read it later.
+/// A thread may charge after another thread that read the clock later.
 #[test]
 fn a_late_thread_is_neither_denied_nor_allowed_more() {
     for quota in kinds() {

@@ -1,4 +1,4 @@
-//! Lists of charges with their instants, oldest first, for the sliding algorithms.
+//! A list of charges by time, oldest first. The sliding algorithms use it.
 
 use std::collections::VecDeque;
 
@@ -40,8 +40,7 @@ impl Entries {
         self.list.back().map(|entry| entry.at)
     }
 
-    /// Adds units to the newest entry if `joins` is true for its instant; that entry then has the
-    /// later of both instants. Otherwise adds a new entry.
+    /// Adds units to the newest entry if `joins` accepts its instant. Otherwise appends an entry.
     pub(super) fn add(&mut self, at: u64, units: u64, joins: impl Fn(u64) -> bool) {
         self.total += units;
         match self.list.back_mut() {
@@ -53,7 +52,7 @@ impl Entries {
         }
     }
 
-    /// Removes up to `units` from the entries for whose instants `matches` is true, newest first.
+    /// Removes up to `units` from the entries that `matches` accepts, newest first.
     pub(super) fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
         for entry in self.list.iter_mut().rev().filter(|entry| matches(entry.at)) {
             let removed = entry.units.min(units);
@@ -67,7 +66,7 @@ impl Entries {
         self.list.retain(|entry| entry.units > 0);
     }
 
-    /// Drops the oldest entries while `expired` is true for their instants.
+    /// Drops the oldest entries that `expired` accepts.
     pub(super) fn drop_oldest(&mut self, expired: impl Fn(u64) -> bool) {
         while self.list.front().is_some_and(|oldest| expired(oldest.at)) {
             self.total -= self.list.pop_front().map_or(0, |oldest| oldest.units);

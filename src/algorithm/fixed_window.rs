@@ -1,17 +1,14 @@
-//! The fixed window: a count that restarts at 0 with each window.
+//! The fixed window: a count that restarts with each window.
 //!
-//! A window lasts one period. It is either aligned to the Unix epoch or anchored, which means that
-//! it starts with the first charge. Fixed windows are well known and easy to read on a clock.
-//! Around the edge of two windows, they allow up to twice the units within one period.
+//! A window lasts one period. It starts at a multiple of the period since the Unix epoch, or with
+//! the first charge (an anchored window). Around the edge of two windows, twice the units can be
+//! used within one period.
 //!
-//! Two options exist for aligned windows:
+//! Aligned windows have two options:
 //!
-//! - `carry_over`: the unused units of a used window, at most `carry_over`, are a bonus of the next
-//!   window. The units plus the bonus are the allowance of a window. The account is kept for one
-//!   more window.
-//! - `paced`: the units of the allowance become available at even intervals from the start of the
-//!   window, which removes most of the burst at the edge. Unused units stay available until the
-//!   window ends.
+//! - `carry_over` lends unused units of a window to the next one. The units plus this bonus are the
+//!   allowance of a window.
+//! - `paced` releases the allowance at even intervals.
 
 use super::{NEVER, Receipt, counted::Counter};
 use crate::quota::{Algorithm, Quota};
@@ -37,7 +34,7 @@ impl FixedWindow {
     /// Returns the window that contains `now`.
     fn at(self, quota: &Quota, now: u64) -> Self {
         let carry_over = carry_over(quota);
-        // The quota's period may have changed.
+        // The period may have changed since the last charge.
         let start = start(quota, self.start);
         let end = start + quota.period_nanos();
         if now < end {
@@ -58,9 +55,9 @@ impl FixedWindow {
         u64::from(quota.units()) + self.bonus
     }
 
-    /// Returns the time from the start of the window until unit `k` of a paced allowance is
-    /// available, counted from 1. The result is the period or more if unit `k` is not available in
-    /// this window.
+    /// Returns the time from the start of a paced window until its unit `k` is available.
+    ///
+    /// Units are counted from 1. The result is at least the period if the window has no such unit.
     fn offset(self, quota: &Quota, k: u64) -> u64 {
         let allowance = self.allowance(quota);
         if k > allowance {
@@ -70,13 +67,12 @@ impl FixedWindow {
         u64::try_from(product.div_ceil(allowance.into())).unwrap_or(NEVER)
     }
 
-    /// Returns the instant at which the next unit of a paced window is available, which is the next
-    /// position in the queue.
+    /// Returns the instant at which a paced window releases its next unit.
     fn next_at(self, quota: &Quota) -> u64 {
         self.start + self.offset(quota, self.count + 1).min(quota.period_nanos())
     }
 
-    /// Returns the units of the allowance that are available by now, charged or not.
+    /// Returns the units released so far, whether used or not.
     fn released(self, quota: &Quota, now: u64) -> u64 {
         let allowance = self.allowance(quota);
         if !is_paced(quota) {
@@ -119,7 +115,7 @@ impl Counter for FixedWindow {
         end + window.at(quota, end).offset(quota, need) - now
     }
 
-    /// Ignores all units that come later than the first instant of the next window.
+    /// Looks no further than the start of the next window.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
         let left = window.released(quota, now).saturating_sub(window.count);
@@ -134,7 +130,7 @@ impl Counter for FixedWindow {
         }
     }
 
-    /// Returns the time until the window ends. Without `paced`, no units come earlier.
+    /// Returns the time until the window ends.
     fn queue_limit(&self, quota: &Quota, now: u64) -> u64 {
         self.at(quota, now).end(quota) - now
     }
@@ -174,7 +170,7 @@ impl Counter for FixedWindow {
     }
 }
 
-/// Returns the start of the window that contains `instant`. An anchored window starts at `instant`.
+/// Returns the start of the window that contains `instant`, or starts at it if anchored.
 fn start(quota: &Quota, instant: u64) -> u64 {
     match quota.counted_by() {
         Algorithm::AnchoredWindow => instant,
@@ -239,7 +235,7 @@ mod tests {
         let quota = Quota::per_second(5).algorithm(PACED);
         let mut account = None;
         take(&mut account, &quota, 0, Demand::units(1));
-        // Four units are carried over, so all nine are available late in the window.
+        // Four units are carried over. All nine are available late in the window.
         let late = SECOND + SECOND * 8 / 9 + 1;
         assert!(look(account.as_ref(), &quota, late, Demand::units(9)).allowed);
         let early = look(account.as_ref(), &quota, SECOND, queueing(6, SECOND));

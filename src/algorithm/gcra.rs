@@ -1,17 +1,14 @@
-//! GCRA, the generic cell rate algorithm (ITU-T I.371, annex A), as virtual scheduling.
+//! The generic cell rate algorithm (GCRA, ITU-T I.371, annex A).
 //!
-//! An account is one instant, the *theoretical arrival time* (TAT), at which it is full again.
-//! Each unit moves the TAT forward by the interval `T`. A charge fits if the TAT is then at most
-//! `burst·T` ahead of the present.
+//! An account is one instant: the *theoretical arrival time* (TAT), at which the account is full.
+//! Each charged unit moves the TAT forward by the interval `T`. A charge fits if the TAT is then at
+//! most `burst·T` ahead of the present.
 //!
-//! The stored value is the TAT, or `NO_ACCOUNT`. It contains nothing of the quota, so a
-//! quota that replaces another reads the same debt. A full account equals a new one, so it expires
-//! at its TAT. The exception is a quota with `initial` units: a new account then has fewer units
-//! than a full one, so an account is kept for another `burst·T` after it is full.
+//! A full account equals a new one, so it expires at its TAT. With `initial`, a new account has
+//! fewer units than a full one. A full account is then kept for another `burst·T`.
 //!
-//! GCRA has no windows: after the burst, it spaces requests evenly. Over any span of time it allows
-//! at most the burst plus the units that come back in that span. Over one period, that can be
-//! nearly twice the quota.
+//! GCRA has no windows. After the burst, it spaces requests evenly. In one period it can allow
+//! nearly twice the quota: the burst, plus the units that come back.
 
 use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{
@@ -22,32 +19,31 @@ use crate::{
 /// The stored value of a new account.
 pub(super) const NO_ACCOUNT: u64 = u64::MAX;
 
-/// The parameters of a quota for this algorithm.
+/// The parameters of a quota for GCRA.
 ///
-/// `(limit + soft) × interval`, `max_debt × interval` and a wait are at most ten years each, so a
-/// sum of a few of them and an instant stays far below 2^64 ns.
+/// Each time is at most ten years, so sums of a few stay far below 2^64 ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
     limit: u32,
     soft: u32,
-    /// Units at which a late charge stops.
+    /// The number of charged units at which a late charge stops.
     late_limit: u64,
     interval: u64,
-    /// The time for which a full account is kept: `burst·T` with `initial`, otherwise 0.
+    /// The time for which a full account is kept. It is 0 without `initial`.
     retention: u64,
-    /// The time until a new account is full: `(burst − initial)·T`.
+    /// The time until a new account is full.
     initial_reset: u64,
 }
 
 impl Gcra {
-    /// Returns the parameters of a quota whose accounts are one instant: GCRA without `initial`.
+    /// Returns the parameters of a GCRA quota without `initial`.
     #[inline]
     pub(crate) fn plain(quota: &Quota) -> Option<Self> {
         (quota.counted_by() == Algorithm::Gcra && quota.initial_units().is_none())
             .then(|| Self::new(quota))
     }
 
-    /// Returns the parameters of a quota, or `None` if the quota uses another algorithm.
+    /// Returns the parameters of a GCRA quota.
     #[inline]
     pub(crate) fn counting(quota: &Quota) -> Option<Self> {
         (quota.counted_by() == Algorithm::Gcra).then(|| Self::new(quota))
@@ -66,7 +62,7 @@ impl Gcra {
         Self { limit, soft, late_limit, interval, retention, initial_reset }
     }
 
-    /// Charges the account if the demand fits. Returns the value to store, if it changes, and the
+    /// Charges the account if the demand fits. Returns the new value, if it changes, and the
     /// result.
     #[inline]
     pub(crate) fn take(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, Evaluation) {
@@ -74,15 +70,16 @@ impl Gcra {
         (new, self.evaluation(charged))
     }
 
-    /// Returns the result that [`take`](Gcra::take) would return, without a charge.
+    /// Returns the result of [`take`](Gcra::take) without a charge.
     #[inline]
     pub(crate) fn look(self, stored: u64, now: u64, demand: Demand) -> Evaluation {
         let reset_ns = self.tat(stored, now) - now;
         self.evaluation((self.fit(reset_ns, demand), reset_ns))
     }
 
-    /// Like [`take`](Gcra::take), but returns plain numbers, which stay in registers: the fit, and
-    /// the nanoseconds until the account is full. [`evaluation`](Gcra::evaluation) converts them.
+    /// Like [`take`](Gcra::take), but returns the fit and the nanoseconds until full.
+    ///
+    /// These numbers stay in registers. [`evaluation`](Gcra::evaluation) converts them.
     #[inline]
     pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
         let reset_ns = self.tat(stored, now) - now;
@@ -104,7 +101,7 @@ impl Gcra {
             return Fit::denied(NEVER);
         }
         let over = (reset_ns + self.span(need)).saturating_sub(self.span(self.limit.into()));
-        // A demand above the limit is either an overage or queued, never both.
+        // A quota with soft units does not queue.
         let soft = self.span(self.soft.into());
         let slack = if self.soft > 0 { soft } else { demand.max_wait };
         if over > slack {
@@ -121,11 +118,10 @@ impl Gcra {
         fit.with(self.snapshot(reset_ns, fit.retry_ns))
     }
 
-    /// Returns the value to store after a denial: with `initial`, the first charge creates the
-    /// account even if it is denied.
+    /// Returns the value of an account that is created by a denied demand, with `initial`.
     ///
-    /// [`take`](Gcra::take) does so itself. A decision over several accounts denies without calling
-    /// it, and then calls this function.
+    /// Needed if a request was denied by one of several accounts. [`take`](Gcra::take) does this
+    /// itself.
     #[inline]
     pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
         let opens = self.retention > 0
@@ -135,12 +131,10 @@ impl Gcra {
         opens.then(|| now + self.initial_reset)
     }
 
-    /// Charges `units` late (above 0) or refunds them (below 0). Returns the value to store, if it
-    /// changes, and the account after it.
+    /// Charges `units` late if positive, or refunds them if negative.
     ///
-    /// A refund stops at a full account, and does nothing if there is no account. A late charge
-    /// never fails: it stops at the limit plus `max_debt`, and does not change an account that is
-    /// already beyond that.
+    /// Returns the new value, if it changes, and the account. A refund stops at a full account. A
+    /// late charge stops at the limit plus `max_debt`.
     pub(crate) fn adjust(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Snapshot) {
         let before = self.tat(stored, now);
         let span = self.interval.saturating_mul(units.unsigned_abs());
@@ -152,25 +146,26 @@ impl Gcra {
         } else {
             before
         };
-        // A late charge opens a new account that starts at `initial`, even if all of it is dropped.
+        // With `initial`, a late charge creates an account even if it charges nothing.
         let opens = units > 0 && self.retention > 0 && !self.is_live(stored, now);
         ((after != before || opens).then_some(after), self.snapshot(after - now, 0))
     }
 
-    /// Returns `true` if a late charge of `units` would be charged only in part.
+    /// Returns `true` if only a part of a late charge of `units` fits.
     pub(crate) fn caps_late_charge(self, stored: u64, now: u64, units: u64) -> bool {
         let room = self.span(self.late_limit).saturating_sub(self.tat(stored, now) - now);
         self.interval.saturating_mul(units) > room
     }
 
-    /// Reverses a charge by its receipt. Returns the value to store, if it changes. It does not
-    /// reverse the charges of other callers, and does not return units that have already come back.
+    /// Undoes a charge. Returns the new value, if it changes.
+    ///
+    /// Other charges stay, and units that have already come back are not returned again.
     pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
         let tat = self.tat(stored, now);
         if receipt.queued && tat != receipt.end {
             return None;
         }
-        // If the clock went back after the charge, no units came back.
+        // No units came back if the clock went back after the charge.
         let held = receipt.end.saturating_sub(now.max(receipt.at));
         // The quota may have changed since the charge.
         let span = self.interval.saturating_mul(receipt.units.into());
@@ -178,8 +173,7 @@ impl Gcra {
         (self.is_live(stored, now) && after != tat).then_some(after)
     }
 
-    /// Reconstructs the result of a demand that another store decided, from the value stored after
-    /// it.
+    /// Rebuilds the result of a decision by another store, from the value after it.
     #[cfg(feature = "redis")]
     pub(crate) fn reconstruct(
         self,
@@ -198,13 +192,11 @@ impl Gcra {
         fit.with(self.snapshot(tat - now, 0))
     }
 
-    /// Returns the time for which a full account is kept.
     #[cfg(feature = "redis")]
     pub(crate) fn retention(self) -> u64 {
         self.retention
     }
 
-    /// Returns the time until a new account is full.
     #[cfg(feature = "redis")]
     pub(crate) fn initial_reset(self) -> u64 {
         self.initial_reset
@@ -232,7 +224,7 @@ impl Gcra {
         Snapshot::Refilling { reset_ns, interval: self.interval, limit: self.limit, retry_ns }
     }
 
-    /// Returns `true` if a full account and the soft units together have `need` units.
+    /// Returns `true` if a full account has `need` units, with its soft units.
     #[inline]
     fn is_possible(self, need: u64) -> bool {
         need <= u64::from(self.limit) + u64::from(self.soft)
@@ -255,7 +247,7 @@ mod tests {
         Gcra::new(&Quota::per_second(5))
     }
 
-    /// A receipt of a charge of `cost` units, made at 1 000, after which the TAT was `end`.
+    /// A receipt of `cost` units charged at 1 000, with the TAT at `end`.
     fn receipt(end: u64, cost: u32) -> Receipt {
         Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
     }
@@ -284,7 +276,7 @@ mod tests {
     fn an_undo_in_an_expired_account_changes_nothing() {
         assert_eq!(five().undo(0, 1_000, receipt(1_000 + T, 1)), None);
         assert_eq!(five().undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
-        // With `initial`, it does not create an account either.
+        // With `initial`, it creates no account either.
         let quota = Gcra::new(&Quota::per_second(5).initial(0));
         assert_eq!(quota.undo(1_000, 1_000, receipt(1_000 + T, 1)), None);
     }

@@ -1,12 +1,9 @@
 //! The arithmetic of the algorithms, as pure functions.
 //!
-//! A function takes the state of an account, an instant and a [`Demand`], and returns the new
-//! state. It reads no clock, does no I/O and uses no atomics. `now` is an argument: nanoseconds of
-//! Unix time by the clock of the store, which never goes back. The store decides how to apply the
-//! result.
+//! A function takes an account, an instant and a [`Demand`]. It returns the result and the new
+//! account. An account is `None` while it is unused.
 //!
-//! An account is an `Option<AccountState>`, where `None` is a new account. An account of GCRA is one
-//! instant ([`gcra`]). The other algorithms count ([`counted`]).
+//! `now` is the store's clock in nanoseconds of Unix time. It never goes back.
 
 mod counted;
 #[cfg(test)]
@@ -32,14 +29,14 @@ use crate::{
     quota::Quota,
 };
 
-/// The units that one charge needs from an account, and the time that it may queue.
+/// The units that a charge needs, and the time that it may queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// Units to charge. A cost of 0 changes nothing and is always allowed.
+    /// Units to charge. A cost of 0 is always allowed.
     pub(crate) cost: u32,
-    /// Units that must remain after the charge. They are not charged.
+    /// Units that must be left after the charge.
     pub(crate) headroom: u32,
-    /// The longest time that the caller queues, in nanoseconds; at most ten years.
+    /// The longest queueing time in nanoseconds, at most ten years.
     pub(crate) max_wait: u64,
 }
 
@@ -60,15 +57,15 @@ impl Demand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluation {
     pub(crate) allowed: bool,
-    /// The demand was allowed only because the quota is soft.
+    /// The demand is beyond the limit, but within the soft units.
     pub(crate) overage: bool,
-    /// The time that an allowed caller must wait, in nanoseconds.
+    /// The queueing time in nanoseconds.
     pub(crate) wait: u64,
     pub(crate) snapshot: Snapshot,
 }
 
 impl Evaluation {
-    /// Creates the result of an allowed demand that neither queued nor exceeded the quota.
+    /// Creates the result of a demand that was allowed without waiting.
     pub(crate) fn allowed(snapshot: Snapshot) -> Self {
         Self { allowed: true, overage: false, wait: 0, snapshot }
     }
@@ -123,7 +120,7 @@ pub(crate) enum AccountState {
     Counted(CountedState),
 }
 
-/// Constructors for the states that another store keeps.
+/// Constructors for accounts that another store keeps.
 #[cfg(feature = "redis")]
 impl AccountState {
     pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
@@ -150,8 +147,7 @@ impl AccountState {
 }
 
 impl AccountState {
-    /// Returns the instant from which the account equals a new one, so that it can be dropped. 0 if
-    /// the state belongs to another algorithm.
+    /// Returns the instant at which the account can be dropped, or 0 after a change of algorithm.
     #[inline]
     pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
         match (Gcra::counting(quota), self) {
@@ -161,7 +157,7 @@ impl AccountState {
         }
     }
 
-    /// Returns an account with the same debt in bounded memory. No unit comes back earlier.
+    /// Returns an account with the same debt, in bounded memory. No unit comes back earlier.
     pub(crate) fn condensed(&self) -> Self {
         match self {
             Self::Gcra(tat) => Self::Gcra(*tat),
@@ -177,7 +173,7 @@ impl AccountState {
     }
 }
 
-/// Returns the TAT of an account of GCRA, or `NO_ACCOUNT`.
+/// Returns the theoretical arrival time of a GCRA account, or `NO_ACCOUNT`.
 #[inline]
 fn tat(account: Option<&AccountState>) -> u64 {
     match account {
@@ -186,7 +182,7 @@ fn tat(account: Option<&AccountState>) -> u64 {
     }
 }
 
-/// Applies a change to an account of GCRA. The change returns the new TAT, or `None` to leave it.
+/// Changes a GCRA account. The closure returns the new value, or `None` to keep the old one.
 #[inline]
 fn change_gcra<T>(
     account: &mut Option<AccountState>,
@@ -199,7 +195,7 @@ fn change_gcra<T>(
     result
 }
 
-/// Applies a change to an account of another algorithm.
+/// Changes an account of another algorithm.
 fn change_counted<T>(
     account: &mut Option<AccountState>,
     change: impl FnOnce(&mut Option<CountedState>) -> T,
@@ -213,7 +209,7 @@ fn change_counted<T>(
     result
 }
 
-/// Returns the result that [`take`] would return, without changing the account.
+/// Returns the result of [`take`] without a charge.
 #[inline]
 pub(crate) fn look(
     account: Option<&AccountState>,
@@ -227,7 +223,7 @@ pub(crate) fn look(
     }
 }
 
-/// Reconstructs the result of a demand that another store decided, from the account after it.
+/// Rebuilds the result of a decision by another store, from the account after it.
 #[cfg(feature = "redis")]
 pub(crate) fn reconstruct(
     account: Option<&AccountState>,
@@ -245,8 +241,7 @@ pub(crate) fn reconstruct(
     }
 }
 
-/// Charges an account if the demand fits. Creates a missing account, and removes an account
-/// (`None`) that equals a new one.
+/// Charges an account if the demand fits.
 #[inline]
 pub(crate) fn take(
     account: &mut Option<AccountState>,
@@ -262,8 +257,7 @@ pub(crate) fn take(
 
 /// Creates the account of a denied demand if the quota sets `initial` units.
 ///
-/// [`take`] does so itself. A decision over several accounts denies without calling [`take`], and
-/// then calls this function.
+/// Needed if a request was denied by one of several accounts. [`take`] does this itself.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
@@ -271,10 +265,9 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Charges `units` late (above 0) or refunds them (below 0).
+/// Charges `units` late if positive, or refunds them if negative.
 ///
-/// A refund does nothing if there is no account. A late charge never fails: it stops at the limit
-/// plus `max_debt`.
+/// A refund without an account does nothing. A late charge stops at the limit plus `max_debt`.
 pub(crate) fn adjust(
     account: &mut Option<AccountState>,
     quota: &Quota,
@@ -287,7 +280,7 @@ pub(crate) fn adjust(
     }
 }
 
-/// Returns `true` if a late charge of `units` would be charged only in part.
+/// Returns `true` if only a part of a late charge of `units` fits.
 pub(crate) fn caps_late_charge(
     account: Option<&AccountState>,
     quota: &Quota,
@@ -303,8 +296,9 @@ pub(crate) fn caps_late_charge(
     }
 }
 
-/// Reverses a charge by its receipt. It does not reverse the charges of other callers, and does not
-/// return units that have already come back.
+/// Undoes a charge.
+///
+/// Other charges stay, and units that have already come back are not returned again.
 pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),

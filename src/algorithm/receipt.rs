@@ -1,38 +1,39 @@
-//! Receipts of charges, to undo them.
+//! Receipts, by which charges are undone.
 
 use super::Demand;
 use crate::decision::{Decision, NEVER, Outcome, Snapshot};
 
-/// A charge of one account that is to be undone, in whole or in part.
+/// The data to undo a charge of one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
-    /// The instant of the charge. A charge made before a reset of the account cannot be undone.
+    /// The instant of the charge. It cannot be undone after a reset of the account.
     pub(crate) charged: u64,
-    /// The instant of the decision by the store's clock, to which `end` refers.
+    /// The instant of the decision by the store's clock.
     pub(crate) at: u64,
-    /// GCRA: the TAT after the charge. Other algorithms: the instant at which the next unit is
-    /// available after the charge.
+    /// GCRA: the TAT after the charge. Other algorithms: the instant of the next unit.
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
     /// Units to return, at most `cost`.
     pub(crate) units: u32,
-    /// `true` if the charge queued. Such a charge is undone only while it is the last in the queue.
-    /// Callers behind it keep their positions, so its units would go to a later caller, which would
-    /// then run at the same instant as the last caller of the queue.
+    /// `true` if the charge queued.
+    ///
+    /// Such a charge is undone only while it is the last in the queue. Otherwise a later caller
+    /// would get the same time in the queue as another one.
     pub(crate) queued: bool,
 }
 
 impl Receipt {
-    /// Creates the receipt of a charge made at `now`, of which no units have come back.
+    /// Creates the receipt of a charge made at `now`.
     #[cfg(feature = "redis")]
     pub(crate) fn newest(now: u64, demand: Demand) -> Self {
         let (charged, at, cost) = (now, now, demand.cost);
         Self { charged, at, end: u64::MAX, cost, units: cost, queued: false }
     }
 
-    /// Creates the receipt of `demand` from its outcome in `taken`, to undo at most `units`.
-    /// Defaults to the whole charge. Returns `None` if the store did not report the units left.
+    /// Creates the receipt of a charge, to undo at most `units`. Defaults to the whole charge.
+    ///
+    /// Returns `None` if the store did not report the units left.
     pub(crate) fn new(
         taken: &Decision,
         outcome: &Outcome,
@@ -47,7 +48,8 @@ impl Receipt {
                     reset_ns.saturating_add(u64::from(demand.headroom).saturating_mul(interval));
                 (reset_ns, waits && need > u64::from(limit).saturating_mul(interval))
             }
-            // With headroom, units may remain although the charge queued: its position is unknown.
+            // With headroom, units may remain although the charge queued. Its position is then
+            // unknown.
             Snapshot::Known { remaining: 1.., .. } if demand.headroom > 0 => (NEVER, waits),
             Snapshot::Known { remaining: 1.., .. } => (0, false),
             Snapshot::Known { .. } => (outcome.remaining_and_next().1, waits),

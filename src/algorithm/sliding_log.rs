@@ -1,8 +1,7 @@
 //! The sliding log: every charge of the last period, with its instant.
 //!
-//! It is exact: no span of one period allows more than the quota's units. It needs one entry of
-//! memory per charge, at most twice the units because of late charges. For that reason the units of
-//! a quota with a sliding log are bounded. Charges at the same instant share an entry.
+//! The log is exact, and needs one entry of memory per charge. The units of such a quota are
+//! therefore bounded.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::Quota;
@@ -16,7 +15,7 @@ impl SlidingLog {
         Self(Entries::from_pairs(entries))
     }
 
-    /// Returns a log with one charge of all units, as of the latest.
+    /// Returns a log in which all units were charged at the newest instant.
     pub(super) fn condensed(&self) -> Self {
         let mut log = Entries::default();
         if let Some(newest) = self.0.newest() {

@@ -1,16 +1,13 @@
 //! The sliding window: the last period in equal buckets, aligned to the Unix epoch.
 //!
-//! The newest buckets count in full. The oldest bucket counts in proportion to the part of it that
-//! is still inside the period, without rounding. With one bucket, this is the well-known form with
-//! two counters, where the previous window is weighted by its overlap.
+//! The oldest bucket counts in proportion to its part inside the period. The other buckets count in
+//! full. With one bucket, this is the well-known algorithm with two counters.
 //!
-//! The algorithm assumes that the charges of a bucket are spread evenly. In a true sliding window
-//! it can therefore allow more or fewer units than the quota, by at most the units of one bucket.
-//! More buckets are more precise.
+//! The algorithm assumes evenly spread charges within a bucket. Its error is at most the units of
+//! one bucket, so more buckets are more precise.
 //!
-//! Only charged buckets are kept, at most one more than the quota has. Each bucket keeps the
-//! instant of its last charge instead of its index. If the quota changes, buckets of another width
-//! count all units of the bucket at that instant, so none expires too early.
+//! Only charged buckets are kept. Each keeps the instant of its last charge, so that the number of
+//! buckets can change.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::{Algorithm, Quota};
@@ -18,7 +15,7 @@ use crate::quota::{Algorithm, Quota};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SlidingWindow(Entries);
 
-/// The number and the width of a quota's buckets.
+/// The buckets of a quota.
 #[derive(Clone, Copy)]
 struct Buckets {
     number: u64,
@@ -38,8 +35,7 @@ impl Buckets {
         one / self.width == other / self.width
     }
 
-    /// Returns the instant from which the bucket of `instant` is fully outside the period. It
-    /// starts to leave the period one width earlier.
+    /// Returns the instant from which the bucket of `instant` no longer counts.
     fn expires_at(self, instant: u64) -> u64 {
         (instant / self.width + self.number + 1) * self.width
     }
@@ -51,10 +47,10 @@ impl SlidingWindow {
         Self(Entries::from_pairs(entries))
     }
 
-    /// Returns the units that count now, times the width.
+    /// Returns the units that count now, multiplied by the width.
     fn used(&self, buckets: Buckets, now: u64) -> u128 {
         let width = u128::from(buckets.width);
-        // The part that has left the period, of each bucket that is partly or fully outside.
+        // Parts of buckets that are outside the period.
         let outside = self.0.iter().map_while(|entry| {
             let inside = buckets.expires_at(entry.at).saturating_sub(now);
             let share = buckets.width.checked_sub(inside)?;
@@ -63,7 +59,7 @@ impl SlidingWindow {
         u128::from(self.0.total()) * width - outside.sum::<u128>()
     }
 
-    /// Returns the whole units between the used units and `limit`.
+    /// Returns the whole units that are free below `limit`.
     fn room(&self, quota: &Quota, now: u64, limit: u64) -> u64 {
         let buckets = Buckets::of(quota);
         let width = u128::from(buckets.width);
@@ -96,7 +92,7 @@ impl Counter for SlidingWindow {
                 leaving += same.units;
             }
             newer -= leaving;
-            // The demand fits once the part inside the period is no more than the room for it.
+            // The demand fits as soon as the bucket's part inside the period is small enough.
             let inside = u128::from(room.saturating_sub(newer)) * u128::from(buckets.width);
             let inside = u64::try_from(inside / u128::from(leaving)).unwrap_or(buckets.width);
             fits_at = buckets.expires_at(oldest.at) - inside;

@@ -131,7 +131,7 @@ struct OutcomeRow {
     remaining: u32,
     full: u64,
     next: u64,
-    /// Nanoseconds or "never"; absent on `settle`.
+    /// Nanoseconds or "never". Absent for `settle`.
     retry: Option<serde_json::Value>,
 }
 
@@ -180,14 +180,14 @@ fn cases(file: &str) -> Vec<Case> {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Plays all cases of `file` except those in which the clock goes back, and returns their number.
+/// Runs the cases of `file` whose clock never goes back, and returns their number.
 fn play(file: &str) -> usize {
     let cases = cases(file);
     let played = cases.iter().filter(|case| !case.wall_clock);
     played.map(play_case).count()
 }
 
-/// Charges all accounts or none, as a store does: looks at all, then charges all.
+/// Charges all accounts or none, as a store does.
 fn take_all(
     accounts: &mut [Account],
     quotas: &[Quota],
@@ -266,7 +266,7 @@ fn combinations_match_their_table() {
     assert_eq!(play("combined.json"), 6);
 }
 
-/// Every algorithm reports a late charge as cut from the first unit above the limit and `max_debt`.
+/// A late charge is cut from the first unit above the limit and `max_debt`.
 #[test]
 fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     let algorithms = [
@@ -289,7 +289,7 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     }
 }
 
-/// The receipt of a Redis node whose clock differs is by the clock of that node.
+/// A receipt uses the clock of the Redis node that keeps the account.
 #[cfg(feature = "redis")]
 #[test]
 fn a_receipt_is_by_the_clock_of_its_account() {

@@ -1,13 +1,10 @@
-//! The token bucket with interval refill: all `units` come back together, once per period.
+//! The token bucket with interval refill: all units come back together, once per period.
 //!
-//! The refills are one period apart, counted from the account's first charge. An account expires
-//! when its bucket is full, because a full account equals a new one. The exception is a quota with
-//! `initial` tokens: its full account is kept for the time of a refill from empty. After that, it
-//! starts with `initial` tokens again.
+//! Periods are counted from the first charge of an account. A full account equals a new one, so it
+//! expires. With `initial`, it is kept until it could have refilled from empty.
 //!
-//! The continuous form of the token bucket (RFC 2697 and most others), in which one token comes
-//! back every `period / units`, is [`gcra`](super::gcra). The form in this module allows the whole
-//! burst directly before a refill, and the refilled units directly after it.
+//! In the continuous form of the token bucket, one token comes back every `period / units` (RFC
+//! 2697). That form is [`gcra`](super::gcra).
 
 use super::{NEVER, Receipt, counted::Counter};
 use crate::quota::Quota;
@@ -16,10 +13,9 @@ use crate::quota::Quota;
 pub(crate) struct TokenBucket {
     /// Negative if the account is in debt.
     tokens: i64,
-    /// The instant of the last refill that `tokens` includes. For a full bucket, the refill that
-    /// filled it.
+    /// The instant of the last refill in `tokens`.
     anchor: u64,
-    /// The instant of the first charge. An earlier charge belongs to a previous bucket of the key.
+    /// The instant of the first charge. Earlier charges belong to a bucket that has expired.
     opened: u64,
 }
 
@@ -34,7 +30,7 @@ impl TokenBucket {
         Self { tokens, anchor, opened }
     }
 
-    /// Returns the instant from which `tokens` are available. `tokens` is at most the burst.
+    /// Returns the instant from which `tokens` are available, at most the burst.
     fn reached_at(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();
         let refills = missing.div_ceil(refill(quota));
@@ -94,7 +90,7 @@ impl Counter for TokenBucket {
         }
     }
 
-    /// Counts all tokens refilled since the charge as refills of this charge.
+    /// Counts all tokens refilled since the charge as its own.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);
@@ -115,7 +111,7 @@ fn burst(quota: &Quota) -> i64 {
     quota.limit().into()
 }
 
-/// Returns the tokens per refill. A blocked quota has none, so any value above 0 will do.
+/// Returns the tokens per refill, at least 1.
 fn refill(quota: &Quota) -> u64 {
     quota.units().max(1).into()
 }
@@ -136,7 +132,7 @@ mod tests {
         let (_, mine) = account.take(&quota, 0, Demand::units(5));
         account.take(&quota, SECOND, Demand::units(8));
         account.undo(&quota, SECOND, mine);
-        // Three of the five tokens had been refilled and spent.
+        // Three of the five tokens were refilled and then used.
         assert_eq!(remaining(&account, &quota, SECOND), 2);
     }
 

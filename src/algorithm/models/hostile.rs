@@ -1,4 +1,4 @@
-//! Properties without a model: the charges of other callers are safe, and nothing overflows.
+//! Tests with random values: other callers keep their charges, and nothing overflows.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
     sequences,
 };
 
-/// A quota of any algorithm, with values for which a model would be too slow.
+/// Generates quotas of any algorithm, with extreme values.
 fn extreme_quota() -> impl Strategy<Value = Quota> {
     let number = || prop_oneof![Just(0), Just(1), 2u32..50, any::<u32>(), Just(u32::MAX)];
     let period = prop_oneof![
@@ -47,7 +47,7 @@ fn extreme_quota() -> impl Strategy<Value = Quota> {
 proptest! {
     #![proptest_config(sequences())]
 
-    /// After the undo of a charge, the account has no more units than without that charge.
+    /// An undone charge leaves no more units than if it had never been made.
     #[test]
     fn an_undo_never_reverses_the_charge_of_another_caller(
         kind in 0usize..7, units in 1u32..13, period in periods(), start in start(),
@@ -66,7 +66,7 @@ proptest! {
         let (mut now, mut last) = (start, Row { remaining: 0, full: 0, next: 0, retry: 0 });
         let mut with = Account::new();
         with.take(&quota, now, Demand::units(first));
-        // An account that would have expired without the charge starts again at another instant.
+        // Without the charge, the account would have expired and started again at another instant.
         let is_live = |account: &Account, now| account.expires_at(&quota) > now;
         for (jump, cost, max_wait) in before {
             now += jump.nanos(&quota, last);
@@ -96,9 +96,9 @@ proptest! {
         }
     }
 
-    /// Nothing overflows (the debug profile checks) when quotas and algorithms change and the
-    /// clocks of threads differ a little. A denial has a wait. A refund never takes units, and a
-    /// late charge never returns any.
+    /// Nothing overflows while quotas and clocks change. The debug profile checks each sum.
+    ///
+    /// A denial has a wait, a refund takes no units, and a late charge returns none.
     #[test]
     fn nothing_overflows(
         quotas in prop::collection::vec(extreme_quota(), 1..4),

@@ -1,7 +1,6 @@
 //! Tests of each algorithm against a slow model.
 //!
-//! A model keeps every charge, counts all of them for each result, and finds waits by trying
-//! instants.
+//! A model keeps every charge and counts all of them each time. It finds a wait by trial.
 
 mod hostile;
 mod properties;
@@ -20,7 +19,7 @@ use super::{
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// Sequences per property. There are seven properties for kinds of quotas, and two for all kinds.
+/// Random sequences per test.
 const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 
 /// A charge that a later operation may undo.
@@ -30,7 +29,7 @@ struct Charge {
     units: u64,
     /// Units to return.
     back: u64,
-    /// GCRA: the time until full, directly after the charge, in nanoseconds.
+    /// GCRA: the nanoseconds until full, directly after the charge.
     work: u64,
     /// Paced windows: the units charged in the window, directly after the charge.
     count: u64,
@@ -38,15 +37,14 @@ struct Charge {
     receipt: Receipt,
 }
 
-/// The slow model of an account. Its results for a later instant assume that nothing is charged
-/// until then.
+/// A slow model of an account. It assumes no charge after `now`.
 trait Model: Clone + Debug {
     fn of(quota: &Quota) -> Self;
     /// Drops the account if it has expired at `now`.
     fn arrive(&mut self, now: u64);
     /// Creates the account if it does not exist.
     fn open(&mut self, now: u64);
-    /// Returns `true` if `need` units fit at `t`, with a capacity that is larger by `soft`.
+    /// Returns `true` if `need` units fit at `t`. `soft` is added to the capacity.
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool;
     fn is_full(&self, t: u64) -> bool;
     fn charge(&mut self, now: u64, units: u64);
@@ -58,7 +56,7 @@ trait Model: Clone + Debug {
     fn count_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Charges late, up to the capacity plus `max_debt`.
+    /// Charges late, up to the limit plus `max_debt`.
     fn charge_late(&mut self, now: u64, units: u64);
     fn refund(&mut self, now: u64, units: u64);
     fn undo(&mut self, now: u64, charge: Charge);
@@ -66,8 +64,7 @@ trait Model: Clone + Debug {
     fn queue_end(&self, _now: u64) -> u64 {
         0
     }
-    /// Returns the first instant, not before `now`, at which `pred` is true. `pred` must stay true
-    /// after it.
+    /// Returns the first instant from `now` on at which `pred` is true. It must then stay true.
     fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
         let mut width = 1;
         while !pred(now + width) {
@@ -83,7 +80,7 @@ trait Model: Clone + Debug {
         }
         yes
     }
-    /// Returns the account as a decision at `now` reads it: created if it does not exist.
+    /// Returns the account at `now`, or a new one.
     fn opened(&self, now: u64) -> Self {
         let mut opened = self.clone();
         opened.open(now);
@@ -127,7 +124,7 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     }
 }
 
-/// Decides as the specification says.
+/// Decides by the specification.
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
     let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
@@ -151,7 +148,7 @@ fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> D
     decided(true, overage, wait, row(model, quota, now, 0))
 }
 
-/// Periods that are and are not multiples of the units, down to one nanosecond per unit.
+/// Periods, some of which are not multiples of the units.
 fn periods() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(SECOND),
@@ -167,7 +164,7 @@ fn soft() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(0u32), 1 => 1u32..4, 1 => 4u32..30]
 }
 
-/// The `max_debt` of a quota; half of the quotas have the default.
+/// Generates a `max_debt`. Half of the quotas have the default.
 fn debt() -> impl Strategy<Value = Option<u32>> {
     prop_oneof![2 => Just(None), 1 => (0u32..4).prop_map(Some), 1 => (4u32..40).prop_map(Some)]
 }
@@ -180,7 +177,7 @@ fn quota(units: u32, period: u64) -> Quota {
     Quota::new(units, Duration::from_nanos(period)).expect("a quota")
 }
 
-/// Plays a sequence on the algorithm and on its model, and compares the results of each operation.
+/// Runs a sequence on the algorithm and on its model, and compares all results.
 fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseResult {
     let mut fast = Account::new();
     let mut slow = M::of(&quota);
@@ -204,8 +201,8 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                         units: cost.into(),
                         back: cost.into(),
                         work: slow.work_at(now),
-                        // With headroom, units may remain although the charge queued: its position
-                        // is unknown.
+                        // With headroom, units may remain although the charge queued. Its position
+                        // is then unknown.
                         count: match decided.row.remaining {
                             0 => slow.count_at(now),
                             _ => u64::MAX,
@@ -251,7 +248,7 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
     Ok(())
 }
 
-/// Checks that the demand is allowed after exactly `retry`, and denied one nanosecond earlier.
+/// Checks that the demand is allowed after exactly `retry`, and not one nanosecond earlier.
 fn retry_holds(
     account: &Account,
     quota: &Quota,
@@ -273,9 +270,9 @@ fn retry_holds(
     Ok(())
 }
 
-/// Checks that later results of an account match its current values.
+/// Checks that the account changes at the instants that it reports.
 fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> TestCaseResult {
-    // Results for a new account are those of an account created now.
+    // A new account is created at `now`.
     account.open(quota, now, Demand::units(1));
     let passes = |units| {
         let evaluation = account.look(quota, now, Demand::units(units));

@@ -1,4 +1,4 @@
-//! Each algorithm equals its model, for random quotas and sequences of operations.
+//! Tests that each algorithm equals its slow model.
 
 use proptest::prelude::*;
 

@@ -3,7 +3,7 @@
 use super::{Charge, Model, ceil};
 use crate::quota::Quota;
 
-/// GCRA as work that decreases by one nanosecond per nanosecond.
+/// GCRA as work that decreases by one per nanosecond.
 #[derive(Clone, Debug)]
 pub(super) struct SlowGcra {
     interval: u64,
@@ -11,7 +11,7 @@ pub(super) struct SlowGcra {
     late_limit: u64,
     soft: u64,
     initial: Option<u64>,
-    /// The work, and the instant at which it had that value.
+    /// The work, and the instant at which it was measured.
     account: Option<(u64, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Slow models of the windows and the log.
+//! Slow models of the fixed windows, the sliding window and the sliding log.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,7 @@ impl SlowAligned {
         let offset = |k| if self.paced { spaced(k) } else { 0 };
         (0..allowance).map(|k| start + offset(k)).collect()
     }
-    /// Returns the instants of this window and the next at which a result may change, from `now`
-    /// on.
+    /// Returns the next instants at which a result may change.
     fn coming(&self, now: u64) -> impl Iterator<Item = u64> {
         let window = now / self.period;
         let mut instants = vec![now, (window + 1) * self.period];
@@ -157,7 +156,7 @@ impl Model for SlowAnchored {
     }
 }
 
-/// A sliding window or log that keeps every charge, in buckets of one width. A log has no width.
+/// A sliding window that keeps every charge. A log has no bucket width.
 #[derive(Clone, Debug)]
 pub(super) struct SlowSliding {
     units: u64,
@@ -171,13 +170,13 @@ impl SlowSliding {
     fn bucket(&self, t: u64) -> u64 {
         self.width.map_or(t, |width| t / width)
     }
-    /// Returns the part of a bucket that is inside the period at `t`, out of `width` or of 1.
+    /// Returns the part of a bucket that is inside the period at `t`, in units of `width`.
     fn inside(&self, bucket: u64, t: u64) -> u128 {
         let t = i128::from(t);
         let bucket = i128::from(bucket);
         let inside = match self.width.map(i128::from) {
             None => i128::from(bucket > t - i128::from(self.period)),
-            // The part of [start, end) in the period before `t`; the newest bucket counts in full.
+            // The newest bucket counts in full.
             Some(width) => {
                 let horizon = t - i128::from(self.period);
                 (bucket * width + width - horizon).clamp(0, width)
