@@ -1,7 +1,8 @@
 //! Algorithms that count the units of an account.
 
-/// An algorithm that counts the units of an account. The guide [draws](crate::guide::algorithms)
-/// each algorithm.
+/// Algorithm that counts the units of a quota.
+///
+/// The guide shows a [picture](crate::guide::algorithms) of each.
 ///
 /// | | maximum burst | memory | use it for |
 /// |---|---|---|---|
@@ -14,29 +15,31 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// The generic cell rate algorithm (ITU-T I.371): one unit comes back every interval.
+    /// Generic cell rate algorithm (ITU-T I.371). One unit comes back every interval.
     #[default]
     Gcra,
-    /// The bucket regains `units` units together, at whole periods after the first charge of the
-    /// account.
+    /// Token bucket. All `units` come back together, once per period after the first charge.
     TokenBucket,
-    /// Windows of one period, aligned to the Unix epoch. See [`Algorithm::fixed_window`].
+    /// Windows of one period, aligned to the Unix epoch.
+    ///
+    /// Created with [`Algorithm::fixed_window`].
     FixedWindow {
-        /// The maximum number of unused units that a window lends to the next window.
+        /// The maximum number of unused units that the next window gets.
         carry_over: u32,
-        /// Spaces the units of a window evenly.
+        /// Releases the units of a window at even intervals.
         paced: bool,
     },
-    /// A window of one period that starts with the first charge.
+    /// Window of one period that starts with the first charge.
     AnchoredWindow,
-    /// A window that always covers the last period, counted in `buckets` equal buckets. The oldest
-    /// bucket is counted in proportion to its part that is still inside the period. With one
-    /// bucket, this is the algorithm with two counters.
+    /// Window that always covers the last period, counted in equal buckets.
+    ///
+    /// The oldest bucket counts in proportion to its part inside the period. With one bucket, this
+    /// is the well-known algorithm with two counters.
     SlidingWindow {
         /// The number of buckets, 1 to 1 000.
         buckets: u32,
     },
-    /// A log of all charges of the last period, each with its instant.
+    /// Log of all charges of the last period.
     SlidingLog,
 }
 
@@ -54,8 +57,9 @@ impl Algorithm {
         Self::FixedWindow { carry_over: 0, paced: false }
     }
 
-    /// Lends up to `max` unused units of a window to the next window. A window without charges
-    /// lends nothing.
+    /// Adds up to `max` unused units of a window to the next window.
+    ///
+    /// A window without charges adds nothing.
     ///
     /// # Panics
     ///
@@ -69,7 +73,7 @@ impl Algorithm {
         }
     }
 
-    /// Spaces the units of a window evenly.
+    /// Releases the units of a window at even intervals.
     ///
     /// # Panics
     ///
@@ -88,8 +92,10 @@ impl Algorithm {
 mod tests {
     use super::Algorithm;
 
-    /// Fails to compile for a new algorithm until it has a picture: a line in
-    /// `examples/plot/pictures.rs` draws it, and a section of `src/guide/algorithms.md` shows it.
+    /// Fails to compile for a new algorithm until it has a picture.
+    ///
+    /// The picture needs a line in `examples/plot/pictures.rs` and a section in
+    /// `src/guide/algorithms.md`.
     fn picture(algorithm: Algorithm) -> &'static str {
         match algorithm {
             Algorithm::Gcra => include_str!("../guide/plots/gcra.svg"),

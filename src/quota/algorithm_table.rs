@@ -1,4 +1,4 @@
-//! The serde form of an algorithm. It is a word, or a table if the algorithm has settings.
+//! The serde form of an algorithm: a word or a table.
 
 use serde::{
     de::{Deserialize, Deserializer},
@@ -12,9 +12,11 @@ const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \"a
                           \"sliding_log\", { sliding_window = { buckets = 60 } } or \
                           { fixed_window = { carry_over = 30, paced = true } }";
 
-/// Reads `"gcra"`, `"token_bucket"`, `"fixed_window"`, `"anchored_window"` or `"sliding_log"`. The
-/// forms with settings are `{ sliding_window = { buckets = 60 } }` and `{ fixed_window = {
-/// carry_over = 30, paced = true } }`. Both fields of `fixed_window` are optional.
+/// Reads an algorithm from a word or a table.
+///
+/// - `"gcra"`, `"token_bucket"`, `"fixed_window"`, `"anchored_window"` or `"sliding_log"`
+/// - `{ sliding_window = { buckets = 60 } }`
+/// - `{ fixed_window = { carry_over = 30, paced = true } }`, where both fields are optional
 impl<'de> Deserialize<'de> for Algorithm {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         de::read::<AlgorithmTable, D>(value)

@@ -3,32 +3,33 @@
 use super::{Algorithm, ErrorKind, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// Sets the maximum debt that late charges can add beyond the limit, in units. Defaults to the
-    /// limit.
+    /// Sets the maximum debt after late charges, in units. Defaults to the limit.
     ///
-    /// A late charge raises the cost of a request that was already admitted. It is made if a
-    /// handler adjusts a charge to a higher cost, or by [`Limiter::adjust`](crate::Limiter::adjust)
-    /// with a positive number. A late charge never fails, but stops when `limit + max_debt` units
-    /// are charged. **Further units are lost**: the request used them, but no account is charged
-    /// for them. With `max_debt(0)`, a late charge can empty an account, but cannot put it into
-    /// debt.
+    /// A late charge raises the cost of a request that was already admitted. A handler makes it by
+    /// adjusting a charge upwards, or by a positive [`Limiter::adjust`](crate::Limiter::adjust).
+    ///
+    /// A late charge never fails. It stops when `limit + max_debt` units are charged, and **further
+    /// units are lost**: the request used them, but they are never charged. With `max_debt(0)`, a
+    /// late charge can empty an account, but cannot put it into debt.
     ///
     /// # Parallel requests
     ///
-    /// Parallel requests are admitted by the units that they reserve, before any of their charges
-    /// is adjusted. Suppose that each request reserves *r* units and actually costs *a* units. A
-    /// full account then admits *n* = *limit* / *r* parallel requests, and more requests as units
-    /// come back. The *n* requests use *n·a* units, of which at most `limit + max_debt` are
-    /// charged. No unit is lost if
+    /// Parallel requests are admitted by the units that they reserve, before their charges are
+    /// adjusted. Suppose that each request reserves *r* units and actually costs *a* units. A full
+    /// account then admits *n* = *limit* / *r* requests at once. They use *n·a* units, and at most
+    /// `limit + max_debt` are charged.
     ///
-    /// `max_debt ≥ n·a − limit`, which is `limit · (a / r − 1)` for requests that start together.
+    /// No unit is lost if `max_debt ≥ n·a − limit`, which is `limit · (a / r − 1)`.
     ///
-    /// For example, take a quota of 1 000 units per minute. A client sends waves of 1 000 requests.
-    /// Each request reserves 1 unit and costs 100 000 units. By default, each wave uses 10⁸ units
-    /// but is charged only 2 000 units, and the next wave starts after two minutes. These are
-    /// **3·10⁹ units per hour, but the quota allows 61 000**. With `max_debt(99_999_000)` the first
-    /// wave uses 10⁸ units, and the account is in debt for 69 days. A larger reservation is better
-    /// than a large debt: requests that reserve their maximum cost never use more than the quota.
+    /// For example, take a quota of 1 000 units per minute and waves of 1 000 requests. Each
+    /// request reserves 1 unit and costs 100 000 units.
+    ///
+    /// - By default, each wave uses 10⁸ units but is charged only 2 000, so the next wave starts
+    ///   after two minutes. **That is 3·10⁹ units per hour, but the quota allows 61 000.**
+    /// - With `max_debt(99_999_000)`, the first wave puts the account into debt for 69 days.
+    ///
+    /// A larger reservation is better than a large debt. Requests that reserve their maximum cost
+    /// never use more than the quota.
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -44,15 +45,21 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if an account would need more than ten years to recover from the debt (GCRA and token
-    /// bucket). Also panics if the debt of a sliding log is above 10 000 units, or if the quota is
-    /// [blocked](Quota::blocked). For a number known only at run time, use [`Quota::try_max_debt`].
+    /// Panics in these cases:
+    ///
+    /// - The account would need more than ten years to recover from the debt (GCRA and token
+    ///   bucket).
+    /// - The debt of a sliding log is above 10 000 units.
+    /// - The quota is [blocked](Quota::blocked).
+    ///
+    /// For a number known only at run time, use [`Quota::try_max_debt`].
     ///
     /// # Limitations
     ///
-    /// This setting bounds the charged units, but not the used units. The used units are bounded by
-    /// the reservations and by the number of parallel requests of a key. If lost units are
-    /// refunded, more units are returned than were charged, but only until the account is full.
+    /// This setting bounds the charged units, not the used units. The used units depend on the
+    /// reservations and on the number of parallel requests of a key.
+    ///
+    /// A refund of lost units returns more than was charged, until the account is full.
     #[track_caller]
     pub const fn max_debt(self, units: u32) -> Self {
         Self { max_debt: Some(units), ..self }.or_panic()
@@ -80,8 +87,7 @@ impl Quota {
         self.burst as u64 + self.max_debt_units() as u64
     }
 
-    /// Returns an error if the debt would take too long to recover from, or would need too much
-    /// memory.
+    /// Returns the error of a debt that is too large.
     pub(super) const fn debt_fault(&self) -> Option<ErrorKind> {
         let Some(debt) = self.max_debt else { return None };
         if debt as u64 <= self.longest_debt() {
@@ -93,9 +99,7 @@ impl Quota {
         }
     }
 
-    /// Returns the maximum valid debt. In general, this is the number of units that come back in
-    /// ten years. The debt of a window ends with the window. A log keeps at most one entry per
-    /// unit.
+    /// Returns the maximum valid debt.
     pub(super) const fn longest_debt(&self) -> u64 {
         let by_interval = MAX_REFILL / self.interval;
         let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
@@ -127,7 +131,7 @@ mod tests {
                  the rate (max_debt 3651, interval 86400s)"
             );
         }
-        // of three years, only three whole periods fit
+        // Three years contain only three whole periods.
         let years = Quota::new(1_000, Duration::from_secs(3 * 365 * 86_400)).expect("a quota");
         for (algorithm, most) in [(Algorithm::Gcra, 3_333), (Algorithm::TokenBucket, 3_000)] {
             let quota = years.algorithm(algorithm);

@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-/// The error for an invalid [`Quota`](crate::Quota). The text has the field, the value and the fix.
+/// Error for an invalid [`Quota`](crate::Quota).
+///
+/// The message has the field, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaError(pub(super) Repr);
 
@@ -39,7 +41,7 @@ pub(super) enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns the message without values, because a panic in a constant cannot format values.
+    /// Returns the message without values, which a panic in a constant cannot format.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::NoUnits => "quota: units is 0; use Quota::blocked() to deny all requests",

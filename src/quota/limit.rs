@@ -1,13 +1,11 @@
-//! Quotas with a changed limit, used to measure the limit that a trace needs.
+//! Quotas with another limit, to measure the limit that a trace of requests needs.
 
 use super::{Algorithm, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// Returns this quota with the highest limit that its algorithm can count, and without soft
-    /// units.
+    /// Returns this quota with the highest limit that can be counted, without soft units.
     ///
-    /// The result is only for counting. For a window, its limit can be above that of any valid
-    /// quota. The result has no carry-over and no pacing.
+    /// The result is only for counting, because its limit can be above that of any valid quota.
     pub(crate) fn widest(&self) -> Self {
         if self.is_blocked() {
             return *self;
@@ -25,12 +23,13 @@ impl Quota {
         }
     }
 
-    /// Returns this quota with a limit of `units`: the units of a window, or the burst of any other
-    /// algorithm.
+    /// Returns this quota with another limit.
+    ///
+    /// This is the burst, or the units of a window.
     ///
     /// # Errors
     ///
-    /// Fails if a quota with this limit is not valid.
+    /// Fails if the new quota is not valid.
     pub(crate) fn with_limit(&self, units: u32) -> Result<Self, QuotaError> {
         match self.algorithm {
             Algorithm::Gcra | Algorithm::TokenBucket => self.try_burst(units),
@@ -41,8 +40,7 @@ impl Quota {
         }
     }
 
-    /// Returns a window without pacing and carry-over, because both settings hide a part of the
-    /// count.
+    /// Returns a window without pacing and carry-over, which hide a part of the count.
     fn wide_window(&self, units: u32) -> Self {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow { .. } => Algorithm::fixed_window(),

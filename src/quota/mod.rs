@@ -20,15 +20,13 @@ pub(crate) use self::table::{read_time, time_text};
 pub use self::{algorithm::Algorithm, error::QuotaError};
 
 const SECOND: u64 = 1_000_000_000;
-/// The longest time in which an account may refill: ten years of 365 days.
+/// The longest time in which an account may refill: ten years.
 const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
-/// The maximum number of units of a sliding log. A log keeps one entry per charge.
+/// The maximum units of a sliding log, which keeps one entry per charge.
 const MAX_LOG_UNITS: u64 = 10_000;
-/// The maximum number of buckets of a sliding window. A window keeps one count per bucket and
-/// account.
+/// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
-/// The units of time in the text form, with their lengths in nanoseconds. The longest unit is
-/// first.
+/// Units of time in nanoseconds, the longest first.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
     ("h", 3_600 * SECOND),
@@ -39,14 +37,13 @@ const UNITS: [(&str, u64); 7] = [
     ("ns", 1),
 ];
 
-/// A quota of `units` per `period`. Up to `burst` units may be taken in one instant.
+/// Limit of `units` per `period`, with a `burst` that may be used at once.
 ///
-/// The default algorithm is the generic cell rate algorithm (GCRA, ITU-T I.371): one unit comes
-/// back every [`interval`](Quota::interval). The interval is `period / units`, rounded **up** to a
-/// nanosecond, so a quota never allows more than its numbers say.
+/// By default, one unit comes back every [`interval`](Quota::interval) (GCRA, ITU-T I.371). The
+/// interval is rounded **up** to a nanosecond, so a quota never allows more than its numbers say.
 ///
-/// Invalid numbers in a constant are compile errors. For numbers known only at run time, use
-/// [`Quota::new`] or [`str::parse`], which return an error.
+/// Invalid numbers in a constant are compile errors. [`Quota::new`] and [`str::parse`] return an
+/// error instead.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,12 +57,17 @@ const UNITS: [(&str, u64); 7] = [
 /// # Ok::<(), tower_sluice::quota::QuotaError>(())
 /// ```
 ///
-/// Feature `serde` reads a quota from any format that distinguishes numbers from text (TOML, JSON).
-/// The form is either text or a table. The fields of the table have the names of the setters, with
-/// two exceptions: `name` is [`named`](Quota::named), and `blocked = true` is a
-/// [blocked](Quota::blocked) quota with a name. An error has the field, its value and the fix. A
-/// quota is written as text if the text can express all its settings, and as a table otherwise.
-/// Names stay in memory for the life of the process, see [`RuleName`](crate::rule::RuleName).
+/// # Configuration files
+///
+/// With feature `serde`, a quota is read from text or from a table. This works with any format that
+/// distinguishes numbers from text, such as TOML and JSON.
+///
+/// The fields of the table are named after the setters, except two. `name` is
+/// [`named`](Quota::named), and `blocked = true` is a [blocked](Quota::blocked) quota. An error has
+/// the field, its value and the fix.
+///
+/// A quota is written as text if the text can express all its settings. Names stay in memory for
+/// the life of the process, see [`RuleName`](crate::rule::RuleName).
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
@@ -152,9 +154,11 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if `units` or `period` is zero, if the period is longer than ten years, or if more
-    /// than one unit would come back per nanosecond. The error has the field, its value and the
-    /// fix.
+    /// Fails in these cases:
+    ///
+    /// - `units` or `period` is zero.
+    /// - The period is longer than ten years.
+    /// - More than one unit would come back per nanosecond.
     pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
         let nanos = period.as_nanos();
         #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
@@ -165,11 +169,13 @@ impl Quota {
         }
     }
 
-    /// Creates a quota that denies all requests with a cost above 0. Waiting does not help, so no
-    /// `Retry-After` is sent, and the status is 403 (see
-    /// [`TooManyRequests::blocked_status`](crate::reject::TooManyRequests::blocked_status)).
+    /// Creates a quota that denies all requests.
     ///
-    /// The opposite is an empty list of [`Quotas`](crate::rule::Quotas).
+    /// Waiting does not help, so the response has no `Retry-After`. Its status is 403 by default,
+    /// see [`TooManyRequests::blocked_status`](crate::reject::TooManyRequests::blocked_status). A
+    /// request with cost 0 is still allowed.
+    ///
+    /// For no limit at all, use an empty list of [`Quotas`](crate::rule::Quotas).
     pub const fn blocked() -> Self {
         Self {
             units: 0,
@@ -184,8 +190,7 @@ impl Quota {
         }
     }
 
-    /// Sets the burst, which is the number of units that may be taken from a full account in one
-    /// instant.
+    /// Sets the burst: the units that may be taken at once from a full account.
     ///
     /// ```
     /// # use tower_sluice::Quota;
@@ -195,9 +200,8 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `units` is 0, or if such a burst takes more than ten years to refill. In a
-    /// constant, this is a compile error. For a number known only at run time, use
-    /// [`Quota::try_burst`].
+    /// Panics if `units` is 0, or if the burst takes more than ten years to refill. In a constant,
+    /// this is a compile error. For a number known only at run time, use [`Quota::try_burst`].
     #[track_caller]
     pub const fn burst(self, units: u32) -> Self {
         Self { burst: units, ..self }.or_panic()
@@ -207,8 +211,8 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Fails if `units` is 0, if such a burst takes more than ten years to refill, or if the quota
-    /// is [blocked](Quota::blocked).
+    /// Fails if `units` is 0, if the burst takes more than ten years to refill, or if the quota is
+    /// [blocked](Quota::blocked).
     pub const fn try_burst(self, units: u32) -> Result<Self, QuotaError> {
         Self { burst: units, ..self }.checked(units)
     }
@@ -222,10 +226,15 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if the algorithm cannot count the quota. This is the case for a window with a burst
-    /// that differs from its units, for buckets that do not divide the period, for more than 1 000
-    /// buckets, and for a log of more than 10 000 units. For an algorithm known only at run time,
-    /// use [`Quota::try_algorithm`].
+    /// Panics if the algorithm cannot count the quota, for example:
+    ///
+    /// - A window has a burst that differs from its units.
+    /// - The buckets do not divide the period, or are more than 1 000.
+    /// - A log has more than 10 000 units.
+    /// - A window has [`initial`](Quota::initial) units, or a paced window has
+    ///   [`soft`](Quota::soft) units.
+    ///
+    /// For an algorithm known only at run time, use [`Quota::try_algorithm`].
     #[track_caller]
     pub const fn algorithm(self, algorithm: Algorithm) -> Self {
         Self { algorithm, ..self }.or_panic()
@@ -240,8 +249,7 @@ impl Quota {
         Self { algorithm, ..self }.checked(self.units)
     }
 
-    /// Sets the number of units that a new account has, for GCRA and token bucket. By default, a
-    /// new account is full.
+    /// Sets the units of a new account, for GCRA and token bucket. Defaults to a full account.
     ///
     /// # Panics
     ///
@@ -260,8 +268,7 @@ impl Quota {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Sets the number of units that a new account has. It is the number of units that come back in
-    /// `time`, rounded down.
+    /// Sets the units of a new account to those that come back in `time`, rounded down.
     ///
     /// # Panics
     ///
@@ -274,8 +281,9 @@ impl Quota {
         self.initial(units)
     }
 
-    /// Allows up to `units` units beyond the limit. Such requests are marked as
-    /// [overage](crate::Decision::is_overage).
+    /// Allows up to `units` units beyond the limit.
+    ///
+    /// Such requests are marked as [overage](crate::Decision::is_overage).
     ///
     /// # Panics
     ///
@@ -307,8 +315,9 @@ impl Quota {
         Self { soft: units, ..self }.checked(units)
     }
 
-    /// Sets the name of the quota in header fields and problem bodies. Defaults to the name of the
-    /// rule. If the rule has several quotas, the period is appended.
+    /// Sets the name of the quota in header fields and problem bodies.
+    ///
+    /// Defaults to the name of the rule. If a rule has several quotas, the period is appended.
     ///
     /// # Panics
     ///
@@ -328,7 +337,7 @@ impl Quota {
         self.units
     }
 
-    /// Returns the limit, which is the maximum number of units that are available at the same time.
+    /// Returns the limit: the maximum number of units that are available at once.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.burst
@@ -378,8 +387,7 @@ impl Quota {
         self.initial
     }
 
-    /// Returns the limit plus the soft units: the maximum number of units that can be taken in one
-    /// instant.
+    /// Returns the limit plus the soft units.
     pub(crate) const fn raised_limit(&self) -> u32 {
         self.burst.saturating_add(self.soft)
     }
@@ -390,7 +398,7 @@ impl Quota {
         self.soft
     }
 
-    /// Returns `true` if both quotas count alike. Names may differ.
+    /// Returns `true` if both quotas are equal except for their names.
     pub(crate) fn counts_like(&self, other: &Self) -> bool {
         Self { name: None, ..*self } == Self { name: None, ..*other }
     }
@@ -401,7 +409,7 @@ impl Quota {
         format!("{n}{unit}")
     }
 
-    /// Creates a quota with the default algorithm. The burst is equal to the units.
+    /// Creates a quota with the default algorithm and burst.
     const fn plain(units: u32, period: u64) -> Result<Self, ErrorKind> {
         if units == 0 {
             return Err(ErrorKind::NoUnits);
@@ -428,8 +436,7 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid, and panics otherwise. In a constant, the panic is a
-    /// compile error.
+    /// Returns the quota if it is valid, and panics otherwise.
     #[track_caller]
     const fn or_panic(self) -> Self {
         match self.fault() {
@@ -438,8 +445,7 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid. The error contains `number`, which is the number that was
-    /// set last.
+    /// Returns the quota if it is valid. The error contains `number`, which was set last.
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),
@@ -453,7 +459,7 @@ impl Quota {
         }
     }
 
-    /// Returns the fault of the quota, if any.
+    /// Returns the error of an invalid quota.
     const fn fault(&self) -> Option<ErrorKind> {
         if self.units == 0 {
             let changed = self.burst > 0

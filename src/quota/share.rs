@@ -1,20 +1,15 @@
-//! The share of a quota for one of several processes, for the local store of a fallback.
+//! The share of a quota for one of several processes.
 
 use std::num::NonZeroU32;
 
 use super::{Algorithm, MAX_REFILL, Quota};
 
 impl Quota {
-    /// Returns the share of one of `n` processes. All shares together admit no more than this
-    /// quota, except for rounding, because a share has at least one unit.
+    /// Returns the share of one of `n` processes.
     ///
-    /// A charge needs `need` units in one instant. If the share has fewer units than that but the
-    /// whole quota has enough, the burst of the share is raised to `need`. Otherwise the charge
-    /// would always be denied. The rate of the share does not change, except for a window, which
-    /// has no separate burst.
-    ///
-    /// The share is always a valid quota. If it would take more than ten years to refill, it takes
-    /// ten years.
+    /// All shares together admit no more than this quota, except that a share has at least one
+    /// unit. If the whole quota has `need` units, the burst of a share is at least `need`.
+    /// Otherwise a charge of `need` units would always be denied.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
         if self.is_blocked() {
             return *self;
@@ -53,8 +48,7 @@ impl Quota {
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
-    /// Returns the burst and the soft units of a share. They are raised to `need` if the whole
-    /// quota has at least `need` units.
+    /// Returns the burst and the soft units of a share, raised to `need` if the whole quota has it.
     fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
         let whole = u64::from(self.burst) + u64::from(self.soft);
         if need <= u64::from(burst) + u64::from(soft) || need > whole {
@@ -86,7 +80,7 @@ mod tests {
         NonZeroU32::new(processes).expect("above 0")
     }
 
-    /// Generates valid quotas of every algorithm, up to the extremes.
+    /// Generates valid quotas of every algorithm.
     fn quota() -> impl Strategy<Value = Quota> {
         let units = prop_oneof![1..20_u32, 1..10_000_u32, 1..=u32::MAX];
         let period = prop_oneof![1..100_u64, 1..=MAX_REFILL, MAX_REFILL - 20..=MAX_REFILL];

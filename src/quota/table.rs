@@ -1,5 +1,4 @@
-//! The serde form of a quota. It is text if the text can express all settings, and a table
-//! otherwise.
+//! The serde form of a quota: text or a table.
 
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_d
                       blocked";
 const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 
-/// Reads the [text form](str::parse), or a table with the names of the setters. See [`Quota`].
+/// Reads the [text form](str::parse) or a table. See [`Quota`].
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         de::read::<QuotaTable, D>(value)
@@ -67,8 +66,7 @@ impl TableForm for QuotaTable {
         Ok(())
     }
 
-    /// Applies the fields one by one. The order is such that a valid quota is also valid after each
-    /// step.
+    /// Applies the fields in an order in which each step of a valid quota is valid.
     fn read(self) -> Result<Quota, String> {
         let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
@@ -121,7 +119,7 @@ pub(crate) fn time_text(time: Duration) -> Option<String> {
     Some(format!("{n}{unit}"))
 }
 
-/// Writes the text form if parsing it returns the same quota, and a table otherwise.
+/// Writes text if it can express the quota, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.interval != self.period.div_ceil(self.units.max(1).into()) {

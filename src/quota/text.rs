@@ -21,8 +21,10 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`. Other spellings of time units
-/// are `sec`, `second`, `m`, `minute`, `hr`, `hour` and `d`, and the plurals.
+/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`.
+///
+/// Time units may also be written as `sec`, `second`, `m`, `minute`, `hr`, `hour` and `d`, or as
+/// their plurals.
 impl FromStr for Quota {
     type Err = QuotaError;
 
@@ -53,7 +55,7 @@ impl FromStr for Quota {
     }
 }
 
-/// Other spellings of time units. A quota is always written with one of [`UNITS`].
+/// Other spellings of time units.
 const SPELLINGS: [(&str, &str); 14] = [
     ("d", "day"),
     ("days", "day"),
@@ -71,7 +73,7 @@ const SPELLINGS: [(&str, &str); 14] = [
     ("seconds", "s"),
 ];
 
-/// Reads `"10s"`, or `"min"` for one minute. The error text describes the fix.
+/// Reads `"10s"`, or `"min"` for one minute. The error describes the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
@@ -91,7 +93,7 @@ pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
     whole.map_or((nanos, "ns"), |(name, unit)| (nanos / unit, name))
 }
 
-/// Parses a number that has only digits. `u32::from_str` would also accept a sign.
+/// Parses a number of digits only. `u32::from_str` also accepts a sign.
 fn whole_number(text: &str) -> Option<u32> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
