@@ -1,8 +1,10 @@
-//! A key that all requests share.
+//! One key for all requests.
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// An extractor that returns the same key for all requests, for a limit on the whole site.
+/// Extractor that returns the same key for all requests.
+///
+/// Use it to limit a whole site.
 ///
 /// ```
 /// use tower_sluice::{Quota, Rule, key::Everyone};

@@ -11,13 +11,15 @@ use std::{
 
 use super::{Key, KeyError, KeyExtractor, RequestHead};
 
-/// The identity of type `T` that a middleware has inserted into the request's extensions. A request
-/// without that extension has no identity.
+/// Extractor for an identity of type `T` in the request's extensions.
 ///
-/// The middleware must verify the identity and run before the limiter. In axum, add it after the
-/// limiter, because the last layer is the outermost. If it runs after the limiter, no request has
-/// an identity. The log reports this once, after the first 32 requests (`no_identity` in
-/// [`lint`](crate::lint)).
+/// A request without that extension has no identity.
+///
+/// A middleware must verify and insert the identity before the limiter runs. In axum, add it after
+/// the limiter, because the last layer is the outermost.
+///
+/// If it runs after the limiter, no request has an identity. The log reports this once, after the
+/// first 32 requests (`no_identity` in [`lint`](crate::lint)).
 ///
 /// ```
 /// use tower_sluice::{Key, key::ExtensionKey};
@@ -34,8 +36,9 @@ pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     absence: AbsenceCheck,
 }
 
-/// The mark that an [`IdentifyLayer`](crate::identify::IdentifyLayer) puts on a request in which it
-/// found no `T`. The mark shows that the layer runs before the limiter.
+/// Mark of a request in which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no `T`.
+///
+/// It shows that the layer runs before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {
@@ -53,13 +56,12 @@ impl<T> Clone for Anonymous<T> {
 /// The number of requests that are checked.
 const SAMPLE: u32 = 32;
 
-/// A count of the requests without an identity. The count stops at the first request with an
-/// identity. Clones share the count.
+/// Counts requests until the first one with an identity. Clones share the count.
 #[derive(Clone, Default)]
 struct AbsenceCheck(Arc<AtomicU32>);
 
 impl AbsenceCheck {
-    /// Stops the count, because a request had an identity before the limiter ran.
+    /// Stops the count.
     #[inline]
     fn stop(&self) {
         if self.0.load(Relaxed) < SAMPLE {
@@ -90,7 +92,7 @@ fn warn(name: &str) {
 fn warn(_: &str) {}
 
 impl<T: Clone + Into<Key>> ExtensionKey<T> {
-    /// Creates an extractor whose key is the extension itself.
+    /// Creates an extractor whose key is the extension.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -112,7 +114,7 @@ where
     F: Fn(&T) -> K,
     K: Into<Key>,
 {
-    /// Creates an extractor whose key is the value that `key` reads from the extension.
+    /// Creates an extractor whose key is read from the extension.
     pub fn by(key: F) -> Self {
         Self { key, of: PhantomData, absence: AbsenceCheck::default() }
     }

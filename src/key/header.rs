@@ -6,11 +6,13 @@ use http::{HeaderName, StatusCode};
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// The value of a request header as the key, byte for byte. White space around the value is dropped
-/// ([RFC 9110, §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
+/// Extractor for the value of a request header, byte for byte.
 ///
-/// A request has no identity if the header is absent, empty or blank. A request with two such
-/// headers is rejected with 400, because the inner service might read the other value.
+/// White space around the value is dropped ([RFC 9110,
+/// §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
+///
+/// A request has no identity if the header is absent or blank. A request with two such headers is
+/// rejected with 400, because the inner service might read the other value.
 ///
 /// ```
 /// use tower_sluice::key::HeaderKey;
@@ -25,8 +27,8 @@ impl HeaderKey {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not a header name. For a name known only at run time, parse a
-    /// [`HeaderName`] and use `HeaderKey::from`.
+    /// Panics if `name` is not a header name. For a name known only at run time, use
+    /// `HeaderKey::from`.
     #[track_caller]
     #[must_use]
     pub fn new(name: &'static str) -> Self {

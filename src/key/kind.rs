@@ -1,10 +1,9 @@
 //! Kinds of keys.
 
-/// The kind of key that a [`KeyExtractor`](super::KeyExtractor) returns.
+/// Kind of key that a [`KeyExtractor`](super::KeyExtractor) returns.
 ///
-/// Operators write the key of an account in requests to the `admin` router. The router parses the
-/// key as the kind of the rule's extractor, and rejects a key that no request can have. The kind
-/// does not change decisions.
+/// The `admin` router parses the keys that operators write as this kind. It rejects a key that no
+/// request can have. The kind does not change decisions.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, KeyKind, PeerIp};
@@ -25,7 +24,7 @@ pub enum KeyKind {
     Text,
     /// A whole number.
     Number,
-    /// An IP address that is cut to its leading bits.
+    /// An IP address cut to its leading bits.
     Address {
         /// The number of leading bits of an IPv4 address, at most 32.
         ipv4_prefix: u8,
@@ -34,18 +33,17 @@ pub enum KeyKind {
     },
     /// The key that all requests share, [`Key::everyone`](super::Key::everyone).
     Everyone,
-    /// The key that all requests without an identity share
+    /// The key of all requests without an identity
     /// ([`OnMissingKey::Share`](crate::rule::OnMissingKey::Share)).
     Unidentified,
     /// A key of one of these kinds.
     OneOf(Vec<Self>),
-    /// Keys of these kinds, [joined](super::Key::join) in this order.
+    /// Several keys, [joined](super::Key::join) in this order.
     Tuple(Vec<Self>),
 }
 
 impl KeyKind {
-    /// Combines two kinds: a key of the returned kind is either of this kind or of the kind
-    /// `other`.
+    /// Returns the kind of a key that is of this kind or of kind `other`.
     ///
     /// ```
     /// use tower_sluice::key::KeyKind;

@@ -4,11 +4,11 @@ use http::Method as Name;
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// The request method as a key, usually as one part of a tuple.
+/// Extractor for the request method, usually as one part of a tuple.
 ///
 /// The nine methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and [RFC
 /// 5789](https://www.rfc-editor.org/rfc/rfc5789) (`PATCH`) are separate keys. All other methods
-/// share the key `other`, so an invented method name does not create a new account.
+/// share the key `other`, so that clients cannot create accounts by inventing methods.
 ///
 /// ```
 /// use tower_sluice::{key::{MethodKey, PeerIp}, key_fn};
@@ -21,7 +21,9 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 ///
 /// # Limitations
 ///
-/// Clients choose the method. With `(MethodKey, PeerIp::new())` one address has ten times the quota.
+/// Clients choose the method. With `(MethodKey, PeerIp::new())`, one address has ten times the
+/// quota.
+///
 /// If the server answers `HEAD` with the handler of `GET`, that handler runs for both accounts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MethodKey;

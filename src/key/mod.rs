@@ -1,9 +1,11 @@
-//! Keys and their extractors. The key selects the account that a request is charged to.
+//! Keys and their extractors.
 //!
-//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]) and returns the key of the
-//! account to charge. It has no access to the body and does not wait. If the lookup of an identity
-//! needs `await`, put an [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and
-//! read its result with [`ExtensionKey`].
+//! The key of a request selects the account that is charged.
+//!
+//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]). It cannot read the body and
+//! cannot wait. If an identity needs an asynchronous lookup, use an
+//! [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and read its result with
+//! [`ExtensionKey`].
 //!
 //! ```
 //! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
@@ -28,12 +30,14 @@
 //! # Security
 //!
 //! Clients can send any header. Use a header as a key only if a component before the limiter has
-//! verified it. Otherwise one client can exhaust the quota of another, or send a new name with each
-//! request and never be limited. In addition, any client that claims an unverified identity can see
-//! its remaining quota. Therefore verify an identity first, then limit by the verified identity.
+//! verified it. Otherwise a client can:
 //!
-//! `PeerIp` is the address from which the connection was opened. Behind a proxy, that is the
-//! address of the proxy. `ClientIp` is as trustworthy as the list of proxies that you configure.
+//! - exhaust the quota of another client,
+//! - send a new name with each request and never be limited,
+//! - see the remaining quota of another client.
+//!
+//! `PeerIp` is the address of the connection. Behind a proxy, that is the address of the proxy.
+//! `ClientIp` is as trustworthy as the list of proxies that you configure.
 //!
 //! | Extractor | Trusts |
 //! |---|---|
@@ -43,10 +47,12 @@
 //! | `Route` | the router: all spellings of a path are one route |
 //! | [`ExtensionKey`] | the middleware that inserted it: the authentication before the limiter |
 //!
-//! Combine rules if one key is not enough. A rule with a shorter prefix limits a client that has
-//! many addresses. A rule by address limits a client that has many user names. A rule by user name
-//! limits password guesses from many addresses. A request is charged to all rules of a layer, or to
+//! Combine rules if one key is not enough. A request is charged to all rules of a layer, or to
 //! none.
+//!
+//! - A rule with a shorter prefix limits a client that has many addresses.
+//! - A rule by address limits a client that has many user names.
+//! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
 mod everyone;
@@ -91,12 +97,11 @@ pub use self::{
 pub(crate) use self::{extension::Anonymous, network::Networks, peer_ip::peer_address};
 pub use crate::head::RequestHead;
 
-/// Extracts the key of the account that a request is charged to.
+/// Extracts the key of a request, which selects the account to charge.
 ///
-/// `Ok(None)` means that the rule does not apply to the request. The rule then neither charges nor
-/// denies the request. If a request *should* have an identity but has none, return
-/// [`KeyError::missing`]. The rule has a policy for that case
-/// ([`OnMissingKey`](crate::rule::OnMissingKey)).
+/// `Ok(None)` means that the rule does not apply to the request. If a request *should* have an
+/// identity but has none, return [`KeyError::missing`]. The rule's
+/// [`OnMissingKey`](crate::rule::OnMissingKey) policy then handles the request.
 ///
 /// ```
 /// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
@@ -119,18 +124,18 @@ pub use crate::head::RequestHead;
             tuple are one composite key"
 )]
 pub trait KeyExtractor {
-    /// Returns the key of the request with this head.
+    /// Returns the key of a request.
     ///
     /// # Errors
     ///
     /// Fails if the request has no identity of this type, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns the kind of key that this extractor returns. Defaults to [`KeyKind::Any`].
+    /// Returns the kind of this extractor's keys. Defaults to [`KeyKind::Any`].
     ///
-    /// The `admin` router uses the kind to parse the keys that operators write. Override this
-    /// method if all keys have one kind. Otherwise an operator may block a text key while requests
-    /// have address keys.
+    /// The `admin` router parses the keys that operators write as this kind. Override this method
+    /// if all keys have one kind. Otherwise an operator may block a text key while requests have
+    /// address keys.
     ///
     /// ```
     /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
@@ -157,9 +162,10 @@ pub trait KeyExtractor {
         KeyKind::Any
     }
 
-    /// Returns one message for each setting of this extractor that is valid but probably a mistake.
-    /// The message contains the value and the fix.
-    /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports them as
+    /// Returns a message for each setting that is valid but probably a mistake.
+    ///
+    /// A message contains the value and the fix.
+    /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports it as
     /// [`Lint::KeyExtractor`](crate::lint::Lint::KeyExtractor). Defaults to an empty list.
     ///
     /// ```
@@ -173,7 +179,7 @@ pub trait KeyExtractor {
         Vec::new()
     }
 
-    /// Returns an extractor that uses `other` if this extractor finds no key.
+    /// Returns an extractor that uses `other` if this one finds no key.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
         Self: Sized,
@@ -226,7 +232,9 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
     }
 }
 
-/// Creates an extractor from a closure. `None` means that the request has no identity.
+/// Creates an extractor from a closure.
+///
+/// `None` means that the request has no identity.
 ///
 /// ```
 /// use tower_sluice::key_fn;
@@ -241,7 +249,7 @@ where
     KeyFn(f)
 }
 
-/// An extractor created by [`key_fn`].
+/// Extractor created by [`key_fn`].
 #[derive(Clone, Copy)]
 pub struct KeyFn<F>(F);
 
@@ -262,8 +270,7 @@ impl<F> fmt::Debug for KeyFn<F> {
     }
 }
 
-/// An error of a [`KeyExtractor`]: the reason why a request has no usable key, and the status of
-/// the rejection.
+/// Error of a [`KeyExtractor`]: the reason and the status of the rejection.
 ///
 /// The error never contains the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,14 +288,17 @@ enum KeyErrorKind {
 }
 
 impl KeyError {
-    /// Creates an error for a request without the identity `what`. The [`OnMissingKey`](crate::rule::OnMissingKey)
-    /// policy of the rule handles the request. By default it is rejected with 400.
+    /// Creates an error for a request without the identity `what`.
+    ///
+    /// The rule's [`OnMissingKey`](crate::rule::OnMissingKey) policy handles the request. By
+    /// default it is rejected with 400.
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: KeyErrorKind::Missing, status: StatusCode::BAD_REQUEST, text: what.into() }
     }
 
-    /// Creates an error for a server that does not provide the address of the peer. The request is
-    /// rejected with 500, and a log line describes the fix.
+    /// Creates an error for a server that does not provide the address of the peer.
+    ///
+    /// The request is rejected with 500, and a log line describes the fix.
     #[must_use]
     pub fn no_peer() -> Self {
         Self {
@@ -300,8 +310,9 @@ impl KeyError {
         }
     }
 
-    /// Creates an error for an identity that is present but unusable. The request is rejected with
-    /// `status`, regardless of the policy for missing identities.
+    /// Creates an error for an identity that is present but cannot be used.
+    ///
+    /// The request is rejected with `status`, regardless of the policy for missing identities.
     pub fn unusable(status: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: KeyErrorKind::Unusable, status, text: why.into() }
     }

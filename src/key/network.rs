@@ -1,14 +1,14 @@
-//! IP networks in text form.
+//! IP networks.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// A list of IP networks. Clones share the list.
+/// List of IP networks. Clones share the list.
 #[derive(Clone, Debug)]
 pub(crate) struct Networks {
     all: Arc<[IpNet]>,
-    /// Addresses without a prefix length that look like network addresses.
+    /// Single addresses that look like networks.
     bare: Arc<[IpAddr]>,
 }
 
@@ -28,16 +28,14 @@ impl Networks {
         Ok(Self { all: all.into(), bare: bare.into() })
     }
 
-    /// Returns an error for the first network that contains all IPv4 addresses or all IPv6
-    /// addresses.
+    /// Returns an error if a network contains all IPv4 or all IPv6 addresses.
     pub(super) fn unrestricted(&self) -> Option<NetworkError> {
         let all = self.all.iter().find(|network| network.prefix_len() == 0)?;
         let why = "contains all addresses; give the networks of the proxies";
         Some(NetworkError { text: all.to_string(), why })
     }
 
-    /// Returns one message for each probable mistake in a list of trusted proxies. The message
-    /// contains the fix.
+    /// Returns a message for each probable mistake in a list of trusted proxies.
     pub(super) fn lints(&self) -> Vec<String> {
         const NONE: &str = "ClientIp::behind trusts no network, so its header is never read and each peer \
                             is the client; give the networks of the proxies, or use PeerIp";
@@ -53,15 +51,15 @@ impl Networks {
         none.into_iter().chain(bare).collect()
     }
 
-    /// Returns `true` if one of the networks contains the address. The caller must convert an
-    /// IPv4-mapped address to IPv4 first.
+    /// Returns `true` if one of the networks contains the address.
+    ///
+    /// Convert an IPv4-mapped address to IPv4 first.
     pub(crate) fn hold(&self, address: IpAddr) -> bool {
         self.all.iter().any(|network| network.contains(&address))
     }
 }
 
-/// Returns `true` for an IPv4 address whose last octet is zero, and for an IPv6 address whose last
-/// 64 bits are zero.
+/// Returns `true` if the last octet of an IPv4 address, or the last 64 bits of IPv6, are 0.
 fn looks_like_a_network(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[3] == 0,
@@ -69,8 +67,7 @@ fn looks_like_a_network(address: IpAddr) -> bool {
     }
 }
 
-/// Returns two prefix lengths: the one that the trailing zeros of the address suggest, and the one
-/// of a single address.
+/// Returns the prefix length that the trailing zeros suggest, and that of a single address.
 fn prefix_lengths(address: IpAddr) -> (u32, u32) {
     match address {
         IpAddr::V4(address) => {
@@ -94,19 +91,20 @@ fn network(text: &str) -> Result<IpNet, NetworkError> {
     }
 }
 
-/// Parses a network. The address is parsed separately, because the parser of `IpNet` accepts
-/// `010.0.0.0/8`, which other software reads as octal. The parser of `IpAddr` rejects that text.
+/// Parses a network.
+///
+/// The address is parsed separately because `IpNet` accepts `010.0.0.0/8`, which other software
+/// reads as octal.
 fn parse(text: &str) -> Option<IpNet> {
     let Some((address, bits)) = text.split_once('/') else {
         return text.parse::<IpAddr>().ok().map(IpNet::from);
     };
-    // An integer parser would accept a sign.
+    // An integer parser also accepts a sign.
     let digits = bits.bytes().all(|byte| byte.is_ascii_digit());
     IpNet::new(address.parse().ok()?, bits.parse().ok().filter(|_| digits)?).ok()
 }
 
-/// Converts an IPv4-mapped network to IPv4. The address of a peer is also converted before it is
-/// compared with the network.
+/// Converts an IPv4-mapped network to IPv4.
 fn to_canonical(network: IpNet) -> IpNet {
     let mapped = match network {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
@@ -115,7 +113,7 @@ fn to_canonical(network: IpNet) -> IpNet {
     mapped.and_then(|(v4, prefix)| Ipv4Net::new(v4, prefix).ok()).map_or(network, IpNet::V4)
 }
 
-/// The error for an invalid network.
+/// Error for an invalid network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkError {
     text: String,

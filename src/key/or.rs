@@ -2,11 +2,11 @@
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// An extractor created by [`KeyExtractor::or`].
+/// Extractor created by [`KeyExtractor::or`].
 ///
-/// The second extractor is used if the first extractor finds no identity or a blank identity. If
-/// the identity is present but unusable, the error of the first extractor is returned. Otherwise a
-/// client could select the second extractor by sending an invalid identity.
+/// The second extractor is used if the first finds no identity or a blank one. If the first finds
+/// an unusable identity, its error is returned. Otherwise a client could choose the second
+/// extractor by sending an invalid identity.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};

@@ -1,4 +1,4 @@
-//! The address of the peer as a key.
+//! The address of the peer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,23 +7,22 @@ use super::{
     shared_peer_check::SharedPeerCheck,
 };
 
-/// The address of the peer as a key. The server provides the address in the request's extensions,
-/// as axum's `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo` (feature `tonic`), or a plain
-/// [`SocketAddr`].
+/// Extractor for the address of the peer.
 ///
-/// An IPv4-mapped IPv6 address is converted to IPv4 first. An IPv6 address is cut to its first 64
-/// bits, because one customer usually has a whole /64 (RFC 6177). An IPv4 address is used whole.
+/// The server provides the address as axum's `ConnectInfo<SocketAddr>`, tonic's `TcpConnectInfo`
+/// (feature `tonic`), or a [`SocketAddr`] in the request's extensions. With axum, serve
+/// `into_make_service_with_connect_info::<SocketAddr>()`. Without an address, all requests are
+/// rejected with 500, and a log line describes the fix.
+///
+/// An IPv4 address is used whole. An IPv6 address is cut to its first 64 bits, because one customer
+/// usually has a whole /64 (RFC 6177). An IPv4-mapped address is converted to IPv4.
 ///
 /// No header is read, so clients cannot forge the key. Behind a proxy, all requests have the
-/// address of the proxy, so use [`ClientIp`](super::ClientIp) instead. Feature `tracing` logs a
-/// warning if the first 1 000 requests show one of two signs of a proxy. One sign is a forwarding
-/// header (such as `x-forwarded-for`) in a request from a private address. The other is that all
-/// these requests come from one private address. An extractor and its clones log at most one
-/// warning.
+/// address of the proxy: use [`ClientIp`](super::ClientIp) instead.
 ///
-/// If the server does not provide the address of the peer, all requests are rejected with 500, and
-/// a log line describes the fix. With axum, serve
-/// `into_make_service_with_connect_info::<SocketAddr>()`.
+/// Feature `tracing` logs one warning if the first 1 000 requests suggest a proxy. The signs are a
+/// private address that sends a forwarding header (such as `x-forwarded-for`), and a private
+/// address that sends all requests.
 ///
 /// ```
 /// use tower_sluice::key::PeerIp;
@@ -38,18 +37,19 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// Creates an extractor that uses whole IPv4 addresses and the first 64 bits of IPv6 addresses.
+    /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
         Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::new() }
     }
 
-    /// Creates an extractor that uses whole IPv4 addresses and the first 48 bits of IPv6 addresses.
+    /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
+    ///
     /// Use it in a second rule with a higher quota, beside a rule with [`PeerIp::new`].
     ///
-    /// A /48 is an ordinary assignment to a business or a hosting customer (RFC 6177, RIPE-690). A
-    /// /48 has 65 536 networks of /64, and a rule by /64 alone gives an account to each of them.
-    /// With both rules, a request is charged to both accounts or to none.
+    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690). It contains 65 536
+    /// networks of /64, each of which has its own account in the first rule. A request is charged
+    /// to both accounts or to none.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -60,18 +60,18 @@ impl PeerIp {
     /// # drop(layer);
     /// ```
     ///
-    /// Both rules use the whole address of an IPv4 client, so the second rule also works alone.
+    /// The second rule also works alone, because it uses whole IPv4 addresses.
     ///
     /// # Limitations
     ///
-    /// A client that holds more than a /48 has more than one account. A rule over
+    /// A client with more than a /48 has more than one account. A rule over
     /// [`Everyone`](super::Everyone) bounds the sum.
     #[must_use]
     pub fn v6_site() -> Self {
         Self::new().ipv6_prefix(48)
     }
 
-    /// Sets the number of leading bits of an IPv4 address that are used, 1 to 32. Defaults to 32.
+    /// Sets the number of leading bits of an IPv4 address in the key. Defaults to 32.
     ///
     /// # Panics
     ///
@@ -82,7 +82,7 @@ impl PeerIp {
         Self { prefix: self.prefix.v4(bits), ..self }
     }
 
-    /// Sets the number of leading bits of an IPv6 address that are used, 1 to 128. Defaults to 64.
+    /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
     ///
     /// # Panics
     ///
@@ -117,7 +117,7 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// Returns the address of the peer. An IPv4-mapped address is converted to IPv4.
+/// Returns the address of the peer, with an IPv4-mapped address converted to IPv4.
 pub(crate) fn peer_address(head: &RequestHead<'_>) -> Option<IpAddr> {
     peer(head).map(|peer| peer.ip().to_canonical())
 }

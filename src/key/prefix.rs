@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Key, KeyKind};
 
-/// The number of leading bits of an IPv4 address and of an IPv6 address that form a key, as masks.
+/// The leading bits of IPv4 and IPv6 addresses that form a key, as masks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
     v4: u32,
@@ -15,8 +15,7 @@ impl Prefix {
     /// All 32 bits of an IPv4 address, and the first 64 bits of an IPv6 address.
     pub(crate) const DEFAULT: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
 
-    /// Creates a prefix of `v4` bits for IPv4 and `v6` bits for IPv6. Numbers above 32 and 128
-    /// select all bits.
+    /// Creates a prefix of `v4` and `v6` bits. Larger numbers select all bits.
     #[cfg(feature = "admin")]
     pub(crate) fn of(v4: u8, v6: u8) -> Self {
         Self {
@@ -37,7 +36,7 @@ impl Prefix {
         Self { v6: u128::MAX << (128 - bits), ..self }
     }
 
-    /// Returns the kind of the keys that have this prefix.
+    /// Returns the kind of the keys.
     pub(crate) fn kind(self) -> KeyKind {
         let bits = |ones: u32| u8::try_from(ones).unwrap_or(u8::MAX);
         KeyKind::Address {
@@ -46,8 +45,9 @@ impl Prefix {
         }
     }
 
-    /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4 first. Without
-    /// the conversion, all of them would share one IPv6 prefix.
+    /// Returns the key of an address.
+    ///
+    /// IPv4-mapped addresses are converted to IPv4 first, because they share one IPv6 prefix.
     #[inline]
     pub(crate) fn key(self, address: IpAddr) -> Key {
         match address.to_canonical() {

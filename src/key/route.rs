@@ -4,11 +4,12 @@ use axum::extract::MatchedPath;
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-/// The template of the matched axum route, such as `/users/{id}`. The raw path is never used,
-/// because a client can spell one path in many ways, and each spelling would create a new account.
+/// Extractor for the template of the matched axum route, such as `/users/{id}`.
 ///
-/// Requests without a matched route share one account. axum sets the template inside the router, so
-/// add the layer to the `Router`, not around it.
+/// The path itself would not be safe: a client can spell one path in many ways.
+///
+/// Requests without a matched route share one account. axum matches inside the router, so add the
+/// layer to the `Router`, not around it.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, LocalStore, key::{PeerIp, RouteKey}};

@@ -1,5 +1,6 @@
-//! Detects a proxy that is missing in the configuration. Signs of a proxy are a forwarding header,
-//! and one private address that sends all requests.
+//! Detects a proxy that is missing in the configuration.
+//!
+//! Signs of a proxy are a forwarding header, and one private address that sends all requests.
 
 use std::{
     fmt,
@@ -29,16 +30,16 @@ const FORWARDING: [&str; 10] = [
     "cloudfront-viewer-address",
 ];
 
-/// A check of the first requests. Clones share the state.
+/// Check of the first requests. Clones share the state.
 #[derive(Clone)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
 #[derive(Default)]
 struct Progress {
-    /// The number of requests checked so far. The check ends at [`SAMPLE`].
+    /// Requests checked so far. The check ends at [`SAMPLE`].
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
-    /// `true` after a request from a second address, or from an address that is not private.
+    /// `true` after a second address, or after a public address.
     mixed: AtomicBool,
 }
 
@@ -75,12 +76,11 @@ impl SharedPeerCheck {
     }
 }
 
-/// Returns `true` for an address that is not reachable from the internet.
+/// Returns `true` for an address that the internet cannot reach.
 fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
-            // Carriers and clouds use 100.64.0.0/10 between themselves and their customers (RFC
-            // 6598).
+            // 100.64.0.0/10 is shared by carriers and clouds (RFC 6598).
             let [first, second, ..] = address.octets();
             let shared = first == 100 && second & 0b1100_0000 == 64;
             address.is_private() || address.is_loopback() || address.is_link_local() || shared

@@ -50,8 +50,9 @@ where
     }
 }
 
-/// Joins the keys of all extractors. Returns `Ok(None)` if one of the extractors returns
-/// `Ok(None)`. A blank part counts as a missing identity.
+/// Joins the keys of all extractors.
+///
+/// Returns `Ok(None)` if an extractor does. A blank part counts as a missing identity.
 fn join<const N: usize>(
     extractors: [&dyn KeyExtractor; N],
     head: &RequestHead<'_>,

@@ -1,4 +1,4 @@
-//! The key type. Short keys are stored inline as words. Long keys are stored in shared memory.
+//! The key type.
 
 use std::{
     borrow::Cow,
@@ -13,16 +13,15 @@ use http::HeaderValue;
 use crate::fingerprint::{Fingerprint, FingerprintKey};
 
 const WORDS: usize = 5;
-/// The maximum length of an inline key, in bytes. A UUID in text form fits, because it has 36
-/// bytes.
+/// The maximum length of an inline key, in bytes. A UUID in text form has 36 bytes.
 const INLINE: usize = WORDS * 8;
 
-/// The key of an account: opaque bytes with a kind. An IP address and its text form are different
-/// keys.
+/// Key of an account: bytes with a kind.
 ///
-/// Keys of up to 40 bytes are stored inline. All IP addresses fit, and so do UUIDs in text form. To
-/// clone, hash or compare an inline key, no memory is allocated. `Debug` never prints the key,
-/// because it may be personal or secret.
+/// The kind is part of the key, so an IP address and its text form are different keys.
+///
+/// Keys of up to 40 bytes, such as IP addresses and UUIDs in text form, need no allocation. `Debug`
+/// never prints the key, because it may be personal or secret.
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -34,14 +33,14 @@ const INLINE: usize = WORDS * 8;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    /// The kind (the lowest byte) and the length (the bytes above).
+    /// The kind in the lowest byte, and the length above it.
     head: u64,
     body: KeyBytes,
 }
 
 #[derive(Clone, PartialEq, Eq)]
 enum KeyBytes {
-    /// Little endian, padded with zeros.
+    /// In little-endian order, padded with zeros.
     Inline([u64; WORDS]),
     Shared(Arc<[u8]>),
 }
@@ -64,13 +63,14 @@ impl Key {
         Self::words(Tag::Everyone, 0, [0; WORDS])
     }
 
-    /// Returns the key that requests without an identity share.
+    /// Returns the key of requests without an identity.
     pub(crate) fn unidentified() -> Self {
         Self::words(Tag::Unidentified, 0, [0; WORDS])
     }
 
-    /// Joins several keys into one key. A different order or different boundaries give a different
-    /// key.
+    /// Joins several keys into one.
+    ///
+    /// The order and the boundaries matter: other parts give another key.
     ///
     /// ```
     /// use tower_sluice::Key;
@@ -96,8 +96,9 @@ impl Key {
         usize::try_from(self.head >> 8).unwrap_or(usize::MAX)
     }
 
-    /// Returns `true` for a text key that is empty or only white space. Such a key counts as
-    /// missing.
+    /// Returns `true` for a text key that is empty or only white space.
+    ///
+    /// Such a key counts as missing.
     #[must_use]
     #[inline]
     pub fn is_blank(&self) -> bool {
@@ -105,9 +106,10 @@ impl Key {
             && self.with_bytes(|content| content.iter().all(u8::is_ascii_whitespace))
     }
 
-    /// Returns the key as bytes, for stores outside the process. Different keys have different
-    /// bytes. A key has the same bytes in every process. The bytes contain the key in plain form,
-    /// so hash them before you expose them.
+    /// Returns the key as bytes, for stores outside the process.
+    ///
+    /// Different keys have different bytes, and a key has the same bytes in every process. The
+    /// bytes contain the key in plain form, so hash them before you expose them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.head.to_le_bytes()[0]];
@@ -115,12 +117,13 @@ impl Key {
         bytes
     }
 
-    /// Returns the fingerprint of the key for logs. A key has the same fingerprint in all processes
-    /// that have the same secret.
+    /// Returns the fingerprint of the key for logs.
     ///
-    /// To find the log lines of a key, compute the fingerprint of the key that the extractor
-    /// returns. [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of
-    /// extractors [joins](Key::join) its keys.
+    /// The fingerprint is the same in all processes that have the same secret.
+    ///
+    /// To find the log lines of a key, use the key that the extractor returns. For example,
+    /// [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of extractors
+    /// [joins](Key::join) its keys.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -170,12 +173,10 @@ impl Key {
 }
 
 impl Key {
-    /// Hashes the key and `salt`. The hasher receives as few words as possible: two for an IPv4
-    /// address.
+    /// Hashes the key and `salt`, in as few words as possible.
     #[inline]
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
-        // The odd constant (from the golden ratio) spreads the few significant bits of `head` over
-        // the word.
+        // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
         state.write_u64(salt ^ self.head.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         match &self.body {
             KeyBytes::Inline([first, second, rest @ ..]) => {
@@ -267,15 +268,16 @@ impl From<Arc<str>> for Key {
     }
 }
 
-/// Trims the value, because surrounding white space is not part of a header value (RFC 9110, §5.5).
-/// HTTP/2 servers keep that white space, so without trimming each spelling would be a separate key.
+/// Drops surrounding white space, which is not part of the value (RFC 9110, §5.5).
+///
+/// HTTP/2 servers keep it, so each spelling would otherwise be another key.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
         value.as_bytes().trim_ascii().into()
     }
 }
 
-/// Trims the value, like the conversion from `&HeaderValue`.
+/// Drops surrounding white space.
 impl From<HeaderValue> for Key {
     fn from(value: HeaderValue) -> Self {
         (&value).into()
@@ -294,8 +296,7 @@ impl From<u32> for Key {
     }
 }
 
-/// Converts a number to a key of the kind "number". Its width does not matter: `7_u32` and `7_u128`
-/// are equal keys.
+/// Converts a number to a key. Its width does not matter: `7_u32` and `7_u128` are equal keys.
 impl From<u128> for Key {
     fn from(number: u128) -> Self {
         Self::bytes(Tag::Number, &number.to_le_bytes())

@@ -1,4 +1,4 @@
-//! Headers that name the client.
+//! Headers that contain the address of the client.
 
 use std::net::IpAddr;
 
@@ -12,8 +12,9 @@ use super::{
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The header that names the client. Only one such header is read. If several were read, a client
-/// could send the one that no proxy sets.
+/// The header with the address of the client.
+///
+/// Only one header is read. Otherwise a client could send one that no proxy sets.
 #[derive(Clone, Debug)]
 pub(super) enum ClientHeader {
     XForwardedFor,
@@ -22,8 +23,7 @@ pub(super) enum ClientHeader {
     Single(HeaderName),
 }
 
-/// The reason why an address cannot be read. An error message consists of the name of the header
-/// and this text.
+/// The reason why an address cannot be read, as it follows the header's name in an error.
 pub(super) type HeaderFault = &'static str;
 
 const REPEATED: HeaderFault = "is sent more than once";
@@ -40,8 +40,7 @@ impl ClientHeader {
         }
     }
 
-    /// Returns the addresses in the header, from right to left. The first is that of the nearest
-    /// caller.
+    /// Returns the addresses in the header, from right to left.
     pub(super) fn addresses(
         &self,
         headers: &HeaderMap,

@@ -1,4 +1,4 @@
-//! Iterates over the entries of a list header, from the last to the first.
+//! Entries of a list header, from right to left.
 
 use std::iter::Rev;
 
@@ -12,12 +12,9 @@ pub(super) const MAX_ENTRIES: usize = 32;
 /// The maximum number of bytes that are read per request.
 pub(super) const MAX_BYTES: usize = 4_096;
 
-/// An iterator over the comma-separated entries of a header, from right to left. All lines of the
-/// header form one list.
+/// Iterator over the comma-separated entries of a header, from right to left.
 ///
-/// A client may send a header as long as the server accepts, and proxies append entries. Only the
-/// entries that are read count towards the bounds. The length of the text to the left is not
-/// limited.
+/// All lines of the header form one list. Only the entries that are read count towards the bounds.
 pub(super) struct HeaderEntries<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<&'a [u8]>,
@@ -25,7 +22,7 @@ pub(super) struct HeaderEntries<'a> {
     bytes: usize,
 }
 
-/// The error for a header that exceeds the bounds.
+/// Error for a header that exceeds the bounds.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
@@ -44,7 +41,7 @@ impl<'a> Iterator for HeaderEntries<'a> {
             Some(line) => line,
             None => self.lines.next()?.as_bytes(),
         };
-        // Keeps the line after an error, so that each further call returns the error again.
+        // Each further call returns the error again.
         self.line = Some(line);
         let Some(entries) = self.entries.checked_sub(1) else { return Some(Err(TooMuch)) };
         let unseen = line.len().saturating_sub(self.bytes);

@@ -1,14 +1,14 @@
-//! Parses one entry of a forwarding header: an address in the forms that proxies write.
+//! An address in the forms that proxies write.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The maximum length of an entry. An address of 45 bytes fits, together with a zone and a port.
+/// The maximum length of an entry: an address with a zone and a port.
 pub(super) const MAX_LENGTH: usize = 128;
 
-/// Returns the address of an entry. The address may have a port, brackets or a zone. An IPv4-mapped
-/// address is converted to IPv4.
+/// Returns the address of an entry, which may have a port, brackets or a zone.
 ///
-/// Returns `None` for all other text, for example `unknown` and `_hidden`.
+/// An IPv4-mapped address is converted to IPv4. Other text, such as `unknown` and `_hidden`,
+/// returns `None`.
 pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     if entry.len() > MAX_LENGTH {
         return None;
@@ -31,7 +31,7 @@ pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Parses an IPv6 address and drops its zone. A zone has a meaning only on the host that wrote it.
+/// Parses an IPv6 address and drops its zone, which has no meaning on other hosts.
 fn v6(text: &str) -> Option<IpAddr> {
     let address = text.split_once('%').map_or(text, |(address, _)| address);
     address.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
@@ -42,7 +42,7 @@ fn is_port(text: &str) -> bool {
 }
 
 fn is_number(port: &str) -> bool {
-    // An integer parser would accept a sign.
+    // An integer parser also accepts a sign.
     port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
 }
 

@@ -1,23 +1,18 @@
-//! Parses the elements of `Forwarded`, last element first (RFC 7239, 4; RFC 9110, 5.6).
+//! Parses the header `Forwarded`, from right to left (RFC 7239, 4; RFC 9110, 5.6).
 //!
-//! A proxy appends its element after the text of the client, in the same line or in a line of its
-//! own. It may quote text that the client chose, such as the `Host`. Lines are parsed separately,
-//! because a quoted string does not continue in another line. Each line is split from the left,
-//! because only that order shows what is quoted. A line is an error if a string in the line does
-//! not end, or if the line is too long to be split within the bound. An element with an invalid
-//! part is an error as a whole.
+//! A proxy appends its element to the client's text, in the same line or in a new line. It may
+//! quote text that the client chose, such as the `Host`.
 //!
-//! A client may open a quote and not close it. The open quote changes which parts of the appended
-//! elements count as quoted. The result is an error, and never an address that the client chose:
+//! A quoted string ends in its own line, so lines are parsed separately. Each line is split from
+//! the left, because only that order shows what is quoted.
 //!
-//! - Correct proxies write an even number of unescaped quotes. After the client's extra quote, the
-//!   last of these quotes opens a string that does not end, unless an escaped quote undoes the
-//!   shift.
-//! - An escaped quote in a proxy's string undoes the shift. The parser takes the escaped quote as
-//!   the start of a string, and the proxy's own quote closes that string. Elements further to the
-//!   right are as the proxies wrote them. The element with the escaped quote has a backslash
-//!   outside of strings, which the grammar does not allow. Therefore that element is an error, and
-//!   nothing to the left of the element is read.
+//! A client may open a quote and not close it, which shifts what counts as quoted. The result is an
+//! error, and never an address that the client chose:
+//!
+//! - A correct proxy writes an even number of unescaped quotes. With the client's extra quote, the
+//!   last string of the line does not end.
+//! - An escaped quote in a proxy's string can undo that shift. Its element then has a backslash
+//!   outside a string, which is an error. Nothing to the left of that element is read.
 
 use std::{iter::Rev, net::IpAddr};
 
@@ -31,7 +26,7 @@ use super::{
     entry::{self, MAX_LENGTH},
 };
 
-/// An iterator over the elements of all lines, from right to left.
+/// Iterator over the elements of all lines, from right to left.
 pub(super) struct Elements<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<Line<'a>>,
@@ -43,7 +38,7 @@ pub(super) struct Elements<'a> {
 /// The reason why no further element is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementError {
-    /// The next element is beyond the bound of 32 elements or 4 KiB.
+    /// The header has more than 32 elements or 4 KiB.
     TooMuch,
     /// A quoted string does not end in its line.
     OpenQuote,
@@ -55,7 +50,7 @@ impl<'a> Elements<'a> {
         Self { lines, line: None, elements: MAX_ENTRIES, bytes: MAX_BYTES, error: None }
     }
 
-    /// Returns the line that contains the next element, or `None` if no line is left.
+    /// Returns the line with the next element.
     fn line(&mut self) -> Option<Result<Line<'a>, ElementError>> {
         if let Some(line) = self.line.take() {
             return Some(Ok(line));
@@ -95,7 +90,7 @@ impl<'a> Iterator for Elements<'a> {
 /// A line with the positions of its separators.
 struct Line<'a> {
     text: &'a [u8],
-    /// A ring buffer with the positions of the last commas outside quoted strings.
+    /// The positions of the last commas outside quoted strings, as a ring.
     commas: [usize; MAX_ENTRIES],
     count: usize,
 }
@@ -120,7 +115,7 @@ impl<'a> Line<'a> {
         (!quoted).then_some(line)
     }
 
-    /// Returns the last element, and the rest of the line.
+    /// Returns the last element and the rest of the line.
     fn last(self) -> (&'a [u8], Option<Self>) {
         let Some(count) = self.count.checked_sub(1) else { return (self.text, None) };
         let at = self.commas[count % MAX_ENTRIES];
@@ -130,10 +125,10 @@ impl<'a> Line<'a> {
 
 /// Returns the address of the only `for` parameter of an element.
 ///
-/// Returns `None` if any part of the element is invalid. Names must be tokens. A value must be a
-/// quoted string, or text without quotes, backslashes and white space. Colons and brackets are
-/// accepted without quotes, because some proxies write them without quotes. White space around `;`
-/// and `=` is accepted too.
+/// Returns `None` if any part of the element is invalid.
+///
+/// Colons and brackets need no quotes, and white space around `;` and `=` is accepted. Some proxies
+/// write them so.
 pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);
@@ -158,12 +153,12 @@ pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
 /// The value of a parameter.
 enum ParameterValue<'a> {
     Bare(&'a [u8]),
-    /// The text between the quotes, with its escapes.
+    /// The text between the quotes, with escapes.
     Quoted(&'a [u8]),
 }
 
 impl<'a> ParameterValue<'a> {
-    /// Parses the value at the start of `text`. Returns the value, and the text after the next `;`.
+    /// Parses a value. Returns it and the text after the next `;`.
     fn read(text: &'a [u8]) -> Option<(Self, Option<&'a [u8]>)> {
         let Some(inside) = text.strip_prefix(b"\"") else {
             let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());
@@ -273,7 +268,7 @@ mod tests {
         assert_eq!(elements(&[&format!("{long}x")])[0], Err(ElementError::TooMuch));
         let seen = elements(&[&long, "a"]);
         assert_eq!((&seen[0], &seen[1]), (&Ok("a".to_owned()), &Err(ElementError::TooMuch)));
-        // the comma between two lines counts
+        // The comma between two lines counts.
         let half = "x".repeat(2_048);
         assert_eq!(elements(&[&half[1..], &half]).last(), Some(&Ok("x".repeat(2_047))));
         assert_eq!(elements(&[&half, &half])[1], Err(ElementError::TooMuch));

@@ -20,18 +20,22 @@ use super::{
 /// The maximum number of entries that are read from a header.
 const MAX_HOPS: u8 = 32;
 
-/// The address of the client, as reported by trusted proxies.
+/// Extractor for the address of the client behind trusted proxies.
 ///
 /// Clients can send `X-Forwarded-For` themselves. Only the entry that a trusted proxy *appends* is
-/// reliable: the address that called the proxy. Therefore the header is read only if the peer is
-/// trusted, and the entries are read from right to left. All lines of the header form one list.
-/// Entries of trusted proxies are skipped. The first entry that is not trusted is the client, and
-/// entries to the left of it are ignored. If all entries are trusted, the leftmost is the client. A
-/// peer that is not trusted is itself the client, and its header is not read.
+/// reliable. The client is found as follows:
 ///
-/// As in [`PeerIp`](super::PeerIp), IPv6 addresses are cut to their first 64 bits, and IPv4-mapped
-/// addresses are converted to IPv4. Ports, brackets and zones are dropped. NAT64 and 6to4 addresses
-/// stay unchanged, so by default all clients behind one NAT64 share one account.
+/// - A peer that is not trusted is itself the client. Its header is not read.
+/// - If the peer is trusted, the entries of the header are read from right to left. Entries of
+///   trusted proxies are skipped.
+/// - The first entry that is not trusted is the client. Entries to the left of it are ignored.
+/// - If all entries are trusted, the leftmost is the client.
+///
+/// IPv6 addresses are cut to their first 64 bits, as in [`PeerIp`](super::PeerIp). IPv4-mapped
+/// addresses are converted to IPv4. Ports, brackets and zones are dropped.
+///
+/// NAT64 and 6to4 addresses stay unchanged. By default, all clients behind one NAT64 share one
+/// account.
 ///
 /// ```
 /// use tower_sluice::{ClientIp, Quota, RateLimitLayer, LocalStore};
@@ -58,28 +62,29 @@ const MAX_HOPS: u8 = 32;
 ///
 /// # Unreadable headers
 ///
-/// The search stops at an entry that is not an address, such as `unknown` or an empty entry. If
-/// such an entry were skipped, the untrusted entries to its left would be used. The search also
-/// stops after 32 entries or 4 KiB. Such a request is rejected with 400, or handled by the policy
-/// of [`unreadable`](ClientIp::unreadable). The request is never charged to the account of the
-/// proxy.
+/// The search stops at an entry that is not an address, such as `unknown` or an empty entry. It
+/// also stops after 32 entries or 4 KiB.
+///
+/// Such a request is rejected with 400, or handled by the policy of
+/// [`unreadable`](ClientIp::unreadable). It is never charged to the proxy.
 ///
 /// # Requests without a client
 ///
-/// If a trusted proxy sends a request without the header, the request is charged to the account of
-/// the proxy. Load balancer probes have no header, and neither do requests of a proxy that is not
-/// configured to send it. [`without_header`](ClientIp::without_header) can reject them instead.
+/// A request of a trusted proxy without the header is charged to the account of the proxy. Probes
+/// of load balancers are such requests, and so are all requests of a proxy that does not set the
+/// header. [`without_header`](ClientIp::without_header) can reject them instead.
 ///
 /// Some proxies let a client remove the header (`connection: x-forwarded-for`). The client then
-/// uses the account of the proxy and gains nothing else. An [allow
-/// list](crate::AccessList::client_networks) does not match an address in the trusted networks,
-/// because that address may be a proxy. A deny list does match it. Feature `tracing` logs the first
-/// such request.
+/// uses the account of the proxy.
+///
+/// An [allow list](crate::AccessList::client_networks) never matches an address in the trusted
+/// networks, because that address may be a proxy. A deny list does match it. Feature `tracing` logs
+/// the first request without a client.
 ///
 /// # Limitations
 ///
 /// A proxy must append to the header or replace it. If a proxy passes the header of the client
-/// unchanged, the client can choose the address. Do not trust a network from which others can send,
+/// unchanged, the client can choose its address. Do not trust a network from which others can send,
 /// for example the network of a cloud.
 #[derive(Clone, Debug)]
 pub struct ClientIp {
@@ -97,26 +102,31 @@ enum Trusted {
     AnyPeer,
 }
 
-/// The policy for a request whose client cannot be read from the header of trusted proxies.
+/// Policy for a request whose client cannot be read from the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreadable {
     /// Rejects the request with this status.
     Reject(StatusCode),
-    /// Charges all such requests to one account of the rule. Requests that fall under
-    /// [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share) use the same account.
+    /// Charges all such requests to one account of the rule.
+    ///
+    /// Requests under [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share) use the same
+    /// account.
     Share,
 }
 
-/// The policy for a request that a trusted proxy sends without the header. See
-/// [`ClientIp::without_header`].
+/// Policy for a request of a trusted proxy without the header.
+///
+/// Set with [`ClientIp::without_header`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithoutHeader {
     /// Charges the request to the account of the proxy.
     #[default]
     CountAsPeer,
-    /// Rejects the request with this status, regardless of the policy for missing identities.
+    /// Rejects the request with this status.
+    ///
+    /// The rule's policy for missing identities does not apply.
     Reject(StatusCode),
 }
 
@@ -124,7 +134,7 @@ pub enum WithoutHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// `true` if the address is outside the trusted networks, so it cannot be a trusted proxy.
+    /// `true` if the address cannot be that of a trusted proxy.
     pub(crate) is_confirmed: bool,
 }
 
@@ -139,17 +149,19 @@ impl Client {
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks. An item is a network such as `"10.0.0.0/8"`, or a
-    /// single address. If the list is empty, each peer is the client and no header is read.
+    /// Trusts the proxies in these networks.
+    ///
+    /// An item is a network such as `"10.0.0.0/8"`, or a single address. With an empty list, each
+    /// peer is the client and no header is read.
     ///
     /// A layer reports a [lint](crate::lint::Lint::KeyExtractor) for an empty list, and for a
-    /// single address that looks like a network address (`"10.0.0.0"`). If one proxy has that
-    /// address, write `"10.0.0.0/32"`.
+    /// single address that looks like a network (`"10.0.0.0"`). If a proxy really has that address,
+    /// write `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
     /// Fails if a network cannot be parsed, has host bits set, or is all of IPv4 or IPv6. The error
-    /// names the network. If every peer is a proxy, use
+    /// contains the network. If every peer is a proxy, use
     /// [`behind_any_peer_dangerous`](ClientIp::behind_any_peer_dangerous) or
     /// [`hops`](ClientIp::hops).
     pub fn behind<N: AsRef<str>>(
@@ -164,21 +176,23 @@ impl ClientIp {
 
     /// Trusts every peer and every entry of the header. The client is the leftmost entry.
     ///
-    /// A client that can reach this server directly can claim any address, and can change it with
-    /// each request. Use this method only if all requests come through a proxy that *replaces* the
-    /// header with one address.
+    /// A client that can reach this server directly can claim any address, and a new one with each
+    /// request. Use this only if all requests come through a proxy that *replaces* the header with
+    /// one address.
     #[must_use]
     pub fn behind_any_peer_dangerous() -> Self {
         Self::trusting(Trusted::AnyPeer)
     }
 
-    /// Trusts a fixed number of proxies. Each proxy appends one entry. The client is entry number
-    /// `hops` from the right.
+    /// Trusts a fixed number of proxies, each of which appends one entry.
+    ///
+    /// The client is entry number `hops` from the right.
     ///
     /// No peer address is needed, so this works behind a Unix socket. A request with fewer entries
-    /// has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). Prefer [`behind`](ClientIp::behind): a
-    /// client can claim any address if it can bypass a proxy, or if there are fewer proxies than
-    /// `hops`.
+    /// has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)).
+    ///
+    /// Prefer [`behind`](ClientIp::behind). A client can claim any address if it can bypass a
+    /// proxy, or if there are fewer proxies than `hops`.
     ///
     /// # Panics
     ///
@@ -212,11 +226,11 @@ impl ClientIp {
     /// Reads `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)) instead of
     /// `X-Forwarded-For`.
     ///
-    /// Quoted strings and their escapes follow RFC 7239 and
-    /// [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.4): a comma inside quotes
-    /// separates nothing. An element that does not follow the grammar as a whole is unreadable. A line is
-    /// unreadable if a string in it does not end, or if it is longer than 4 KiB. Ports and IPv6
-    /// addresses are also accepted without quotes.
+    /// An element that does not follow the grammar is unreadable. A line is unreadable if a quoted
+    /// string in it does not end, or if it is longer than 4 KiB.
+    ///
+    /// Quoted strings follow [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.4).
+    /// Ports and IPv6 addresses are also accepted without quotes.
     ///
     /// # Limitations
     ///
@@ -226,9 +240,9 @@ impl ClientIp {
         Self { source: ClientHeader::Forwarded, ..self }
     }
 
-    /// Reads a header with a single address, such as `x-real-ip` or `cf-connecting-ip`, instead of
-    /// `X-Forwarded-For`. The header is unreadable if it is sent twice or contains more than an
-    /// address.
+    /// Reads a header with a single address, such as `x-real-ip` or `cf-connecting-ip`.
+    ///
+    /// The header is unreadable if it is sent twice or contains more than an address.
     ///
     /// Use only a header that the proxy *always* overwrites. Some proxies pass the header of the
     /// client unchanged.
@@ -245,7 +259,7 @@ impl ClientIp {
         Self { source: ClientHeader::Single(name), ..self }
     }
 
-    /// Sets the number of leading bits of an IPv4 address that are used, 1 to 32. Defaults to 32.
+    /// Sets the number of leading bits of an IPv4 address in the key. Defaults to 32.
     ///
     /// # Panics
     ///
@@ -256,7 +270,7 @@ impl ClientIp {
         Self { prefix: self.prefix.v4(bits), ..self }
     }
 
-    /// Sets the number of leading bits of an IPv6 address that are used, 1 to 128. Defaults to 64.
+    /// Sets the number of leading bits of an IPv6 address in the key. Defaults to 64.
     ///
     /// # Panics
     ///
@@ -267,25 +281,30 @@ impl ClientIp {
         Self { prefix: self.prefix.v6(bits), ..self }
     }
 
-    /// Sets the policy for a request whose client cannot be read. Defaults to a rejection with 400.
+    /// Sets the policy for a request whose client cannot be read.
+    ///
+    /// Defaults to a rejection with 400.
     #[must_use]
     pub fn unreadable(self, unreadable: Unreadable) -> Self {
         Self { unreadable, ..self }
     }
 
-    /// Cuts IPv6 addresses to 48 bits instead of 64, for a second rule with a higher quota. See
+    /// Cuts IPv6 addresses to 48 bits instead of 64.
+    ///
+    /// Use this in a second rule with a higher quota, see
     /// [`PeerIp::v6_site`](super::PeerIp::v6_site).
     #[must_use]
     pub fn v6_site(self) -> Self {
         self.ipv6_prefix(48)
     }
 
-    /// Sets the policy for a request that a trusted proxy sends without the header. Defaults to
-    /// [`WithoutHeader::CountAsPeer`].
+    /// Sets the policy for a request of a trusted proxy without the header.
+    ///
+    /// Defaults to [`WithoutHeader::CountAsPeer`].
     ///
     /// If you reject such requests, exempt the probes of load balancers and orchestrators by their
-    /// path. With [`hops`](ClientIp::hops) a request without the header has no identity, and this
-    /// policy has no effect.
+    /// path. With [`hops`](ClientIp::hops), this policy has no effect: a request without the header
+    /// has no identity.
     ///
     /// ```
     /// use http::StatusCode;
@@ -305,9 +324,10 @@ impl ClientIp {
         Self { without_header, ..self }
     }
 
-    /// Returns the whole address of the client, for logs and lists. An IPv4-mapped address is
-    /// converted to IPv4. If the header names no client, this is the address of a trusted proxy.
-    /// Therefore do not exempt the addresses of the trusted networks.
+    /// Returns the whole address of the client, for logs and lists.
+    ///
+    /// An IPv4-mapped address is converted to IPv4. The address may be that of a trusted proxy, so
+    /// do not exempt the trusted networks from the limit.
     ///
     /// # Errors
     ///
@@ -316,7 +336,7 @@ impl ClientIp {
         self.client(&head.into()).map(|client| client.address)
     }
 
-    /// Returns the address of the client, marked as confirmed if it cannot be a trusted proxy.
+    /// Returns the client. Its address is confirmed if it cannot be a trusted proxy.
     pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
         self.find(head).map_err(|unknown| self.error(unknown))
     }
@@ -362,7 +382,7 @@ impl ClientIp {
         }
     }
 
-    /// Returns the client of a request that a trusted peer sent without the header.
+    /// Returns the client of a request of a trusted peer without the header.
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
@@ -389,7 +409,7 @@ impl ClientIp {
         }
     }
 
-    /// Logs only the first request without the header, because all requests may lack the header.
+    /// Logs only the first such request, because there may be many.
     #[cfg(feature = "tracing")]
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();
@@ -443,7 +463,7 @@ enum UnknownClient {
     Unreadable(HeaderFault),
 }
 
-/// The error for a number of proxies outside 1 to 32.
+/// Error for a number of proxies outside 1 to 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopsError(u8);
 
