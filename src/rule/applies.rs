@@ -1,4 +1,4 @@
-//! Policies that select if a rule applies to a request, and how a missing identity is handled.
+//! Policies for requests that a rule does not charge as usual.
 
 use http::StatusCode;
 
@@ -9,24 +9,24 @@ pub enum Applies {
     /// The rule charges the request.
     #[default]
     Charge,
-    /// The rule does not apply to the request. Other rules do. If no rule applies, the store is not
-    /// called.
+    /// The rule ignores the request, but other rules still apply.
     Skip,
-    /// The rule charges the request, and rejects it if it has no identity, regardless of the
-    /// [`OnMissingKey`] policy.
+    /// The rule charges the request, and rejects it if it has no identity.
+    ///
+    /// The [`OnMissingKey`] policy then has no effect.
     Require,
 }
 
-/// The policy for a request without an identity.
+/// Policy for a request without an identity.
 ///
-/// Feature `serde` reads `"reject"` (with 400), `"skip"`, `"share"`, or a status from 400 to 599 as
-/// `{ reject = 401 }`.
+/// With feature `serde`, it is read from `"reject"` (with 400), `"skip"`, `"share"`, or
+/// `{ reject = 401 }` with a status from 400 to 599.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnMissingKey {
     /// Rejects the request with this status.
     Reject(StatusCode),
-    /// Skips the rule. A client can then avoid the rule by omitting its identity.
+    /// Ignores the request. A client can then avoid the rule by omitting its identity.
     Skip,
     /// Charges all such requests to one account of the rule.
     Share,

@@ -15,13 +15,13 @@ use crate::{
     store::{Charge, literal},
 };
 
-/// Creates rules with separate quotas for each route. A route is a method and an axum template. The
-/// quotas `default` apply to all other requests together. One layer with one store is enough for
-/// all routes.
+/// Creates rules with separate quotas for each route.
+///
+/// A route is a method and an axum template. All other requests share the quotas `default`. One
+/// layer with one store is enough for all routes.
 ///
 /// All clients share the quotas of a route. Use [`each`](ByRoute::each) to count each key
-/// separately. A response reports the policies of the rules that charged the request, and does not
-/// name other routes.
+/// separately. A response contains only the policies of its own route.
 ///
 /// ```
 /// use http::Method;
@@ -47,33 +47,34 @@ use crate::{
 /// | another method | [`any_method`](ByRoute::any_method) of the path, or else the rule `other` |
 /// | any method to a gRPC path, `/package.Service/Method` | that route, because gRPC servers ignore the method |
 ///
-/// Use `any_method` for a handler that answers several methods, such as one made by
-/// `axum::routing::any`. [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports a route if
-/// other methods of its path fall under a much higher quota of `other`.
+/// Use `any_method` for a handler that answers several methods, such as `axum::routing::any`.
+/// [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports a route if other methods of its
+/// path have a much higher quota.
 ///
 /// # Templates
 ///
-/// Write a template as in the router, including the path that the router is nested under:
+/// Write a template as in the router, with the path that the router is nested under:
 /// `/api/url/{id}`. The names of parameters do not matter.
 ///
-/// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. The router of tonic
-/// has no template for a single method, so the template is also compared with the path of the
-/// request. Therefore a gRPC template also works without an axum router. A service without a
-/// package looks like any other path, so limit it with `any_method`.
+/// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. It also works
+/// without an axum router, because it is compared with the path of the request. A service without a
+/// package looks like any other path, so use `any_method` for it.
 ///
-/// axum sets the matched template inside the `Router`, so add the layer with `Router::layer`. If
-/// the layer is around a router, the rule `other` charges all requests. The log reports this once
-/// (`no_matched_path` in [`lint`](crate::lint)). The log also reports a template that has matched
-/// no request but resembles a template of the router (`route_never_met`). Other typing errors are
-/// not detected. To find them, send one request to each route in a test, and check the `RateLimit`
-/// header field.
+/// axum matches inside the `Router`, so add the layer with `Router::layer`. Around a router, the
+/// rule `other` charges all requests.
+///
+/// Two mistakes are logged once: a missing template (`no_matched_path` in [`lint`](crate::lint)),
+/// and an unused route that resembles a template of the router (`route_never_met`). To find other
+/// typing errors, send one request to each route in a test, and check the `RateLimit` header field.
 ///
 /// # Names
 ///
 /// The name of a rule is its route, such as `POST /url`. The default rule is named `other`. A name
-/// above 64 characters is cut and ends with a hash of the whole name. Characters that are not
-/// printable ASCII are percent-encoded. To read routes and quotas from a file, use
-/// [`RouteSettings`](crate::RateLimitLayer) (feature `serde`).
+/// above 64 characters is cut and ends with a hash. Characters that are not printable ASCII are
+/// percent-encoded.
+///
+/// To read routes and quotas from a file, use [`RouteSettings`](crate::RateLimitLayer) (feature
+/// `serde`).
 ///
 /// # Panics
 ///
@@ -102,10 +103,11 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 ///
 /// # Errors
 ///
-/// Fails if no request can match a route, or if two routes have the same method and their templates
-/// differ at most in the names of parameters. No request matches a template that does not start
-/// with a slash, has a query, uses the syntax of axum 0.7, or has unbalanced braces. No request has
-/// a standard method in lower case.
+/// Fails if no request can match a route, or if two routes have the same method and path. Names of
+/// parameters do not make paths different.
+///
+/// No request matches a template that does not start with a slash, has a query, uses the syntax of
+/// axum 0.7, or has unbalanced braces. No request has a standard method in lower case.
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
@@ -117,7 +119,7 @@ pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     Ok(rules)
 }
 
-/// The rules created by [`by_route`].
+/// Rules created by [`by_route`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ByRoute<K> {
@@ -134,7 +136,7 @@ impl ByRoute<Everyone> {
 }
 
 impl<K: Clone> ByRoute<K> {
-    /// Sets the quotas of a path for all methods that have no route of their own.
+    /// Sets the quotas of a path for all methods without a route of their own.
     ///
     /// ```
     /// use http::Method;
@@ -178,7 +180,7 @@ impl<K: Clone> ByRoute<K> {
 }
 
 impl<K> ByRoute<K> {
-    /// Counts each key of `extractor` separately.
+    /// Counts each key of `extractor` separately, instead of all clients together.
     pub fn each<E: Clone>(self, extractor: E) -> ByRoute<E> {
         let each = |(route, rule)| (route, Rule::with(rule, extractor.clone()));
         ByRoute {
@@ -188,7 +190,7 @@ impl<K> ByRoute<K> {
         }
     }
 
-    /// Returns the rule that charges the request with this head.
+    /// Returns the rule that charges a request.
     fn rule(&self, head: &RequestHead<'_>) -> &Rule<K> {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let rank =
@@ -229,7 +231,7 @@ impl<K: KeyExtractor> Rules for ByRoute<K> {
             if let Some(info) = infos.last_mut() {
                 info.instead_of = Some(self.other.name);
                 info.leaves_methods = !all(route);
-                // The rule `other` has the same extractor and reports its lints.
+                // The rule `other` has the same extractor and reports these lints.
                 info.key_lints.clear();
             }
         }

@@ -1,5 +1,4 @@
-//! Checks of the rules when a layer is built. They find settings that would deny all requests or
-//! charge the wrong account.
+//! Checks of the rules when a layer is built.
 
 use std::{fmt, time::Duration};
 
@@ -9,17 +8,17 @@ use crate::{
     store::{Charge, Store, Unsupported},
 };
 
-/// An error in the rules of a layer. Building the layer fails with this error, before any request.
+/// Error in the rules of a layer, found when the layer is built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// Two rules have the same name and would charge one account.
+    /// Two rules have the same name, so they would share accounts.
     SameName(RuleName),
     /// Two quotas have the same name in header fields.
     SameQuotaName(String),
-    /// A rule has more than 255 quotas, the maximum of a decision.
+    /// A rule has more than 255 quotas.
     TooManyQuotas(RuleName, usize),
-    /// All requests of the rule would be denied: its fixed cost is above the limit of a quota.
+    /// A request of the rule costs more than the limit of a quota, so all requests would be denied.
     CostAboveLimit {
         /// The rule.
         rule: RuleName,
@@ -28,8 +27,9 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u32,
     },
-    /// All requests with a cost above 0 would be denied: the sum of cost and headroom is above the
-    /// limit of a quota.
+    /// Cost and headroom together are above the limit of a quota, so all requests would be denied.
+    ///
+    /// Requests of cost 0 would still be allowed.
     HeadroomAboveLimit {
         /// The rule.
         rule: RuleName,
@@ -111,7 +111,7 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
             let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
             let charge = charge.with_max_wait(wait);
             charges.push(charge);
-            // A headroom that is read from the request can be above 0.
+            // A headroom from the request may be above 0.
             let charge = charge.with_headroom(info.headroom.unwrap_or(1));
             asked.push(if info.report_only || info.may_become_report_only {
                 charge.with_report_only()

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::key::RequestHead;
 
-/// The time budget of a request. It starts when the request reaches the layer. An outer middleware
-/// inserts this value into the extensions of the request.
+/// Time budget of a request, set by an outer middleware as a request extension.
 ///
-/// A request does not queue longer than its budget. The layer reads the header `grpc-timeout` in
-/// the same way.
+/// The time starts when the request reaches the layer.
+///
+/// A request does not queue longer than its budget. The header `grpc-timeout` has the same effect.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,15 +20,14 @@ use crate::key::RequestHead;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestDeadline(pub Duration);
 
-/// Returns the smallest of `max_wait`, the request's [`RequestDeadline`] and its `grpc-timeout`.
+/// Returns the smallest of `max_wait`, the [`RequestDeadline`] and `grpc-timeout`.
 pub(crate) fn within(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
     let own = head.extensions.get::<RequestDeadline>().map(|deadline| deadline.0);
     let grpc = head.headers.get("grpc-timeout").and_then(|value| grpc(value.as_bytes()));
     [own, grpc].into_iter().flatten().fold(max_wait, Duration::min)
 }
 
-/// Parses the value of `grpc-timeout`: one to eight digits and a unit. `100m` is 100 ms (gRPC over
-/// HTTP/2, "Timeout").
+/// Parses the value of `grpc-timeout`, such as `100m` for 100 ms (gRPC over HTTP/2, "Timeout").
 fn grpc(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

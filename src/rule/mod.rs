@@ -1,5 +1,6 @@
-//! Rules. A rule selects the account of a request, the quotas of the account, and the cost of the
-//! request.
+//! Rules for requests.
+//!
+//! A rule has the quotas, the key and the cost of a request.
 
 mod applies;
 #[cfg(feature = "axum")]
@@ -53,7 +54,7 @@ use crate::{
 /// The default maximum length of a key, in bytes.
 const DEFAULT_MAX_KEY_LEN: usize = 1024;
 
-/// A rule: a name, an extractor, the quotas of each key, and the cost of a request.
+/// Rule that limits requests: a name, an extractor, quotas and a cost.
 ///
 /// ```
 /// use tower_sluice::{Quota, Rule, key::HeaderKey, rule::OnMissingKey};
@@ -78,26 +79,26 @@ pub struct Rule<K> {
     applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
     on_missing_key: OnMissingKey,
     report_only: Toggle,
-    /// `true` if [`report_only`](Rule::report_only) was called, so that the rule can become
-    /// report-only at run time.
+    /// `true` if the rule can become report-only at run time.
     may_become_report_only: bool,
     max_key_len: usize,
 }
 
 impl<K> Rule<K> {
-    /// Creates a rule with one quota, with several quotas that are charged together, or with a
-    /// [`Plan`].
+    /// Creates a rule with one quota, with several quotas, or with a [`Plan`].
+    ///
+    /// Several quotas are charged together.
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, parse a
-    /// `RuleName` and use [`Rule::named`].
+    /// Panics if `name` is not a valid [`RuleName`]. For a name known only at run time, use
+    /// [`Rule::named`].
     #[track_caller]
     pub fn new(name: &str, extractor: K, plan: impl Into<Plan>) -> Self {
         Self::named(literal(RuleName::new(name)), extractor, plan)
     }
 
-    /// Creates a rule like [`Rule::new`], with a name that is already validated.
+    /// Creates a rule with a name that is already validated. See [`Rule::new`].
     pub fn named(name: RuleName, extractor: K, plan: impl Into<Plan>) -> Self {
         Self {
             name,
@@ -133,24 +134,23 @@ impl<K> Rule<K> {
         }
     }
 
-    /// Replaces the quotas of the rule with those of `plan`.
+    /// Replaces the quotas of the rule.
     pub fn plan(self, plan: impl Into<Plan>) -> Self {
         Self { plan: plan.into(), ..self }
     }
 
-    /// Sets the cost of a request to a number of units or to a [`Cost::from_fn`]. Defaults to 1.
+    /// Sets the cost of a request, as units or as a [`Cost::from_fn`]. Defaults to 1.
     ///
-    /// A request of cost 0 passes uncharged, even if its key or its quota is blocked. If clients
-    /// influence the cost, make the cost at least 1.
+    /// A request of cost 0 is always allowed, even if its key or its quota is blocked. If clients
+    /// influence the cost, make it at least 1.
     pub fn cost(self, cost: impl Into<Cost>) -> Self {
         Self { cost: cost.into(), ..self }
     }
 
-    /// Sets the headroom, which is the number of units that must remain after a request is charged.
-    /// Defaults to 0.
+    /// Sets the headroom: the units that must remain after a request. Defaults to 0.
     ///
     /// Give low-priority requests a headroom. They are then denied first, and the remaining units
-    /// serve requests without headroom.
+    /// serve other requests.
     ///
     /// ```
     /// use tower_sluice::{Cost, Quota, RequestHead, Rule, key::Everyone};
@@ -164,26 +164,26 @@ impl<K> Rule<K> {
         Self { headroom: units.into(), ..self }
     }
 
-    /// Sets the maximum time that a request waits for its turn instead of being denied. Defaults to
-    /// zero. Requests of a burst run at even intervals, in the order in which they arrived. A
-    /// request with its own deadline (`grpc-timeout`, or a [`RequestDeadline`] extension) waits no
-    /// longer than its deadline.
+    /// Sets the maximum time that a request waits instead of being denied. Defaults to zero.
     ///
-    /// A waiting request is already admitted. Blocking its key, changing the plan or turning
-    /// the layer off affects only later requests.
+    /// Waiting requests run at even intervals, in the order of arrival. A request with a deadline
+    /// (`grpc-timeout` or [`RequestDeadline`]) does not wait longer than that.
     ///
-    /// A waiting request that is dropped returns its units if no other request waits behind it.
-    /// Otherwise the units are lost, and the requests behind it keep their positions. Therefore
-    /// clients cannot make handlers run at shorter intervals by sending requests and dropping them.
+    /// A waiting request is already admitted. A block, a new plan or a layer that is turned off
+    /// affects only later requests.
+    ///
+    /// If a client drops a waiting request, its units are returned only if no other request waits
+    /// behind it. Clients therefore cannot shorten the intervals by dropping requests.
     ///
     /// Supported for GCRA and paced fixed windows without soft units.
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }
 
-    /// Sets a function that selects how the rule applies to a request: charge it, skip this rule, or
-    /// require an identity. Defaults to [`Applies::Charge`]. To exempt requests from all rules, use
-    /// an [allow list](crate::RateLimitLayer::allow).
+    /// Sets a function that decides if the rule applies to a request. Defaults to
+    /// [`Applies::Charge`].
+    ///
+    /// To exempt requests from all rules, use an [allow list](crate::RateLimitLayer::allow).
     ///
     /// ```
     /// use tower_sluice::{PeerIp, Quota, Rule, rule::Applies};
@@ -204,9 +204,10 @@ impl<K> Rule<K> {
         Self { on_missing_key: policy, ..self }
     }
 
-    /// Makes the rule report-only while `toggle` is on. A report-only rule counts requests but
-    /// never denies them. The decision reports if the rule would have denied the request. Pass
-    /// `true` to make the rule permanently report-only. Clones of the rule share the toggle.
+    /// Makes the rule report-only while `toggle` is on, or always with `true`.
+    ///
+    /// A report-only rule counts requests but never denies them. The decision reports if the rule
+    /// would have denied the request. Clones of the rule share the toggle.
     ///
     /// ```
     /// use tower_sluice::{PeerIp, Quota, Rule, middleware::Toggle};
@@ -220,8 +221,9 @@ impl<K> Rule<K> {
         Self { may_become_report_only: !report_only.is_fixed(), report_only, ..self }
     }
 
-    /// Sets the maximum length of a key in bytes. Defaults to 1 KiB. A request with a longer key is
-    /// rejected with 400.
+    /// Sets the maximum length of a key in bytes. Defaults to 1 KiB.
+    ///
+    /// A request with a longer key is rejected with 400.
     pub fn max_key_len(self, bytes: usize) -> Self {
         Self { max_key_len: bytes, ..self }
     }
@@ -239,8 +241,7 @@ impl<K: KeyExtractor> Rule<K> {
         if applies == Applies::Skip || self.plan.is_unlimited() {
             return then(Ok(None));
         }
-        // Borrows the key from the extractor's result, because moving a key costs as much as
-        // hashing it.
+        // Borrows the key, because moving it costs as much as hashing it.
         let found = self.extractor.extract(head);
         let resolved;
         let key = match &found {
@@ -270,8 +271,9 @@ impl<K: KeyExtractor> Rule<K> {
         then(Ok(Some(&charge)))
     }
 
-    /// Handles a request without a usable key. Returns the shared key, `None` if the rule does not
-    /// apply, or an error that rejects the request.
+    /// Handles a request without a usable key.
+    ///
+    /// Returns the shared key, or `None` if the rule does not apply.
     #[cold]
     fn resolve_missing(
         &self,

@@ -1,4 +1,4 @@
-//! Interned rule names. A name is compared and hashed as one word.
+//! Names of rules, interned so that a comparison takes one word.
 
 use std::{
     collections::HashMap,
@@ -8,11 +8,13 @@ use std::{
     sync::{LazyLock, Mutex, PoisonError},
 };
 
-/// The name of a rule: 1 to 64 printable ASCII characters, `[a-z0-9_-]` by custom.
+/// Name of a rule: 1 to 64 printable ASCII characters, by convention `[a-z0-9_-]`.
 ///
-/// The name is part of the address of an account and appears in header fields, so it must not
-/// contain secrets or personal data. Names stay in memory for the life of the process. Take them
-/// from code or configuration, never from a request.
+/// The name is part of the address of an account and appears in header fields. It must not contain
+/// secrets or personal data.
+///
+/// Names stay in memory for the life of the process. Take them from code or configuration, never
+/// from a request.
 ///
 /// ```
 /// use tower_sluice::rule::RuleName;
@@ -40,13 +42,15 @@ impl RuleName {
     /// # Errors
     ///
     /// Fails if `name` is empty, is longer than 64 characters, or contains a character that is not
-    /// printable ASCII. The error names the character and its position.
+    /// printable ASCII. The error contains that character and its position.
     pub fn new(name: &str) -> Result<Self, NameError> {
         if is_valid(name) { Ok(Self::intern(name)) } else { Err(NameError(name.to_owned())) }
     }
 
-    /// Derives a name from any text. Characters outside printable ASCII are percent-encoded. The
-    /// end of a name above 64 characters is replaced with a hash of the whole text.
+    /// Derives a name from any text.
+    ///
+    /// Characters outside printable ASCII are percent-encoded. A name above 64 characters is cut
+    /// and ends with a hash of the text.
     #[cfg(feature = "axum")]
     pub(crate) fn derived(text: &str) -> Self {
         use fmt::Write;
@@ -72,8 +76,7 @@ impl RuleName {
         self.0.name
     }
 
-    /// Returns a hash that is equal in every process. It can replace the name in the address of an
-    /// account.
+    /// Returns a hash that is equal in every process.
     pub(crate) fn hash64(self) -> u64 {
         self.0.hash
     }
@@ -93,7 +96,7 @@ impl RuleName {
 /// The maximum length of a name, in characters.
 const LONGEST: usize = 64;
 
-/// Computes the FNV-1a hash. Names are few and come from the operator, so a simple hash is enough.
+/// Computes the FNV-1a hash. Names come from the operator, so a simple hash is enough.
 fn fnv(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
@@ -111,7 +114,7 @@ pub(crate) const fn is_valid(name: &str) -> bool {
     !bytes.is_empty() && bytes.len() <= LONGEST
 }
 
-/// Returns `default`, the name of a rule without an explicit name.
+/// Returns the name `default`.
 impl Default for RuleName {
     fn default() -> Self {
         *DEFAULT
@@ -159,7 +162,7 @@ impl serde::Serialize for RuleName {
     }
 }
 
-/// Validates the name as [`RuleName::new`] does.
+/// Validates the name.
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for RuleName {
     fn deserialize<D: serde::Deserializer<'de>>(name: D) -> Result<Self, D::Error> {
@@ -181,7 +184,7 @@ impl<'de> serde::Deserialize<'de> for RuleName {
     }
 }
 
-/// The error for an invalid name.
+/// Error for an invalid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError(String);
 

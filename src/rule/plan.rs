@@ -1,4 +1,4 @@
-//! Plans. The quotas of a plan are fixed, chosen per request, or replaced at run time.
+//! Plans: quotas that are fixed, chosen per request, or replaced at run time.
 
 use std::{
     fmt,
@@ -12,9 +12,10 @@ use crate::{
     quota::Quota,
 };
 
-/// A list of quotas. A request is charged to all of them or to none. Create the list from a
-/// [`Quota`], an array, a slice or a `Vec`. An empty list limits nothing. Feature `serde` reads one
-/// quota or a list.
+/// List of quotas that are charged together.
+///
+/// A request is charged to all quotas or to none. An empty list limits nothing. With feature
+/// `serde`, the list is read from one quota or from a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quotas(SmallVec<[Quota; 1]>);
 
@@ -22,7 +23,7 @@ pub struct Quotas(SmallVec<[Quota; 1]>);
 pub(super) const MAX_QUOTAS: usize = 255;
 
 impl Quotas {
-    /// Returns the quotas that are charged: at most 255, the maximum of a decision.
+    /// Returns at most 255 quotas.
     pub(crate) fn charged(&self) -> &[Quota] {
         &self.0[..self.0.len().min(MAX_QUOTAS)]
     }
@@ -69,16 +70,15 @@ impl From<Vec<Quota>> for Quotas {
     }
 }
 
-/// The source of a rule's quotas.
+/// Source of a rule's quotas.
 ///
-/// An account keeps its state when its quotas change. Therefore a change of the plan does not
-/// refill an account. The plans of one rule should have the same periods. Put quotas with different
-/// periods into rules with different names.
+/// A change of the quotas does not refill an account. The plans of one rule should have the same
+/// periods. Put quotas with different periods into rules with different names.
 ///
 /// Do not let a client choose its plan per request. The state of an account is dropped as soon as
 /// the account is full under the current plan. With a [token
-/// bucket](crate::Algorithm::TokenBucket), the store then also forgets the units that the client
-/// has used under a larger plan.
+/// bucket](crate::Algorithm::TokenBucket), the units that the client used under a larger plan are
+/// then forgotten.
 ///
 /// ```
 /// use tower_sluice::{Plan, Quota, Rule, key::HeaderKey};
@@ -103,16 +103,16 @@ enum PlanKind {
 }
 
 impl Plan {
-    /// Creates a plan that calls `choose` with the request head and the key. Only the first 255
-    /// quotas are charged.
+    /// Creates a plan that chooses the quotas by the request head and the key.
+    ///
+    /// Only the first 255 quotas are charged.
     pub fn from_fn(
         choose: impl Fn(&RequestHead<'_>, &Key) -> Quotas + Send + Sync + 'static,
     ) -> Self {
         Self(PlanKind::Chosen(Arc::new(choose)))
     }
 
-    /// Returns the quotas of this request. If the plan creates new quotas for the request, they are
-    /// stored in `made`.
+    /// Returns the quotas of a request. Quotas created for it are stored in `made`.
     #[inline]
     pub(super) fn quotas<'a>(
         &'a self,
@@ -170,12 +170,12 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// A handle to quotas that can be replaced at run time. Clones of the handle share the quotas.
-/// Create a [`Plan`] from a reference to the handle.
+/// Quotas that can be replaced at run time.
 ///
-/// A new quota of the same algorithm reads the debt of each account: GCRA the time until it is full,
-/// windows their counts. No account is refilled, also if `initial` or `burst` changes. A quota with
-/// [`initial`](Quota::initial) units applies them to accounts that are new or have been forgotten. A
+/// Clones share the quotas. Create a [`Plan`] from a reference.
+///
+/// New quotas do not refill accounts, also if `initial` or `burst` changes.
+/// [`initial`](Quota::initial) units apply only to accounts that are new or have been forgotten. A
 /// new algorithm starts new accounts.
 ///
 /// ```
@@ -199,7 +199,7 @@ impl LivePlan {
         Self(Arc::new(RwLock::new(quotas.into().checked())))
     }
 
-    /// Replaces the quotas in all rules that use this plan.
+    /// Replaces the quotas in all rules that use them.
     ///
     /// # Panics
     ///

@@ -7,7 +7,7 @@ use http::Method;
 use super::RuleName;
 use crate::key::RequestHead;
 
-/// A path template, either with a method or for all methods.
+/// A path template, for one method or for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RouteTemplate {
     method: Option<Method>,
@@ -15,12 +15,12 @@ pub(super) struct RouteTemplate {
     grpc: Option<GrpcPath>,
 }
 
-/// The form of a gRPC path. gRPC servers ignore the method and compare the path byte by byte.
+/// The form of a gRPC path, for which servers ignore the method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrpcPath {
     /// `/package.Service/Method`.
     Method,
-    /// `/package.Service/{*rest}`, with the length of the text before the parameter.
+    /// `/package.Service/{*rest}`, with the length before the parameter.
     Service(usize),
 }
 
@@ -44,19 +44,17 @@ impl RouteTemplate {
         Self::new(Some(method), template.trim())
     }
 
-    /// Returns the name of the rule: the text of the route, shortened to the maximum length of a
-    /// name.
+    /// Returns the route as the name of a rule.
     pub(super) fn name(&self) -> RuleName {
         RuleName::derived(&self.to_string())
     }
 
-    /// Returns `true` if the route applies to all methods that have no route of their own.
+    /// Returns `true` if the route applies to all methods without a route of their own.
     pub(super) fn takes_all_methods(&self) -> bool {
         self.method.is_none() || self.grpc.is_some()
     }
 
-    /// Returns `true` if both routes have the same path. Names of parameters may differ, as in a
-    /// router.
+    /// Returns `true` if both paths are equal except for the names of parameters.
     pub(super) fn has_same_path(&self, other: &Self) -> bool {
         same_template(&self.template, &other.template)
     }
@@ -70,7 +68,7 @@ impl RouteTemplate {
         &self.template
     }
 
-    /// Returns the rank of the match, or `None` if the request does not match. The best rank is 0.
+    /// Returns the rank of the match, from 0 for the best, or `None` without a match.
     pub(super) fn rank(&self, head: &RequestHead<'_>, matched: Option<&str>) -> Option<u8> {
         let path = match self.grpc {
             Some(GrpcPath::Method) if head.uri.path() == &*self.template => 0,
@@ -92,7 +90,7 @@ impl RouteTemplate {
         Some(3 * path + method)
     }
 
-    /// Returns `true` if a router with this route would match the path.
+    /// Returns `true` if a router would match the path.
     pub(super) fn matches_path(&self, path: &str) -> bool {
         let mut left = path.split('/');
         for segment in self.template.split('/') {
@@ -124,8 +122,7 @@ impl fmt::Display for RouteTemplate {
 }
 
 impl GrpcPath {
-    /// Recognizes a gRPC template. Only services with a package are recognized, because
-    /// `/users/list` may be any path.
+    /// Recognizes a gRPC template whose service has a package. `/users/list` may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {
@@ -143,7 +140,7 @@ impl GrpcPath {
     }
 }
 
-/// Returns `true` if two templates differ at most in the names of parameters.
+/// Returns `true` if the templates are equal except for the names of parameters.
 fn same_template(a: &str, b: &str) -> bool {
     let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
     loop {
@@ -163,14 +160,13 @@ fn same_template(a: &str, b: &str) -> bool {
     }
 }
 
-/// Returns the text that follows the end of a parameter.
+/// Returns the text after a parameter.
 fn after_parameter(name: &[u8]) -> &[u8] {
     let end = name.iter().position(|byte| *byte == b'}');
     end.map_or(&[], |end| &name[end + 1..])
 }
 
-/// Returns an error for a template that a router does not accept or that no request matches. The
-/// error text describes the fix.
+/// Returns an error, with the fix, for a template that no request can match.
 fn check(template: &str) -> Result<(), String> {
     if !template.starts_with('/') {
         return Err("it does not start with a slash; give a path, as \"/url/{id}\"".into());
@@ -214,8 +210,7 @@ fn check_braces(template: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error for a known method in lower case. Methods are case-sensitive, and no request
-/// has the method `get`.
+/// Returns an error for a standard method in lower case, because methods are case-sensitive.
 fn check_method(method: &Method) -> Result<(), String> {
     let upper = method.as_str().to_ascii_uppercase();
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
@@ -225,8 +220,9 @@ fn check_method(method: &Method) -> Result<(), String> {
     Ok(())
 }
 
-/// An error in a route of [`by_route`](super::by_route): no request can match it, or another route
-/// has the same method and path.
+/// Error for a route of [`by_route`](super::by_route).
+///
+/// No request can match the route, or another route has the same method and path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteError(String);
 

@@ -1,4 +1,4 @@
-//! Detects requests that match no route of `by_route` but probably should.
+//! Detects mistakes in the routes of `by_route`.
 
 use std::sync::{
     Mutex,
@@ -7,18 +7,17 @@ use std::sync::{
 
 use super::{RuleName, route::RouteTemplate};
 
-/// The number of requests of the default rule that are compared with the routes.
+/// The number of requests without a route that are compared with the routes.
 const SAMPLE: u32 = 100;
 
-/// Observations about the requests to the rules of a `by_route`. Each kind of mistake is logged
-/// once.
+/// Observations about the requests of a `by_route`. Each kind of mistake is logged once.
 #[derive(Debug)]
 pub(super) struct RouteCheck {
-    /// One flag per route. The first request that matches the route sets the flag.
+    /// One flag per route, set by its first request.
     matched_routes: Box<[AtomicBool]>,
     unmatched: AtomicBool,
     checked: AtomicU32,
-    /// Routes that had matched no request, each with a similar template of the router.
+    /// Unused routes, each with a similar template of the router.
     similar: Mutex<Vec<(usize, String)>>,
 }
 
@@ -39,8 +38,7 @@ impl RouteCheck {
         }
     }
 
-    /// Checks a request that matches no route. `matched` is the template that the router matched,
-    /// if any.
+    /// Checks a request without a route. `matched` is the router's template, if any.
     #[inline]
     pub(super) fn check<'a>(
         &self,
@@ -58,7 +56,7 @@ impl RouteCheck {
         }
     }
 
-    /// Logs a path that one of the routes would match if it were in a router.
+    /// Logs a path that a route would match in a router.
     #[cold]
     fn check_unmatched<'a>(
         &self,
@@ -95,14 +93,13 @@ impl RouteCheck {
             }
             index += 1;
         }
-        // Releases the lock before logging, because a log subscriber may run any code.
+        // Log subscribers may run any code, so the lock is released first.
         drop(similar);
         warnings.iter().for_each(|(rule, matched)| warn_similar(*rule, matched));
     }
 }
 
-/// Returns `true` if the router's template differs from the route only by case, a slash at the end, or
-/// the path it is nested under.
+/// Returns `true` if the templates differ only by case, a final slash, or a nested path.
 fn is_similar(template: &str, matched: &str) -> bool {
     let bare = |path: &str| path.trim_end_matches('/').to_ascii_lowercase();
     let (template, matched) = (bare(template), bare(matched));

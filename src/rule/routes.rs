@@ -1,4 +1,4 @@
-//! The serde form of `by_route`: routes and their quotas.
+//! The serde form of `by_route`.
 
 use serde::{
     de::{Deserialize, Deserializer, Error},
@@ -13,12 +13,13 @@ use crate::{
 
 const FIELDS: &str = "give other, or a route, as \"POST /url\", or \"/url\" for every method";
 
-/// The quotas of each route, and the quotas `other` of all other requests, as read from a file
-/// (features `axum` and `serde`).
+/// Quotas of each route, read from a file (features `axum` and `serde`).
 ///
 /// The name of a field is its route: `"POST /url/{id}"`, or `"/url/{id}"` for [all
-/// methods](ByRoute::any_method). The value is a quota or a list of quotas. A route that no request
-/// can match is an error, and the message contains the fix, as in
+/// methods](ByRoute::any_method). The field `other` has the quotas of all other requests. A value
+/// is a quota or a list of quotas.
+///
+/// A route that no request can match is an error with the fix, as in
 /// [`try_by_route`](crate::rule::try_by_route).
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! Collections of rules that form one decision.
+//! Sets of rules that form one decision.
 
 use smallvec::SmallVec;
 
@@ -10,10 +10,9 @@ use crate::{
     store::Charge,
 };
 
-/// The rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four rules, or a `Vec` of rules.
-/// Tuples can be nested.
+/// Rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four rules, or a `Vec` of rules.
 ///
-/// All rules make one decision on a request. The request is charged to all accounts or to none.
+/// A request is charged to the accounts of all rules or to none. Tuples can be nested.
 ///
 /// This trait is sealed: it cannot be implemented outside of this crate.
 ///
@@ -30,12 +29,11 @@ use crate::{
     note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
 pub trait Rules: sealed::Sealed {
-    /// Adds the charges of this request to the charges in `before`, and calls `then` once with all
-    /// charges.
+    /// Calls `then` once with the charges in `before` and those of this request.
     ///
     /// # Errors
     ///
-    /// Fails if the request is handled without a store. `then` is not called.
+    /// Fails if the request needs no store. `then` is then not called.
     fn charge(
         &self,
         head: &RequestHead<'_>,
@@ -43,10 +41,9 @@ pub trait Rules: sealed::Sealed {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass>;
 
-    /// Calls `then` with the charges of this request, or `bypassed` if the request bypasses the
-    /// store. Returns the result of the function that was called.
+    /// Calls `then` with the charges of a request, or `bypassed` if no store is needed.
     ///
-    /// A request that no rule charges bypasses the store.
+    /// A request that no rule charges needs no store.
     #[inline]
     fn charges<T>(
         &self,
@@ -74,16 +71,15 @@ pub trait Rules: sealed::Sealed {
 
 const _: Option<&dyn Rules> = None;
 
-/// The properties of a rule that are known before any request.
+/// Properties of a rule that are known before any request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RuleInfo<'a> {
     /// The name of the rule.
     pub name: RuleName,
-    /// The kind of the keys. It includes the shared key of requests without an identity, if the
-    /// rule has one.
+    /// The kind of the keys, with the shared key of requests without an identity.
     pub key_kind: KeyKind,
-    /// The quotas, or `None` if they are chosen per request or can be replaced.
+    /// The quotas, or `None` if they are not fixed.
     pub quotas: Option<&'a [Quota]>,
     /// The [`LivePlan`] of the rule, if the quotas can be replaced at run time.
     pub live: Option<&'a LivePlan>,
@@ -97,20 +93,20 @@ pub struct RuleInfo<'a> {
     pub report_only: bool,
     /// `true` if the value of `report_only` can change at run time.
     pub(crate) may_become_report_only: bool,
-    /// The switch that sets `report_only`, if any.
+    /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The rule that charges a request if this rule does not charge it. In a `by_route`, exactly
-    /// one rule charges a request.
+    /// The rule that charges a request if this rule does not, in a `by_route`.
     pub instead_of: Option<RuleName>,
-    /// Probable mistakes in the settings of the extractor. In a `by_route`, only the default rule
-    /// reports them.
+    /// Probable mistakes in the settings of the extractor.
+    ///
+    /// In a `by_route`, only the default rule reports them.
     pub(crate) key_lints: Vec<String>,
-    /// `true` if the rule `instead_of` charges requests to the same path that have other methods.
+    /// `true` if the rule `instead_of` charges other methods of the same path.
     pub(crate) leaves_methods: bool,
 }
 
 impl<'a> RuleInfo<'a> {
-    /// Returns the description of the rule that makes this charge.
+    /// Returns the properties of the rule of a charge.
     pub(crate) fn of(charge: &Charge<'a>) -> Self {
         Self {
             name: charge.rule(),
@@ -129,9 +125,9 @@ impl<'a> RuleInfo<'a> {
         }
     }
 
-    /// Returns the minimum number of units that a request needs: the sum of cost and headroom. A
-    /// cost that is read from the request counts as 1, and such a headroom counts as 0. Returns 0
-    /// if the cost is fixed to 0.
+    /// Returns the minimum units that a request needs: its cost plus its headroom.
+    ///
+    /// A cost from the request counts as 1, and a headroom from the request as 0.
     pub(crate) fn least_need(&self) -> u64 {
         match self.cost.unwrap_or(1) {
             0 => 0,
@@ -140,7 +136,7 @@ impl<'a> RuleInfo<'a> {
     }
 }
 
-/// The reason why a request is handled without calling the store.
+/// Reason why a request is handled without a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bypass {
@@ -160,7 +156,7 @@ impl From<KeyError> for Bypass {
     }
 }
 
-/// Calls `then` with the charges in `before` and one more charge.
+/// Calls `then` with the charges in `before` and `charge`.
 #[inline]
 pub(super) fn extend(
     before: &[Charge<'_>],
@@ -175,8 +171,7 @@ pub(super) fn extend(
     then(&charges);
 }
 
-/// Collects the charges of two sets of rules. `first` adds its charges to `before`, and `rest` adds
-/// its charges to the result.
+/// Calls `then` with the charges in `before` and those of `rules`.
 fn chain(
     rules: &[&dyn Rules],
     head: &RequestHead<'_>,

@@ -1,4 +1,4 @@
-//! The serde form of a rule. It has the settings that are plain values.
+//! The serde form of a rule.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ const FIELDS: &str = "give name, quotas, cost, headroom, max_wait, missing, repo
                       max_key_len";
 const TIME: &str = "give text, as \"500ms\"";
 
-/// The settings of a rule, read from a file (feature `serde`). The extractor is set in code,
-/// because it decides which clients are trusted.
+/// Settings of a rule, read from a file (feature `serde`).
 ///
-/// The fields have the names and meanings of the setters of [`Rule`]. All fields except `quotas`
-/// are optional. Times are text, as in a [quota](crate::Quota): `"500ms"`, `"2s"`. An invalid value
-/// or an unknown field is an error. The message contains the field and the fix.
+/// The extractor is set in code, because it decides which clients are trusted.
+///
+/// The fields are named after the setters of [`Rule`]. All fields except `quotas` are optional.
+/// Times are text: `"500ms"`, `"2s"`. An error contains the field and the fix.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -63,47 +63,44 @@ const TIME: &str = "give text, as \"500ms\"";
 ///
 /// # Changes at run time
 ///
-/// **Quotas** can be read again. Pass a [`LivePlan`](crate::LivePlan) to [`Rule::plan`] and
-/// [replace](crate::LivePlan::replace) its quotas. For several plans, use a [`Plan`](crate::Plan)
-/// that reads from a map, and replace the whole map. Accounts keep their state if the quotas keep
-/// their order, periods and algorithms. An account belongs to a position in the list, and no
-/// algorithm can read the account of another algorithm.
+/// **Quotas** can be replaced while the service runs. Pass a [`LivePlan`](crate::LivePlan) to
+/// [`Rule::plan`] and [replace](crate::LivePlan::replace) its quotas. For several plans, use a
+/// [`Plan`](crate::Plan) that reads from a map, and replace the whole map. Accounts keep their
+/// state if the quotas keep their order, periods and algorithms.
 ///
-/// All other settings need a restart. The name is part of the address of each account, so all
-/// accounts are full after a change of the name. The remaining fields (policy for a missing
-/// identity, report-only, waiting time, cost) are part of the behavior that the service was built
-/// and tested with. [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes
-/// such a field. To turn a rule off immediately, use a [`Toggle`](crate::middleware::Toggle). To
-/// change the cost at run time, use [`Cost::from_fn`](crate::Cost::from_fn).
+/// **All other fields** need a restart. A new name starts new accounts.
+/// [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes such a field.
 ///
-/// Settings that exclude each other, such as a cost above a limit, are errors of
-/// [`try_rules`](crate::RateLimitLayer::try_rules) if the quotas are fixed. Before you replace
-/// quotas, build a layer with the new rules and a small store of its own, then drop the layer. If
-/// the build fails, log the error and keep the current quotas. `examples/config.rs` shows all of
-/// this.
+/// Two settings have another way. A [`Toggle`](crate::middleware::Toggle) turns a rule off
+/// immediately, and a [`Cost::from_fn`](crate::Cost::from_fn) changes the cost.
+///
+/// **Invalid combinations**, such as a cost above a limit, are errors of
+/// [`try_rules`](crate::RateLimitLayer::try_rules) if the quotas are fixed. To check quotas before
+/// you replace them, build a layer with the new rules and a small store, then drop it.
+/// `examples/config.rs` shows all of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleSettings {
-    /// The name of the rule, see [`Rule::named`]. Defaults to `default`.
+    /// Name of the rule, see [`Rule::named`]. Defaults to `default`.
     pub name: RuleName,
-    /// The quotas, see [`Rule::new`]. An empty list limits nothing.
+    /// Quotas, see [`Rule::new`]. An empty list limits nothing.
     pub quotas: Quotas,
-    /// The cost of a request, see [`Rule::cost`]. Defaults to 1.
+    /// Cost of a request, see [`Rule::cost`]. Defaults to 1.
     pub cost: u32,
-    /// The headroom of a request, see [`Rule::headroom`]. Defaults to 0.
+    /// Headroom of a request, see [`Rule::headroom`]. Defaults to 0.
     pub headroom: u32,
-    /// The maximum waiting time, see [`Rule::max_wait`]. Defaults to zero.
+    /// Maximum waiting time, see [`Rule::max_wait`]. Defaults to zero.
     pub max_wait: Duration,
-    /// The policy for a missing identity, see [`Rule::on_missing_key`]. Defaults to `reject`.
+    /// Policy for a missing identity, see [`Rule::on_missing_key`]. Defaults to `reject`.
     pub missing: OnMissingKey,
     /// `true` if the rule is report-only, see [`Rule::report_only`]. Defaults to `false`.
     pub report_only: bool,
-    /// The maximum length of a key, see [`Rule::max_key_len`]. Defaults to 1 KiB.
+    /// Maximum length of a key, see [`Rule::max_key_len`]. Defaults to 1 KiB.
     pub max_key_len: usize,
 }
 
 impl RuleSettings {
-    /// Creates settings with these quotas and defaults for all other fields.
+    /// Creates settings with these quotas, and defaults for the other fields.
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         Self {
             name: RuleName::default(),
@@ -117,7 +114,7 @@ impl RuleSettings {
         }
     }
 
-    /// Creates the rule with these settings and this extractor.
+    /// Creates a rule with these settings.
     pub fn rule<K>(&self, extractor: K) -> Rule<K> {
         let rule = Rule::named(self.name, extractor, self.quotas.clone())
             .cost(self.cost)
@@ -128,8 +125,7 @@ impl RuleSettings {
         if self.report_only { rule.report_only(true) } else { rule }
     }
 
-    /// Returns the name of the first field whose value in `new` differs. The field `quotas` is not
-    /// compared.
+    /// Returns the first field that differs in `new`, except `quotas`.
     ///
     /// ```
     /// use tower_sluice::{Quota, rule::RuleSettings};

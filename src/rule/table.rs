@@ -1,4 +1,4 @@
-//! The serde forms of the quotas of a rule and of the policy for a missing identity.
+//! The serde forms of [`Quotas`] and [`OnMissingKey`].
 
 use std::fmt;
 
