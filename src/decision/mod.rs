@@ -10,9 +10,11 @@ pub use self::outcome::Outcome;
 pub(crate) use self::outcome::{NEVER, Snapshot};
 use crate::rule::RuleName;
 
-/// The result of one `take`. Either every quota was charged, or no quota was charged.
+/// Decision of a store on a request.
 ///
-/// Getters compute their values on demand, from the state at the instant of the decision.
+/// Either every quota was charged, or none.
+///
+/// The getters return the state at the instant of the decision.
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};
@@ -27,14 +29,14 @@ use crate::rule::RuleName;
 pub struct Decision {
     allowed: bool,
     overage: bool,
-    /// `true` if the decision is a denial because a key is blocked.
+    /// `true` if the request was denied because its key is blocked.
     blocked: bool,
     source: Source,
-    /// The instant of the decision, by the store's clock. Together with [`Outcome::reset_ns`], it
-    /// is the receipt of the charge.
+    /// The instant of the decision by the store's clock, needed to undo the charge.
     at: u64,
-    /// The instant at which the store charged, by the store's clock. It is earlier than `at` if the
-    /// call was admitted with units that were borrowed before.
+    /// The instant of the charge by the store's clock.
+    ///
+    /// It is earlier than `at` if the units were leased before.
     charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
@@ -56,14 +58,17 @@ impl Decision {
         }
     }
 
-    /// Creates a decision that denies the request. Without outcomes, waiting does not help.
+    /// Creates a decision that denies the request.
+    ///
+    /// Without outcomes, waiting does not help.
     #[must_use]
     pub fn deny() -> Self {
         Self { allowed: false, ..Self::allow() }
     }
 
-    /// Creates the answer to an [operation](crate::store::Op) that the store does not support: a
-    /// denial with the source [`Source::Unsupported`].
+    /// Creates a denial for an [operation](crate::store::Op) that the store does not support.
+    ///
+    /// Its source is [`Source::Unsupported`].
     #[must_use]
     pub fn unsupported() -> Self {
         Self::deny().from_source(Source::Unsupported)
@@ -83,8 +88,9 @@ impl Decision {
         self
     }
 
-    /// Sets the time that an allowed request must wait before it may run. Such a request is charged
-    /// and then [queues](crate::store::Charge::with_max_wait).
+    /// Sets the time that an allowed request must wait.
+    ///
+    /// The request is already charged and [queues](crate::store::Charge::with_max_wait).
     ///
     /// ```
     /// use std::time::Duration;
@@ -114,8 +120,7 @@ impl Decision {
         self
     }
 
-    /// Marks the request as allowed beyond a quota, because the quota is
-    /// [soft](crate::Quota::soft).
+    /// Marks the request as allowed beyond a [soft](crate::Quota::soft) quota.
     ///
     /// # Panics
     ///
@@ -128,9 +133,9 @@ impl Decision {
         self
     }
 
-    /// Marks the decision as the denial of a [blocked](crate::StoreExt::block) key. The outcome
-    /// then describes the block and not a quota. No units are left, and the block ends after
-    /// `retry_after`.
+    /// Marks the decision as the denial of a [blocked](crate::StoreExt::block) key.
+    ///
+    /// The outcome then describes the block: no units are left, and it ends after `retry_after`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -156,22 +161,27 @@ impl Decision {
         self
     }
 
-    /// Returns `true` if the request was denied because the key is
-    /// [blocked](crate::StoreExt::block). The outcome then describes the block, not a quota.
+    /// Returns `true` if the key was [blocked](crate::StoreExt::block).
+    ///
+    /// The outcome then describes the block, not a quota.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Returns `true` if every quota was charged. A charge of cost 0 is always allowed.
+    /// Returns `true` if the request was allowed.
+    ///
+    /// Every quota was then charged. A request of cost 0 is always allowed.
     #[must_use]
     #[inline]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Returns `true` if the request was allowed beyond a quota, because the quota is soft or the
-    /// system had capacity ([`Overcommit`](crate::middleware::Overcommit)).
+    /// Returns `true` if the request was allowed beyond a quota.
+    ///
+    /// The quota is soft, or the system had capacity
+    /// ([`Overcommit`](crate::middleware::Overcommit)).
     #[must_use]
     pub fn is_overage(&self) -> bool {
         self.overage
@@ -183,8 +193,7 @@ impl Decision {
         self.outcomes.iter().any(|outcome| outcome.is_report_only() && outcome.is_denied())
     }
 
-    /// Returns the time that an allowed request must wait before it may run. The time is zero if
-    /// the charge may not queue.
+    /// Returns the time that an allowed request must wait, or zero.
     #[must_use]
     pub fn wait(&self) -> Duration {
         Duration::from_nanos(self.wait)
@@ -202,9 +211,10 @@ impl Decision {
         &self.outcomes
     }
 
-    /// Returns the outcome of the quota that decided, or `None` if no quota applies. For a denial,
-    /// this is the denying quota with the longest wait. Otherwise it is the quota with the fewest
-    /// units left. Report-only quotas never decide.
+    /// Returns the outcome of the quota that decided, or `None` if no quota applies.
+    ///
+    /// For a denial, it is the quota with the longest wait. Otherwise it is the quota with the
+    /// fewest units left. Report-only quotas never decide.
     #[must_use]
     pub fn binding(&self) -> Option<&Outcome> {
         if let [one] = self.outcomes.as_slice() {
@@ -214,7 +224,7 @@ impl Decision {
         if self.allowed {
             deciding.min_by_key(|outcome| outcome.remaining())
         } else {
-            // Picks the first of equal outcomes, as `min_by_key` does above.
+            // Picks the first of equal outcomes, as `min_by_key` does.
             deciding.rev().max_by_key(|outcome| outcome.retry_ns())
         }
     }
@@ -225,28 +235,31 @@ impl Decision {
         self.binding().map(Outcome::remaining)
     }
 
-    /// Returns the smallest number of units left under any quota.
+    /// Returns the fewest units left under any quota.
     pub(crate) fn least(&self) -> u32 {
         self.outcomes.iter().map(Outcome::remaining).min().unwrap_or(0)
     }
 
-    /// Returns the shortest wait after which an identical request would be allowed if nothing else
-    /// is charged. The wait of an allowed request is zero. Returns `None` if waiting does not help
-    /// or if the wait is [unknown](Outcome::is_wait_unknown).
+    /// Returns the shortest wait until an identical request would be allowed.
+    ///
+    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help or if
+    /// the wait is [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
     }
 
-    /// Returns `true` if an allowed decision charged `rule`. A report-only rule is not charged if
-    /// the cost does not fit.
+    /// Returns `true` if an allowed decision charged `rule`.
+    ///
+    /// A report-only rule is not charged if the cost does not fit.
     pub(crate) fn charged(&self, rule: RuleName) -> bool {
         let unpaid = |o: &Outcome| o.rule() == rule && o.is_report_only() && o.is_denied();
         !self.outcomes.iter().any(unpaid)
     }
 
-    /// Creates a decision without outcomes, which [`push`](Decision::push) adds. A decision is
-    /// large, so moving it costs as much as creating it.
+    /// Creates a decision without outcomes.
+    ///
+    /// Outcomes are added in place, because moving a decision is as slow as creating one.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {
@@ -272,13 +285,13 @@ impl Decision {
         (self.overage, self.wait) = (overage, wait);
     }
 
-    /// Returns `true` if the request must wait before it may run.
+    /// Returns `true` if the request must wait.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.wait > 0
     }
 
-    /// Returns `true` if the decision is a denial by a quota that regains units.
+    /// Returns `true` for a denial by a quota whose units come back.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
@@ -300,25 +313,21 @@ impl Decision {
         self
     }
 
-    /// Returns the instant of the decision, by the store's clock.
     pub(crate) fn instant(&self) -> u64 {
         self.at
     }
 
-    /// Returns the instant at which the store charged, by the store's clock.
     pub(crate) fn charged_at(&self) -> u64 {
         self.charged_at
     }
 
-    /// Sets the instant at which the store charged.
     pub(crate) fn charged_by(self, charged_at: u64) -> Self {
         Self { charged_at, ..self }
     }
 
-    /// Returns the part of the decision that concerns `quotas`, in the order of `quotas`. Each
-    /// quota is given as its rule and its index. The outcome of a quota is unknown if the decision
-    /// does not contain that quota. It is also unknown if the decision contains two quotas with
-    /// that rule and index but `quotas` names only one of them.
+    /// Returns the part of the decision on `quotas`, given by rule and index.
+    ///
+    /// The outcome of a quota is unknown if the decision does not contain exactly one.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
@@ -333,7 +342,7 @@ impl Decision {
     }
 }
 
-/// The component that made a [`Decision`].
+/// Component that made a [`Decision`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
@@ -343,30 +352,28 @@ pub enum Source {
     Governor,
     /// Redis or Valkey.
     Redis,
-    /// The store failed, and [`FailOpen`](crate::store::FailOpen) allowed the request without a
-    /// charge.
+    /// [`FailOpen`](crate::store::FailOpen), because the store failed. The request is allowed.
     FailedOpen,
-    /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
+    /// [`FailClosed`](crate::store::FailClosed), because the store failed. The request is denied.
     FailedClosed,
-    /// The store failed, and the local store of a [`Fallback`](crate::store::Fallback) decided.
+    /// The local store of a [`Fallback`](crate::store::Fallback), because the store failed.
     Fallback,
-    /// A [`DenyCache`](crate::store::DenyCache) repeated an earlier denial of its store.
+    /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial.
     DenyCache,
-    /// A [`Leased`](crate::store::Leased) store allowed the request with units that it had leased
-    /// before.
+    /// A [`Leased`](crate::store::Leased) store, with units that it had leased before.
     Leased,
-    /// The embedded store had no room to [block](crate::StoreExt::block) a key.
+    /// The embedded store, which had no room to [block](crate::StoreExt::block) a key.
     Overflow,
-    /// The store does not know the operation; see [`Decision::unsupported`].
+    /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,
     /// A store of another crate, with its name.
     Other(&'static str),
 }
 
 impl Source {
-    /// Returns the source as one word: `local`, `governor`, `redis`, `failed_open`,
-    /// `failed_closed`, `fallback`, `deny_cache`, `leased`, `overflow`, `unsupported`, or the name
-    /// of another store.
+    /// Returns the source as one word, such as `redis`, `failed_open` or `deny_cache`.
+    ///
+    /// For [`Source::Other`], this is the name of the store.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -384,12 +391,12 @@ impl Source {
         }
     }
 
-    /// Returns `true` if the store itself decided, and not a wrapper such as a cache.
+    /// Returns `true` if the store itself decided, not a wrapper such as a cache.
     pub(crate) fn is_of_store(self) -> bool {
         !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
     }
 
-    /// Returns `true` if no store was called. Such a decision does not show that the store works.
+    /// Returns `true` if no store was called.
     pub(crate) fn is_known(self) -> bool {
         matches!(self, Self::DenyCache | Self::Leased)
     }

@@ -4,29 +4,29 @@ use std::time::Duration;
 
 use crate::rule::RuleName;
 
-/// The `retry_ns` value for "waiting does not help", in nanoseconds.
+/// The value of `retry_ns` if waiting does not help.
 pub(crate) const NEVER: u64 = u64::MAX;
-/// The `retry_ns` value for "the wait is unknown".
+/// The value of `retry_ns` if the wait is unknown.
 pub(crate) const UNKNOWN_WAIT: u64 = NEVER - 1;
 
-/// The outcome of one quota in a [`Decision`](crate::Decision).
+/// Outcome of one quota in a [`Decision`](crate::Decision).
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// The difference between the clock of this outcome and the decision's clock, in microseconds.
-    /// It is positive if this clock is ahead. The nodes of a cluster have separate clocks.
+    /// The time in microseconds by which this clock is ahead of the decision's clock.
+    ///
+    /// The nodes of a cluster have separate clocks.
     #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
 }
 
-/// The state of one quota after a decision. Times are in nanoseconds. [`Outcome`] has the methods
-/// that read this state.
+/// The state of one quota after a decision. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Snapshot {
-    /// One unit comes back every `interval`. The account is full after `reset_ns`.
+    /// One unit comes back every `interval`.
     Refilling {
         reset_ns: u64,
         interval: u64,
@@ -47,8 +47,9 @@ pub(crate) enum Snapshot {
 }
 
 impl Outcome {
-    /// Creates the outcome of an allowed charge that leaves all `limit` units. `quota_index` is the
-    /// index of the quota in its rule. The `with_*` methods change the outcome.
+    /// Creates the outcome of an allowed charge, with all `limit` units left.
+    ///
+    /// `quota_index` is the index of the quota in its rule.
     ///
     /// ```
     /// use std::time::Duration;
@@ -70,7 +71,7 @@ impl Outcome {
         Self::with(rule, quota_index, snapshot)
     }
 
-    /// Sets the number of whole units that are left, clamped to the limit.
+    /// Sets the number of whole units left, at most the limit.
     #[must_use]
     pub fn with_remaining(mut self, units: u32) -> Self {
         if let Snapshot::Known { limit, remaining, .. } = &mut self.snapshot {
@@ -88,7 +89,7 @@ impl Outcome {
         self
     }
 
-    /// Sets the time until more units are left than now. Zero means that no more units come back.
+    /// Sets the time until more units are left. Zero means that no more units come back.
     #[must_use]
     pub fn with_next_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
@@ -97,8 +98,9 @@ impl Outcome {
         self
     }
 
-    /// Sets the shortest wait until an identical cost would be allowed. Zero means that the quota
-    /// allowed the cost. `None` means that the quota denied the cost and that waiting does not
+    /// Sets the shortest wait until an identical cost would be allowed.
+    ///
+    /// Zero means that the quota allowed the cost. `None` means a denial for which waiting does not
     /// help.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
@@ -106,22 +108,24 @@ impl Outcome {
         self
     }
 
-    /// Marks the outcome as a denial with an unknown wait, for example by a limit on concurrent
-    /// requests. The response then has no `Retry-After`.
+    /// Marks the outcome as a denial with an unknown wait. The response has no `Retry-After`.
+    ///
+    /// An example is a limit on concurrent requests.
     #[must_use]
     pub fn with_unknown_wait(mut self) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
         self
     }
 
-    /// Creates an outcome for a store that cannot report the units left. Header fields do not
-    /// contain such a quota.
+    /// Creates an outcome for a store that does not report the units left.
+    ///
+    /// Header fields do not contain such a quota.
     #[must_use]
     pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
         Self::with(rule, place, Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) })
     }
 
-    /// Creates the outcome of a blocked key. `left` is the remaining time of the block.
+    /// Creates the outcome of a blocked key, with the remaining time of the block.
     pub(crate) fn block(rule: RuleName, limit: u32, left: Duration) -> Self {
         let exhausted = Self::full(rule, 0, limit).with_remaining(0);
         exhausted.with_reset_after(left).with_next_after(left).with_retry_after(Some(left))
@@ -164,8 +168,9 @@ impl Outcome {
         self.report_only
     }
 
-    /// Returns `true` if the quota denied the request, or would have denied the request if it were
-    /// not report-only.
+    /// Returns `true` if the quota denied the request.
+    ///
+    /// A report-only quota would have denied it.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.retry_ns() > 0
@@ -180,12 +185,12 @@ impl Outcome {
         }
     }
 
-    /// Returns the number of whole units that are left.
+    /// Returns the number of whole units left.
     #[must_use]
     pub fn remaining(&self) -> u32 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
-                // The result is at most `limit`. Used units are rounded up to whole units.
+                // Used units are rounded up to whole units.
                 let owed = reset_ns.div_ceil(interval).min(limit.into());
                 limit - u32::try_from(owed).unwrap_or(limit)
             }
@@ -194,7 +199,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the number of units left. It is negative if the account is in debt beyond the limit.
+    /// Returns the units left, which are negative if the account is in debt.
     pub(crate) fn left(&self) -> i64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -205,7 +210,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the number of units that have not come back yet.
+    /// Returns the units that have not come back yet.
     pub(crate) fn owed(&self) -> i64 {
         i64::from(self.limit()) - self.left()
     }
@@ -216,15 +221,13 @@ impl Outcome {
         Duration::from_nanos(self.reset_ns())
     }
 
-    /// Returns the shortest wait until more units are [remaining](Outcome::remaining) than now.
-    /// Returns zero if no more units come back.
+    /// Returns the shortest wait until more units are left, or zero if no more come back.
     #[must_use]
     pub fn next_after(&self) -> Duration {
         Duration::from_nanos(self.remaining_and_next().1)
     }
 
-    /// Returns the units left and the wait for the next unit, in nanoseconds. Both are computed
-    /// with one division, because a division is the slowest step.
+    /// Returns the units left and the nanoseconds until the next unit, with one division.
     pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -237,9 +240,10 @@ impl Outcome {
         }
     }
 
-    /// Returns the shortest wait after which an identical cost would be allowed. The wait of an
-    /// allowed cost is zero. Returns `None` if waiting does not help or if the wait is
-    /// [unknown](Outcome::is_wait_unknown).
+    /// Returns the shortest wait until an identical cost would be allowed.
+    ///
+    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help or if the
+    /// wait is [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let retry_ns = self.retry_ns();
@@ -253,8 +257,7 @@ impl Outcome {
         self.retry_ns() == UNKNOWN_WAIT
     }
 
-    /// Returns the time until the account is full, in nanoseconds. Together with the instant of the
-    /// decision, it is the receipt of a charge.
+    /// Returns the nanoseconds until the account is full.
     pub(crate) fn reset_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, .. } | Snapshot::Known { reset_ns, .. } => reset_ns,
@@ -270,16 +273,14 @@ impl Outcome {
         }
     }
 
-    /// Sets the difference between another clock and the decision's clock, in nanoseconds. It is
-    /// positive if the other clock is ahead.
+    /// Sets the nanoseconds by which this clock is ahead of the decision's clock.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
         self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
         self
     }
 
-    /// Returns the difference between the clock of this outcome and the decision's clock, in
-    /// nanoseconds. It is positive if this clock is ahead.
+    /// Returns the nanoseconds by which this clock is ahead of the decision's clock.
     pub(crate) fn skew(&self) -> i64 {
         #[cfg(feature = "redis")]
         return i64::from(self.skew) * 1_000;
@@ -295,8 +296,7 @@ impl Outcome {
         !matches!(self.snapshot, Snapshot::Unknown { .. })
     }
 
-    /// Returns the outcome `age` nanoseconds later, assuming that nothing was charged since. If no
-    /// interval is known, the number of units left does not change.
+    /// Returns the outcome `age` nanoseconds later, if nothing was charged since.
     pub(crate) fn aged(mut self, age: u64) -> Self {
         let left =
             |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
@@ -315,7 +315,7 @@ impl Outcome {
         self
     }
 
-    /// Returns the outcome with `units` more units left, which were charged but not used.
+    /// Returns the outcome with `units` more units left.
     pub(crate) fn with_more(mut self, units: u32) -> Self {
         match &mut self.snapshot {
             Snapshot::Refilling { reset_ns, interval, .. } => {
@@ -337,8 +337,7 @@ impl Outcome {
         }
     }
 
-    /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, or [`NEVER`] if waiting does
-    /// not help.
+    /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, or [`NEVER`].
     pub(crate) fn retry_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }
