@@ -1,10 +1,10 @@
-//! Dry runs of a decision. A dry run is a call that the store must deny.
+//! Dry runs of a decision.
 //!
-//! A charge of cost 0 does not report the wait for another cost, and only the store knows its
-//! accounts. However, every store promises that a denied call charges nothing. Therefore each
-//! charge gets one additional quota, which is blocked. The index of this quota is one that no rule
-//! uses. The quota belongs to the same rule and key, so it is on the same node of a cluster.
-//! Report-only charges need a separate call, because a store charges them separately.
+//! A dry run is a call that the store must deny, because a denied call charges nothing. Each charge
+//! therefore gets one more quota, which is blocked. It has the rule and the key of the charge, so
+//! it is on the same node of a cluster. Its index is one that no rule uses.
+//!
+//! Report-only charges need a call of their own, because a store charges them separately.
 
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
-/// The maximum number of quotas of one rule that a dry run covers.
+/// The maximum number of quotas of a rule in a dry run.
 const MOST: usize = 254;
 
 /// Returns the decision that [`StoreExt::take`] would make.
@@ -27,7 +27,7 @@ pub(super) async fn look<S: Store>(
     if !decides || refused.is_blocked() {
         return Ok(refused);
     }
-    // The outcome of a report-only rule's blocked quota would hide the outcomes of other rules.
+    // Otherwise a report-only rule's blocked quota would hide the outcomes of other rules.
     let reports = charges.with(|charges| charges.iter().any(Charge::is_report_only));
     let shadow = if reports { Some(ask(store, charges, true).await?) } else { None };
     Ok(charges.with(|charges| decision(charges, &refused, shadow.as_ref())))
@@ -39,7 +39,7 @@ pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), U
     refusing(charges, true, |charges| store.supports(charges))
 }
 
-/// Calls the store either with the enforced charges or with the report-only charges.
+/// Calls the store with the charges that are, or are not, report-only.
 async fn ask<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -48,7 +48,7 @@ async fn ask<S: Store>(
     refusing(charges, report_only, |charges| store.take(charges)).await
 }
 
-/// Calls `read` with charges that the store denies. Charges of report-only rules are included.
+/// Calls `read` with charges that the store denies.
 fn refusing<T>(
     charges: &OwnedCharges,
     report_only: bool,
@@ -121,8 +121,9 @@ fn need(charge: &Charge<'_>) -> u64 {
     }
 }
 
-/// Returns the queue time of the charge, or `None` if the charge may not queue. A paced window
-/// queues charges only until the end of the window, or in a window that has not started.
+/// Returns the queue time of a charge, or `None` if it may not queue.
+///
+/// A paced window queues charges until its end.
 fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
     let wait = outcome.retry_after().filter(|wait| *wait <= charge.max_wait())?;
     let ends = outcome.reset_after();

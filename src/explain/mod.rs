@@ -1,12 +1,11 @@
-//! Explanations of decisions. An explanation names the rule and the quota that decided, and shows
-//! the arithmetic.
+//! Explanations of decisions: the rule and the quota that decided, with the arithmetic.
 //!
 //! A client sees a status code and a `Retry-After`. An operator often needs the reason: the units
-//! that were left, the units that the request needed, and the time at which units come back. An
-//! [`Explanation`] contains this reason. `Display` prints it as text, and programs read
-//! [`reckonings`](Explanation::reckonings). An explanation is computed on demand from the numbers
-//! of the decision, so it always agrees with the decision. Requests that are not explained have no
-//! cost.
+//! that were left and needed, and the time at which units come back. An [`Explanation`] contains
+//! this reason.
+//!
+//! An explanation is computed on demand from the numbers of the decision. Requests that are not
+//! explained have no cost.
 //!
 //! To explain a decision, call [`Decision::explain`]:
 //!
@@ -21,8 +20,8 @@
 //! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
 //! ```
 //!
-//! If an explanation is given the rules, it also shows quotas, keys and costs. The layer and the
-//! limiter can also explain the decision that they *would* make, without a charge:
+//! With the rules, it also shows quotas, keys and costs. The layer and the limiter can also explain
+//! the decision that they *would* make, without a charge:
 //!
 //! ```
 //! # tokio_test::block_on(async {
@@ -49,10 +48,11 @@
 //! # Limitations
 //!
 //! Explanations are for operators. Do not show them to clients, because they disclose rules and the
-//! accounts of other clients. A key is never printed. At most, its
-//! [fingerprint](crate::fingerprint::Fingerprint) is printed.
+//! accounts of other clients. Keys are printed as [fingerprints](crate::fingerprint::Fingerprint)
+//! or not at all.
 //!
-//! The result of a dry run may change immediately, because concurrent requests charge the accounts.
+//! The result of a dry run may be out of date immediately, because concurrent requests charge the
+//! accounts.
 
 mod look;
 mod reckoning;
@@ -69,17 +69,17 @@ use crate::{
     store::{Charge, OwnedCharges, Store, Unsupported},
 };
 
-/// An explained decision. See the [module](self) for an example.
+/// Explained decision. See the [module](self) for an example.
 ///
-/// The text is for people and may change. Programs read [`decision`](Explanation::decision) and
+/// Its text is for people and may change. Programs read [`decision`](Explanation::decision) and
 /// [`reckonings`](Explanation::reckonings).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Explanation {
     about: About,
-    /// `true` for a dry run, in which nothing was charged.
+    /// `true` if nothing was charged.
     looked: bool,
-    /// The reason why the layer allows the request regardless of the decision.
+    /// The reason why the layer allows the request despite the decision.
     beside: Option<&'static str>,
     secret: Option<FingerprintKey>,
 }
@@ -87,7 +87,7 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 enum About {
     Decision(Box<Decision>, Vec<Reckoning>),
-    /// No rule limits the request, for this reason.
+    /// No rule limits the request.
     Free(&'static str),
     Unkeyed(KeyError),
     /// The store does not support dry runs.
@@ -95,20 +95,20 @@ enum About {
 }
 
 impl Decision {
-    /// Explains the decision from its own numbers. [`charges`](Explanation::charges) and
-    /// [`rules`](Explanation::rules) add quotas, keys and costs.
+    /// Explains the decision.
+    ///
+    /// [`charges`](Explanation::charges) and [`rules`](Explanation::rules) add quotas, keys and
+    /// costs.
     pub fn explain(&self) -> Explanation {
         Explanation::decided(self.clone(), &[])
     }
 }
 
 impl Explanation {
-    /// Explains the decision that [`take`](crate::StoreExt::take) would make on these charges.
-    /// Nothing is charged.
+    /// Explains the decision that [`take`](crate::StoreExt::take) would make, without a charge.
     ///
-    /// The store is called with one additional [blocked](crate::Quota::blocked) quota per charge.
-    /// The store therefore denies the call, and a denied call charges nothing. A dry run covers the
-    /// first 254 quotas of a rule.
+    /// A dry run covers the first 254 quotas of a rule. The store is called with one more quota per
+    /// charge, which is [blocked](crate::Quota::blocked), so that it denies the call.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -127,8 +127,7 @@ impl Explanation {
     ///
     /// # Errors
     ///
-    /// Fails if the store cannot decide or does not support dry runs. For example, a governor
-    /// limiter does not support them.
+    /// Fails if the store cannot decide or does not support dry runs, such as a governor limiter.
     pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
         Self::look_at(store, &charges.into()).await
     }
@@ -150,9 +149,10 @@ impl Explanation {
         self
     }
 
-    /// Adds quotas, costs and keys from the rules and the head of the request. The rules are
-    /// evaluated again. If a plan was replaced after the decision, the explanation shows the
-    /// current quotas.
+    /// Adds quotas, costs and keys from the rules and the request.
+    ///
+    /// The rules are evaluated again. If a plan was replaced after the decision, the explanation
+    /// shows the current quotas.
     pub fn rules<'a>(
         self,
         rules: &(impl Rules + ?Sized),
@@ -169,7 +169,7 @@ impl Explanation {
         Self { secret: Some(secret.into()), ..self }
     }
 
-    /// Returns `true` if the request is allowed or, in a dry run, would be allowed.
+    /// Returns `true` if the request is allowed, or would be allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         match &self.about {
@@ -189,7 +189,7 @@ impl Explanation {
         }
     }
 
-    /// Returns the arithmetic of each quota, in the order of the decision's outcomes.
+    /// Returns the arithmetic of each quota, in the order of the outcomes.
     #[must_use]
     pub fn reckonings(&self) -> &[Reckoning] {
         match &self.about {
@@ -208,7 +208,7 @@ impl Explanation {
         Self::of(About::Decision(Box::new(decision), reckonings))
     }
 
-    /// Creates the explanation of a request that no rule limits, for this reason.
+    /// Creates the explanation of a request that no rule limits.
     pub(crate) fn free(why: &'static str) -> Self {
         Self { looked: true, ..Self::of(About::Free(why)) }
     }
@@ -240,7 +240,7 @@ impl Explanation {
     }
 }
 
-/// Returns the charges of a request, or `None` if the rules exempt it or do not apply.
+/// Returns the charges of a request, or `None` if no rule applies.
 fn charged(
     rules: &(impl Rules + ?Sized),
     head: &RequestHead<'_>,

@@ -1,4 +1,4 @@
-//! The facts about one quota of a decision.
+//! Facts about one quota of a decision.
 
 use crate::{
     decision::{Decision, Outcome},
@@ -7,7 +7,7 @@ use crate::{
     store::Charge,
 };
 
-/// One quota of an [`Explanation`](super::Explanation), with its outcome and, if known, its charge.
+/// Outcome of one quota in an [`Explanation`](super::Explanation), with its charge if known.
 #[derive(Clone, Debug)]
 pub struct Reckoning {
     pub(super) outcome: Outcome,
@@ -75,7 +75,7 @@ pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning
     decision.outcomes().iter().enumerate().map(reckon).collect()
 }
 
-/// Combines charges to the same account. Their costs are added.
+/// Adds up the charges to one account.
 fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> Asked {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()

@@ -17,8 +17,7 @@ pub(super) struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Returns the quota of the rule, or `None` if a fallback or governor decided with a different
-    /// quota.
+    /// Returns the quota of the rule, or `None` if another quota decided.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -144,28 +143,26 @@ impl Sum<'_> {
         format!("{would}needs {need}{has}: {then}")
     }
 
-    /// Returns the number of units that must come back before `need` fits. Returns `None` if the
-    /// account does not report them exactly.
+    /// Returns the number of units that must come back, or `None` if it is not exactly known.
     fn missing(&self, need: u64, soft: u32, wait: Duration) -> Option<u64> {
         let outcome = self.outcome;
         let there = i64::from(soft) + outcome.left();
         let missing = need.checked_add_signed(-there).filter(|missing| *missing > 0)?;
         let exact = match outcome.interval() {
-            // The wait must be equal to the missing units multiplied by the interval.
+            // The wait must equal the missing units multiplied by the interval.
             Some(interval) => {
                 let whole = i128::from(need) - i128::from(outcome.limit()) - i128::from(soft);
                 let nanos = |time: Duration| i128::try_from(time.as_nanos()).unwrap_or(i128::MAX);
                 let owed = nanos(outcome.reset_after());
                 owed + whole * nanos(interval) == nanos(wait)
             }
-            // An account with no units left may be in debt, and does not report the size of the
-            // debt.
+            // An account with no units left may be in debt of an unknown size.
             None => outcome.is_known() && outcome.remaining() > 0,
         };
         exact.then_some(missing)
     }
 
-    /// Names the component that decided, if it changes the meaning of the numbers.
+    /// Returns a note if the deciding component changes the meaning of the numbers.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
             Source::Fallback => {

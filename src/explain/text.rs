@@ -35,7 +35,7 @@ impl Explanation {
         if self.looked { "would be allowed" } else { "allowed" }
     }
 
-    /// Writes the end of the line that contains the decision.
+    /// Writes the end of the first line.
     fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
             Some(because) => writeln!(f, "; allowed anyway: {because}"),
@@ -90,7 +90,7 @@ impl Explanation {
         Ok(())
     }
 
-    /// Writes one quota, followed by its arithmetic on the next line.
+    /// Writes one quota, and its arithmetic on the next line.
     fn block(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -152,7 +152,7 @@ impl Explanation {
     }
 }
 
-/// Returns `true` if the request was allowed without a charge because the system had capacity.
+/// Returns `true` if the request was allowed only because the system had capacity.
 fn is_spared(decision: &Decision) -> bool {
     let refuses = |outcome: &Outcome| outcome.is_denied() && !outcome.is_report_only();
     decision.is_overage() && decision.outcomes().iter().any(refuses)
@@ -162,7 +162,7 @@ fn retry(f: &mut fmt::Formatter<'_>, wait: Option<Duration>) -> fmt::Result {
     wait.map_or(Ok(()), |wait| write!(f, " → retry after {}", Exact(wait)))
 }
 
-/// A quota with the name of its algorithm.
+/// Quota with the name of its algorithm.
 struct Described<'a>(&'a Quota);
 
 impl fmt::Display for Described<'_> {

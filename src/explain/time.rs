@@ -1,4 +1,4 @@
-//! Times in readable text, exact to the nanosecond.
+//! Times as exact text.
 
 use std::{fmt, time::Duration};
 
@@ -7,7 +7,7 @@ const LONG: [(&str, u64); 3] =
     [("day", 86_400 * SECOND), ("h", 3_600 * SECOND), ("min", 60 * SECOND)];
 const SHORT: [(&str, u64); 4] = [("s", SECOND), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
-/// A time that is printed in the units of a quota's text: `312ms`, `4h 28min 43.5s`.
+/// Time as text: `312ms`, `4h 28min 43.5s`.
 pub(super) struct Exact(pub(super) Duration);
 
 impl fmt::Display for Exact {
@@ -23,7 +23,7 @@ impl fmt::Display for Exact {
         if rest == 0 {
             return if gap.is_empty() { f.write_str("0s") } else { Ok(()) };
         }
-        // After a longer unit, the rest is printed in seconds.
+        // After a longer unit, the rest is in seconds.
         let of = |(_, nanos): &(&str, u64)| rest >= *nanos || !gap.is_empty();
         let (unit, nanos) = SHORT.into_iter().find(of).unwrap_or(("ns", 1));
         write!(f, "{gap}{}", rest / nanos)?;

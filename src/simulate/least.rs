@@ -2,15 +2,16 @@
 
 use crate::{quota::Quota, rule::RuleName};
 
-/// The smallest limit of one quota with which no request of a trace is
-/// [limited](super::SimulatedDecision::is_limited). Every call is then allowed immediately and
-/// without overage. See [`least`](super::least) for an example.
+/// Smallest limit of a quota with which no request of a trace is limited.
 ///
-/// For GCRA and the token bucket, the limit is the burst at the configured rate. For a window, it
-/// is the units per period. The result is exact if the store has enough
-/// [room](super::Simulator::least_stats): with one unit less, some call of the trace would be
-/// limited. The result is never below the need of a single request. It assumes that the other
-/// quotas limit no request.
+/// Every request is then allowed immediately and without overage. See [`least`](super::least) for
+/// an example.
+///
+/// The limit of a window is its units. For other algorithms it is the burst, at the configured
+/// rate. It is never below the need of a single request.
+///
+/// The result is exact if the store has enough [room](super::Simulator::least_stats). It assumes
+/// that the other quotas limit no request.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallestBurst {
     pub(super) rule: RuleName,
@@ -39,14 +40,13 @@ impl SmallestBurst {
 
     /// Returns the quota with the smallest sufficient limit.
     ///
-    /// Returns `None` in each of these cases, in which no limit is sufficient or the smallest limit
-    /// is unknown:
+    /// Returns `None` if no limit is sufficient or the smallest limit is unknown:
     ///
-    /// - the trace needs more units than a quota can have;
-    /// - the quota is [blocked](Quota::blocked);
-    /// - the quota starts at [`initial`](Quota::initial) units;
-    /// - the quota is a window that [carries over](crate::Algorithm::carry_over);
-    /// - the quota is a [paced](crate::Algorithm::paced) window, and a second unit is needed in the
+    /// - The trace needs more units than a quota can have.
+    /// - The quota is [blocked](Quota::blocked).
+    /// - The quota has [`initial`](Quota::initial) units.
+    /// - The quota is a window that [carries over](crate::Algorithm::carry_over).
+    /// - The quota is a [paced](crate::Algorithm::paced) window, and needs a second unit in the
     ///   first instant of a window.
     #[must_use = "this returns the found quota and changes nothing"]
     pub fn quota(&self) -> Option<Quota> {

@@ -1,8 +1,8 @@
 //! Measures the limit that each quota needs.
 //!
-//! If no request is limited, the number of used units does not depend on the limit. Therefore each
-//! quota is counted separately, by its own algorithm with the highest possible limit. The maximum
-//! number of used units is the smallest limit that denies no request.
+//! While no request is limited, the used units do not depend on the limit. Each quota is therefore
+//! counted with the highest possible limit. The maximum of its used units is the smallest
+//! sufficient limit.
 
 use smallvec::SmallVec;
 
@@ -14,8 +14,7 @@ use crate::{
     store::{Charge, LocalStore, Stats, StoreExt},
 };
 
-/// The maximum number of distinct quotas of plans that are measured. Further quotas are not
-/// measured.
+/// The maximum number of quotas of plans that are measured.
 const MOST_QUOTAS: usize = 1_024;
 
 pub(super) struct Measure {
@@ -24,8 +23,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Creates a measurement. The initial result of each fixed quota is the need of a single
-    /// request.
+    /// Creates a measurement. Each fixed quota starts with the need of a single request.
     pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
         let of = |info: &RuleInfo<'_>| {
             let (rule, alone) = (info.name, info.least_need().max(1));
@@ -86,7 +84,7 @@ fn entry<'a>(
     found.get_mut(at)
 }
 
-/// Returns `true` if the number of used units does not depend on the limit.
+/// Returns `true` if the used units do not depend on the limit.
 fn is_countable(quota: &Quota) -> bool {
     let lends = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
@@ -95,8 +93,9 @@ fn is_countable(quota: &Quota) -> bool {
     !lends && !quota.is_blocked() && quota.initial_units().is_none()
 }
 
-/// Returns the number of units per window with which unit `last` is available at `now`. A paced
-/// window with more units makes each unit available earlier.
+/// Returns the units per window with which unit `last` is available at `now`.
+///
+/// A paced window with more units makes each unit available earlier.
 fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {
     if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
         return Some(last);

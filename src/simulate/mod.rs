@@ -1,10 +1,11 @@
-//! Replays a trace of requests against rules, to find the requests that would have been limited.
+//! Replays past requests against rules, to find those that would have been limited.
 //!
-//! Limits are often guessed, tried on users, and corrected after complaints. With a log of past
-//! requests, you can test limits before you use them. A trace is any sequence of [`Call`]s. Each
-//! call has an instant and a request head. For each call, the result is a [`SimulatedDecision`],
-//! which is the decision of a layer with an embedded store at that instant. The clock follows the
-//! trace, so the replay of a week takes seconds. Only the accounts are kept in memory.
+//! With a log of past requests, you can test limits before you use them. A trace is any sequence of
+//! [`Call`]s. Each has a time and a request head. Its result is a [`SimulatedDecision`], as a layer
+//! with an embedded store would have decided at that time.
+//!
+//! The clock follows the trace, so the replay of a week takes seconds. Only the accounts are kept
+//! in memory.
 //!
 //! ```
 //! use std::{net::SocketAddr, time::Duration};
@@ -27,9 +28,8 @@
 //! assert_eq!(passed, [true, false, true, true]);
 //! ```
 //!
-//! Conversely, [`least`] derives the limits from the trace. It returns the smallest burst with
-//! which no request would have been limited. A [`Simulator`] does both in one pass, and has a
-//! setting for the number of keys:
+//! [`least`] derives the limits from the trace: the smallest burst with which no request would have
+//! been limited. A [`Simulator`] does both in one pass, and has a setting for the number of keys:
 //!
 //! ```
 //! use std::time::Duration;
@@ -52,17 +52,14 @@
 //!
 //! # Limitations
 //!
-//! - A trace does not show the effect of denials. A denied client changes its behavior: it waits,
-//!   retries or leaves. The later calls of the trace are from clients that were not denied.
+//! - A trace does not show the effect of denials: a denied client waits, retries or leaves.
 //! - A simulation covers only rules. It does not cover access lists, toggles, exempt preflights,
 //!   overcommit and charges that are adjusted after the response.
-//! - A trace with coarse time stamps, such as whole seconds, turns each second into a burst.
-//!   Therefore more requests are denied than with exact times, and [`least`] returns larger limits.
-//! - If more keys than [`Simulator::capacity`] are in debt at the same time, new keys share
-//!   accounts, as in a layer. Decisions then depend on the keys that share an account.
-//!   [`Simulator::stats`] reports if this happened. The limits that [`least`] returns can then be
-//!   too large, but never too small. The accounts of [`least`] run out of room earlier; see
-//!   [`Simulator::least_stats`].
+//! - A trace with whole seconds turns each second into a burst. More requests are then denied, and
+//!   [`least`] returns larger limits.
+//! - If more keys than [`Simulator::capacity`] are in debt at once, new keys share accounts, as in
+//!   a layer. [`Simulator::stats`] reports this. The limits of [`least`] can then be too large, but
+//!   never too small; see [`Simulator::least_stats`].
 
 mod least;
 mod measure;
@@ -80,10 +77,10 @@ pub use self::{
 };
 use crate::{key::RequestHead, rule::Rules};
 
-/// A request of a trace: its time and its head.
+/// Request of a trace: its time and its head.
 ///
-/// Extractors and costs read the head. [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp)
-/// take the peer from a [`SocketAddr`](std::net::SocketAddr) in its extensions.
+/// [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) read the peer from a
+/// [`SocketAddr`](std::net::SocketAddr) in the extensions.
 ///
 /// ```
 /// use std::{net::SocketAddr, time::Duration};
@@ -101,8 +98,9 @@ pub struct Call {
 }
 
 impl Call {
-    /// Creates a call with this head. `at` is the time since the Unix epoch. A time after the start
-    /// of the year 2100 is clamped.
+    /// Creates a call. `at` is the time since the Unix epoch.
+    ///
+    /// Times after the start of the year 2100 are clamped.
     #[must_use]
     pub fn new(at: Duration, parts: Parts) -> Self {
         Self { at, parts }
@@ -121,7 +119,8 @@ impl Call {
     }
 }
 
-/// Replays `trace` against `rules`. Returns an iterator with one [`SimulatedDecision`] per call.
+/// Replays `trace` against `rules`, with one [`SimulatedDecision`] per call.
+///
 /// Only the accounts are kept in memory. See the [module](self) for an example.
 ///
 /// # Panics
@@ -136,8 +135,9 @@ where
     Simulator::new(rules).play(trace)
 }
 
-/// Returns, for each quota, the smallest limit with which no request of `trace` is
-/// [limited](SimulatedDecision::is_limited). The trace is read once; see [`SmallestBurst`].
+/// Returns the smallest limit of each quota with which no request is limited.
+///
+/// The trace is read once. See [`SmallestBurst`] and [`is_limited`](SimulatedDecision::is_limited).
 ///
 /// ```
 /// use std::time::Duration;

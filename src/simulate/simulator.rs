@@ -1,4 +1,4 @@
-//! A simulator that makes the decisions of a layer. Its clock follows the trace.
+//! A simulator whose clock follows the trace.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -20,16 +20,15 @@ use crate::{
     store::{Charge, Clock, LocalStore, Stats, StoreExt, literal},
 };
 
-/// The latest instant: the start of the year 2100, in nanoseconds. Sums of instants up to this
-/// value do not overflow.
+/// The latest instant, in nanoseconds: the start of the year 2100.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 
-/// A simulator that decides calls one by one, in the same way as a layer with these rules and an
-/// embedded store. See the [module](super) for an example.
+/// Simulator that decides calls as a layer with an embedded store would.
 ///
-/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at the same time. The
-/// number of waiting requests per key has the default bound of
-/// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key).
+/// See the [module](super) for an example.
+///
+/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at once. The maximum [per
+/// key](crate::RateLimitLayer::max_waiters_per_key) is the default.
 pub struct Simulator<R> {
     rules: R,
     clock: Clock,
@@ -42,7 +41,7 @@ pub struct Simulator<R> {
     late: u64,
 }
 
-/// A queued request. Its wait ends at the instant `up`.
+/// A queued request, which waits until `up`.
 struct Waiting {
     up: u64,
     _waiter: Option<Waiter>,
@@ -69,7 +68,7 @@ impl Ord for Waiting {
 }
 
 impl<R: Rules> Simulator<R> {
-    /// Creates a simulator for up to 131,072 keys in debt, like [`LocalStore::new`].
+    /// Creates a simulator for up to 131,072 keys in debt, as in [`LocalStore::new`].
     ///
     /// # Panics
     ///
@@ -118,9 +117,9 @@ impl<R: Rules> Simulator<R> {
         })
     }
 
-    /// Sets the number of keys that may be in debt at the same time, like
-    /// [`LocalStore::with_capacity`]. Call this method before any decision, because it discards all
-    /// accounts.
+    /// Sets the number of keys that may be in debt at once, as in [`LocalStore::with_capacity`].
+    ///
+    /// Call this before any decision, because it discards all accounts.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let store = LocalStore::on(self.clock.clone(), keys);
@@ -129,11 +128,10 @@ impl<R: Rules> Simulator<R> {
         if measured { simulator.measure() } else { simulator }
     }
 
-    /// Enables the measurement of the smallest limits, which [`least`](Simulator::least) returns.
-    /// The measurement takes the time and the memory of a second store. Accounts with high limits
-    /// take longer to refill, so the second store may run out of room first; see
-    /// [`least_stats`](Simulator::least_stats). In the second store, a sliding log takes up to 160
-    /// kB per key, because its limit is raised to the maximum.
+    /// Enables the measurement of the smallest limits for [`least`](Simulator::least).
+    ///
+    /// It takes the time and the memory of a second store, which may run out of room first; see
+    /// [`least_stats`](Simulator::least_stats). A sliding log takes up to 160 kB per key in it.
     #[must_use]
     pub fn measure(self) -> Self {
         let mut infos = Vec::new();
@@ -176,7 +174,7 @@ impl<R: Rules> Simulator<R> {
         SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
-    /// Decides on a request head in the same way as a layer.
+    /// Decides on a request as a layer does.
     fn ask(
         &mut self,
         call: &Call,
@@ -206,7 +204,7 @@ impl<R: Rules> Simulator<R> {
         })
     }
 
-    /// Returns an iterator that decides the calls of `trace` on demand.
+    /// Returns an iterator that decides the calls of `trace`.
     pub fn play<T>(self, trace: T) -> Simulation<R, T::IntoIter>
     where
         T: IntoIterator<Item = Call>,
@@ -216,8 +214,9 @@ impl<R: Rules> Simulator<R> {
 }
 
 impl<R> Simulator<R> {
-    /// Returns, for each quota, the smallest limit with which no request so far would have been
-    /// limited. The quotas are in the order of the rules. The result is empty without
+    /// Returns the smallest limit of each quota with which no request so far is limited.
+    ///
+    /// The quotas are in the order of the rules. The result is empty without
     /// [`measure`](Simulator::measure).
     #[must_use]
     pub fn least(&self) -> Vec<SmallestBurst> {
@@ -230,17 +229,19 @@ impl<R> Simulator<R> {
         self.late
     }
 
-    /// Returns statistics of the accounts. The accounts of the [measurement](Simulator::measure)
-    /// are not included. If [`overflowed`](Stats::overflowed) is above 0, the
-    /// [capacity](Simulator::capacity) was too small for the trace.
+    /// Returns statistics of the accounts, without those of the [measurement](Simulator::measure).
+    ///
+    /// If [`overflowed`](Stats::overflowed) is above 0, the [capacity](Simulator::capacity) was too
+    /// small for the trace.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.store.stats_without_gauges()
     }
 
-    /// Returns statistics of the accounts that find the smallest limits, or `None` without
-    /// [`measure`](Simulator::measure). If [`overflowed`](Stats::overflowed) is above 0,
-    /// [`least`](Simulator::least) may return limits that are too large.
+    /// Returns statistics of the measurement, or `None` without [`measure`](Simulator::measure).
+    ///
+    /// If [`overflowed`](Stats::overflowed) is above 0, [`least`](Simulator::least) may return
+    /// limits that are too large.
     ///
     /// ```
     /// use std::time::Duration;
@@ -262,7 +263,7 @@ impl<R> Simulator<R> {
     }
 }
 
-/// Returns the rules that make a request wait. The decision does not contain these rules.
+/// Returns the rules that make a request wait, which the decision does not contain.
 fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
     if let [alone] = charges {
         return SmallVec::from_slice(&[alone.rule()]);
@@ -286,8 +287,9 @@ impl<R: fmt::Debug> fmt::Debug for Simulator<R> {
     }
 }
 
-/// The iterator of [`simulate`](super::simulate) and [`Simulator::play`]. Yields one
-/// [`SimulatedDecision`] per call.
+/// Iterator over the decisions of a trace.
+///
+/// Created by [`simulate`](super::simulate) and [`Simulator::play`].
 #[derive(Debug)]
 #[must_use = "iterators are lazy"]
 pub struct Simulation<R, T> {
@@ -296,7 +298,7 @@ pub struct Simulation<R, T> {
 }
 
 impl<R, T> Simulation<R, T> {
-    /// Returns the simulator, which has the results so far.
+    /// Returns the simulator with the results so far.
     ///
     /// ```
     /// use tower_sluice::{Quota, Rule, key::Everyone, simulate::simulate};

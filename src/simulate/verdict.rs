@@ -13,7 +13,7 @@ use crate::{
 /// The names of rules.
 pub(super) type RuleNames = SmallVec<[RuleName; 2]>;
 
-/// The decision of one [`Call`](super::Call) of a trace.
+/// Decision on one [`Call`](super::Call) of a trace.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,23 +32,24 @@ pub struct SimulatedDecision {
     pub(super) at: Duration,
     pub(super) late: bool,
     pub(super) waits_for: RuleNames,
-    /// The decision, `None` if no rule charges the call, or the error if the call has no usable
-    /// key.
+    /// The decision, `None` if no rule charges the call, or an error without a usable key.
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }
 
 impl SimulatedDecision {
-    /// Returns the time of the decision, since the Unix epoch. This is the time of the call, except
-    /// for a [late](SimulatedDecision::is_late) call. A late call is decided at the latest time of
-    /// all earlier calls in the trace.
+    /// Returns the time of the decision, since the Unix epoch.
+    ///
+    /// It is the time of the call, or the latest time before it for a
+    /// [late](SimulatedDecision::is_late) call.
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
     }
 
-    /// Returns `true` if an earlier call in the trace has a later time. The clock never runs back,
-    /// so a late call is decided at that later time. Many servers log a request when it ends, so
-    /// some calls of a log are late.
+    /// Returns `true` if an earlier call in the trace has a later time.
+    ///
+    /// The clock never runs back, so the call is decided at that later time. Many servers log a
+    /// request when it ends, so some calls of a log are late.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.late
@@ -64,8 +65,10 @@ impl SimulatedDecision {
         }
     }
 
-    /// Returns `true` if a quota affected the request. The request was denied, had to wait, was
-    /// overage, or would have been denied by a report-only rule.
+    /// Returns `true` if a quota affected the request.
+    ///
+    /// The request was denied, had to wait, was overage, or would have been denied by a report-only
+    /// rule.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.decision().is_some_and(|decision| {
@@ -74,8 +77,7 @@ impl SimulatedDecision {
         })
     }
 
-    /// Returns `true` if the request is allowed after a [wait](Decision::wait) that a quota of this
-    /// rule caused.
+    /// Returns `true` if a quota of this rule makes the request [wait](Decision::wait).
     ///
     /// ```
     /// use std::time::Duration;
@@ -99,15 +101,13 @@ impl SimulatedDecision {
         self.waits_for.contains(&rule)
     }
 
-    /// Returns the decision, or `None` if no rule charges the request or the request has no usable
-    /// key.
+    /// Returns the decision, or `None` if no rule charges the request or its key is unusable.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         self.decided.as_ref().ok()?.as_ref()
     }
 
-    /// Returns the reason why the request has no usable key, if the request was rejected for this
-    /// reason.
+    /// Returns the error of a request without a usable key.
     #[must_use]
     pub fn error(&self) -> Option<&KeyError> {
         self.decided.as_ref().err()
