@@ -1,8 +1,7 @@
 //! Functions that read settings field by field.
 //!
-//! A plain serde error names a Rust type (`expected u32`) but no field. The author of a settings
-//! file needs the field, its value and the fix, so all settings are read through this module. The
-//! file format adds the position: `toml` shows the line.
+//! A plain serde error (`expected u32`) lacks the field, its value and the fix. These functions add
+//! them, and the file format adds the line.
 
 use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
@@ -10,11 +9,11 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-/// A setting that is written as a table or as a single text.
+/// A setting that is written as a table or as text.
 pub(crate) trait TableForm: Default {
     type Read;
 
-    /// The expected form, for error messages.
+    /// The expected form, for errors.
     const SHAPE: &'static str;
 
     /// Reads the value from text alone.
@@ -23,7 +22,7 @@ pub(crate) trait TableForm: Default {
     /// Reads the value of one field.
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error>;
 
-    /// Combines the fields into the value.
+    /// Returns the value of all fields.
     fn read(self) -> Result<Self::Read, String>;
 }
 
@@ -55,8 +54,7 @@ impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     }
 }
 
-/// A deserializer seed that reads the value of a field. The error is created while the value is
-/// read, so that the file format can add the position.
+/// Reads one field. The file format adds the position to an error.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,
@@ -98,8 +96,9 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<b
     }
 }
 
-/// Reads a text and parses it with `read`. The error of `read` must be a whole sentence. If the
-/// value is not text, the error message ends with `fix`.
+/// Reads text and parses it with `read`, which returns a whole sentence as its error.
+///
+/// `fix` ends the error for a value that is not text.
 pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -112,7 +111,7 @@ pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     }
 }
 
-/// Returns the error for an unknown field. `fix` names the known fields.
+/// Returns the error for an unknown field. `fix` lists the known fields.
 pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
     match FieldValue::deserialize(value) {
         Ok(value) => D::Error::custom(format!("unknown field {name:?} (set to {value}); {fix}")),

@@ -1,25 +1,23 @@
-//! Finds quotas of a rule that never deny a request, because another quota denies it first.
+//! Finds quotas without effect, because another quota of the rule denies first.
 //!
-//! A request is charged to all quotas of a rule, at the same cost, or to none of them. Therefore
-//! the looser of two quotas receives only charges that the tighter quota allowed. If the looser
-//! quota allows every sequence of such charges, it has no effect. Two proofs are tried:
+//! A request is charged to all quotas of a rule or to none. The looser of two quotas therefore
+//! receives only charges that the tighter one allowed. It has no effect if one of two proofs
+//! succeeds:
 //!
-//! - The looser quota never has more used units than the tighter quota, and has at least the same
-//!   capacity.
-//! - The looser quota allows everything that the tighter quota allows in a time span: the arrival
-//!   curve of the tighter quota stays below the service curve of the looser one (network calculus,
-//!   Le Boudec and Thiran, chapter 1).
+//! - It never has more used units than the tighter quota, and has at least the same capacity.
+//! - It allows everything that the tighter quota allows in a time span: the arrival curve of the
+//!   tighter quota is below its service curve (network calculus, Le Boudec and Thiran, chapter 1).
 //!
-//! The headroom of a request does not change the proofs, because it acts like a final charge of the
-//! same size. Quotas are not reported if neither proof succeeds.
+//! The headroom of a request acts like a final charge, so it does not change the proofs.
 
 use crate::quota::{Algorithm, Quota};
 
-/// Returns pairs of indices. The first quota of a pair never denies a request, and the second quota
-/// dominates it. If two quotas allow the same requests, the earlier quota dominates.
+/// Returns pairs of indices: a quota without effect, and the quota that denies first.
 ///
-/// If `only_alike` is `true`, only quotas that count alike are compared. Other accounts can diverge
-/// if charges are refunded or made late.
+/// Of two equal quotas, the later has no effect.
+///
+/// With `only_alike`, only quotas that count alike are compared. Refunds and late charges make
+/// other accounts diverge.
 pub(super) fn pairs(quotas: &[Quota], only_alike: bool) -> Vec<(usize, usize)> {
     let is_dominated = |loose: usize, tight: usize| {
         let (loose, tight) = (&quotas[loose], &quotas[tight]);
@@ -41,8 +39,7 @@ fn never_denies(loose: &Quota, tight: &Quota) -> bool {
     if tight.is_blocked() || loose.is_blocked() {
         return tight.is_blocked();
     }
-    // After an idle time, an account with a low `initial` would start with fewer units than the
-    // tighter account.
+    // With a low `initial`, a new account has fewer units than the tighter account.
     starts_full(loose) && (uses_no_more(loose, tight) || allows_curve(loose, tight))
 }
 
@@ -50,15 +47,14 @@ fn starts_full(quota: &Quota) -> bool {
     quota.initial_units().is_none_or(|initial| initial == quota.limit())
 }
 
-/// Returns `true` if `loose` never has more used units than `tight`, and has at least the capacity
-/// of `tight`.
+/// Returns `true` if `loose` never has more used units than `tight`, nor a lower capacity.
 fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     use Algorithm::{AnchoredWindow, FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
 
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let keeps_up = match (loose.counted_by(), tight.counted_by()) {
         (Gcra, Gcra) => loose.interval_nanos() <= tight.interval_nanos(),
-        // If the refills differ, one bucket is full earlier and then refills at other instants.
+        // With other refills, the buckets refill at different instants.
         (TokenBucket, TokenBucket) => {
             period == other && loose.units() == tight.units() && starts_full(tight)
         }
@@ -72,8 +68,7 @@ fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     keeps_up && loose.limit() >= tight.limit() && loose.raised_limit() >= tight.raised_limit()
 }
 
-/// Compares aligned windows. Each window of the shorter period lies within a window of the longer
-/// period.
+/// Compares aligned windows, of which the shorter one lies within the longer one.
 fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let windows = match (other.is_multiple_of(period), period.is_multiple_of(other)) {
@@ -88,8 +83,7 @@ fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     plain <= loose.limit().into() && raised <= loose.raised_limit().into()
 }
 
-/// Returns the maximum number of units that are allowed in one instant, including overage and
-/// carry-over.
+/// Returns the maximum units that are allowed in one instant.
 fn most_at_once(quota: &Quota) -> u128 {
     let carried = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over.min(quota.units()),
@@ -98,21 +92,18 @@ fn most_at_once(quota: &Quota) -> u128 {
     u128::from(quota.raised_limit()) + u128::from(carried)
 }
 
-/// Returns `true` if `loose` allows every sequence of charges under the arrival curve of `tight`,
-/// without overage.
+/// Returns `true` if `loose` allows all charges under the arrival curve of `tight`.
 fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
     let limit = u128::from(loose.limit());
     let period = loose.period_nanos();
     let within = |span: u64| most_in(tight, span) <= limit;
     match loose.counted_by() {
-        // GCRA replenishes one unit per interval. It does so continuously, nanosecond by
-        // nanosecond.
+        // GCRA gives back one unit per interval, nanosecond by nanosecond.
         Algorithm::Gcra => {
             let (burst, units, time) = line(tight);
             burst <= limit && units * u128::from(loose.interval_nanos()) <= time
         }
-        // This case is like GCRA, but immediately before a refill the units of a whole period are
-        // missing.
+        // As for GCRA, but directly before a refill the units of a whole period are missing.
         Algorithm::TokenBucket => {
             let (burst, units, time) = line(tight);
             burst + units * u128::from(period - 1) / time <= limit
@@ -122,13 +113,12 @@ fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow | Algorithm::SlidingLog => {
             within(period)
         }
-        // The time span includes the bucket that is leaving the window.
+        // The span includes the bucket that is leaving the window.
         Algorithm::SlidingWindow { buckets } => within(period + period / u64::from(buckets)),
     }
 }
 
-/// Returns the maximum number of units that are allowed within `span` instants, which are one
-/// nanosecond apart.
+/// Returns the maximum units that are allowed within `span` nanoseconds.
 fn most_in(quota: &Quota, span: u64) -> u128 {
     let (period, after) = (quota.period_nanos(), span - 1);
     let at_once = most_at_once(quota);
@@ -149,8 +139,10 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// Returns a linear upper bound of [`most_in`]: the units in the first instant, the number of
-/// further units, and the time in nanoseconds in which the further units are allowed.
+/// Returns a linear upper bound of [`most_in`].
+///
+/// The numbers are the units in the first instant, the further units, and their time in
+/// nanoseconds.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

@@ -1,4 +1,4 @@
-//! Finds probable mistakes in the settings that are known before the first request.
+//! Finds probable mistakes in settings, before the first request.
 
 use std::slice;
 
@@ -10,17 +10,17 @@ use crate::{
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };
 
-/// The settings of a layer that the lints read.
+/// Settings of a layer that the lints read.
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
     pub(crate) queue: Bounds,
     /// `true` if charges may be adjusted after the response.
     pub(crate) settles: bool,
-    /// The minimum final charge of a request without an adjustment, if a minimum is set.
+    /// The minimum final charge of a request without an adjustment.
     pub(crate) adjusted: Option<u32>,
 }
 
-/// Returns the findings for these rules. Live plans are checked with their current quotas.
+/// Returns the findings for these rules.
 pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     let live: Vec<Option<Quotas>> =
         infos.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
@@ -40,7 +40,7 @@ pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     found
 }
 
-/// Sets the quotas of a rule with a live plan to the current quotas of the plan.
+/// Resolves a live plan to its current quotas.
 fn resolved<'a>(info: &RuleInfo<'a>, live: Option<&'a Quotas>) -> RuleInfo<'a> {
     RuleInfo { quotas: info.quotas.or(live.map(Quotas::charged)), ..info.clone() }
 }
@@ -92,10 +92,9 @@ fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// The maximum ratio between the rate of the rule `other` and the rate of a route. A higher ratio
-/// is a finding.
+/// The ratio between the rates of the rule `other` and a route, above which it is a finding.
 const MAX_RATE_RATIO: u128 = 10;
-/// The largest number of routes that one finding names.
+/// The maximum number of routes in the text of a finding.
 const MAX_NAMED_ROUTES: usize = 3;
 
 fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {
@@ -122,8 +121,7 @@ fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {
     infos.iter().filter_map(looser).collect()
 }
 
-/// Returns `true` if both quotas are known and the rate of `loose` is above [`MAX_RATE_RATIO`]
-/// times that of `tight`.
+/// Returns `true` if the rate of `loose` is above [`MAX_RATE_RATIO`] times that of `tight`.
 fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
     let (Some(loose), Some(tight)) = (loose, tight) else { return false };
     let faster = |loose: &Quota, tight: &Quota| {
@@ -178,7 +176,7 @@ fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
     let mut groups: Vec<(RuleName, Vec<String>)> = Vec::new();
     for info in sent {
         let names = match info.quotas {
-            // The number of quotas is unknown, so one quota is assumed.
+            // At least one quota is assumed.
             None => vec![info.name.to_string()],
             Some(_) => Item::named(slice::from_ref(info))
                 .iter()
@@ -186,7 +184,7 @@ fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
                 .collect(),
         };
         match groups.iter_mut().find(|(known, _)| *known == group(info)) {
-            // Only one rule of a group charges a request, so the rule with the most names counts.
+            // Only one rule of a group charges a request.
             Some((_, longest)) if longest.len() >= names.len() => {}
             Some((_, longest)) => *longest = names,
             None => groups.push((group(info), names)),

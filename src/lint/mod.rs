@@ -1,10 +1,9 @@
 //! Lints for settings that are valid but probably unintended.
 //!
-//! Building a layer fails with a [`RuleError`](crate::rule::RuleError) if its rules would deny
-//! every request. A lint is less severe. The settings work, but probably not as intended. Examples
-//! are a quota that never denies a request, and header fields that a client cannot interpret. Each
-//! [`Finding`] has one of the kinds in [`Lint`]. A finding is not an error, so it does not stop a
-//! server.
+//! A layer whose rules would deny every request cannot be built
+//! ([`RuleError`](crate::rule::RuleError)). A lint is less severe: the settings work, but probably
+//! not as intended. An example is a quota that never denies a request. A [`Finding`] does not stop
+//! a server.
 //!
 //! Assert in a test that a layer has no findings:
 //!
@@ -16,8 +15,8 @@
 //! assert_eq!(layer.lints(), []);
 //! ```
 //!
-//! A finding names the rule, the value and the fix. Allow the kind of a finding if the setting is
-//! intended:
+//! A finding contains the rule, the value and the fix. Allow the kind of a finding if the setting
+//! is intended:
 //!
 //! ```
 //! use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, lint::Lint};
@@ -33,8 +32,8 @@
 //! assert_eq!(layer.allow_lint(Lint::DominatedQuota).lints(), []);
 //! ```
 //!
-//! With the feature `tracing`, each finding is also logged as a warning when the layer first wraps
-//! a service. The following mistakes are detected at run time, and logged in the same way:
+//! With feature `tracing`, each finding is also logged as a warning when the layer first wraps a
+//! service. These mistakes are detected at run time, and logged too:
 //!
 //! | name | when |
 //! |---|---|
@@ -51,8 +50,7 @@
 //! # Limitations
 //!
 //! Findings cover settings that are known before the first request. They do not cover quotas and
-//! costs that are chosen per request, or other layers. A layer without findings may still limit too
-//! much or too little.
+//! costs that are chosen per request, or other layers.
 
 mod dominated;
 mod find;
@@ -68,60 +66,61 @@ use std::sync::{
 pub(crate) use self::find::{Knobs, find};
 use crate::rule::RuleName;
 
-/// The kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
+/// Kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
 ///
 /// Log lines have the [`name`](Lint::name) in the field `lint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
-    /// `dominated_quota`: another quota of the same rule denies every request that this quota would
-    /// deny, so this quota has no effect. An example is `[per_second(10), per_minute(600)]`.
+    /// `dominated_quota`: another quota of the rule always denies first.
     ///
-    /// A quota is reported only if this is proved for every sequence of charges. The following
-    /// pairs of quotas are compared:
+    /// The quota therefore has no effect. An example is `[per_second(10), per_minute(600)]`.
     ///
-    /// - two quotas that differ only in their names;
-    /// - two quotas of one algorithm: GCRA by burst and interval; token buckets with the same
-    ///   refill and period; aligned windows if one period is a multiple of the other; other windows
-    ///   with the same period (and number of buckets) by their units;
-    /// - any two quotas, by the maximum number of units that the tighter quota can allow in a time
-    ///   span. GCRA allows its burst and the units that are replenished in the span. A token bucket
-    ///   allows one refill more. Windows allow up to twice their units around the boundary of two
-    ///   windows. A log allows its units.
+    /// A quota is reported only if this is proved for every sequence of charges. These pairs of
+    /// quotas are compared:
     ///
-    /// Overage and units that a window carries over count as allowed. A looser quota is not
-    /// compared if it is paced or has an `initial` below its burst. Two accounts can diverge if
-    /// charges are refunded or made late. This is possible if the layer adjusts charges or if
-    /// requests of the rule may queue. In these cases, only quotas that count alike are compared.
-    /// Late charges by a [`Limiter`](crate::Limiter) or after an outage are not considered.
+    /// - Two quotas that differ only in their names.
+    /// - Two quotas of one algorithm, by their settings. Token buckets must have the same refill
+    ///   and period. One period of aligned windows must be a multiple of the other. Other windows
+    ///   must have the same period.
+    /// - Any two quotas, by the maximum units that the tighter one can allow in a time span.
+    ///
+    /// A looser quota is not compared if it is paced or has an `initial` below its burst. If the
+    /// layer adjusts charges or requests may queue, only quotas that count alike are compared. Late
+    /// charges by a [`Limiter`](crate::Limiter) or after an outage are not considered.
     DominatedQuota,
-    /// `cost_above_limit`: the sum of cost and headroom is above the current limit of a
-    /// [`LivePlan`](crate::LivePlan), so every request is denied until the plan is replaced. For
-    /// fixed quotas this is an [error](crate::rule::RuleError::CostAboveLimit).
+    /// `cost_above_limit`: a [`LivePlan`](crate::LivePlan) denies every request.
+    ///
+    /// The cost plus the headroom is above its current limit. For fixed quotas this is an
+    /// [error](crate::rule::RuleError::CostAboveLimit).
     CostAboveLimit,
-    /// `unnamed_quotas`: a request is charged under several quotas, and the header fields report
-    /// one quota without its name. A client cannot identify the quota. This applies to all
-    /// [`Headers`](crate::Headers) except `Draft11`.
+    /// `unnamed_quotas`: the header fields report one of several quotas, without its name.
+    ///
+    /// A client cannot identify the quota. This applies to all [`Headers`](crate::Headers) except
+    /// `Draft11`.
     UnnamedQuotas,
-    /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but the layer has
-    /// [`max_waiters(0)`](crate::RateLimitLayer::max_waiters), or
+    /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but the layer lets no
+    /// request wait.
+    ///
+    /// The layer has [`max_waiters(0)`](crate::RateLimitLayer::max_waiters) or
     /// [`max_waiters_per_key(0)`](crate::RateLimitLayer::max_waiters_per_key).
     NobodyWaits,
-    /// `key_extractor`: a setting of the rule's extractor is probably a mistake, as reported by
-    /// [`KeyExtractor::lints`](crate::KeyExtractor::lints).
-    /// [`ClientIp::behind`](crate::ClientIp::behind) reports that it trusts no network, or that a
-    /// single address looks like the address of a network.
+    /// `key_extractor`: a setting of an extractor is probably a mistake.
+    ///
+    /// See [`KeyExtractor::lints`](crate::KeyExtractor::lints) and
+    /// [`ClientIp::behind`](crate::ClientIp::behind).
     KeyExtractor,
-    /// `other_methods`: a [`by_route`](crate::RateLimitLayer) limits some paths for some methods
-    /// only, and its rule for all other requests allows more than ten times the rate. If a handler
-    /// serves several methods, as with `axum::routing::any`, limit its path with
-    /// `ByRoute::any_method`.
+    /// `other_methods`: a [`by_route`](crate::RateLimitLayer) limits only some methods of a path.
+    ///
+    /// The rule for all other requests allows more than ten times the rate. If a handler serves
+    /// several methods, such as `axum::routing::any`, use `ByRoute::any_method`.
     OtherMethods,
-    /// `adjustment_above_max_debt`: a full account allows several parallel requests, and their
-    /// adjusted charges can exceed the limit plus the [`max_debt`](crate::Quota::max_debt) of a
-    /// quota. The excess is never charged. The charge of a request without an adjustment is set by
-    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least). Costs that are
-    /// chosen per request, and adjustments by handlers, are not considered.
+    /// `adjustment_above_max_debt`: parallel requests can use more than is ever charged.
+    ///
+    /// A full account allows several requests at once. Their adjusted charges can exceed the limit
+    /// plus the [`max_debt`](crate::Quota::max_debt) of a quota. The lint checks only the charge of
+    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least), not adjustments
+    /// by handlers.
     AdjustmentAboveMaxDebt,
 }
 
@@ -147,7 +146,7 @@ impl fmt::Display for Lint {
     }
 }
 
-/// A probable mistake. The text names the rule, the value and the fix.
+/// Probable mistake in the settings, with its rule, value and fix as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Finding {
@@ -180,12 +179,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The lints that a layer allows, and a flag that is `true` after the findings of the layer are
-/// logged.
+/// The allowed lints, and a flag that is `true` after the findings are logged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
-    /// The flag is shared by the clones of a layer, so that their findings are logged only once.
+    /// Shared by the clones of a layer, which log their findings once.
     #[cfg(feature = "tracing")]
     logged: Arc<AtomicBool>,
 }
@@ -195,8 +193,7 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Clears the flag, because a setting of the layer has changed and the findings must be logged
-    /// again.
+    /// Clears the flag after a setting has changed.
     pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {
@@ -210,7 +207,7 @@ impl Lints {
         found
     }
 
-    /// Logs the findings that `find` returns, once.
+    /// Logs the findings once.
     #[cfg(feature = "tracing")]
     pub(crate) fn log_once(&self, find: impl FnOnce() -> Vec<Finding>) {
         if self.logged.swap(true, Relaxed) {

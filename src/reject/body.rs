@@ -1,14 +1,13 @@
-//! Converts text to a response body of a known type.
+//! Response bodies of known types.
 
 use std::any::Any;
 
 use bytes::Bytes;
 use http_body_util::Full;
 
-/// Creates a response body with `text`, or an empty body if the body type `B` is unknown.
+/// Creates a response body with `text`, or an empty one for an unknown type.
 ///
-/// The body type is tested at run time, so that one layer type works with axum, hyper and tonic. A
-/// trait bound such as `From<Bytes>` would exclude tonic's body.
+/// The type is tested at run time. A bound such as `From<Bytes>` would exclude tonic's body.
 pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;
@@ -21,7 +20,7 @@ pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     } else if let Some(body) = any.downcast_mut::<String>() {
         *body = String::from_utf8_lossy(&text).into_owned();
     } else {
-        // This type is needed for plain requests to a tonic server. A gRPC rejection has no body.
+        // Plain requests to a tonic server need this type. A gRPC rejection has no body.
         #[cfg(feature = "tonic")]
         if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
             *body = tonic::body::Body::new(Full::new(text));

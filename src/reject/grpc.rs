@@ -1,11 +1,10 @@
-//! Rejections for gRPC clients. The response is HTTP 200 with the gRPC status in the headers
-//! ("trailers-only").
+//! Rejections for gRPC clients: HTTP 200 with the gRPC status in the headers.
 //!
-//! The body is the default value of its type. It must report that it is at its end, so that the
-//! headers end the stream. Some clients lose the status if an empty data frame follows the headers.
+//! The body must report its end, so that the headers end the stream. Some clients lose the status
+//! if an empty frame follows.
 //!
-//! The details are two messages of the error model (`google.rpc.RetryInfo`, `QuotaFailure`). They
-//! are encoded by hand, because sixty bytes do not justify a protobuf dependency.
+//! The details of the error (`google.rpc.RetryInfo`, `QuotaFailure`) are encoded by hand, to avoid
+//! a dependency for sixty bytes.
 
 use std::time::Duration;
 
@@ -31,18 +30,15 @@ enum Code {
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Returns `true` for a gRPC call, which is a `POST` with the gRPC content type, over HTTP/2 or
-/// later.
+/// Returns `true` for a `POST` with the gRPC content type, over HTTP/2 or later.
 ///
-/// The content type alone is not enough, because any client can send it. A status of 200 would then
-/// hide the denial of a plain request from caches, logs and alerts. `application/grpc-web` is a
-/// different protocol, which an outer layer translates.
+/// Any client can send the content type. A status of 200 would then hide the denial of a plain
+/// request from caches, logs and alerts.
 pub(super) fn is_call(head: &RequestHead<'_>) -> bool {
     head.version >= Version::HTTP_2 && is_post(head)
 }
 
-/// Returns `true` for a call over HTTP/1.1 that `tonic_web::GrpcWebLayer` has translated. That
-/// layer keeps the version, removes `content-length`, and sets `te: trailers`.
+/// Returns `true` for an HTTP/1.1 call that `tonic_web::GrpcWebLayer` has translated.
 pub(super) fn is_translated(head: &RequestHead<'_>) -> bool {
     head.version == Version::HTTP_11
         && head.headers.get(TE).is_some_and(|te| te == "trailers")
@@ -71,10 +67,9 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
     if let Ok(value) = HeaderValue::try_from(details) {
         headers.insert(HeaderName::from_static("grpc-status-details-bin"), value);
     }
-    // In gRFC A6, a negative pushback means "do not retry".
+    // A negative pushback forbids a retry (gRFC A6).
     let pushback = match (why.reason(), why.retry_after()) {
-        // If the request has no usable key or the wait is unknown, the client decides when to
-        // retry.
+        // The client decides when to retry.
         (Reason::Unkeyed, _) | (Reason::Limited, None) => return response,
         (_, Some(wait)) => i64::try_from(millis(wait)).unwrap_or(i64::MAX),
         (_, None) => -1,
@@ -107,8 +102,7 @@ fn percent_encoded(message: &str) -> String {
     text
 }
 
-/// Converts a wait to whole milliseconds. The result is rounded up, so that a retry after this wait
-/// is not too early.
+/// Converts a wait to milliseconds, rounded up so that no retry is too early.
 fn millis(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -138,8 +132,7 @@ fn retry_info(millis: u64) -> Vec<u8> {
     out
 }
 
-/// Encodes `QuotaFailure { violations: [{ subject, description }] }`. The subject is the name of
-/// the quota, never the key.
+/// Encodes `QuotaFailure { violations: [{ subject, description }] }`. It never contains the key.
 fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     for name in why.violated() {
@@ -159,7 +152,7 @@ fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
     bytes(out, 3, &any);
 }
 
-/// Appends a varint field. A value of 0 is omitted, as protobuf requires for defaults.
+/// Appends a varint field. Protobuf omits 0.
 fn number(out: &mut Vec<u8>, field: u8, value: u64) {
     if value > 0 {
         out.push(field << 3);

@@ -1,15 +1,17 @@
 //! Responses for rejected requests.
 //!
-//! The store decides if a request is denied, and a [`Reject`] creates the response. The default is
-//! [`TooManyRequests`]. It responds with plain text, or with problem+json (RFC 9457) if the client
-//! accepts JSON. The response to `HEAD` has no body, and the response to a gRPC call has a gRPC
-//! status. The layer adds `Retry-After` and the [`Headers`](crate::Headers) to every response of a
+//! A [`Reject`] creates the response. The default is [`TooManyRequests`]:
+//!
+//! - Plain text, or problem+json (RFC 9457) if the client accepts JSON.
+//! - No body in the response to `HEAD`.
+//! - A gRPC status in the response to a gRPC call.
+//!
+//! The layer adds `Retry-After` and the [`Headers`](crate::Headers) to every response of a
 //! `Reject`.
 //!
-//! [`reject_fn`] creates a `Reject` from a closure. The closure creates *every* rejection,
-//! including those for a missing key or a failed store, so take the status from the [`Rejection`].
-//! The layer adds only `Retry-After` and the [`Headers`](crate::Headers). In particular, the
-//! closure must set `Cache-Control: no-store`, as the default does.
+//! [`reject_fn`] creates a `Reject` from a closure. The closure creates *every* rejection, also for
+//! a missing key or a failed store, so take the status from the [`Rejection`]. It must also set
+//! `Cache-Control: no-store`, as the default does.
 //!
 //! ```
 //! use http::Response;
@@ -27,12 +29,12 @@
 //! # gRPC
 //!
 //! A request is a gRPC call if it is a `POST` over HTTP/2 or later with the content type
-//! `application/grpc`, optionally followed by `+proto`, `+json` or `;…`. Another request with that
-//! content type gets the plain response, usually 429.
+//! `application/grpc`, optionally followed by `+proto`, `+json` or `;…`. Any other request gets the
+//! plain response, usually 429.
 //!
-//! A call is rejected with a gRPC status, like the error of a handler. Without a gRPC status,
-//! clients would read a 429 as `UNAVAILABLE` and retry immediately. The response is HTTP 200 with
-//! one block of headers that ends the stream:
+//! A gRPC call is rejected with a gRPC status. Without one, clients would read a 429 as
+//! `UNAVAILABLE` and retry immediately. The response is HTTP 200 with one block of headers that
+//! ends the stream:
 //!
 //! | field | |
 //! |---|---|
@@ -52,26 +54,29 @@
 //!     "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}
 //! ```
 //!
-//! A tonic client has no retry policy. In a tonic client, read the wait with
-//! `Status::get_details_retry_info` of `tonic-types`.
+//! A tonic client has no retry policy. Read the wait with `Status::get_details_retry_info` of
+//! `tonic-types`.
 //!
 //! A streaming call is charged once, when it opens. Its messages are not counted, and an open
-//! stream is not closed. To count messages, the handler can charge a [`Limiter`](crate::Limiter)
-//! per message. A rejected stream ends immediately. A client that is still sending receives
-//! `RST_STREAM` with `NO_ERROR`.
+//! stream is not closed. A handler can charge a [`Limiter`](crate::Limiter) per message. A rejected
+//! stream ends immediately: a client that is still sending receives `RST_STREAM` with `NO_ERROR`.
+//!
+//! ## gRPC-Web
 //!
 //! gRPC-Web is a different protocol, which `tonic_web::GrpcWebLayer` translates. Place the limiter
-//! *inside* that layer, so that rejections are translated as well. The first layer of a tonic
-//! server is the outermost. If the limiter is outside that layer, a rejection is a 429 with text. A
-//! translated request keeps its HTTP version, so browsers over HTTP/1.1 need
+//! *inside* that layer, so that rejections are translated as well. Outside that layer, a rejection
+//! is a 429 with text. The first layer of a tonic server is the outermost.
+//!
+//! A translated request keeps its HTTP version, so browsers over HTTP/1.1 need
 //! [`TooManyRequests::grpc_web`]. Scripts in a browser can read only the fields that the CORS layer
 //! exposes. Expose `grpc-status`, `grpc-message` and `grpc-status-details-bin` in addition to
 //! [`exposed_headers()`](crate::headers::exposed_headers()).
 //!
+//! ## Keys
+//!
 //! The metadata of a call are header fields, so [`HeaderKey`](crate::key::HeaderKey) can read them.
-//! With the feature `tonic`, [`PeerIp`](crate::PeerIp) finds the peer address that a tonic server
-//! provides. With one store and the same rules, gRPC and plain HTTP share their accounts; see the
-//! example `grpc`.
+//! With feature `tonic`, [`PeerIp`](crate::PeerIp) finds the peer of a tonic server. With one store
+//! and the same rules, gRPC and plain HTTP share their accounts; see the example `grpc`.
 //!
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
@@ -95,10 +100,10 @@ use crate::{
 
 /// Creates the responses for rejected requests.
 pub trait Reject<B> {
-    /// Creates the response for the request with this head. The inner service is not called.
+    /// Creates the response for a request. The inner service is not called.
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
 
-    /// Creates the response with the fields of the layer. The layer calls this method.
+    /// Creates the response with the fields of the layer, which calls this method.
     #[doc(hidden)]
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let mut response = self.reject(why, head);
@@ -117,7 +122,7 @@ where
     RejectFn(f)
 }
 
-/// A [`Reject`] that calls a closure. Created by [`reject_fn`].
+/// [`Reject`] created by [`reject_fn`].
 #[derive(Clone, Copy)]
 pub struct RejectFn<F>(F);
 
@@ -136,7 +141,7 @@ impl<F> fmt::Debug for RejectFn<F> {
     }
 }
 
-/// A rejected request, with the reason, the decision and the wait.
+/// Rejected request, with the reason, the decision and the wait.
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
     cause: Cause<'a>,
@@ -146,7 +151,7 @@ pub struct Rejection<'a> {
     context: ExplainContext<'a>,
 }
 
-/// The rules and the secret for fingerprints. An explanation evaluates the rules again.
+/// The rules and the secret for an explanation.
 #[derive(Clone, Copy)]
 pub(crate) struct ExplainContext<'a> {
     pub(crate) rules: &'a dyn Rules,
@@ -159,17 +164,17 @@ enum Cause<'a> {
     Key(&'a KeyError),
 }
 
-/// The kind of a [`Rejection`].
+/// Reason of a [`Rejection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
     /// A quota is exhausted. Waiting helps.
     Limited,
-    /// The cost of the request is above the limit of a quota. Waiting does not help.
+    /// The request costs more than the limit of a quota. Waiting does not help.
     TooCostly,
     /// A quota is [blocked](crate::Quota::blocked).
     Blocked,
-    /// The store failed, and its wrapper denies requests during failures.
+    /// The store failed, and requests are denied during failures.
     Unavailable,
     /// The request has no usable key.
     Unkeyed,
@@ -214,14 +219,15 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns all fields of a plain-text response, including those of the layer.
+    /// Returns all fields of a plain-text response.
     fn plain_text_fields(&self) -> Option<HeaderMap> {
         self.template.refusal(self.decision()?, self.retry_after?)
     }
 
-    /// Explains the rejection with its arithmetic, for logs and operators. The rules are evaluated
-    /// again to get the quotas, costs and keys. The store is not called. The explained wait does
-    /// not include jitter.
+    /// Explains the rejection with its arithmetic, for logs and operators.
+    ///
+    /// The rules are evaluated again, but the store is not called. The explained wait does not
+    /// include jitter.
     ///
     /// ```
     /// use http::Response;
@@ -245,14 +251,18 @@ impl<'a> Rejection<'a> {
         explanation.told_by(self.context.secret)
     }
 
-    /// Returns the kind of the rejection.
+    /// Returns the reason of the rejection.
     #[must_use]
     pub fn reason(&self) -> Reason {
         self.reason
     }
 
-    /// Returns the default status: 429 for a quota, 403 for a blocked quota, 503 for a failed
-    /// store, and the status of the key error for a request without a usable key.
+    /// Returns the default status, by [reason](Rejection::reason).
+    ///
+    /// - 429 for a quota
+    /// - 403 for a blocked quota
+    /// - 503 for a failed store
+    /// - the status of the [`KeyError`] for a request without a usable key
     #[must_use]
     pub fn status(&self) -> StatusCode {
         TooManyRequests::new().status(self)
@@ -267,7 +277,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the [`KeyError`] of a request without a usable key, or `None` if the store decided.
+    /// Returns the error of a request without a usable key, or `None` if the store decided.
     #[must_use]
     pub fn key_error(&self) -> Option<&'a KeyError> {
         match self.cause {
@@ -276,21 +286,21 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the wait to send to the client, including jitter, or `None` if waiting does not
-    /// help.
+    /// Returns the wait for the client, with jitter, or `None` if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// Returns the wait in whole seconds, as in `Retry-After`. The number is rounded up and at
-    /// least 1.
+    /// Returns the wait in whole seconds, as in `Retry-After`: rounded up and at least 1.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after.map(retry_seconds)
     }
 
-    /// Returns the names of the quotas that denied the request, as in the header fields.
+    /// Returns the names of the quotas that denied the request.
+    ///
+    /// Header fields use the same names.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
@@ -308,13 +318,12 @@ impl fmt::Debug for Rejection<'_> {
     }
 }
 
-/// The default [`Reject`]. It responds with 429 and text, with problem+json, or with a gRPC status,
-/// depending on the request.
+/// Default [`Reject`]: text, problem+json or a gRPC status, depending on the request.
 ///
-/// It supports every body type that implements `Default`. `String`, `Vec<u8>`, `Bytes`,
-/// `http_body_util::Full<Bytes>` and, with the features `axum` and `tonic`, the `Body` types of
-/// axum and tonic receive the text. Bodies of other types are empty, but all headers are set. Use
-/// [`reject_fn`] for these types.
+/// It supports every body type that implements `Default`. These types receive the text: `String`,
+/// `Vec<u8>`, `Bytes`, `http_body_util::Full<Bytes>`, and the `Body` of axum and tonic (features
+/// `axum` and `tonic`). Other bodies are empty, but all headers are set. Use [`reject_fn`] for such
+/// a type.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -324,8 +333,7 @@ pub struct TooManyRequests {
 }
 
 impl TooManyRequests {
-    /// Creates the default: 429 for an exhausted quota, 403 for a blocked quota, 503 for a failed
-    /// store.
+    /// Creates the default, with status 429 for a quota and 403 for a blocked quota.
     pub const fn new() -> Self {
         let too_costly = StatusCode::TOO_MANY_REQUESTS;
         Self { blocked: StatusCode::FORBIDDEN, too_costly, grpc_web: false }
@@ -336,21 +344,21 @@ impl TooManyRequests {
         Self { blocked: status, ..self }
     }
 
-    /// Sets the status for a request whose cost is above the limit of a quota. Defaults to 429.
+    /// Sets the status for a request that costs more than the limit of a quota. Defaults to 429.
     pub const fn too_costly_status(self, status: StatusCode) -> Self {
         Self { too_costly: status, ..self }
     }
 
-    /// Also responds with a gRPC status to calls over HTTP/1.1 that `tonic_web::GrpcWebLayer` has
-    /// translated: a `POST` with a gRPC content type and `te: trailers`, without `content-length`.
-    /// Use this setting on a limiter inside that layer if browsers use HTTP/1.1. By default, only
-    /// calls over HTTP/2 and later get a gRPC status.
+    /// Also responds with a gRPC status to calls over HTTP/1.1, for gRPC-Web.
+    ///
+    /// Use this inside a `tonic_web::GrpcWebLayer` if browsers use HTTP/1.1. The layer translates
+    /// such a call to a `POST` with a gRPC content type and `te: trailers`, without
+    /// `content-length`. By default, only calls over HTTP/2 and later get a gRPC status.
     ///
     /// # Limitations
     ///
-    /// Any HTTP/1.1 client can send such a request. Denied calls then have the status 200 with
-    /// `grpc-status: 8`. Therefore use the counters of the layer, and not the HTTP status, to count
-    /// denials.
+    /// Any HTTP/1.1 client can send such a request. Its denial then has status 200 with
+    /// `grpc-status: 8`. To count denials, use the counters of the layer, not the HTTP status.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
@@ -383,7 +391,7 @@ impl Default for TooManyRequests {
     }
 }
 
-/// Creates a response with a text. The response to `HEAD` has no text.
+/// Creates a response with a text, except to `HEAD`.
 fn with_text<B: Default + 'static>(
     text: Bytes,
     status: StatusCode,
@@ -418,7 +426,7 @@ impl<B: Default + 'static> Reject<B> for TooManyRequests {
         with_text(text, status, fields, head)
     }
 
-    /// Creates the response. The most common case, plain text, uses prepared header fields.
+    /// Creates the response. Plain text, the most common case, uses prepared header fields.
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         if !self.is_grpc(head)
             && !text::accepts_json(head.headers)

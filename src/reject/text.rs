@@ -1,4 +1,4 @@
-//! The bodies of rejections as plain text or problem+json (RFC 9457).
+//! Bodies of rejections: plain text or problem+json (RFC 9457).
 
 use std::{fmt::Write as _, sync::OnceLock};
 
@@ -8,18 +8,19 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
 
-/// The wait in seconds below which plain texts are cached.
+/// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
-/// The maximum number of media ranges in `Accept` that are read.
+/// The maximum number of media ranges of `Accept` that are read.
 const MAX_RANGES: usize = 32;
-/// The maximum number of bytes in `Accept` that are read.
+/// The maximum number of bytes of `Accept` that are read.
 const MAX_BYTES: usize = 4_096;
 /// The problem types of the `RateLimit` draft.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
-/// Returns `true` if `Accept` names JSON with a quality above 0. A client that sends `*/*` gets
-/// text. Only the first 32 ranges and 4 KiB are read, so that no client can make a denial
-/// expensive.
+/// Returns `true` if `Accept` contains JSON with a quality above 0.
+///
+/// A client that sends `*/*` gets text. Only 32 ranges and 4 KiB are read, so that no client can
+/// make a denial expensive.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     ranges(headers.get_all(ACCEPT).iter()).filter_map(|range| str::from_utf8(range).ok()).any(
         |range| {
@@ -34,8 +35,9 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     )
 }
 
-/// Returns the media ranges of these lines, up to the bounds. A truncated range is skipped, because
-/// the missing part may set the quality to 0.
+/// Returns the media ranges of these lines, up to the bounds.
+///
+/// A truncated range is skipped, because the missing part may set the quality to 0.
 fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a [u8]> {
     let mut left = MAX_BYTES;
     let ranges = lines.flat_map(move |line| {
@@ -49,7 +51,7 @@ fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Ite
     ranges.take(MAX_RANGES)
 }
 
-/// Returns the plain text, which is one line. Texts for common waits are cached.
+/// Returns the plain text. Texts for common waits are cached.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
@@ -61,7 +63,7 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     Bytes::from(detail(why))
 }
 
-/// Returns the problem+json text. The draft spells `violated-policies` with a hyphen.
+/// Returns the problem+json text. `violated-policies` has a hyphen in the draft.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),
