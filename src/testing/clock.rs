@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::store::{Clock, LocalStore};
 
-/// A clock that advances only when [`advance`](FakeClock::advance) is called.
+/// Clock that advances only when [`advance`](FakeClock::advance) is called.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,7 +33,7 @@ impl FakeClock {
         Self { clock, hands }
     }
 
-    /// Creates an embedded store for `keys` keys that uses this clock.
+    /// Creates an embedded store for `keys` keys with this clock.
     #[must_use]
     #[track_caller]
     pub fn store(&self, keys: usize) -> LocalStore {

@@ -1,4 +1,4 @@
-//! Numbers that are compared with a table, and the report of their differences.
+//! Differences between the numbers of a store and of a table.
 
 use std::{fmt, time::Duration};
 
@@ -12,7 +12,7 @@ pub(super) struct Row {
     remaining: u32,
     full: u64,
     next: u64,
-    /// The retry times, or `None` for `settle`, `undo` and `reset`.
+    /// The retry time, or `None` for `settle`, `undo` and `reset`.
     retry: Option<Retry>,
 }
 
@@ -29,7 +29,7 @@ enum NeverLiteral {
     Never,
 }
 
-/// The numbers of a decision that are compared.
+/// The numbers of a decision.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) allowed: bool,
@@ -64,7 +64,7 @@ impl fmt::Display for Row {
 }
 
 impl Shown {
-    /// Collects the numbers of `decision`. If `retry` is `false`, the retry times are left out.
+    /// Returns the numbers of `decision`, with the retry times if `retry` is `true`.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
             remaining: outcome.remaining(),
@@ -88,7 +88,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The difference between a store and a table.
+/// Difference between a store and a table.
 #[derive(Clone, Debug)]
 pub struct Mismatch {
     pub(super) case: String,

@@ -1,6 +1,6 @@
 //! Test support: a fake clock, a store without limits, and a conformance kit for stores.
 //!
-//! With a [`FakeClock`], an application can test its limits without sleeping:
+//! With a [`FakeClock`], an application tests its limits without sleeping:
 //!
 //! ```
 //! use std::time::Duration;
@@ -16,9 +16,9 @@
 //! assert!(limiter.take("alice", &quota, 1).now().is_allowed());
 //! ```
 //!
-//! The feature `simulate` also provides the clock. To test a [`Store`](crate::Store), implement
-//! [`Subject`] and run the conformance kit. The kit has two parts: [`play`] runs the published
-//! [`TABLES`] of scenarios, and [`properties`] checks the promises that a table cannot express.
+//! To test a [`Store`](crate::Store), implement [`Subject`] and run the conformance kit. [`play`]
+//! runs the published [`TABLES`] of scenarios. [`properties`] checks promises that a table cannot
+//! express. The feature `simulate` also provides the clock.
 
 #![cfg_attr(
     not(feature = "testing"),

@@ -7,7 +7,7 @@ use crate::{
     store::{Answer, Never, Op, Store},
 };
 
-/// A store that allows all charges and keeps no accounts, for tests of the code behind a limiter.
+/// Store that allows every request, for tests of the code behind a limiter.
 ///
 /// ```
 /// use tower_sluice::{PeerIp, Quota, RateLimitLayer, testing::NoLimit};

@@ -1,5 +1,6 @@
-//! Checks of the promises of a store that a scenario table cannot express. Each check runs on a new
-//! store and reports a violation.
+//! Checks of a store's promises that a table cannot express.
+//!
+//! Each check runs on a new store.
 
 use std::{
     sync::{
@@ -43,7 +44,7 @@ fn holds(what: bool, broken: impl FnOnce() -> Broken) -> Result<(), Broken> {
 ///
 /// # Errors
 ///
-/// Fails if a wait is too long or too short. The error contains the wait.
+/// Fails if the wait is wrong. The error contains the wait.
 pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(), Broken> {
     for cost in 1..=QUOTA.limit() {
         let store = subject.open();
@@ -65,12 +66,13 @@ pub async fn patience<S: Subject>(subject: &mut S, tick: Duration) -> Result<(),
     Ok(())
 }
 
-/// Checks three promises. A call charges all of its accounts and quotas or none of them. A cost of
-/// 0 charges nothing. If a call names one account twice, the costs are added.
+/// Checks that a call charges all of its accounts and quotas, or none.
+///
+/// A cost of 0 must charge nothing. If a call names one account twice, the costs must be added.
 ///
 /// # Errors
 ///
-/// Fails if a wrong number of units was charged. The error contains the number.
+/// Fails if the wrong number of units is charged. The error contains the number.
 pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
@@ -96,13 +98,13 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
 
-/// Checks that concurrent threads together take exactly the units that are left.
+/// Checks that concurrent threads take exactly the units that are left.
 ///
-/// The clock is stopped during the check. The check blocks the calling thread.
+/// The clock does not advance during the check, and the calling thread is blocked.
 ///
 /// # Errors
 ///
-/// Fails if too many or too few calls are allowed. The error contains the number of allowed calls.
+/// Fails if too many or too few calls are allowed. The error contains their number.
 pub fn no_over_admission<S>(
     subject: &mut S,
     block_on: impl Fn(<S::Store as Store>::Future) -> Result<Decision, <S::Store as Store>::Error>
@@ -141,10 +143,12 @@ where
     Ok(())
 }
 
-/// Checks that a charge with a [`max_wait`](Charge::with_max_wait) queues if the quota is
-/// exhausted. The decision must have a wait, and each further decision a longer wait. A charge
-/// whose wait would be above `max_wait` must be denied. A store that cannot queue must return an
-/// error from [`Store::supports`].
+/// Checks that charges with a [`max_wait`](Charge::with_max_wait) queue when the quota is
+/// exhausted.
+///
+/// Each decision must have a longer wait than the one before. A charge whose wait is above
+/// `max_wait` must be denied. A store that cannot queue must return an error from
+/// [`Store::supports`].
 ///
 /// # Errors
 ///
@@ -154,7 +158,7 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     subject.set(Duration::ZERO);
     let (key, quotas) = (Key::from("queued"), [QUOTA]);
     let charge = Charge::new(RuleName::default(), &key, &quotas);
-    // This is enough for three units. The time of each unit is rounded up.
+    // Enough for three units, whose times are rounded up.
     let longest = Duration::from_millis(1_100);
     let queueing = charge.with_max_wait(longest);
     if store.supports(&[queueing]).is_err() {
@@ -182,13 +186,13 @@ pub async fn queueing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(!hasty.is_allowed(), || "a charge without a max_wait passed the queue".into())
 }
 
-/// Checks that a charge that uses [soft](Quota::soft) units is allowed and marked as an overage,
-/// and that no other charge is marked. A store without soft quotas must return an error from
-/// [`Store::supports`].
+/// Checks that exactly the charges that use [soft](Quota::soft) units are marked as overage.
+///
+/// A store without soft quotas must return an error from [`Store::supports`].
 ///
 /// # Errors
 ///
-/// Fails if the store accepts a soft quota and a mark is missing or wrong.
+/// Fails if a mark is missing or wrong.
 pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
@@ -207,14 +211,15 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Checks blocks. The key must be denied, and the decision must be [blocked](Decision::is_blocked)
-/// and contain the remaining time. A charge of cost 0 must be allowed. The block must end on time
-/// or by [`StoreExt::unblock`], and must not charge any units. A store without blocks must answer
-/// [`Decision::unsupported`].
+/// Checks that a blocked key is denied until the block ends.
+///
+/// The decision must be [blocked](Decision::is_blocked) and contain the remaining time. A charge of
+/// cost 0 must be allowed. The block must end on time or by [`StoreExt::unblock`], without a
+/// charge. A store without blocks must answer [`Decision::unsupported`].
 ///
 /// # Errors
 ///
-/// Fails if a block has another effect. The error describes the effect.
+/// Fails if a block has another effect. The error describes it.
 pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     const MINUTE: Duration = Duration::from_secs(60);
     let store = subject.open();
@@ -251,12 +256,13 @@ pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(free.is_allowed(), || format!("a key was denied after its block of {MINUTE:?}"))
 }
 
-/// Checks that [`Store::undo`] gives back the whole charge of a decision or a part of it, and never
-/// more. A subject that does not [undo](Subject::undoes) charges passes this check.
+/// Checks that [`Store::undo`] returns a charge or a part of it, and never more.
+///
+/// A subject that does not [undo](Subject::undoes) charges passes this check.
 ///
 /// # Errors
 ///
-/// Fails if an undo gives back a wrong number of units. The error contains the units left.
+/// Fails if an undo returns the wrong number of units. The error contains the units left.
 pub async fn undo<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     if !subject.undoes() {
         return Ok(());

@@ -18,10 +18,10 @@ use tokio::task::yield_now;
 use super::Subject;
 use crate::store::{BoxFuture, Link, RedisError, RedisStore};
 
-/// A [`RedisStore`] with a fake clock, for tests with a real server.
+/// [`RedisStore`] with a fake clock, for tests with a real server.
 ///
-/// Each opened store has a random prefix, so several tests may share a server. The keys expire
-/// within a quarter of an hour.
+/// Each opened store has a random prefix, so that tests can share a server. Its keys expire within
+/// a quarter of an hour.
 ///
 /// ```no_run
 /// use tower_sluice::testing::{Redis, properties};
@@ -36,7 +36,7 @@ use crate::store::{BoxFuture, Link, RedisError, RedisStore};
 pub struct Redis<C = Link> {
     store: RedisStore<C>,
     hands: Arc<AtomicU64>,
-    /// The number of charges of the opened store that are being undone.
+    /// The number of charges that are being undone.
     undoing: Arc<AtomicUsize>,
 }
 

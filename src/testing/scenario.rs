@@ -1,4 +1,4 @@
-//! The cases of a scenario table, and a function that plays a case on a store.
+//! Cases of a scenario table.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     store::{BoxError, Charge, Store, StoreExt},
 };
 
-/// A case of a scenario table. It has quotas, and steps with the expected numbers.
+/// Case of a scenario table: quotas, and steps with their expected numbers.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Case {
     name: String,
@@ -80,9 +80,9 @@ struct QuotaRow {
 struct Step {
     at: u64,
     op: StepOp,
-    /// The maximum number of units that `undo` gives back. By default, there is no maximum.
+    /// The maximum number of units that `undo` returns. Defaults to all.
     units: Option<i64>,
-    /// The index of the step whose charge is undone. The first step has index 0.
+    /// The index of the step to undo, from 0.
     step: Option<usize>,
     #[serde(default)]
     headroom: u32,
@@ -103,18 +103,19 @@ enum StepOp {
     Reset,
 }
 
-/// The result of playing a case.
+/// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Played {
     /// All numbers matched the table.
     Passed,
-    /// The subject does not support the case. The case needs another
-    /// [algorithm](Subject::supports), a store that [undoes](Subject::undoes) charges, or a clock
-    /// that can [step back](Subject::steps_back).
+    /// The subject does not support the case.
+    ///
+    /// It lacks an [algorithm](Subject::supports), an [undo](Subject::undoes), or a clock that can
+    /// [step back](Subject::steps_back).
     Skipped,
 }
 
-/// The reason why a case could not be played, or failed.
+/// Reason why a case failed or could not run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CaseError {
@@ -160,8 +161,9 @@ impl Case {
         &self.name
     }
 
-    /// Returns the names of the algorithms of the case, as in configuration files. The list is
-    /// empty if the table does not name them.
+    /// Returns the names of the case's algorithms, as in configuration files.
+    ///
+    /// The list is empty if the table does not name them.
     #[must_use]
     pub fn algorithms(&self) -> &[String] {
         self.algorithm.list()
@@ -171,7 +173,7 @@ impl Case {
     ///
     /// # Errors
     ///
-    /// Fails if a quota is invalid, or if the named algorithms differ from those of the quotas.
+    /// Fails if a quota is invalid, or if the case names other algorithms than its quotas.
     fn quotas(&self) -> Result<Vec<Quota>, CaseError> {
         let quotas = self.quotas.iter().map(QuotaRow::quota).collect::<Result<Vec<_>, _>>()?;
         let named: BTreeSet<_> = self.algorithms().iter().map(String::as_str).collect();
@@ -222,11 +224,11 @@ impl QuotaRow {
     }
 }
 
-/// Plays a case from its first step on a fresh store.
+/// Runs a case on a new store.
 ///
 /// # Errors
 ///
-/// Returns the first [`Mismatch`], or the reason why the case cannot be played.
+/// Returns the first [`Mismatch`], or the reason why the case cannot run.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, CaseError> {
     if case.wall_clock && !subject.steps_back() {
         return Ok(Played::Skipped);

@@ -1,4 +1,4 @@
-//! The subject of the conformance kit, which is a store with its clock.
+//! The subject of the conformance kit: a store with its clock.
 
 use std::{future::ready, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{
     store::{BoxFuture, LocalStore, Store},
 };
 
-/// A store under test, and its clock.
+/// Store under test, with its clock.
 pub trait Subject {
     /// The type of the store.
     type Store: Store;
@@ -16,36 +16,40 @@ pub trait Subject {
     /// Returns a store without accounts.
     fn open(&mut self) -> Self::Store;
 
-    /// Sets the store's clock to a Unix time. The time goes backwards only if
-    /// [`steps_back`](Subject::steps_back) returns `true`.
+    /// Sets the store's clock to a Unix time.
+    ///
+    /// The clock goes back only if [`steps_back`](Subject::steps_back) returns `true`.
     fn set(&mut self, now: Duration);
 
-    /// Returns `true` if the clock is a wall clock, which may step back.
+    /// Returns `true` if the clock may go back, as a wall clock does. Defaults to `false`.
     fn steps_back(&self) -> bool {
         false
     }
 
-    /// Returns `true` if the store undoes charges ([`Store::undo`]). Otherwise, cases with an undo
-    /// are [skipped](super::Played::Skipped). Defaults to `true`.
+    /// Returns `true` if the store undoes charges ([`Store::undo`]). Defaults to `true`.
+    ///
+    /// Otherwise, cases with an undo are [skipped](super::Played::Skipped).
     fn undoes(&self) -> bool {
         true
     }
 
-    /// Waits until all earlier calls of [`Store::undo`] have taken effect in the last opened store.
-    /// This is needed because an undo has no answer. By default, this method does not wait.
+    /// Waits until earlier calls of [`Store::undo`] have taken effect, because they have no answer.
+    ///
+    /// By default, this does not wait.
     fn undone(&mut self) -> BoxFuture<()> {
         Box::pin(ready(()))
     }
 
-    /// Returns `true` if the store supports `algorithm`. Cases with other algorithms are
-    /// [skipped](super::Played::Skipped). Defaults to every algorithm.
+    /// Returns `true` if the store supports `algorithm`. Defaults to `true`.
+    ///
+    /// Cases with other algorithms are [skipped](super::Played::Skipped).
     fn supports(&self, algorithm: Algorithm) -> bool {
         let _ = algorithm;
         true
     }
 }
 
-/// The embedded store with a [`FakeClock`].
+/// Embedded store with a [`FakeClock`].
 #[derive(Clone, Debug, Default)]
 pub struct Local(FakeClock);
 

@@ -1,14 +1,12 @@
 //! The scenario tables of the conformance kit.
 
-/// The published tables, as pairs of a file name and JSON text for
-/// [`Case::read`](super::Case::read).
+/// Published tables: file names and JSON text for [`Case::read`](super::Case::read).
 ///
 /// The files are in `tests/scenarios` of the package. Times are in nanoseconds. A positive number
-/// in `settle` is a refund. `algorithm` names the algorithm that the store must support.
+/// in `settle` is a refund.
 ///
-/// `undo` gives back the units that the charge of the step at index `step` still holds, or at most
-/// `units` of them. The outcomes of `undo`, `settle` and `reset` are those immediately after the
-/// operation.
+/// `undo` returns the units that the charge of step `step` still holds, or at most `units` of them.
+/// The outcomes of `undo`, `settle` and `reset` are those directly after the operation.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};
