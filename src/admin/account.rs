@@ -20,20 +20,20 @@ use crate::{
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
-/// The account that the body of a request names.
+/// The account in a request.
 pub(super) struct ManagedAccount<'a> {
     layer: &'a ManagedLayer,
     rule: RuleName,
     key: ParsedKey,
     quotas: Quotas,
-    /// The cost of a request, at least 1. If the rule reads the cost from the request, this is 1.
+    /// The cost of a request, or 1 if it is read from the request.
     cost: u32,
-    /// The headroom of a request. If the rule reads the headroom from the request, this is 0.
+    /// The headroom of a request, or 0 if it is read from the request.
     headroom: u32,
 }
 
 impl<'a> ManagedAccount<'a> {
-    /// Finds the account and its quotas for a peek or a reset.
+    /// Finds the account and its quotas.
     pub(super) fn with_quotas(
         layers: &'a [ManagedLayer],
         body: &RequestBody,
@@ -41,8 +41,7 @@ impl<'a> ManagedAccount<'a> {
         Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
     }
 
-    /// Finds the account by its key, without quotas. A block applies to the key, so no quotas are
-    /// needed.
+    /// Finds the account of a block, which needs only the key.
     pub(super) fn of_key(layers: &'a [ManagedLayer], body: &RequestBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
         Self::find(layers, body, |shape| {
@@ -127,8 +126,7 @@ impl<'a> ManagedAccount<'a> {
         Charge::new(self.rule, &self.key.key, self.quotas.charged())
     }
 
-    /// Checks that the store supports a peek. A store without a peek, such as a governor limiter,
-    /// also lacks the other operations.
+    /// Checks that the store supports a peek, and thereby the other operations.
     fn check_supported(&self) -> Result<(), Problem> {
         self.layer.store.supports(&[self.charge().with_cost(0)]).map_err(|why| unsupported(&why))
     }
@@ -149,7 +147,7 @@ impl<'a> ManagedAccount<'a> {
         Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
     }
 
-    /// Creates the response from the account, the source of the decision, and the fields of `more`.
+    /// Creates a response with the account, the source of the decision, and the fields of `more`.
     fn response(&self, decision: &Decision, more: Value) -> Value {
         let mut response = json!({
             "layer": &*self.layer.name,
@@ -171,7 +169,7 @@ fn unsupported(why: &Unsupported) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
 }
 
-/// Returns an error if the store failed and a wrapper made the decision instead.
+/// Returns an error if the store failed and a wrapper decided.
 fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem> {
     if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
         return Ok(());
@@ -182,8 +180,7 @@ fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem>
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
 }
 
-/// Returns the quotas of the rule. If the rule chooses quotas per request, returns the quotas in
-/// the body.
+/// Returns the quotas of the rule, or those in the body if the rule chooses them per request.
 fn quotas(shape: &RuleInfo<'_>, given: Option<Quotas>) -> Result<Quotas, Problem> {
     let rule = shape.name;
     match (managed::own_quotas(shape), given) {

@@ -1,4 +1,4 @@
-//! Request bodies. The JSON is parsed field by field, so that an error can name the field.
+//! Request bodies, parsed field by field so that an error can name the field.
 
 use std::{error::Error, time::Duration};
 
@@ -15,17 +15,16 @@ use crate::{
     rule::Quotas,
 };
 
-/// The maximum length of a body in bytes. A key and its quotas need far less.
+/// The maximum length of a body, in bytes.
 const MAX_BYTES: usize = 16 * 1024;
 const TIME: &str = "give text, as \"10min\"";
 
-/// A body with the fields of all routes. Each route accepts only some of the fields.
+/// The fields of all routes, of which each route accepts some.
 #[derive(Default)]
 pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
-    /// The key, not parsed yet. The form of a key depends on the extractor of the rule, so the key
-    /// is parsed when the rule is known.
+    /// The key in JSON, whose form depends on the rule.
     key: Option<Value>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
@@ -34,7 +33,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// Reads the body of a request. `known` lists the fields that the route accepts.
+    /// Reads the body of a request. The route accepts the fields in `known`.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
             let why = "Content-Type is not application/json; send JSON with this Content-Type";
@@ -137,8 +136,7 @@ fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Er
     de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
-/// Reads quotas. A quota with a name is an error: the memory of a name is never freed, and an
-/// account does not depend on the name.
+/// Reads quotas. Named quotas are an error, because names stay in memory forever.
 fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();
@@ -148,7 +146,7 @@ fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     Quotas::deserialize(value).map_err(D::Error::custom)
 }
 
-/// Returns `true` if the content type is JSON. Parameters such as a charset may follow.
+/// Returns `true` if the content type is JSON, with or without parameters.
 fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();

@@ -13,13 +13,15 @@ use tower::{Layer, Service};
 
 use crate::key::RequestHead;
 
-/// A guard that authenticates requests to the routes of an [`Admin`](super::Admin). No constructor
-/// creates a guard that allows every request.
+/// Guard that authenticates requests to an [`Admin`](super::Admin).
+///
+/// No constructor creates a guard that allows every request.
 pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);
 
 impl Guard {
-    /// Creates a guard that calls `admits` with the head of each request. An error that `admits`
-    /// returns is sent as the response, for example 401 or 403.
+    /// Creates a guard that calls `admits` with the head of each request.
+    ///
+    /// An error of `admits` is sent as the response, for example 401 or 403.
     ///
     /// Compare secrets in constant time, as `examples/admin.rs` does.
     ///
@@ -51,9 +53,9 @@ impl Guard {
         }))
     }
 
-    /// Creates a guard from a Tower layer that authenticates requests, or from several layers in a
-    /// `ServiceBuilder`. The layer wraps all routes. The layer must create the responses to the
-    /// requests that it rejects.
+    /// Creates a guard from a Tower layer, or from several layers in a `ServiceBuilder`.
+    ///
+    /// The layer wraps all routes, and responds to the requests that it rejects.
     ///
     /// ```
     /// use axum::{extract::Request, http::StatusCode, middleware::{self, Next}};

@@ -1,5 +1,4 @@
-//! Parses keys in the form that operators write. The result equals the key that the extractor of
-//! the rule returns.
+//! Keys in the form that operators write.
 
 use std::net::IpAddr;
 
@@ -12,7 +11,7 @@ use crate::{
     rule::RuleName,
 };
 
-/// A parsed key. If the key is a prefix of an address, the prefix length is included.
+/// A parsed key. The key of an address has a prefix length.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ParsedKey {
     pub(super) key: Key,
@@ -27,18 +26,17 @@ impl From<Key> for ParsedKey {
 
 /// The reason why a value is not a key of a kind.
 enum ParseError {
-    /// The value is a key of another kind.
+    /// The value is of another kind.
     OtherKind,
     /// The value is invalid.
     Invalid(String),
 }
 
-/// Parses a key. `kind` is the kind of the keys of the rule.
+/// Parses a key of a rule whose keys are of this kind.
 ///
 /// # Errors
 ///
-/// Returns an error if no request of the rule can have the key, or if the value can be read as
-/// several different keys.
+/// Fails if no request can have the key, or if the value can be read as several keys.
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
@@ -94,7 +92,7 @@ fn parse_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey
             invalid("number", value, fix)
         }),
         (KeyKind::Address { .. }, None) => match value {
-            // Text that is not an address may be a key of another kind.
+            // Other text may be a key of another kind.
             Value::String(text) => match address(text, kind) {
                 Err(fix) if text.contains('/') => Err(invalid("address", value, &fix)),
                 parsed => parsed.map_err(|_| ParseError::OtherKind),
@@ -120,7 +118,7 @@ fn parse_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey
         },
         (KeyKind::Any, None) => match value {
             Value::String(text) => address(text, kind).map_err(|_| ParseError::OtherKind),
-            // The parts may have any kind, too.
+            // The parts may also have any kind.
             Value::Array(values) if !values.is_empty() => {
                 join(values.iter().map(|value| (value, &KeyKind::Any)), rule)
             }
@@ -130,7 +128,7 @@ fn parse_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey
     }
 }
 
-/// Returns the field of an object with exactly one field.
+/// Returns the only field of an object.
 fn field(value: &Value) -> Option<(&str, &Value)> {
     let fields = value.as_object().filter(|fields| fields.len() == 1)?;
     fields.iter().next().map(|(name, value)| (name.as_str(), value))
@@ -147,8 +145,7 @@ fn join<'a>(
     Ok(ParsedKey { key: Key::join(&keys), prefix })
 }
 
-/// Rejects text with surrounding white space, because no header value has white space at its ends.
-/// Any other key with such white space must be written as bytes.
+/// Rejects text with surrounding white space, which no header value has.
 fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     if text.trim() != text && !text.trim().is_empty() {
         return Err(ParseError::Invalid(format!(
@@ -158,7 +155,7 @@ fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     text_key(text.as_bytes())
 }
 
-/// Rejects blank text. A blank key counts as missing, so no request is charged to its account.
+/// Rejects blank text, which counts as a missing identity.
 fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {
@@ -174,8 +171,7 @@ fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
 fn number(value: &Value) -> Option<ParsedKey> {
     let number = match value {
         Value::Number(number) => number.as_u64().map(u128::from),
-        // The JSON parser turns numbers above 64 bits into floats. `parse` alone would accept a
-        // sign.
+        // Larger numbers are floats in JSON. `parse` alone also accepts a sign.
         Value::String(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             digits.parse().ok()
         }
@@ -184,9 +180,10 @@ fn number(value: &Value) -> Option<ParsedKey> {
     number.map(|number| Key::from(number).into())
 }
 
-/// Parses an address and masks it as the extractor does. If the extractor reports its prefix
-/// length, a length after `/` must be equal to it. If the extractor does not report one, the length
-/// after `/` is used. Without a length after `/`, the default of `PeerIp` and `ClientIp` is used.
+/// Parses an address, and masks it as the extractor does.
+///
+/// A prefix length after `/` must equal that of the extractor, or is used if the extractor reports
+/// none. It defaults to that of `PeerIp` and `ClientIp`.
 fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),
@@ -195,12 +192,12 @@ fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let address: IpAddr = address
         .parse()
         .map_err(|_| "give an address, as \"203.0.113.9\" or \"2001:db8::1\"".to_owned())?;
-    // Extractors convert an IPv4-mapped address to IPv4 before they mask the address.
+    // Extractors also convert an IPv4-mapped address first.
     let address = address.to_canonical();
     let width = if address.is_ipv4() { 32 } else { 128 };
     let given = match bits.map(str::parse::<u8>) {
         None => None,
-        // `parse` alone would accept a sign.
+        // `parse` alone also accepts a sign.
         Some(Ok(given)) if (1..=width).contains(&given) && !text.contains('+') => Some(given),
         Some(_) => return Err(format!("give 1 to {width} bits after the /")),
     };

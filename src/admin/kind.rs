@@ -1,4 +1,4 @@
-//! The kinds of keys as text and as JSON.
+//! Kinds of keys as text and as JSON.
 
 use std::borrow::Cow;
 
@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use crate::key::KeyKind;
 
-/// Returns the kinds that a key may have. In the result, `Any` stands for addresses and for lists
-/// of any kind.
+/// Returns the kinds that a key may have. `Any` in the result means an address or a list.
 pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     const ALL: &[KeyKind] =
         &[KeyKind::Text, KeyKind::Number, KeyKind::Any, KeyKind::Everyone, KeyKind::Unidentified];
@@ -60,7 +59,7 @@ fn example(kind: &KeyKind) -> Value {
     }
 }
 
-/// Returns the value in the form that can only be read as this kind.
+/// Returns the value in a form that can be read only as this kind.
 pub(super) fn written(value: &Value, kind: &KeyKind) -> Value {
     match (value, kind) {
         (Value::String(_), KeyKind::Text) => json!({ "text": value }),

@@ -1,4 +1,4 @@
-//! Layers that the router manages: rules, store, switches and recent denials.
+//! Layers that the router manages.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -33,8 +33,7 @@ pub(super) struct ManagedLayer {
 }
 
 impl ManagedLayer {
-    /// Creates an entry for a layer. From this call on, the layer and its later clones record
-    /// denials.
+    /// Creates an entry for a layer. The layer and its later clones then record denials.
     pub(super) fn new<K, S, R>(
         name: &str,
         layer: &mut RateLimitLayer<K, S, R>,
@@ -47,7 +46,7 @@ impl ManagedLayer {
         let rules: Arc<dyn Rules + Send + Sync> = layer.rules.clone();
         let settings = &mut layer.settings;
         let secret = *settings.secret.get_or_insert(secret);
-        // If another router already has the layer, both routers must show the same denials.
+        // Two routers with the same layer show the same denials.
         if !settings.meter.noted().watches() {
             let mut infos = Vec::new();
             rules.info(&mut infos);
@@ -65,15 +64,14 @@ impl ManagedLayer {
         }
     }
 
-    /// Calls `read` with the current descriptions of the rules.
+    /// Calls `read` with the current properties of the rules.
     pub(super) fn infos<T>(&self, read: impl FnOnce(&[RuleInfo<'_>]) -> T) -> T {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
         read(&infos)
     }
 
-    /// Calls `read` with the description of the rule that has this name. If several rules have this
-    /// name, the first of them with quotas is used.
+    /// Calls `read` with the rule of this name, preferably one with quotas.
     pub(super) fn rule<T>(
         &self,
         name: &str,
@@ -92,7 +90,7 @@ impl ManagedLayer {
         })
     }
 
-    /// Sets the report-only switch of the layer, or of one of its rules.
+    /// Turns report-only on or off, for the layer or one of its rules.
     pub(super) fn report_only(&self, rule: Option<&str>, on: bool) -> Result<(), Problem> {
         let Some(rule) = rule else {
             self.report_only.set(on);
@@ -116,8 +114,7 @@ impl ManagedLayer {
         })
     }
 
-    /// Checks that the store supports the rule as a report-only rule. Only known quotas are
-    /// checked.
+    /// Checks that the store supports the rule as report-only.
     fn check_report_only(&self, info: &RuleInfo<'_>) -> Result<(), Unsupported> {
         let Some(quotas) = own_quotas(info) else { return Ok(()) };
         let anyone = Key::everyone();
@@ -127,8 +124,7 @@ impl ManagedLayer {
         self.store.supports(&[charge])
     }
 
-    /// Returns the health of the store. A store that does not respond in time is reported as
-    /// failing.
+    /// Returns the health of the store, which is failing if it does not respond in time.
     pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
         let health = self.store.health();
         async move {
@@ -143,7 +139,7 @@ pub(super) fn own_quotas(info: &RuleInfo<'_>) -> Option<Quotas> {
     info.quotas.map(Quotas::from).or_else(|| info.live.map(LivePlan::quotas))
 }
 
-/// Finds the layer that has this name.
+/// Finds a layer by its name.
 pub(super) fn find<'a>(
     layers: &'a [ManagedLayer],
     name: &str,
@@ -153,7 +149,7 @@ pub(super) fn find<'a>(
     found.ok_or_else(|| Problem::unknown("layer", name, known()))
 }
 
-/// Panics unless a layer can have this name.
+/// Panics if a layer cannot have this name.
 #[track_caller]
 pub(super) fn check_name(name: &str, taken: bool) {
     let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);

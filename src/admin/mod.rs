@@ -1,10 +1,10 @@
-//! A router for operators. It shows rules, limits, accounts, denials, switches and the health of
-//! stores.
+//! A router for operators: rules, limits, accounts, denials, switches and health.
 //!
 //! During an incident, an operator asks which clients are denied and why, and wants to allow one of
-//! them immediately. The routes of this module answer these questions and change limits without a
-//! deployment. Add each layer under a name, and mount the router under a path. The router needs a
-//! [`Guard`], because its users can turn limits off.
+//! them immediately. This router answers these questions and changes limits without a deployment.
+//!
+//! Add each layer under a name, and mount the router under a path. The router needs a [`Guard`],
+//! because its users can turn limits off.
 //!
 //! ```
 //! use axum::{Router, http::{HeaderMap, StatusCode}, routing::get};
@@ -24,8 +24,8 @@
 //!     .nest("/admin", admin.router(guard));
 //! ```
 //!
-//! The next example has two layers, fingerprints that are equal in every process, and a Tower layer
-//! as the guard.
+//! The next example has two layers, a Tower layer as the guard, and fingerprints that are equal in
+//! every process.
 //!
 //! ```
 //! use axum::{Router, extract::Request, http::StatusCode, middleware, response::Response};
@@ -56,7 +56,7 @@
 //! # Password guessing
 //!
 //! Clients can guess a password as fast as the guard responds. Limit the guard with a layer of this
-//! crate. The layer in this example limits each client address and counts only wrong guesses.
+//! crate. This layer limits each client address and counts only wrong guesses:
 //!
 //! ```
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
@@ -88,22 +88,21 @@
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
 //!
-//! A guess is charged before it is checked, so that parallel guesses are counted as well. An
-//! address that has used up its guesses is denied even with the right password. Otherwise an
-//! attacker could continue to guess. Addresses have separate accounts, so a client cannot lock an
-//! operator out from another address. An operator behind the same NAT as an attacker must wait
-//! until the attacker stops. Alternatively, the operator can use another address, such as loopback
-//! through SSH.
+//! A guess is charged before it is checked, so that parallel guesses count as well. An address
+//! without guesses left is denied even with the right password.
 //!
-//! No rule limits all addresses together, because such a rule would let anyone lock operators out.
-//! An attacker with a thousand addresses has 5000 guesses per minute, so use a random password of
-//! at least 64 bits.
+//! Addresses have separate accounts, so a client cannot lock out an operator at another address. An
+//! operator behind the NAT of an attacker must use another address, such as loopback through SSH.
+//!
+//! No rule limits all addresses together, because anyone could then lock out operators. An attacker
+//! with a thousand addresses has 5000 guesses per minute, so use a random password of at least 64
+//! bits.
 //!
 //! # Routes
 //!
-//! Paths are relative to the path where the router is mounted. `examples/admin.rs` serves the
-//! routes behind a password. With `Router::nest("/admin", …)` axum serves `/admin` and the paths
-//! below it, but not `/admin/`. With `nest_service` it serves `/admin/`, too.
+//! Paths are relative to the path of the router. `Router::nest("/admin", …)` serves `/admin` and
+//! the paths below it, but not `/admin/`. `nest_service` also serves `/admin/`. `examples/admin.rs`
+//! serves the routes behind a password.
 //!
 //! | route | request | response |
 //! |---|---|---|
@@ -119,14 +118,17 @@
 //! | `POST /api/switch` | `{"layer": "api", "on": false}` | `{"layer": "api", "on": false}` |
 //! | `POST /api/report-only` | `{"layer": "api", "rule": "ip", "on": true}` | `{"layer": "api", "rule": "ip", "on": true}` |
 //!
-//! `switch` is the kill switch: with `"on": false` every request passes, and the store is not
+//! `switch` turns a layer off: with `"on": false` every request passes, and the store is not
 //! called. `report-only` without a rule applies to the whole layer. Both apply to this process
 //! until it ends.
 //!
-//! In `layers`, a rule has the form below. `refused` is the number of denied requests. `reported`
-//! is the number of requests that would have been denied. Both count in this process since the
-//! layer was added. `quotas` is `null` if quotas are chosen per request. `cost` and `headroom` are
-//! `null` if they are read from the request. `quotas_are` is `fixed`, `live` or `per request`.
+//! In `layers`, a rule has the form below.
+//!
+//! - `refused` is the number of denied requests, and `reported` the number that would have been
+//!   denied. Both are counted in this process since the layer was added.
+//! - `quotas` is `null` if quotas are chosen per request. `quotas_are` is `fixed`, `live` or
+//!   `per request`.
+//! - `cost` and `headroom` are `null` if they are read from the request.
 //!
 //! ```json
 //! {
@@ -137,17 +139,16 @@
 //! }
 //! ```
 //!
-//! In `denials`, `recent` lists the latest denials of a rule, at most 50, newest first. `at_ms` is
-//! Unix time, `key` is the [fingerprint](crate::fingerprint::Fingerprint) of the key, and `retry_after_ms` is
-//! `null` if waiting does not help.
+//! In `denials`, `recent` lists the latest 50 denials of a rule, newest first. `at_ms` is Unix
+//! time, and `key` is the [fingerprint](crate::fingerprint::Fingerprint) of the key.
+//! `retry_after_ms` is `null` if waiting does not help.
 //!
 //! ```json
 //! {"at_ms": 1764547200123, "key": "55bbf4838f29aabc", "result": "limited", "retry_after_ms": 100}
 //! ```
 //!
-//! `peek` returns an account without charging it. `blocked_ms` is the remaining time of the block,
-//! or `null` if the key is not blocked. `would` [explains](crate::explain) the decision on a
-//! request with the usual cost.
+//! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
+//! `null`. `would` [explains](crate::explain) the decision on a request with the usual cost.
 //!
 //! ```json
 //! {
@@ -161,11 +162,11 @@
 //!
 //! # Keys
 //!
-//! Write a key in the form that the extractor of the rule produces. The [kind](crate::key::KeyKind)
-//! of a rule's keys is `key_kind` in `layers`: `"text"`, `"number"`, `"everyone"`,
-//! `"unidentified"`, `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. `key_kind` is
-//! `null` if the extractor does not report a kind, as with [`key_fn`](crate::key_fn). A key of
-//! another kind is an error, because no request has such a key.
+//! Write a key as the extractor of the rule produces it. The [kind](crate::key::KeyKind) of a
+//! rule's keys is `key_kind` in `layers`: `"text"`, `"number"`, `"everyone"`, `"unidentified"`,
+//! `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. A key of another kind is an
+//! error, because no request has it. `key_kind` is `null` if the extractor reports no kind, as with
+//! [`key_fn`](crate::key_fn).
 //!
 //! | key | extractor |
 //! |---|---|
@@ -177,28 +178,25 @@
 //! | `{"unidentified": true}` | none: the key that requests without an identity share ([`OnMissingKey::Share`](crate::rule::OnMissingKey)) |
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
-//! Plain text is parsed as an address or a number if the rule counts addresses or numbers. If the
-//! text fits several kinds of the rule, the response is an error that shows the possible forms. An
-//! example is `"127.0.0.1"` for a rule that counts by a header or else by address.
+//! Plain text is parsed as an address or a number if the rule has such keys. If the text fits
+//! several kinds, the response is an error with the possible forms. An example is `"127.0.0.1"` for
+//! a rule by a header or else by address.
 //!
-//! An address is masked to the prefix length of the extractor. For example, if the rule counts by
-//! /64, a block of one IPv6 address blocks the whole /64, and the response contains `"prefix": 64`.
-//! If the kind is unknown, an IPv6 address is masked to 64 bits or to the given prefix:
-//! `{"address": "2001:db8::7/48"}`.
+//! An address is masked as by the extractor. If the rule counts by /64, a block of one IPv6 address
+//! blocks the whole /64, and the response contains `"prefix": 64`. If the kind is unknown, an IPv6
+//! address is masked to 64 bits or to the given prefix: `{"address": "2001:db8::7/48"}`.
 //!
 //! # Quotas
 //!
 //! Omit `quotas` for a rule with fixed or [live](crate::LivePlan) quotas. If the rule [chooses
-//! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key, as in
-//! a configuration file:
+//! quotas per request](crate::Plan::from_fn), `peek` and `reset` need the quotas of the key, in the
+//! order of the rule and with the same algorithms:
 //! `"quotas": ["5/s burst 20", {"units": 1000, "period": "day", "algorithm": "sliding_window"}]`.
-//! Use the same order and the same algorithms as the rule, because an algorithm cannot read the
-//! account of another algorithm.
 //!
 //! # Errors
 //!
-//! Errors are problem+json ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). Their `detail`
-//! names the field, its value and the fix. An unknown field is an error.
+//! Errors are problem+json ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). Their `detail` has
+//! the field, its value and the fix. An unknown field is an error.
 //!
 //! | status | reason |
 //! |---|---|
@@ -214,19 +212,17 @@
 //!
 //! - Security depends on the guard. Every client that the guard allows can read all limits and turn
 //!   them off. Keys reach the server in clear text, so serve the router over TLS.
-//! - In the browser of a logged-in operator, a page of another site can send forms and plain text.
-//!   It can send JSON only if your CORS policy allows that. Therefore every change is a `POST` of
-//!   `application/json`, and other content types are rejected. Do not place a permissive CORS layer
-//!   around this router.
+//! - In the browser of an operator, a page of another site can send forms and plain text, but JSON
+//!   only if your CORS policy allows it. Every change is therefore a `POST` of `application/json`.
+//!   Do not place a permissive CORS layer around this router.
 //! - A guard that checks only the address, such as loopback, also allows pages of other sites in a
-//!   browser at that address. Such a page can point its own host name at the address (DNS
-//!   rebinding). Require a secret.
+//!   browser at that address (DNS rebinding). Require a secret.
 //! - The router shows one process. Accounts and blocks in Redis are shared by all processes;
 //!   switches, counts and denials belong to this process.
-//! - Requests without a usable key belong to no rule, so their rejections are not listed.
-//!   Rejections by a deny list are not listed either.
+//! - Rejections of requests without a usable key, and those by a deny list, are not listed, because
+//!   no rule made them.
 //! - The router does not limit password guesses. The guard must limit them, as described above. The
-//!   router is not behind the layers that it manages, so they cannot lock operators out.
+//!   layers that the router manages cannot lock operators out.
 
 mod account;
 mod body;
@@ -246,8 +242,9 @@ pub use self::guard::Guard;
 use self::managed::ManagedLayer;
 use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules, store::Store};
 
-/// A builder of the router. It holds the layers that the router manages. See the [module](self) for
-/// examples.
+/// Builder of the router, with the layers that it manages.
+///
+/// See the [module](self) for examples.
 #[must_use]
 pub struct Admin {
     secret: FingerprintKey,
@@ -255,25 +252,27 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Creates a builder without layers. Fingerprints use a random secret of this process.
+    /// Creates a builder without layers. Fingerprints use a random secret.
     pub fn new() -> Self {
         Self { secret: FingerprintKey::random(), layers: Vec::new() }
     }
 
-    /// Sets the secret from which the fingerprints of keys are computed. With the same secret,
-    /// fingerprints are equal in every process. The secret applies to layers that are added later.
-    /// A layer with a [secret of its own](RateLimitLayer::fingerprint) keeps its secret.
+    /// Sets the secret for fingerprints of the layers that are added later.
+    ///
+    /// With the same secret, fingerprints are equal in every process. A layer with a [secret of its
+    /// own](RateLimitLayer::fingerprint) keeps it.
     pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: secret.into(), ..self }
     }
 
-    /// Adds a layer under a name, and returns the layer. Use the returned layer or its clones for
-    /// your services. Denials by earlier clones are not recorded. The layer gets a
-    /// [secret](RateLimitLayer::fingerprint), so its spans and debug lines contain fingerprints,
-    /// too.
+    /// Adds a layer under a name, and returns it.
     ///
-    /// A layer may be added twice, to two routers or under two names. Both entries then show the
-    /// same denials. Layers may share a store.
+    /// Use the returned layer or its clones for your services, because denials by earlier clones
+    /// are not recorded. The layer gets a [secret](RateLimitLayer::fingerprint), so its spans and
+    /// debug lines contain fingerprints.
+    ///
+    /// A layer may be added twice, and both entries then show the same denials. Layers may share a
+    /// store.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, admin::Admin};
@@ -284,8 +283,8 @@ impl Admin {
     ///
     /// # Panics
     ///
-    /// Panics if another layer has the name, or if the name does not consist of 1 to 64 of the
-    /// characters `A-Z a-z 0-9 - . _ ~`.
+    /// Panics if another layer has the name, or if the name is not 1 to 64 of the characters
+    /// `A-Z a-z 0-9 - . _ ~`.
     #[track_caller]
     pub fn watch<K, S, R>(
         &mut self,
@@ -302,8 +301,9 @@ impl Admin {
         layer
     }
 
-    /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`. The guard checks
-    /// every request, including those for the files of the page and for unknown paths.
+    /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`.
+    ///
+    /// The guard checks every request, also for the files of the page and for unknown paths.
     ///
     /// The router does not include layers that are added later.
     pub fn router(&self, guard: Guard) -> Router {

@@ -1,4 +1,4 @@
-//! The routes of the router and the header fields of its responses.
+//! Routes of the router, and the header fields of its responses.
 
 use std::sync::Arc;
 
@@ -30,8 +30,10 @@ use super::{
 type ManagedLayers = State<Arc<[ManagedLayer]>>;
 type JsonResult = Result<Json<Value>, Problem>;
 
-/// Header fields of every response. Browsers must not store the response, guess its type or show it
-/// in a frame, and must not load resources of other origins.
+/// Header fields of every response.
+///
+/// Browsers must not store the response, guess its type, show it in a frame, or load resources of
+/// other origins.
 const HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-store"),
     (
@@ -60,8 +62,7 @@ pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
         .route("/api/unblock", post(unblock))
         .route("/api/switch", post(switch))
         .route("/api/report-only", post(report_only))
-        // This is a route and not a fallback, because a router that is nested twice uses only the
-        // outermost fallback.
+        // A route, because a router that is nested twice has no fallback of its own.
         .route("/{*unknown}", any(not_found))
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(layers)
@@ -84,16 +85,16 @@ async fn with_headers(mut response: Response) -> Response {
     response
 }
 
-/// Forbids caches to store a response of the guard. No other header field is added, because a login
-/// form may need what [`HEADERS`] forbids.
+/// Forbids caches to store a response of the guard.
+///
+/// A login form may need what [`HEADERS`] forbids, so they are not added.
 async fn with_no_store(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);
     response
 }
 
-/// Redirects to the page. The path is relative: `admin/page` under `/admin`, and `page` under
-/// `/admin/`. A relative path is valid under any prefix, even if a proxy removes the prefix.
+/// Redirects to the page by a relative path, which is valid under any prefix.
 async fn redirect_to_page(OriginalUri(uri): OriginalUri) -> Response {
     let last = uri.path().rsplit('/').next().unwrap_or_default();
     let path = if last.is_empty() { "./page".to_owned() } else { format!("./{last}/page") };

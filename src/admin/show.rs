@@ -82,7 +82,7 @@ fn refusal(refusal: &Refusal) -> Value {
 
 /// Returns the health of each store.
 pub(super) async fn health(layers: &[ManagedLayer]) -> Value {
-    // Checks run concurrently, because a store may be slow.
+    // Concurrent, because a store may be slow.
     let checks: Vec<_> = layers.iter().map(|layer| tokio::spawn(layer.health())).collect();
     let mut reports = Vec::with_capacity(layers.len());
     for (layer, check) in layers.iter().zip(checks) {
@@ -97,8 +97,7 @@ fn all(layers: impl Iterator<Item = Value>) -> Value {
     json!({ "layers": layers.collect::<Vec<_>>() })
 }
 
-/// Converts a time to whole milliseconds. The result is rounded up, so that a client never waits
-/// too briefly.
+/// Converts a time to milliseconds, rounded up so that no client retries too early.
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
