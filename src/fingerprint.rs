@@ -1,11 +1,11 @@
 //! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! A key may be personal or secret, so it is never logged. However, an operator who investigates a
-//! complaint must be able to distinguish keys. A fingerprint is a keyed hash of the key:
-//! SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`]. With the
-//! same secret, a key has the same fingerprint in every process and after every restart. A hash
-//! without a secret would not be safe, because all four billion IPv4 addresses can be hashed in
-//! seconds.
+//! A key may be personal or secret, so it is never logged. A fingerprint is a keyed hash of it, so
+//! that log lines of one key can still be found. With the same secret, a key has the same
+//! fingerprint in every process and after every restart.
+//!
+//! The hash is SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`].
+//! A hash without a secret would not be safe: all IPv4 addresses can be hashed in seconds.
 //!
 //! ```
 //! use tower_sluice::{Key, fingerprint::FingerprintKey};
@@ -28,9 +28,8 @@
 //!
 //! # Limitations
 //!
-//! Anyone who has the secret can find a short key by trying all candidates. A fingerprint is a
-//! pseudonym: all log lines of one key can be linked. After a change of the secret, new lines
-//! cannot be linked to old lines.
+//! Anyone with the secret can find a short key by trying all candidates. All log lines of one key
+//! can be linked. New lines cannot be linked to lines before a change of the secret.
 //!
 //! [`RateLimitLayer::fingerprint`]: crate::RateLimitLayer::fingerprint
 
@@ -47,25 +46,27 @@ use siphasher::{
 /// The length of a `SipHash` key, in bytes.
 const LENGTH: usize = 16;
 
-/// The secret key of fingerprints: 128 bits that only the operator knows.
+/// Secret of fingerprints: 128 bits that only the operator knows.
 ///
-/// Use sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a longer text with at least
-/// 128 bits of entropy. `Debug` never prints it.
+/// Use sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a text with at least 128 bits
+/// of entropy. `Debug` never prints it.
 #[derive(Clone, Copy)]
 pub struct FingerprintKey([u8; LENGTH]);
 
-/// The error for a secret that is too short.
+/// Error for a secret that is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FingerprintKeyError(usize);
 
-/// The fingerprint of a key: 64 bits, written as 16 hexadecimal digits. Feature `serde` writes the
-/// same text. Created by [`Key::fingerprint`](crate::Key::fingerprint).
+/// Fingerprint of a key: 64 bits, written as 16 hexadecimal digits.
+///
+/// Created by [`Key::fingerprint`](crate::Key::fingerprint). Feature `serde` writes the same text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl FingerprintKey {
-    /// Creates a secret from bytes. Exactly sixteen bytes are used unchanged. Longer input is
-    /// hashed to sixteen bytes.
+    /// Creates a secret from at least sixteen bytes.
+    ///
+    /// Longer input is hashed to sixteen bytes.
     ///
     /// ```
     /// use tower_sluice::fingerprint::FingerprintKey;
@@ -76,8 +77,7 @@ impl FingerprintKey {
     ///
     /// # Errors
     ///
-    /// Fails if there are fewer than 16 bytes. The error contains the number of bytes, never the
-    /// bytes.
+    /// Fails if there are fewer than 16 bytes. The error contains their number, never the bytes.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, FingerprintKeyError> {
         let bytes = bytes.as_ref();
         match <[u8; LENGTH]>::try_from(bytes) {
@@ -87,8 +87,9 @@ impl FingerprintKey {
         }
     }
 
-    /// Creates a random secret that is not known outside the process. Fingerprints with this secret
-    /// change after a restart.
+    /// Creates a random secret for this process.
+    ///
+    /// Fingerprints change after a restart.
     ///
     /// ```
     /// use tower_sluice::{Key, fingerprint::FingerprintKey};
@@ -98,14 +99,13 @@ impl FingerprintKey {
     /// ```
     #[must_use]
     pub fn random() -> Self {
-        // `RandomState` takes its keys from the operating system.
+        // Its keys come from the operating system.
         let random = RandomState::new();
         let [low, high] = [0, 1].map(|half| random.hash_one(half));
         Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// A secret that everybody knows. A value that is hashed with it can be found by trying
-    /// candidates.
+    /// A secret that everybody knows.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
     /// Returns the fingerprint of the concatenated parts.
@@ -170,8 +170,9 @@ impl fmt::Debug for Fingerprint {
 mod tests {
     use super::*;
 
-    /// The first and the last vector of the reference implementation: secret 00 to 0f, applied to
-    /// an empty input and to 00 to 3e.
+    /// The first and the last vector of the reference implementation.
+    ///
+    /// The secret is 00 to 0f. The inputs are empty, and 00 to 3e.
     #[test]
     fn the_hash_matches_the_reference_vectors() {
         let secret = FingerprintKey(std::array::from_fn(|at| u8::try_from(at).expect("small")));

@@ -1,13 +1,12 @@
-//! The heads of requests and responses, borrowed.
+//! Borrowed heads of requests and responses.
 
 use http::{
     Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version, request::Parts,
 };
 
-/// The head of a request: everything but its body, borrowed.
+/// Head of a request: everything except its body.
 ///
-/// Extractors, costs, plans, lists and rejections read this type. Create it from a [`Request`] or
-/// from [`Parts`]. Nothing is copied.
+/// It borrows from a [`Request`] or from [`Parts`], so nothing is copied.
 ///
 /// ```
 /// use http::Request;
@@ -25,7 +24,7 @@ use http::{
 pub struct RequestHead<'a> {
     /// The method.
     pub method: &'a Method,
-    /// The target.
+    /// The target (URI).
     pub uri: &'a Uri,
     /// The HTTP version.
     pub version: Version,
@@ -67,10 +66,9 @@ impl<'a> From<&RequestHead<'a>> for RequestHead<'a> {
     }
 }
 
-/// The head of a response: everything but its body, borrowed.
+/// Head of a response: everything except its body.
 ///
-/// A layer passes this head to the function that [adjusts](crate::RateLimitLayer::adjust) the
-/// charge.
+/// A function that [adjusts](crate::RateLimitLayer::adjust) a charge reads it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {

@@ -1,9 +1,9 @@
-//! Looks up the identity of a request asynchronously, before the limiter runs.
+//! Asynchronous lookup of a request's identity, before the limiter.
 //!
-//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. If the lookup of the identity needs an
-//! `await`, place an [`IdentifyLayer`] outside the limiter. Examples are a session in a database or
-//! an axum extractor. The layer looks up the identity and inserts it into the extensions of the
-//! request. The rule reads the identity with [`Extension`](crate::key::ExtensionKey).
+//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. If an identity needs an `await`, such as
+//! a session in a database, place an [`IdentifyLayer`] outside the limiter. It inserts the identity
+//! into the extensions of the request. The rule reads it with
+//! [`Extension`](crate::key::ExtensionKey).
 //!
 //! ```
 //! use tower::ServiceBuilder;
@@ -29,18 +29,18 @@
 //!     ));
 //! ```
 //!
-//! If this layer is inside the limiter, the limiter finds no identity in any request. The log
-//! reports this mistake once (`no_identity` in [`lint`](crate::lint)).
+//! Inside the limiter, this layer has no effect. The log reports this mistake once (`no_identity`
+//! in [`lint`](crate::lint)).
 //!
-//! A request without an identity is forwarded to the limiter. The
-//! [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule then applies.
+//! A request without an identity is forwarded to the limiter, which applies the
+//! [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule.
 //!
 //! # Limitations
 //!
-//! - The lookup runs before the limiter. If a lookup is expensive, limit requests by address
-//!   outside this layer.
-//! - During the lookup, a request holds the resources that the inner service has reserved for it,
-//!   such as a permit of a concurrency limit. Therefore set a timeout for the lookup.
+//! - The lookup runs before the limiter. If it is expensive, limit requests by address outside this
+//!   layer.
+//! - During the lookup, a request holds resources of the inner service, such as a permit of a
+//!   concurrency limit. Set a timeout for the lookup.
 
 use std::{
     fmt, mem,
@@ -59,16 +59,16 @@ use crate::key::{Anonymous, RequestHead};
 pub trait Identify {
     /// The value that is inserted into the extensions of the request.
     type Identity: Clone + Send + Sync + 'static;
-    /// The future of a lookup. It returns the head of the request, and the identity if the request
-    /// has one.
+    /// The future of a lookup, which returns the head and the identity, if any.
     type Future: Future<Output = (Parts, Option<Self::Identity>)>;
 
-    /// Looks up the identity of the request with this head. The future returns the head.
+    /// Looks up the identity of a request. The future returns the head.
     fn identify(&self, parts: Parts) -> Self::Future;
 }
 
-/// Inserts the [`Identity`](Identify::Identity) of a request into its extensions. See the
-/// [module](self) for an example.
+/// Layer that inserts the [`Identity`](Identify::Identity) of a request into its extensions.
+///
+/// See the [module](self) for an example.
 #[derive(Debug)]
 #[must_use]
 pub struct IdentifyLayer<F>(Arc<F>);
@@ -79,7 +79,7 @@ where
     Fut: Future<Output = Option<T>>,
     T: Clone + Send + Sync + 'static,
 {
-    /// Creates a layer that looks up identities with an asynchronous function of the head.
+    /// Creates a layer that looks up identities with an asynchronous function.
     pub fn from_fn(f: F) -> Self {
         Self::new(IdentifyFn(f))
     }
@@ -106,7 +106,7 @@ impl<I, F> Layer<I> for IdentifyLayer<F> {
     }
 }
 
-/// The service of an [`IdentifyLayer`].
+/// Service of an [`IdentifyLayer`].
 #[derive(Debug)]
 pub struct IdentifyService<I, F> {
     inner: I,
@@ -142,7 +142,7 @@ where
 }
 
 pin_project! {
-    /// The future of an [`IdentifyService`].
+    /// Future of an [`IdentifyService`].
     #[must_use = "futures do nothing unless polled"]
     pub struct IdentifyFuture<I, F, B>
     where
@@ -197,7 +197,7 @@ impl<I: Service<Request<B>>, F, B> fmt::Debug for IdentifyFuture<I, F, B> {
     }
 }
 
-/// The [`Identify`] of [`IdentifyLayer::from_fn`].
+/// [`Identify`] of [`IdentifyLayer::from_fn`].
 #[derive(Clone, Copy)]
 pub struct IdentifyFn<F>(F);
 
@@ -222,7 +222,7 @@ where
 }
 
 pin_project! {
-    /// The future of an [`IdentifyFn`].
+    /// Future of an [`IdentifyFn`].
     pub struct IdentifyFnFuture<F> {
         #[pin]
         found: F,
@@ -265,16 +265,19 @@ mod extract {
     use super::{Identify, IdentifyLayer};
     use crate::store::BoxFuture;
 
-    /// Looks up identities with the axum extractor `E`. Created by [`IdentifyLayer::extractor`].
+    /// [`Identify`] that runs the axum extractor `E`.
+    ///
+    /// Created by [`IdentifyLayer::extractor`].
     pub struct FromParts<E, S> {
         state: S,
         extractor: PhantomData<fn() -> E>,
     }
 
     impl IdentifyLayer<()> {
-        /// Creates a layer that looks up identities with the axum extractor `E` and `state`. If the
-        /// extractor rejects a request, the request has no identity, and the rejection is dropped.
-        /// A handler that uses the same extractor still rejects the request.
+        /// Creates a layer that looks up identities with the axum extractor `E`.
+        ///
+        /// If the extractor rejects a request, the request has no identity. A handler with the same
+        /// extractor still rejects it.
         ///
         /// ```
         /// use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};

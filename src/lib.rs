@@ -1,5 +1,7 @@
-//! Rate limiting for any HTTP [Tower](tower) service. Limits are exact, denied clients learn when
-//! to retry, and a flood of requests does not increase memory.
+//! Rate limiting for any HTTP [Tower](tower) service.
+//!
+//! Limits are exact, denied clients learn when to retry, and a flood of requests does not increase
+//! memory.
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
@@ -94,8 +96,8 @@
 //!
 //! # Limitations
 //!
-//! - Each process counts separately unless the processes share a store. Behind a load balancer, *n*
-//!   processes allow *n* times the limit. Use [`RedisStore`](store) to share accounts.
+//! - Each process counts separately unless the processes share a store such as
+//!   [`RedisStore`](store). Behind a load balancer, *n* processes allow *n* times the limit.
 //! - A limit by a key that clients choose freely does not limit them. [`key`] documents the trust
 //!   of each extractor.
 //! - A limit applies to requests, not to connections or bytes. The server has already read the head
@@ -104,7 +106,7 @@
 //! # What operators see
 //!
 //! The feature `metrics` uses the [`metrics`](https://docs.rs/metrics) facade. Install a recorder
-//! before the first request. Labels have closed sets of values.
+//! before the first request.
 //!
 //! | name | kind | labels |
 //! |---|---|---|
@@ -121,13 +123,12 @@
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.
 //! - `store` is a [`Source`](decision::Source). For example, `deny_cache` is a denial without a
-//!   call of the store, and `leased` is a request that was allowed with leased units.
+//!   call of the store.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`](store).
 //!
-//! `ratelimit.decisions` counts one decision per request and rule. A denied request increments only
-//! the rules that denied it. A decision without a rule, such as that of a store that failed open,
-//! increments every rule of the layer. New keys share accounts while the embedded store is full.
-//! The first decision of a layer registers the descriptions and units of the metrics.
+//! `ratelimit.decisions` counts each request once per rule. A denied request increments only the
+//! rules that denied it. A decision without a rule, such as that of a failed store, increments
+//! every rule of the layer.
 //!
 //! The feature `tracing` provides the following:
 //!
@@ -138,7 +139,8 @@
 //!   mistake in a layer ([`lint`]).
 //!
 //! Keys are never logged. A layer with [`fingerprint`](RateLimitLayer::fingerprint) adds a
-//! [`Fingerprint`](fingerprint::Fingerprint) of the key as the field `ratelimit.key` to spans and debug lines.
+//! [`Fingerprint`](fingerprint::Fingerprint) of the key as the field `ratelimit.key` to spans and
+//! debug lines.
 //!
 //! [`explain`] explains a decision in words, with the arithmetic of every quota.
 //!
@@ -165,7 +167,7 @@
 #![cfg_attr(not(feature = "simulate"), doc = "", doc = "[`simulate`]: crate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// Modules are ordered from the lowest to the highest. A module imports only lower modules
+// Ordered from the lowest to the highest. A module imports only lower ones
 // (`tests/repository/floors.rs`).
 #[cfg(feature = "serde")]
 mod config;
@@ -200,7 +202,7 @@ pub mod testing;
 #[cfg(feature = "admin")]
 pub mod admin;
 
-// Documentation only. The examples run if every feature that they use is enabled.
+// Only documentation. The examples run if all their features are enabled.
 #[cfg(any(
     all(doc, not(doctest)),
     all(doctest, feature = "axum", feature = "governor", feature = "redis", feature = "testing")

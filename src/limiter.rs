@@ -11,11 +11,10 @@ use crate::{
     store::{Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
 };
 
-/// A limiter that charges a store directly, for anything that is not an HTTP request, such as jobs,
-/// sockets and logins.
+/// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
 ///
-/// A limiter has the name of a rule and uses the accounts of that rule. If a layer on the same
-/// store has a rule with this name, they share the limit.
+/// It uses the accounts of a rule. A layer on the same store with a rule of the same name shares
+/// the limit.
 ///
 /// The methods return an [`Answer`], which can be awaited. With the embedded store,
 /// [`now`](Answer::now) returns the decision immediately:
@@ -35,7 +34,7 @@ use crate::{
 /// ```
 ///
 /// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. Either all of them are
-/// charged or none of them is.
+/// charged or none.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
@@ -61,7 +60,7 @@ impl<S: Store> Limiter<S> {
         Self { store, name }
     }
 
-    /// Takes `cost` units from every quota, or no units at all.
+    /// Takes `cost` units from every quota, or none.
     pub fn take(
         &self,
         key: impl Into<Key>,
@@ -73,8 +72,7 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Reads the account without taking units. The decision is always allowed, and its outcomes
-    /// report the units left.
+    /// Returns the units left, without taking any. The decision is always allowed.
     pub fn peek(
         &self,
         key: impl Into<Key>,
@@ -83,8 +81,9 @@ impl<S: Store> Limiter<S> {
         self.take(key, quotas, 0)
     }
 
-    /// Explains the decision that [`take`](Limiter::take) would make, without taking units. See
-    /// [`Explanation::look`].
+    /// Explains the decision that [`take`](Limiter::take) would make, without taking units.
+    ///
+    /// See [`Explanation::look`].
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -100,7 +99,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the store cannot decide.
+    /// Fails if the store cannot decide.
     pub async fn explain(
         &self,
         key: impl Into<Key>,
@@ -112,9 +111,10 @@ impl<S: Store> Limiter<S> {
         Explanation::look(&self.store, &[charge]).await
     }
 
-    /// Undoes the charge of a [`take`](Limiter::take) with the cost `cost`. `taken` is the decision
-    /// of that `take`. With `units`, at most that number of units is refunded. Units that have been
-    /// replenished since the `take` are not refunded again; see [`Store::undo`].
+    /// Undoes the charge of a [`take`](Limiter::take) with this cost and decision.
+    ///
+    /// At most `units` units are refunded, if given. Units that have already come back are not
+    /// refunded again, see [`Store::undo`].
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -136,9 +136,10 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), undo);
     }
 
-    /// Charges `units` late to every quota, even beyond the limit (see [`StoreExt::adjust`]). A
-    /// negative number refunds units, even if these units have already been replenished. To refund
-    /// the charge of a `take`, use [`undo`](Limiter::undo).
+    /// Charges `units` late to every quota, even beyond the limit. See [`StoreExt::adjust`].
+    ///
+    /// A negative number refunds units, even if they have already come back. To refund a `take`,
+    /// use [`undo`](Limiter::undo).
     pub fn adjust(
         &self,
         key: impl Into<Key>,
@@ -148,7 +149,7 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.adjust(&charge, units))
     }
 
-    /// Resets the account of the key. The key is then treated as a new key.
+    /// Resets the account of the key, as if the key were new.
     pub fn reset(
         &self,
         key: impl Into<Key>,
@@ -157,12 +158,12 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
-    /// Denies the key for `time`, regardless of its account (see [`StoreExt::block`]).
+    /// Denies the key for `time`, regardless of its account. See [`StoreExt::block`].
     ///
-    /// The answer is a [`BlockError`](crate::store::BlockError) if the key could not be blocked,
-    /// because the store failed or its table of blocks is full. While a
-    /// [`Fallback`](crate::store::Fallback) decides, the key is blocked in this process only, and
-    /// the source of the decision is [`Source::Fallback`](crate::decision::Source::Fallback).
+    /// The answer is a [`BlockError`](crate::store::BlockError) if the store failed or has no room
+    /// for another block. While a [`Fallback`](crate::store::Fallback) decides, the key is blocked
+    /// in this process only. The source is then
+    /// [`Source::Fallback`](crate::decision::Source::Fallback).
     ///
     /// ```
     /// use std::time::Duration;
@@ -186,7 +187,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the store cannot decide.
+    /// Fails if the store cannot decide.
     pub async fn try_take(
         &self,
         key: impl Into<Key>,
@@ -196,8 +197,7 @@ impl<S: Store> Limiter<S> {
         Ok(self.take(key, quotas, cost).await?.is_allowed())
     }
 
-    /// Takes up to `max` units. If fewer units are left, takes all of them. Returns the number of
-    /// units taken.
+    /// Takes `max` units, or all that are left. Returns their number.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -211,7 +211,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the store cannot decide.
+    /// Fails if the store cannot decide.
     pub async fn take_up_to(
         &self,
         key: impl Into<Key>,
@@ -225,19 +225,19 @@ impl<S: Store> Limiter<S> {
             if decision.is_allowed() {
                 break;
             }
-            // After a concurrent refund, enough units may be left. The next attempt still tries
-            // fewer, so that the loop ends.
+            // A concurrent refund may return units. Each attempt tries fewer, so that the loop
+            // ends.
             wanted = decision.least().min(wanted - 1);
         }
         Ok(wanted)
     }
 
-    /// Waits until `cost` units have been taken. If the algorithm can queue, calls return at even
-    /// intervals, in the order of their arrival.
+    /// Waits until `cost` units have been taken.
     ///
-    /// If the future is dropped while it waits, its units are refunded, unless another call has
-    /// queued behind it. In that case, the units stay charged, and the calls behind it keep their
-    /// positions.
+    /// If the algorithm can queue, calls return at even intervals, in the order of arrival.
+    ///
+    /// If the future is dropped while it waits, its units are refunded only if no other call waits
+    /// behind it.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -253,12 +253,12 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error in these cases:
+    /// Fails in these cases:
     ///
-    /// - waiting does not help, because the cost is above the limit of a quota or a quota is
-    ///   blocked;
-    /// - the wait is unknown;
-    /// - the store cannot decide.
+    /// - Waiting does not help, because the cost is above the limit of a quota or a quota is
+    ///   blocked.
+    /// - The wait is unknown.
+    /// - The store cannot decide.
     pub async fn until_ready(
         &self,
         key: impl Into<Key>,
@@ -291,7 +291,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`until_ready`](Limiter::until_ready). `work` is then not polled.
+    /// Fails as [`until_ready`](Limiter::until_ready) does. `work` is then not polled.
     pub async fn throttle<F: Future>(
         &self,
         key: impl Into<Key>,
@@ -307,11 +307,11 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// The error of [`Limiter::until_ready`] and [`Limiter::throttle`].
+/// Error of [`Limiter::until_ready`] and [`Limiter::throttle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotReady<E> {
-    /// The cost is above a quota's limit, or the quota is blocked.
+    /// The cost is above the limit of a quota, or the quota is blocked.
     Never,
     /// The store does not know when the cost would be allowed.
     UnknownWait,
@@ -336,8 +336,7 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
 
 impl<E: Error> Error for NotReady<E> {}
 
-/// A charge that waits in the queue. When this value is dropped, the charge is undone, unless
-/// another charge has queued behind it.
+/// A queued charge, which is undone when this value is dropped.
 struct PendingTurn<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,

@@ -17,13 +17,12 @@ use crate::{
     rule::RuleName,
 };
 
-/// The counters of a layer's rules. A counter is registered on first use. After that, no lookup is
-/// needed.
+/// The counters of a layer, registered on first use.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
     rules: Arc<[RuleCounters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
-    /// The percentage of used units from which on a rule counts as near its limit.
+    /// The percentage of used units from which a rule counts as near its limit.
     near: u8,
     noted: Noted,
 }
@@ -90,7 +89,7 @@ impl Meter {
         Self { near: percent, ..self }
     }
 
-    /// Records the time until the store answered.
+    /// Records the duration of a decision.
     #[inline]
     pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
         let Some(started) = started else { return };
@@ -123,7 +122,7 @@ impl Meter {
         }
     }
 
-    /// Counts a decision that names no rule. It is counted under every rule.
+    /// Counts a decision without a rule, under every rule.
     pub(super) fn count_all(&self, verdict: Verdict) {
         for counters in &*self.rules {
             self.count(counters.rule, verdict);
@@ -143,14 +142,13 @@ impl Meter {
         left * 100 <= limit * u64::from(100 - self.near)
     }
 
-    /// Returns the counters of a rule, or `None` if the rule was unknown when the layer was built.
+    /// Returns the counters of a rule, if it was known when the layer was built.
     fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
 }
 
-/// Registers descriptions with the installed recorder, once per layer and store. Recorders keep the
-/// latest description.
+/// Registers the descriptions of the metrics, once per layer and store.
 #[cold]
 fn describe() {
     let counters = [
@@ -175,7 +173,7 @@ fn describe() {
     describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
 }
 
-/// Counts a request that was rejected before any store was called.
+/// Counts a request that was rejected without a store.
 pub(crate) fn unidentified() {
     counter!("ratelimit.unidentified").increment(1);
 }

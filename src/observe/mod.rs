@@ -1,8 +1,7 @@
-//! Observability: metrics (feature `metrics`), log lines and spans (feature `tracing`), and the
-//! latest denials for the admin page (feature `admin`). Label values come from closed sets, never
-//! from a key. Log lines and spans contain at most the fingerprint of a key.
+//! Metrics, log lines, spans, and the latest denials for the admin page.
 //!
-//! If the feature of a part is disabled, the part does nothing.
+//! Labels have closed sets of values, and never contain a key. Log lines and spans contain at most
+//! the fingerprint of a key.
 
 #[cfg(feature = "metrics")]
 mod metered;
@@ -36,7 +35,7 @@ use crate::{
     rule::RuleName,
 };
 
-/// The result of a request under one rule, as counted in `ratelimit.decisions`.
+/// The result of a request under one rule, as in `ratelimit.decisions`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Allowed,
@@ -78,8 +77,9 @@ impl Verdict {
 }
 
 impl Meter {
-    /// Records that a request is allowed. A report-only layer allows a request despite a denial in
-    /// `decision`. `who` returns the fingerprint of a rule's key.
+    /// Records that a request is allowed, possibly by a report-only layer.
+    ///
+    /// `who` returns the fingerprint of a rule's key.
     #[inline]
     pub(crate) fn passed(
         &self,
@@ -94,8 +94,7 @@ impl Meter {
         });
     }
 
-    /// Records that a request is denied. It is counted under the rules that denied it, because the
-    /// other rules were not charged.
+    /// Records that a request is denied, under the rules that denied it.
     pub(crate) fn refused(
         &self,
         decision: &Decision,
@@ -106,7 +105,7 @@ impl Meter {
         self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
-    /// Counts each rule once, regardless of the number of its quotas.
+    /// Counts each rule once, also if it has several quotas.
     fn each(
         &self,
         decision: &Decision,
@@ -135,7 +134,7 @@ impl Meter {
                 None => continue,
             };
             self.count(rule, verdict);
-            // The wait for this rule only, or `None` if one of its quotas never regains units.
+            // The wait for this rule, or `None` if waiting does not help.
             let wait = || {
                 let denied = all().filter(|outcome| outcome.is_denied());
                 let mut waits = denied.map(Outcome::retry_after);

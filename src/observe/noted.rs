@@ -12,7 +12,7 @@ use std::{
 use super::Verdict;
 use crate::{fingerprint::Fingerprint, rule::RuleName};
 
-/// The recorded denials of a layer's rules. Empty unless enabled. Clones share the records.
+/// Recorded denials of a layer's rules, if enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Noted(Option<Arc<[RuleRecord]>>);
 
@@ -24,7 +24,7 @@ struct RuleRecord {
     last: Mutex<VecDeque<Refusal>>,
 }
 
-/// A request that was denied, or that a report-only rule would have denied.
+/// A request that was denied, or would have been denied by a report-only rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     pub(crate) at: SystemTime,
@@ -34,7 +34,7 @@ pub(crate) struct Refusal {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// The number of requests that a rule has denied, or would have denied, since recording began.
+/// The number of requests that were denied, or would have been denied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) refused: u64,
@@ -60,8 +60,9 @@ impl Noted {
         self.0.is_some()
     }
 
-    /// Records a denial. `details` computes the key and the wait. This method never blocks, so if
-    /// two denials occur at the same time, one of them may be counted but not kept.
+    /// Records a denial.
+    ///
+    /// This never blocks. Of two simultaneous denials, one may be counted but not kept.
     pub(super) fn note(
         &self,
         rule: RuleName,
@@ -84,7 +85,7 @@ impl Noted {
         last.push_front(Refusal { at, key, result, retry_after });
     }
 
-    /// Records a denial that names no rule. It is recorded under every rule.
+    /// Records a denial without a rule, under every rule.
     pub(super) fn note_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
         for rule in self.0.iter().flat_map(|rules| rules.iter()) {
             self.note(rule.name, verdict, || (None, retry_after));

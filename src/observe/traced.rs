@@ -11,9 +11,10 @@ use tracing::{
 use super::Verdict;
 use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
 
-/// Fills the `ratelimit.*` fields that the current span has declared, and logs denials at debug
-/// level. At a higher level, a flood of requests would also flood the log. Keys are never written.
-/// Fingerprints are computed only if a subscriber is interested.
+/// Fills the declared `ratelimit.*` fields of the current span, and logs denials.
+///
+/// The level is debug, because a flood of requests would otherwise flood the log. Keys are never
+/// written.
 #[inline]
 pub(super) fn trace(
     decision: &Decision,
@@ -70,7 +71,7 @@ fn policy(decision: &Decision) -> Option<&'static str> {
     decision.binding().map(|outcome| outcome.rule().as_str())
 }
 
-/// Returns the fingerprint of the account that decided.
+/// Returns the fingerprint of the key that decided.
 fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> Option<Fingerprint> {
     who(decision.binding()?.rule())
 }
@@ -81,8 +82,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 
-/// Logs the first late charge that exceeds `max_debt`. Later charges are not logged, because
-/// clients may cause many of them.
+/// Logs the first late charge that exceeds `max_debt`. Clients may cause many more.
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {
