@@ -1,31 +1,30 @@
-//! Balances. A balance is the number of units of one quota that are borrowed but not used yet.
+//! Balances: the units of one quota that are borrowed but not used yet.
 //!
-//! The store charges a unit when it is borrowed, and this process uses the unit later. Leases must
-//! not admit a call that the shared account alone would have denied. A balance therefore shrinks at
-//! the rate at which the account refills.
+//! The store charges a unit when it is borrowed, and this process uses it later. Leases must not
+//! admit a call that the shared account alone would have denied. A balance therefore shrinks at the
+//! rate at which the account refills.
 //!
-//! **GCRA.** The used part of an account is a span of time from now to its TAT. Each charge owns
-//! the piece of the span that it added. A borrowed amount is such a piece, `[from, until)`. Each
-//! used unit moves `from` forward by the interval `T`. If the current time passes `from`, then
-//! `from` is the current time. The balance is the length of the remaining piece, in whole units.
+//! **GCRA.** The used part of an account is a span of time, from now to its TAT. Each charge owns
+//! the piece that it added to the span. A borrowed amount is such a piece, `[from, until)`. Each
+//! used unit moves `from` forward by the interval `T`, and `from` is never before the current time.
+//! The balance is the rest of the piece, in whole units.
 //!
 //! The proof compares the shared account with an exact account, which is charged only when a unit
-//! is admitted. Pieces of all processes are counted. Let `used` be the total length of the pieces
-//! whose unit was admitted, and `held` the total length of the other pieces.
+//! is admitted. `used` is the total length of the pieces (of all processes) whose unit was
+//! admitted, and `held` that of the other pieces.
 //!
 //! - The used span of the exact account is at most `used`: a unit adds `T` to both, and time takes
-//!   at least as much from the exact account as from `used`.
+//!   at least as much from the exact account.
 //! - The used span of the shared account is `used + held`, which never exceeds the burst.
 //! - So the used span of the exact account plus `held` never exceeds the burst. The exact account
 //!   would admit every unit of a balance.
 //!
-//! A refund by another process moves the later pieces to an earlier time, and the processes that
-//! hold these pieces do not notice. Therefore each piece is assumed to begin earlier than reported,
-//! by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The balance is
-//! correct if at most a quarter of the limit is refunded while a lease exists.
+//! A refund by another process moves later pieces to an earlier time without notice. Each piece is
+//! therefore assumed to begin earlier, by a quarter of the time in which the full limit refills
+//! ([`SAFETY_MARGIN`]). The balance is correct if at most a quarter of the limit is refunded while
+//! a lease exists.
 //!
-//! **Fixed windows.** Only the number of units that a window has admitted matters. A balance is
-//! charged to one window, and becomes invalid when that window ends.
+//! **Fixed windows.** A balance is charged to one window, and is invalid when that window ends.
 
 use crate::{
     algorithm::gcra::Gcra,
@@ -33,20 +32,17 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The divisor that gives the part of the limit that other processes may refund while a lease
-/// exists.
+/// The divisor for the part of the limit that other processes may refund during a lease.
 const SAFETY_MARGIN: u64 = 4;
 
-/// The balance of one quota. Instants are nanoseconds of this process's clock.
+/// The balance of one quota, with instants in nanoseconds of this process's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Balance {
     Refilling { from: u64, until: u64, interval: u64 },
     Window { units: u32, until: u64 },
 }
 
-/// Returns `true` if units of the quota can be borrowed. The proof covers only some algorithms. It
-/// does not cover accounts that start with fewer units than the limit, or that may exceed the
-/// limit.
+/// Returns `true` if units of the quota can be borrowed, because the proof covers it.
 pub(super) fn is_borrowable(quota: &Quota) -> bool {
     let algorithm_fits = matches!(
         quota.counted_by(),
@@ -61,7 +57,8 @@ pub(super) fn is_borrowable(quota: &Quota) -> bool {
 }
 
 impl Balance {
-    /// Returns the balance after a charge of `units` that was made at `requested_at` or later.
+    /// Returns the balance after a charge that was made at `requested_at` or later.
+    ///
     /// Returns `None` if the store does not report enough.
     pub(super) fn new(
         quota: &Quota,
@@ -102,7 +99,7 @@ impl Balance {
         }
     }
 
-    /// Uses units. The balance must contain at least this number of units.
+    /// Uses units, which the balance must contain.
     pub(super) fn spend(&mut self, now: u64, units: u32) {
         match self {
             Self::Refilling { from, interval, .. } => {

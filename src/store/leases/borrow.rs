@@ -1,4 +1,4 @@
-//! The operation in which a call borrows units. It ends when the call is admitted or denied.
+//! The operation in which a call borrows units.
 
 use std::{
     mem,
@@ -22,7 +22,7 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute},
 };
 
-/// A borrow operation. If dropped before it is finished, other calls may borrow.
+/// A borrow operation. If it is dropped early, other calls may borrow.
 pub(super) struct Borrow<S: Store> {
     leases: Arc<Leases<S>>,
     call: CallKey,
@@ -43,8 +43,7 @@ where
         Self { leases, call, request, requested_at: 0, changes, partial: false, finished: false }
     }
 
-    /// Borrows units for the call. If the caller is dropped, the operation continues, and other
-    /// calls can use the borrowed units.
+    /// Borrows units. If the caller is dropped, the operation continues for other calls.
     pub(super) fn borrow(mut self, charges: &[Charge<'_>]) -> Answer<Detached<S::Error>> {
         let mut later = match self.send(charges) {
             Answer::Now(answer) => return Answer::Now(answer),
@@ -90,7 +89,7 @@ where
         }
     }
 
-    /// Admits the call, and keeps or returns the units of the other calls.
+    /// Admits the call, and keeps or returns the other units.
     fn handle_allowed(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
         let instants = (self.requested_at, self.leases.table.now());
         let of_store = taken.source().is_of_store();
@@ -116,9 +115,10 @@ where
         taken
     }
 
-    /// Handles a denied borrow: borrows what is left, and then for this call alone. If nothing is
-    /// left, the call is denied. For a time after that, calls are denied until a whole lease is
-    /// available: at the limit, this replaces a round trip per unit by one for many.
+    /// Borrows what is left, or only for this call, or denies the call.
+    ///
+    /// If nothing is left, calls are denied until a whole lease is available. At the limit, one
+    /// round trip then serves many units.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
         let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, SPAN / 2));
         let gathers = self.request.scarce && self.request.calls <= soon;
@@ -157,7 +157,7 @@ impl<S: Store> Drop for Borrow<S> {
     }
 }
 
-/// Calls `read` with the charges, with the cost of each multiplied by `calls`.
+/// Calls `read` with each cost multiplied by `calls`.
 fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())
@@ -172,14 +172,13 @@ fn outcomes<'a>(
     each.zip(decision.outcomes())
 }
 
-/// Returns the number of calls for which units are left.
+/// Returns the number of calls that fit.
 fn calls_left(charges: &[Charge<'_>], denial: &Decision) -> u32 {
     let known = outcomes(charges, denial).filter(|(_, it)| it.is_known() || it.is_denied());
     known.map(|(charge, it)| it.remaining() / charge.cost().max(1)).min().unwrap_or(0)
 }
 
-/// Returns the number of calls for which units come back within `time`, under the quotas that
-/// denied.
+/// Returns the number of calls whose units come back within `time`.
 fn calls_in(charges: &[Charge<'_>], denial: &Decision, time: u64) -> u32 {
     let calls = |(charge, outcome): (&Charge<'_>, &Outcome)| {
         let each = outcome.interval()?.as_nanos().saturating_mul(charge.cost().into());
@@ -193,7 +192,7 @@ fn longest_wait(denial: &Decision) -> u64 {
     denial.outcomes().iter().map(Outcome::retry_ns).max().unwrap_or(NEVER)
 }
 
-/// Converts the denial of many calls into that of one call. Returns `None` if one call fits.
+/// Converts the denial of many calls into that of one, or returns `None` if one call fits.
 fn for_one_call(charges: &[Charge<'_>], denial: &Decision) -> Option<Decision> {
     let mut own = Decision::new(false, denial.instant()).from_source(denial.source());
     for (charge, outcome) in outcomes(charges, denial) {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 pin_project! {
-    /// The future of a [`Leased`](crate::store::Leased) store.
+    /// Future of a [`Leased`](crate::store::Leased) store.
     pub struct LeasedFuture<S> where S: Store, S: 'static {
         #[pin]
         state: LeasedState<S>,
@@ -27,7 +27,6 @@ pin_project! {
 pin_project! {
     #[project = LeasedStateProj]
     enum LeasedState<S> where S: Store, S: 'static {
-        /// The future of the inner store.
         Inner { #[pin] inner: S::Future },
         Change { #[pin] inner: S::Future, end_on_drop: EndOnDrop<S> },
         Borrow { detached: Detached<S::Error> },
@@ -66,7 +65,7 @@ impl<S> LeasedFuture<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Waits until the borrow operation of another call ends, then decides again.
+    /// Waits until another call has borrowed, then decides again.
     pub(super) fn wait(
         leases: Arc<Leases<S>>,
         call: CallKey,
@@ -111,9 +110,9 @@ impl<S: Store> fmt::Debug for LeasedFuture<S> {
     }
 }
 
-/// A guard that ends the leases of an account when its reset or block completes or is dropped.
-/// Units that were borrowed before are not returned to that account, because the change may have
-/// removed their charge.
+/// Ends the leases of an account on drop, after a reset or a block.
+///
+/// Their units are not returned to that account, because the change may have removed their charge.
 pub(super) struct EndOnDrop<S: Store> {
     leases: Arc<Leases<S>>,
     account: u64,

@@ -1,4 +1,4 @@
-//! A lease: the borrowed units of one kind of call, with a balance per quota.
+//! A lease: the borrowed units of one kind of call.
 
 use smallvec::SmallVec;
 
@@ -8,7 +8,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store},
 };
 
-/// A lease. Instants are nanoseconds since the creation of the table.
+/// A lease. Instants are nanoseconds since the table was created.
 #[derive(Debug)]
 pub(super) struct Lease {
     /// The accounts, as hashes of rule and key.
@@ -16,10 +16,9 @@ pub(super) struct Lease {
     charges: OwnedCharges,
     /// The decision of the store on the borrow request.
     taken: Decision,
-    /// The instant of the request. The store decided at this instant or later.
+    /// The instant of the request, before the store decided.
     requested_at: u64,
-    /// The instant of the reply. The store decided at this instant or earlier. Times in decisions
-    /// are computed from this instant.
+    /// The instant of the reply, after the store decided.
     received_at: u64,
     /// The number of calls for which units were borrowed.
     pub(super) calls: u32,
@@ -31,8 +30,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Creates the lease after an allowed charge for `calls` calls. Returns `None` if the decision
-    /// lacks data.
+    /// Creates a lease after a charge for `calls` calls, or returns `None` without enough data.
     pub(super) fn new(
         charges: &[Charge<'_>],
         accounts: &[u64],
@@ -44,7 +42,7 @@ impl Lease {
         if quota_count != taken.outcomes().len() {
             return None;
         }
-        // A clock that counts whole microseconds may be behind by one microsecond.
+        // A clock of whole microseconds may be behind by one.
         let from = requested_at.saturating_sub(1_000);
         let balance = |((charge, quota), outcome): ((&Charge<'_>, _), &Outcome)| {
             let units = charge.cost().saturating_mul(calls);
@@ -88,7 +86,7 @@ impl Lease {
         })
     }
 
-    /// Admits the call that borrowed the units, at the instant of the store's decision.
+    /// Admits the call that borrowed the units.
     pub(super) fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
         self.spend(charges, self.requested_at.saturating_sub(1_000));
         let source = self.taken.source();
@@ -114,12 +112,11 @@ impl Lease {
         self.admitted += 1;
     }
 
-    /// Returns the decision of the store, recomputed for `now` and for the units left in this
-    /// process.
+    /// Returns the store's decision as of `now`, with the units left in this process.
     ///
-    /// The decision is also the receipt of the call. Under GCRA, each call owns one piece of the
-    /// borrowed span. The piece of this call ends where the balance begins. The pieces do not
-    /// overlap, so all calls together refund no more than was borrowed.
+    /// It is also the receipt of the call. Under GCRA, each call owns one piece of the borrowed
+    /// span, which ends where the balance begins. The pieces do not overlap, so all calls together
+    /// refund no more than was borrowed.
     fn decision(&self, now: u64) -> Decision {
         let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
         let instant = self.taken.instant().saturating_add(age);
@@ -130,12 +127,12 @@ impl Lease {
         decision
     }
 
-    /// Adds the possible error of this clock to `now`. The clock may be slow by up to a thousandth.
+    /// Adds a thousandth of the age, by which the clock may be slow.
     fn with_clock_error(&self, now: u64) -> u64 {
         now + self.age(now) / 1_000
     }
 
-    /// Returns the unused units to the store, except those of a removed account.
+    /// Returns the unused units to the store, except those of the account `removed`.
     pub(super) fn return_units<S: Store>(&self, store: &S, now: u64, removed: Option<u64>) {
         let now = self.with_clock_error(now);
         self.charges.with(|charges| {
@@ -151,8 +148,7 @@ impl Lease {
         });
     }
 
-    /// Returns the units of one charge to the store. The number of units may differ between quotas
-    /// with different periods.
+    /// Returns the units of one charge, which may differ between its quotas.
     fn return_charge<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());
@@ -188,8 +184,7 @@ mod tests {
     use super::*;
     use crate::{decision::Snapshot, key::Key, quota::Quota, rule::RuleName};
 
-    /// Borrows ten units of which one expires per second, the last one ten seconds after the
-    /// request.
+    /// One of the ten borrowed units expires per second, until ten seconds after the request.
     #[test]
     fn balances_shrink_by_a_clock_that_may_be_faster() {
         const SECOND: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! Leases: units that are borrowed for hot keys and used without calling the store.
+//! Leases: units of hot keys that are used without calling the store.
 
 mod balance;
 mod borrow;
@@ -35,37 +35,34 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Health, Op, OwnedCharges, Store, Unsupported},
 };
 
-/// The default capacity, in keys. The table takes less than half a megabyte, plus a kilobyte for
-/// each hot key.
+/// The default capacity, in keys. The table takes less than 0.5 MB, plus 1 kB per hot key.
 const CAPACITY: usize = 4_096;
 const MAX_CAPACITY: usize = 65_536;
-/// The interval at which unused leases are returned, while any exist.
+/// The interval at which unused leases are returned.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
-/// The number of times that a call waits for the borrow operation of another call. It then calls
-/// the store itself.
+/// The number of times that a call waits for another call to borrow.
 const MAX_WAITS: u8 = 2;
 
-/// A store that borrows units for hot keys from the inner store and uses them in this process. One
-/// request to the inner store borrows units for many calls. A key with a thousand requests per
+/// Store that leases units of hot keys from its inner store.
+///
+/// One request to the inner store borrows units for many calls. A key with a thousand requests per
 /// second costs the server about twenty.
 ///
 /// The inner store charges units when they are borrowed, so the limit is never exceeded. In return,
-/// other processes cannot use units that one process holds and does not use. The argument is the
-/// maximum share of each limit that one process may hold, in percent. With 5 %, a process holds at
-/// most 50 of 1000 units. All processes together should hold at most a quarter, for example five
-/// processes with 5 % each.
+/// other processes cannot use units that one process holds. The argument is the maximum share of
+/// each limit that one process may hold, in percent: with 5 %, at most 50 of 1000 units. All
+/// processes together should hold at most a quarter, for example five processes with 5 % each.
 ///
-/// - **Only hot keys.** A lease is for the calls of the last 200 ms, or for the share of this
-///   process if that is smaller. Keys with fewer than four calls in that time, and shares of less
-///   than two calls, use the inner store. While a lease is being borrowed, other calls with the
-///   same keys wait for it, for at most two round trips.
-/// - **Never more than the store** admits, in any period of time. A unit that the account regains
-///   must not be used as well. A lease therefore shrinks as its units would come back, with a
-///   margin for clock errors and network latency. In windows, a lease ends with the window.
+/// - **Only hot keys.** A lease is for the calls of the last 200 ms, at most the share of this
+///   process. Keys with fewer than four calls in that time use the inner store, and so do shares of
+///   less than two calls. While a lease is being borrowed, other calls with the same keys wait for
+///   it, for at most two round trips.
+/// - **Never more than the store** admits, in any period of time. A lease shrinks as its units
+///   would come back, with a margin for clock errors and network latency. In windows, a lease ends
+///   with the window.
 /// - **The last units** are used, too. If the store has fewer units than a lease needs, the lease
-///   is for the rest. Under GCRA there is one exception, for 200 ms after that: leases are for the
-///   units that come back in 100 ms. Calls are denied until such a lease is available, and their
-///   decisions report that wait. At the limit, one round trip then serves many units.
+///   is for the rest. Under GCRA, calls may then be denied for up to 200 ms, until the units of 100
+///   ms are available. One round trip then serves many units. The denials report that wait.
 /// - **Returned.** Units that are unused for 200 ms, or held longer than
 ///   [`max_age`](Leased::max_age) (1 s by default), are returned. All units are returned when the
 ///   last clone is dropped, if the inner store can do so without waiting. The units of a killed
@@ -74,15 +71,13 @@ const MAX_WAITS: u8 = 2;
 ///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. **Changes by other
 ///   processes** take effect when the lease is used up, and after [`max_age`](Leased::max_age) at
 ///   the latest.
-/// - **Several charges** of one call are borrowed together, or none of them is. A lease serves
-///   calls with the same keys. If calls with different keys have one key in common, all their
-///   leases together hold at most the share of that key.
+/// - **Several charges** of one call are borrowed together, or none. A lease serves calls with the
+///   same keys. If calls have only one key in common, all their leases together hold at most the
+///   share of that key.
 ///
-/// A decision that uses borrowed units has the [source](Decision::source)
-/// [`Source::Leased`](crate::decision::Source::Leased). Its numbers are those of the borrow
-/// request, minus the units that this process has used since then. They do not include later
-/// charges by other processes. A charge of cost 0 calls the store. In the store, all borrowed units
-/// count as charged.
+/// A decision with leased units has the [source](Decision::source)
+/// [`Source::Leased`](crate::decision::Source::Leased). Its numbers do not include later charges by
+/// other processes. A charge of cost 0 calls the store, in which all leased units count as charged.
 ///
 /// | charge | borrowed units |
 /// |---|---|
@@ -100,14 +95,12 @@ const MAX_WAITS: u8 = 2;
 /// | a charge of [one quota](Charge::with_quota_index) only | never borrowed |
 /// | a [report-only](Charge::with_report_only) charge | never borrowed |
 ///
-/// Apply the leases **outside** the deny cache, which answers denied callers, and inside the
-/// wrapper that handles failures:
+/// Apply the leases **outside** the deny cache, and inside the wrapper that handles failures:
 /// `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`. Leases continue to admit
-/// calls while the server is down. Therefore a decision from a lease is not a sign that the server
-/// works.
+/// calls while the server is down, so their decisions are not a sign that the server works.
 ///
-/// Clones share the leases. Each setter creates a store without leases, so call the setters before
-/// you clone. Decisions that are not immediate need a tokio runtime whose timer is enabled.
+/// Clones share the leases. Call the setters before you clone, because each creates a store without
+/// leases. Decisions that are not immediate need a tokio runtime whose timer is enabled.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
@@ -148,7 +141,7 @@ const MAX_WAITS: u8 = 2;
 /// # Round trips
 ///
 /// The test `resilience::leased_trips` counts the requests to the shared store, including returned
-/// units. In all its cases, 98.8 to 100 % of the limit was used.
+/// units. In all its cases, at least 98.8 % of the limit was used.
 ///
 /// | load of one key | calls per round trip |
 /// |---|---|
@@ -171,8 +164,8 @@ const MAX_WAITS: u8 = 2;
 ///   the store.
 /// - If the full limit comes back within seconds, units that expire unused stay charged for that
 ///   time. About a quarter of one burst may be lost, or somewhat more.
-/// - If some processes refund more than a quarter of a limit while other processes hold units of
-///   the limit, the other processes may admit the same number of units too early.
+/// - If some processes refund more than a quarter of a limit while others hold its units, the
+///   others may admit as many units too early.
 pub struct Leased<S: Store>(Arc<Leases<S>>);
 
 /// The state that all clones share.
@@ -198,8 +191,7 @@ impl LeaseConfig {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the maximum number of calls for which a lease may hold units. Returns 0 if the
-    /// charges cannot be borrowed.
+    /// Returns the maximum number of calls of a lease, or 0 if the charges cannot be borrowed.
     fn max_lease(&self, charges: &[Charge<'_>]) -> u32 {
         let plain = |charge: &Charge<'_>| {
             charge.headroom() == 0
@@ -235,8 +227,7 @@ impl<S: Store> Leased<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `percent` is not 1 to 25. The error names the field, its value and the
-    /// fix.
+    /// Fails if `percent` is not 1 to 25. The error contains the field, its value and the fix.
     pub fn try_new(inner: S, percent: u32) -> Result<Self, SettingError> {
         if !(1..=25).contains(&percent) {
             const FIX: &str =
@@ -247,8 +238,9 @@ impl<S: Store> Leased<S> {
         Ok(Self::with(Arc::new(inner), LeaseConfig { percent, capacity: CAPACITY, at_most }))
     }
 
-    /// Sets the longest time for which units are held. Defaults to 1 s. This is also the maximum
-    /// delay until changes by other processes take effect in this process.
+    /// Sets the longest time for which units are held. Defaults to 1 s.
+    ///
+    /// Changes by other processes take effect after at most this time.
     ///
     /// # Panics
     ///
@@ -263,17 +255,18 @@ impl<S: Store> Leased<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`max_age`](Leased::max_age) would panic.
+    /// Fails if [`max_age`](Leased::max_age) would panic.
     pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
         let at_most = setting::at_most("leases: max_age", time)?;
         Ok(Self::with(self.0.inner.clone(), LeaseConfig { at_most, ..self.0.settings }))
     }
 
-    /// Sets the maximum number of tracked keys, which are hot keys and keys of recent requests.
-    /// Defaults to 4 096. The number is rounded up to whole sets of eight. Calls with other keys
-    /// are sent to the inner store.
+    /// Sets the maximum number of tracked keys. Defaults to 4 096.
     ///
-    /// A set takes 48 bytes from the start. A key takes 88 bytes after its first request, and a
+    /// These are hot keys and keys of recent requests. Calls with other keys use the inner store.
+    /// The number is rounded up to a multiple of eight.
+    ///
+    /// Eight keys take 48 bytes from the start. A key takes 88 bytes after its first request, and a
     /// kilobyte more while it has a lease. A [`reset`](crate::StoreExt::reset) or
     /// [`block`](crate::StoreExt::block) scans all keys.
     ///
@@ -291,7 +284,7 @@ impl<S: Store> Leased<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`capacity`](Leased::capacity) would panic.
+    /// Fails if [`capacity`](Leased::capacity) would panic.
     pub fn try_capacity(self, keys: usize) -> Result<Self, SettingError> {
         const FIELD: &str = "leases: capacity";
         if keys == 0 {
@@ -306,10 +299,10 @@ impl<S: Store> Leased<S> {
         Ok(Self::with(self.0.inner.clone(), LeaseConfig { capacity: keys, ..self.0.settings }))
     }
 
-    /// Returns the number of calls so far that were admitted without calling the store.
+    /// Returns the number of calls that were admitted without calling the store.
     ///
-    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` has the same number
-    /// of samples with the label `store` = `leased`.
+    /// With feature `metrics`, the histogram `ratelimit.decision.duration` with the label `store` =
+    /// `leased` has the same count.
     #[must_use]
     pub fn admitted(&self) -> u64 {
         self.0.table.admitted()
@@ -328,7 +321,7 @@ impl<S: Store> Leases<S> {
         self.return_except(ended, None);
     }
 
-    /// Returns the units of ended leases to the store, except those of a removed account.
+    /// Returns the units of ended leases to the store, except those of the account `removed`.
     fn return_except(&self, ended: &EndedLeases, removed: Option<u64>) {
         let now = if ended.is_empty() { 0 } else { self.table.now() };
         ended.iter().for_each(|lease| lease.return_units(&*self.inner, now, removed));
@@ -343,8 +336,9 @@ impl<S> Leases<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Decides with a lease or calls the store. `waits` is the number of times that the call has
-    /// waited for the borrow operation of another call.
+    /// Decides with a lease, or calls the store.
+    ///
+    /// `waits` counts how often the call has waited for another call to borrow.
     fn take(self: &Arc<Self>, charges: &[Charge<'_>], waits: u8) -> Answer<LeasedFuture<S>> {
         let max_lease =
             if self.disabled.load(Relaxed) { 0 } else { self.settings.max_lease(charges) };
@@ -369,8 +363,7 @@ where
         }
     }
 
-    /// Starts the task that returns unused units. The task runs while leases exist. It is needed
-    /// because there may be no further request.
+    /// Starts the task that returns unused units while leases exist.
     fn start_sweeper(self: &Arc<Self>) {
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = sweeper.as_ref().is_some_and(|sweeper| !sweeper.is_finished());
@@ -389,8 +382,7 @@ where
         }
     }
 
-    /// Returns unused units to the store. The result is `true` if no lease is left, and the task
-    /// then ends.
+    /// Returns unused units to the store. Returns `true` if no lease is left.
     fn sweep(&self) -> bool {
         self.return_all(&self.table.sweep(self.settings.max_age()));
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
@@ -422,7 +414,7 @@ where
             Op::Adjust(..) | Op::Unblock(_) => return LeasedFuture::inner(inner.call(op)),
             Op::Reset(charge) => {
                 let account = table.tag(charge);
-                // The units are not returned to the account, because the account is removed.
+                // The account is removed, so its units are not returned.
                 self.0.return_except(&table.end_account(account), Some(account));
                 account
             }
@@ -436,8 +428,7 @@ where
         LeasedFuture::change(inner.call(op), end_on_drop)
     }
 
-    /// Undoes a charge in the store, even if a lease admitted the call. The decision of such a call
-    /// is the receipt for its part of the borrowed units.
+    /// Undoes a charge in the store, even if a lease admitted the call.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.0.inner.undo(charges, taken, units);
     }

@@ -1,5 +1,6 @@
-//! The share of each limit that this process holds. Calls that have an account in common, such as
-//! one for the whole site, share the units that may be borrowed from that account.
+//! The share of each limit that this process may hold.
+//!
+//! Calls with a common account, such as one for the whole site, share its units.
 
 use std::sync::{
     Arc,
@@ -13,10 +14,9 @@ use smallvec::SmallVec;
 
 use crate::store::Charge;
 
-/// The value that stands for a full limit in a counter.
+/// The value of a full limit in a counter.
 const FULL_LIMIT: u64 = 1_000_000_000;
-/// The number of counters. If two accounts use the same counter, they share its room and can borrow
-/// less.
+/// The number of counters. Two accounts with one counter can borrow less.
 const STRIPES: usize = 1_024;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Shares {
     max: u64,
 }
 
-/// A reserved part of one or more limits. It is released on drop.
+/// A reserved part of some limits, released on drop.
 #[derive(Debug, Default)]
 pub(super) struct Share(Option<Arc<Shares>>, SmallVec<[(usize, u64); 2]>);
 
@@ -35,7 +35,7 @@ impl Shares {
         Arc::new(Self { borrowed, max: FULL_LIMIT / 100 * u64::from(percent) })
     }
 
-    /// Reserves room for up to `calls` calls. Returns the number of calls that fit.
+    /// Reserves room for up to `calls` calls. Returns the number that fit.
     pub(super) fn reserve(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
@@ -58,7 +58,7 @@ impl Shares {
             let borrowed = self.borrowed[at].fetch_add(part, AcqRel) + part;
             share.1.push((at, part));
             if borrowed > self.max {
-                // Other calls have reserved the room.
+                // Other calls have taken the room.
                 return (0, Share::default());
             }
         }

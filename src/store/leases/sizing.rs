@@ -1,32 +1,32 @@
-//! The size of leases. A lease is for the calls of the last 200 ms, or for the share of this
-//! process if that is smaller. If the store has less, the next leases are for the calls that come
-//! back in half of that time.
+//! The size of leases.
+//!
+//! A lease is for the calls of the last 200 ms, at most the share of this process. If the store has
+//! less, the next leases are for the calls that come back in half of that time.
 
 use super::lease::Lease;
 
-/// The target duration of a lease, and the time after which an unused lease is returned.
+/// The target duration of a lease, after which an unused lease is returned.
 pub(super) const SPAN: u64 = 200_000_000;
-/// The number of calls from which on a lease is worth its round trip.
+/// The number of calls from which a lease is worth its round trip.
 const HOT: u64 = 4;
-/// The unit of the count below: a thousandth of a call.
+/// The unit of counts: a thousandth of a call.
 const CALL: u64 = 1_000;
-/// The largest count.
+/// The largest count of calls.
 const MAX: u64 = u32::MAX as u64 * CALL;
 
 /// The recent calls of one kind. Instants are nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Sizing {
-    /// The number of calls in the last 200 ms, as of `last`.
+    /// Calls in the 200 ms before `last`.
     recent: u64,
     last: u64,
-    /// At most `max_calls` per lease until this instant.
+    /// Until this instant, a lease has at most `max_calls`.
     scarce_until: u64,
     max_calls: u32,
 }
 
 impl Sizing {
-    /// Returns the number of calls to borrow, at most `max_lease`; less than 2 to send only this
-    /// call.
+    /// Returns the number of calls to borrow. Below 2, only this call is sent.
     pub(super) fn calls_to_borrow(&self, now: u64, max_lease: u32) -> u32 {
         let calls = (self.recent(now) + CALL / 2) / CALL + 1;
         if calls < HOT {
@@ -45,16 +45,16 @@ impl Sizing {
         self.last = self.last.max(now);
     }
 
-    /// Counts the calls of a lease, except `left`, which are neither used nor expired. If units
-    /// expire soon after borrowing, the account is nearly full, and a larger lease takes nothing
-    /// from other processes.
+    /// Counts the calls of a lease that were used or have expired.
+    ///
+    /// Units that expire soon show that the account is nearly full, so a larger lease harms no
+    /// other process.
     pub(super) fn lease_ended(&mut self, lease: &Lease, left: u32, now: u64) {
         let gone = u64::from(lease.calls.saturating_sub(left));
         self.count(gone * SPAN / lease.age(now).max(SPAN), now);
     }
 
-    /// Limits leases to `max_calls` for `time`, because the store has few units beyond those that
-    /// come back.
+    /// Limits leases to `max_calls` for `time`, because the store has few units.
     pub(super) fn set_scarce(&mut self, max_calls: u32, time: u64, now: u64) {
         (self.max_calls, self.scarce_until) = (max_calls, now.saturating_add(time.min(SPAN)));
     }
@@ -63,13 +63,12 @@ impl Sizing {
         now < self.scarce_until
     }
 
-    /// Forgets the observations, because the store failed or the lease was not useful.
+    /// Forgets the calls after a failure or a useless lease.
     pub(super) fn reset(&mut self) {
         self.recent = 0;
     }
 
-    /// Returns the count as of `now`. It shrinks evenly with time, so that calls at a steady rate
-    /// give the number of calls in 200 ms.
+    /// Returns the calls in the 200 ms before `now`, assuming a steady rate.
     fn recent(&self, now: u64) -> u64 {
         const MICROSECOND: u64 = 1_000;
         let kept = SPAN.saturating_sub(now.saturating_sub(self.last)) / MICROSECOND;
@@ -83,7 +82,7 @@ mod tests {
 
     const MILLI: u64 = 1_000_000;
 
-    /// Makes a call every `gap` milliseconds, and returns the size of a lease for the next one.
+    /// Makes a call every `gap` milliseconds, and returns the size of the next lease.
     fn after(calls: u64, gap: u64) -> u32 {
         let mut sizing = Sizing::default();
         (0..calls).for_each(|n| sizing.count(1, n * gap * MILLI));

@@ -1,5 +1,6 @@
-//! The table of leases. Entries are in sets of eight, and each set has a lock. A lock is held for a
-//! few dozen nanoseconds and never while code of other crates runs.
+//! The table of leases, in sets of eight entries with a lock each.
+//!
+//! A lock is held for a few dozen nanoseconds, and never while code of other crates runs.
 
 use std::{
     mem,
@@ -27,7 +28,7 @@ use crate::{
 };
 
 const WAYS: usize = 8;
-/// The number of change counters. Each counter serves many accounts.
+/// The number of change counters, each for many accounts.
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
@@ -41,15 +42,14 @@ pub(super) struct LeaseTable {
 
 #[derive(Debug, Default)]
 struct LeaseSet {
-    /// The number of calls admitted by leases.
+    /// Calls admitted by leases.
     admitted: u64,
     borrows: u64,
-    /// The entries of the set, at most `WAYS`.
+    /// At most `WAYS` entries.
     entries: Vec<LeaseEntry>,
 }
 
-/// A kind of call. Calls of one kind have the same rules, keys and quotas, but may have different
-/// costs.
+/// A kind of call: the same rules, keys and quotas, possibly with different costs.
 #[derive(Clone, Debug)]
 pub(super) struct CallKey {
     tag: u64,
@@ -78,11 +78,11 @@ struct PendingBorrow {
 #[expect(clippy::large_enum_variant, reason = "boxes would cost the common case most")]
 pub(super) enum Lookup {
     Admitted(Decision),
-    /// Send only this call to the store.
+    /// Sends only this call to the store.
     Bypass,
-    /// Wait for the borrow operation of another call.
+    /// Waits for another call to borrow.
     Wait(u64),
-    /// Borrow several calls.
+    /// Borrows for several calls.
     Borrow(BorrowRequest),
 }
 
@@ -126,7 +126,7 @@ impl LeaseTable {
         self.hashes.tag(charge)
     }
 
-    /// Returns the kind of the call, or `None` if two charges have the same account.
+    /// Returns the kind of a call, or `None` if two charges have the same account.
     pub(super) fn call_key(&self, charges: &[Charge<'_>]) -> Option<CallKey> {
         let accounts: SmallVec<[u64; 2]> = charges.iter().map(|it| self.hashes.tag(it)).collect();
         let is_repeated = |at: usize| accounts[..at].contains(&accounts[at]);
@@ -179,11 +179,9 @@ impl LeaseTable {
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
 
-    /// Returns `true` if the borrow operation is in progress. The end of the operation then wakes
-    /// `waker`.
+    /// Returns `true` if the borrow operation is in progress. Its end wakes `waker`.
     pub(super) fn wait_for(&self, call: &CallKey, borrow_id: u64, waker: &Waker) -> bool {
-        // The waker is cloned before the lock is taken, because foreign code must not run under the
-        // lock.
+        // Cloned before the lock is taken, because foreign code must not run under the lock.
         let own = waker.clone();
         let mut set = self.set(call.tag);
         let entry = set.entries.iter_mut().find(|entry| entry.is_of(call));
@@ -197,8 +195,7 @@ impl LeaseTable {
         true
     }
 
-    /// Ends a borrow operation. A lease is kept, unless one of its accounts has changed since
-    /// `changes` was read.
+    /// Ends a borrow operation. Its lease is dropped if an account has changed since `changes`.
     pub(super) fn finish_borrow(
         &self,
         call: &CallKey,
@@ -235,14 +232,13 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the number of changes of the accounts of a call. It also counts changes of other
-    /// accounts.
+    /// Returns the number of changes of the accounts of a call, and of a few others.
     pub(super) fn changes(&self, call: &CallKey) -> u64 {
         let count = |account: &u64| self.stripe(*account).load(Acquire);
         call.accounts.iter().map(count).fold(0, u64::wrapping_add)
     }
 
-    /// Ends all leases of an account, including those that are being borrowed.
+    /// Ends all leases of an account, also those that are being borrowed.
     pub(super) fn end_account(&self, account: u64) -> EndedLeases {
         self.stripe(account).fetch_add(1, AcqRel);
         self.end_where(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
@@ -264,7 +260,7 @@ impl LeaseTable {
         self.sets.iter().any(|set| lock(set).entries.iter().any(|entry| entry.lease.is_some()))
     }
 
-    /// Returns the number of calls that leases have admitted so far.
+    /// Returns the number of calls that leases have admitted.
     pub(super) fn admitted(&self) -> u64 {
         self.sets.iter().map(|set| lock(set).admitted).sum()
     }
@@ -296,8 +292,9 @@ fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
 }
 
 impl LeaseSet {
-    /// Drops the leases that were borrowed under other quotas. Their units are not returned,
-    /// because the account may now be counted in a different way.
+    /// Drops the leases that were borrowed under other quotas.
+    ///
+    /// Their units are not returned, because the account may now be counted in a different way.
     fn end_other_plans(&mut self, call: &CallKey) {
         let other = |it: &&mut LeaseEntry| it.tag == call.tag && it.revision != call.revision;
         self.entries.iter_mut().filter(other).for_each(|entry| drop(entry.lease.take()));
@@ -309,9 +306,10 @@ impl LeaseEntry {
         self.tag == call.tag && self.revision == call.revision
     }
 
-    /// Returns the entry of the call, or a new entry. In a full set, the new entry replaces the one
-    /// that was idle for longest, among those without a lease and without a borrow operation in
-    /// progress. Returns `None` if no entry can be replaced.
+    /// Returns the entry of the call, or a new one.
+    ///
+    /// In a full set, it replaces the longest idle entry without a lease. Returns `None` if there
+    /// is no such entry.
     fn find<'a>(entries: &'a mut Vec<Self>, call: &CallKey, now: u64) -> Option<&'a mut Self> {
         if let Some(at) = entries.iter().position(|entry| entry.is_of(call)) {
             return entries.get_mut(at);
@@ -340,7 +338,7 @@ impl LeaseEntry {
 mod tests {
     use super::*;
 
-    /// Checks the sizes that the documentation of `Leased::capacity` states.
+    /// `Leased::capacity` documents these sizes.
     #[test]
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<Mutex<LeaseSet>>() <= 48, "{}", size_of::<Mutex<LeaseSet>>());
