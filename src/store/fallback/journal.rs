@@ -1,4 +1,4 @@
-//! A journal of the units that were allowed locally and are not yet charged to the inner store.
+//! A journal of units that were allowed locally and must be charged to the inner store.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -16,15 +16,14 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, rule::RuleName, store::Charge};
 
-/// The maximum length of a key in the journal. Units of longer keys are dropped, so that the size
-/// of an account is bounded.
+/// The maximum length of a key in the journal. Units of longer keys are dropped.
 const LONGEST_KEY: usize = 256;
 
 pub(super) type AccountId = (RuleName, Key);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    /// `true` if units were recorded since the start of the last replay.
+    /// `true` if units were recorded since the last replay started.
     due: AtomicBool,
     /// `true` if units were recorded since the journal was last empty.
     written: AtomicBool,
@@ -74,8 +73,7 @@ impl Journal {
         self.written.store(true, Release);
     }
 
-    /// Reduces the units to charge late for the quota at `quota_index` to the units that the
-    /// account has used. Units that the account uses later do not belong to the recorded ones.
+    /// Reduces the recorded units of a quota to the units that are now used.
     pub(super) fn cap(&self, charge: &Charge<'_>, quota_index: usize, used: i64) {
         if !self.written.load(Acquire) {
             return;
@@ -87,7 +85,7 @@ impl Journal {
         }
     }
 
-    /// Removes up to `units` of the units allowed to the charge. Returns the number removed.
+    /// Removes up to `units` recorded units of a charge. Returns the number removed.
     pub(super) fn remove_units(&self, charge: &Charge<'_>, units: u64) -> u64 {
         if units == 0 || !self.written.load(Acquire) {
             return 0;
@@ -113,8 +111,7 @@ impl Journal {
         self.dropped_charges.load(Relaxed)
     }
 
-    /// Requests a replay, because it may now be possible to charge units that could not be charged
-    /// before.
+    /// Requests a replay.
     pub(super) fn mark_due(&self) {
         self.due.store(true, Release);
     }
@@ -123,8 +120,9 @@ impl Journal {
         self.due.load(Acquire)
     }
 
-    /// Returns `true` if no replay is running, so the caller should start one. If `should_log` is
-    /// `true`, the started or running replay logs its end.
+    /// Returns `true` if the caller should start a replay, because none is running.
+    ///
+    /// With `should_log`, the replay logs its end.
     pub(super) fn start_replay(&self, should_log: bool) -> bool {
         let mut entries = self.entries();
         entries.should_log |= should_log;

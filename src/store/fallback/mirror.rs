@@ -18,12 +18,10 @@ impl<S, L> Fallback<S, L>
 where
     L: Store<Error = Infallible, Future = Immediate>,
 {
-    /// Reduces the units left in each local account to its share of the units left in `decision`.
-    /// The difference is charged late.
+    /// Lowers each local account to its share of the units left in `decision`.
     ///
-    /// The units left in a local account do not increase, because answers may arrive out of order.
-    /// Only a refund of `refunded` units increases them, by at most the share of the refund and
-    /// only up to the units left in `decision`.
+    /// The units left increase only by a refund, and by at most its share. Answers may arrive out
+    /// of order.
     pub(super) fn mirror(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
@@ -40,7 +38,7 @@ where
     fn mirror_one(&self, charge: &Charge<'_>, shared: &[Outcome], refunded: u64) {
         let store = &self.stores.local;
         with_shares(&[charge.with_cost(0)], self.instances, |shares| {
-            // Without the lock, two threads could read the same account and both charge it.
+            // Two threads could otherwise read the same account and both charge it.
             let _guard = self.stripes().lock(charge.key());
             let decision = store.call(Op::Take(shares)).now();
             for (shared, local) in shared.iter().zip(decision.outcomes()) {
@@ -56,8 +54,7 @@ where
         });
     }
 
-    /// Returns the number of units that the local account may have left, computed from the shared
-    /// account.
+    /// Returns the units that the local account may have left.
     fn share_left(&self, shared: &Outcome, local: &Outcome) -> i64 {
         if shared.left() >= shared.limit().into() {
             return local.limit().into();
@@ -79,7 +76,7 @@ where
     }
 }
 
-/// Striped locks. Each lock serves many keys.
+/// Locks that many keys share.
 #[derive(Debug, Default)]
 pub(super) struct Stripes {
     seed: RandomState,

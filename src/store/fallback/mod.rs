@@ -1,4 +1,4 @@
-//! Decides with a store in this process while the shared store fails.
+//! A store in this process that decides while the shared store fails.
 
 mod journal;
 mod mirror;
@@ -26,39 +26,35 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Health, Never, Op, OwnedOp, Store, Unsupported},
 };
 
-/// The future of a local store, which always answers immediately.
+/// The future of a local store, which answers immediately.
 type Immediate = Never<Result<Decision, Infallible>>;
 
-/// The default capacity of the journal, in accounts. A full journal takes 32 MB, or 50 MB if all
-/// keys are long.
+/// The default capacity of the journal. Full, it takes 32 MB, or 50 MB if all keys are long.
 const ACCOUNTS: usize = 65_536;
 
-/// A store that decides with a local store while the inner store fails. During an outage of the
-/// inner store, a limit still applies and the service remains available.
+/// Store that decides with a local store while its inner store fails.
 ///
-/// A local decision has the [source](Decision::source) [`Source::Fallback`].
+/// During an outage, a limit still applies and the service remains available. The
+/// [source](Decision::source) of a local decision is [`Source::Fallback`].
 ///
-/// - **A share.** During an outage, each of `n` processes ([`instances`](Fallback::instances))
-///   allows its part of each quota. Take a quota with a burst of `B` units that regains one unit
-///   per time `T`. The part of a process is then a burst of `B/n` and one unit per time `n·T`. In
-///   an outage of length `Δ`, all `n` processes together allow at most `B + Δ/T` units. A share is
-///   at least one unit, so rounding may add `n` units to that. Under algorithms that count by
-///   periods, rounding may add `n` units in each period. A single cost above the share is allowed
-///   if it is at most the whole quota and the local account is full. Each process may then allow
-///   one such cost.
-/// - **Mirrored decisions.** Every decision of the inner store is applied to the local account, so
-///   that the local account never has more than its share of the units left in the shared account.
-///   Therefore keys do not get a fresh quota in an outage. A key that the inner store denies as
-///   blocked is also blocked in the local store.
-/// - **Late charges.** Units that the local store allowed during an outage are charged to the inner
-///   store when the inner store recovers. Units that have come back since then are not charged.
+/// - **A share.** Each of `n` processes ([`instances`](Fallback::instances)) allows its part of
+///   each quota. For a burst of `B` units and one unit per time `T`, this is a burst of `B/n` and
+///   one unit per time `n·T`. In an outage of length `Δ`, all processes together allow at most
+///   `B + Δ/T` units. Two cases may add to that:
+///   - A share is at least one unit. Rounding may add `n` units, or `n` units per period under
+///     algorithms that count by periods.
+///   - Each process allows a single cost above its share if the local account is full and the cost
+///     is at most the whole quota.
+/// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
+///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
+/// - **Late charges.** Units that were allowed during an outage are charged to the inner store when
+///   it recovers. Units that have come back since then are not charged.
 ///
 /// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) use the store that made the
-/// charge. If units were allowed locally and are not yet charged to the inner store, they are given
-/// back to the local store. [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
-/// and [`unblock`](crate::StoreExt::unblock) apply to both stores.
+/// charge. [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
+/// [`unblock`](crate::StoreExt::unblock) apply to both stores.
 ///
-/// Late charges need a tokio runtime. A separate task makes them one after another.
+/// Late charges are made by a separate task, which needs a tokio runtime.
 ///
 /// Clones share both stores.
 ///
@@ -73,18 +69,16 @@ const ACCOUNTS: usize = 65_536;
 ///
 /// # Limitations
 ///
-/// - The inner store may have charged a call that timed out. The local store then charges the call
-///   again. A late charge that timed out may also be made twice.
-/// - If the inner store undoes a charge, the local account keeps the charge until the units have
-///   come back over time. At the start of an outage, keys with refunded requests therefore have
-///   fewer units left in the local store than in the inner store.
-/// - A `reset`, a `block` or an `unblock` during an outage applies only to this process. The inner
-///   store never receives a refund that is made during an outage. The source of these decisions is
-///   [`Source::Fallback`].
-/// - If this process has denied a key as blocked and another process then unblocks the key, this
-///   process still denies the key during an outage, until the original end of the block.
-/// - The local store needs room for all keys that are in debt at the same time, as if it were the
-///   only store.
+/// - A call that timed out may have been charged by the inner store, and is charged again by the
+///   local store. A late charge that timed out may also be made twice.
+/// - If the inner store undoes a charge, the local account keeps it until the units have come back.
+///   At the start of an outage, keys with refunded requests therefore have fewer units left.
+/// - A `reset`, a `block`, an `unblock` or a refund during an outage applies only to this process.
+///   The source of such a decision is [`Source::Fallback`].
+/// - If another process unblocks a key, this process may still deny it during an outage, until the
+///   original end of the block.
+/// - The local store needs room for all keys that are in debt at once, as if it were the only
+///   store.
 pub struct Fallback<S, L> {
     stores: Arc<Stores<S, L>>,
     instances: NonZeroU32,
@@ -106,8 +100,9 @@ impl<S, L> Fallback<S, L> {
         Self { stores: Arc::new(stores), instances: NonZeroU32::MIN, journal_capacity: ACCOUNTS }
     }
 
-    /// Sets the number of processes that share the inner store. While the inner store fails, each
-    /// process allows its part of every quota. Defaults to 1.
+    /// Sets the number of processes that share the inner store. Defaults to 1.
+    ///
+    /// While the inner store fails, each process allows its part of every quota.
     ///
     /// # Panics
     ///
@@ -123,7 +118,7 @@ impl<S, L> Fallback<S, L> {
     ///
     /// # Errors
     ///
-    /// Fails if `instances` is 0. The error names the field, its value and the fix.
+    /// Fails if `instances` is 0. The error contains the field, its value and the fix.
     pub fn try_instances(self, instances: u32) -> Result<Self, SettingError> {
         const FIX: &str = "give at least 1, because this process counts too";
         let instances = NonZeroU32::new(instances)
@@ -131,27 +126,29 @@ impl<S, L> Fallback<S, L> {
         Ok(Self { instances, ..self })
     }
 
-    /// Sets the capacity of the journal, in accounts. The journal holds the units that were allowed
-    /// locally and are not yet charged to the inner store. Defaults to 65 536.
+    /// Sets the capacity of the journal, in accounts. Defaults to 65 536.
     ///
-    /// An account takes about 500 bytes, plus the length of the key if the key is long. If the
-    /// journal is full, further accounts are not charged late. Accounts with keys of more than 256
-    /// bytes are never charged late. [`dropped_charges`](Fallback::dropped_charges) counts these
-    /// charges.
+    /// The journal holds the units that were allowed locally and are not yet charged to the inner
+    /// store.
+    ///
+    /// An account takes about 500 bytes, plus the length of a long key. If the journal is full,
+    /// further accounts are not charged late. Accounts with keys above 256 bytes are never charged
+    /// late. [`dropped_charges`](Fallback::dropped_charges) counts these charges.
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
         Self { journal_capacity: accounts, ..self }
     }
 
-    /// Returns the number of charges so far that never reach the inner store, because the
-    /// [journal](Fallback::journal) had no room for them. A number above 0 shows that the journal
-    /// was too small for an outage.
+    /// Returns the number of charges that the [journal](Fallback::journal) had no room for.
+    ///
+    /// They never reach the inner store. A number above 0 shows that the journal was too small for
+    /// an outage.
     #[must_use]
     pub fn dropped_charges(&self) -> u64 {
         self.stores.journal.dropped_charges()
     }
 
-    /// Returns `true` if the local store currently decides. For health checks.
+    /// Returns `true` if the local store decides now, for health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         self.stores.outages.is_failing()
@@ -174,8 +171,7 @@ where
         }
     }
 
-    /// Handles the answer of the inner store to a call that began in `epoch`. A decision is
-    /// mirrored. After an error, the local store decides.
+    /// Handles an answer of the inner store: mirrors a decision, or decides after an error.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
             // The inner store was not called, so it may still be failing.
@@ -201,7 +197,7 @@ where
         }
     }
 
-    /// Applies a completed call of the inner store to the local store.
+    /// Applies a call of the inner store to the local store.
     fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
         match op {
             Op::Take(charges) => self.mirror(charges, decision, 0),
@@ -212,13 +208,13 @@ where
         }
     }
 
-    /// Makes a call to the local store instead of the inner store.
+    /// Calls the local store instead of the inner store.
     fn call_local(&self, op: Op<'_>) -> Decision {
         let Stores { local, journal, .. } = &*self.stores;
         match op {
             Op::Take([]) => Decision::allow(),
             Op::Take(charges) => self.take_local(charges),
-            // The inner store made the charge, and the local store mirrored only a share of it.
+            // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
                 self.adjust_local(charge, units / i64::from(self.instances.get()))
             }
@@ -261,8 +257,7 @@ where
     type Error = Infallible;
     type Future = FallbackFuture<S, L>;
 
-    /// Calls the inner store. A refund of units that are not yet charged to the inner store changes
-    /// only the local store.
+    /// Calls the inner store, or only the local store for a refund of units not yet charged late.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
         let refund = units.min(0).unsigned_abs();
@@ -276,9 +271,9 @@ where
         self.call_inner(Op::Adjust(charge, units + local))
     }
 
-    /// Undoes a charge in the store that made it. If the inner store undoes a charge, the mirrored
-    /// charge stays in the local store until its units have come back. A late charge stays in the
-    /// inner store until its units have come back.
+    /// Undoes a charge in the store that made it.
+    ///
+    /// A mirrored or late charge in the other store stays until its units have come back.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {
@@ -334,7 +329,7 @@ impl<S: fmt::Debug, L: fmt::Debug> fmt::Debug for Fallback<S, L> {
 }
 
 pin_project! {
-    /// The future of a [`Fallback`].
+    /// Future of a [`Fallback`].
     pub struct FallbackFuture<S: Store, L> {
         #[pin]
         inner: S::Future,
@@ -342,7 +337,7 @@ pin_project! {
     }
 }
 
-/// A call to the inner store, with the data needed to handle its answer.
+/// A call to the inner store.
 struct PendingCall<S, L> {
     fallback: Fallback<S, L>,
     op: OwnedOp,

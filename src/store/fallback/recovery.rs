@@ -1,4 +1,4 @@
-//! After an outage, charges the inner store for the units that the local store allowed.
+//! Late charges after an outage, for the units that the local store allowed.
 
 use std::convert::Infallible;
 
@@ -19,7 +19,7 @@ where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    /// Records the failure of a call to the inner store that began in `epoch`.
+    /// Records the failure of a call to the inner store.
     pub(super) fn record_failure(&self, epoch: u64, error: S::Error) {
         let Stores { outages, journal, .. } = &*self.stores;
         if outages.record_failure(epoch) {
@@ -30,8 +30,7 @@ where
         }
     }
 
-    /// Records the success of a call to the inner store that began in `epoch`, and starts a replay
-    /// of the journal if one is due.
+    /// Records the success of a call to the inner store, and starts a replay if one is due.
     pub(super) fn record_success(&self, epoch: u64) {
         let Stores { outages, journal, .. } = &*self.stores;
         let should_log = outages.record_success(epoch) && outages.should_log_recovery();
@@ -45,9 +44,9 @@ where
         }
     }
 
-    /// Charges the units of an account that have not come back since the outage, and removes them
-    /// from `admitted`. Returns `true` if any units were charged, or `None` if the inner store
-    /// failed.
+    /// Charges the units of an account that have not come back since the outage.
+    ///
+    /// Returns `true` if units were charged, or `None` if the inner store failed.
     async fn charge_account(&self, address: &AccountId, admitted: &mut Admitted) -> Option<bool> {
         let Admitted { quotas, units } = admitted;
         let charge = Charge::new(address.0, &address.1, quotas).with_cost(0);
@@ -55,8 +54,7 @@ where
         let local = with_shares(&[charge], self.instances, look);
         let mut charged = false;
         for (outcome, units) in local.outcomes().iter().zip(units) {
-            // Units that have come back in the local store would also have come back in the inner
-            // store.
+            // Units that have come back here would also have come back in the inner store.
             let late = outcome.owed().min(i64::try_from(*units).unwrap_or(i64::MAX));
             if late > 0 {
                 self.charge_late(&charge.with_quota_index(outcome.place()), late).await?;
@@ -80,8 +78,7 @@ where
     }
 }
 
-/// A replay of the journal. If the replay is dropped early, even by the end of its runtime, the
-/// next replay charges the remaining accounts.
+/// A replay of the journal. If it is dropped early, the next replay continues.
 struct Replay<S, L>(Fallback<S, L>);
 
 impl<S, L> Drop for Replay<S, L> {
@@ -95,7 +92,7 @@ where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    /// Charges accounts until the journal is empty or the inner store fails again.
+    /// Charges accounts until the journal is empty or the inner store fails.
     async fn run(self) {
         let Self(store) = &self;
         let journal = &store.stores.journal;

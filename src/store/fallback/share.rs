@@ -1,4 +1,4 @@
-//! Converts charges, so that their quotas are this process's share.
+//! Charges under this process's share of the quotas.
 
 use std::num::NonZeroU32;
 
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{quota::Quota, store::Charge};
 
-/// Calls `read` with charges whose quotas are the share of one of `instances` processes.
+/// Calls `read` with charges under the share of one of `instances` processes.
 pub(super) fn with_shares<T>(
     charges: &[Charge<'_>],
     instances: NonZeroU32,
@@ -26,8 +26,7 @@ pub(super) fn with_shares<T>(
     read(&shared.collect::<SmallVec<[Charge<'_>; 4]>>())
 }
 
-/// Returns the number of units that the call needs from the account of the charge. If the call
-/// names the account twice, the costs are added.
+/// Returns the units that a call needs from the account of the charge.
 fn need(charge: &Charge<'_>, charges: &[Charge<'_>]) -> u64 {
     let same = |other: &&Charge<'_>| other.rule() == charge.rule() && other.key() == charge.key();
     let demands = || charges.iter().filter(same).map(Charge::demand);
