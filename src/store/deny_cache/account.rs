@@ -1,4 +1,4 @@
-//! The charges of a call, and the data needed to interpret the answer to the call.
+//! The charges of a call to the inner store.
 
 use smallvec::SmallVec;
 
@@ -14,23 +14,22 @@ use crate::{
 pub(super) struct HashedCharge {
     /// Hash of the rule and the key.
     pub(super) tag: u64,
-    /// Hash of the quotas and the key. A denial is repeated only if both hashes match.
+    /// Hash of the quotas, the rule and the key. A denial is repeated only if both hashes match.
     pub(super) revision: u64,
     pub(super) rule: RuleName,
-    /// Units that must fit, including the headroom.
+    /// The units that must fit, with the headroom.
     pub(super) need: u64,
     /// The longest time that the caller will queue, in nanoseconds.
     pub(super) max_wait: u64,
-    /// The number of outcomes that belong to this charge.
+    /// The number of outcomes of this charge.
     pub(super) outcomes: usize,
     /// `true` if the cost is above 0.
     pub(super) charges: bool,
     /// `true` if a cached denial may answer this charge.
     pub(super) cacheable: bool,
-    /// `true` if a quota has an initial state. The first call then creates the account, unless the
-    /// cost can never fit.
+    /// `true` if a quota has `initial` units, so that the first call creates the account.
     pub(super) has_initial: bool,
-    /// The version of the cache set at the start of the call.
+    /// The version of the cache set when the call starts.
     pub(super) version: u64,
 }
 
@@ -39,15 +38,17 @@ pub(super) struct HashedCharge {
 pub(super) struct PendingTake {
     /// The time of the call.
     pub(super) at: u64,
-    /// `true` if cached denials may answer the call. This requires that the call names each account
-    /// once, and that a denial does not create an account.
+    /// `true` if cached denials may answer the call.
+    ///
+    /// The call must name each account once, and its denial must not create an account.
     pub(super) cacheable: bool,
     pub(super) accounts: SmallVec<[HashedCharge; 2]>,
 }
 
 impl PendingTake {
-    /// Returns each account with its outcomes in `denial`. An account has no outcomes if a wrapper
-    /// decided instead of the store, or if the outcomes cannot be assigned to accounts.
+    /// Returns each account with its outcomes in `denial`.
+    ///
+    /// No outcomes are returned if a wrapper decided, or if they cannot be assigned to accounts.
     pub(super) fn outcomes<'a>(
         &'a self,
         denial: &'a Decision,
@@ -109,13 +110,12 @@ impl Hashes {
     }
 }
 
-/// Returns `true` if the first call creates the account, even if it is denied.
+/// Returns `true` if a denied call also creates the account.
 fn has_initial(quota: &Quota) -> bool {
     quota.initial_units().is_some()
 }
 
-/// Returns `true` if the number of units left may decrease without a charge, or may exceed the
-/// limit.
+/// Returns `true` if the units left may decrease without a charge, or exceed the limit.
 fn may_lose_units(quota: &Quota) -> bool {
     matches!(
         quota.counted_by(),

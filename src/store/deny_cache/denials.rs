@@ -1,9 +1,8 @@
-//! Cached denials, in sets of eight entries. Each set has a lock, which is held for a few dozen
-//! nanoseconds and never while code outside of this module runs.
+//! Cached denials, in sets of eight entries with a lock each.
 //!
-//! Each set has a version, which counts the changes of the set. A call remembers the version at its
-//! start. Its denial is cached only if the version has not changed since then. Otherwise the answer
-//! may describe the state of an account before the change.
+//! Each set counts its changes. A denial is cached only if its set has not changed since the call
+//! started. Otherwise it may describe an account before the change. A lock is held for a few dozen
+//! nanoseconds, and never while other code runs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -32,17 +31,17 @@ pub(super) struct Denials {
 #[derive(Debug, Default)]
 struct CacheSet {
     version: u64,
-    /// The number of calls that the set has answered.
+    /// Calls that the set has answered.
     hits: u64,
-    /// The entries of the set, at most `WAYS`.
+    /// At most `WAYS` entries.
     entries: Vec<CachedDenial>,
 }
 
 /// The result of a look-up.
 pub(super) enum CacheLookup {
-    /// A cached denial is the answer to the call.
+    /// A cached denial.
     Hit(Decision),
-    /// No cached denial applies, so the inner store is called.
+    /// The inner store must be called.
     Miss(PendingTake),
 }
 
@@ -66,7 +65,7 @@ impl Denials {
         self.sets.iter().map(|set| lock(set).hits).sum()
     }
 
-    /// Looks for a cached denial of the charges.
+    /// Looks for a cached denial.
     pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> CacheLookup {
         let mut pending = self.hashes.pending_take(charges, self.now());
         let mut found = false;
@@ -81,8 +80,7 @@ impl Denials {
         }
     }
 
-    /// Returns a denial that contains the outcomes of all charges. If a key is blocked, the denial
-    /// contains only the block.
+    /// Returns a denial with the outcomes of all charges, or only the block of a blocked key.
     fn denial(&self, charges: &[Charge<'_>], pending: &PendingTake) -> Option<Decision> {
         let empty = || Decision::new(false, 0).from_source(Source::DenyCache);
         let (mut denial, mut block, mut denied) = (empty(), None::<Decision>, false);
@@ -107,11 +105,11 @@ impl Denials {
         denied.then(|| block.unwrap_or(denial))
     }
 
-    /// Updates the cache from the answer of the store.
+    /// Updates the cache after an answer of the store.
     pub(super) fn update(&self, pending: &PendingTake, decision: &Decision) {
         let charging = pending.accounts.iter().filter(|account| account.charges);
         if decision.is_allowed() {
-            // After the charge, the account has fewer units left than a cached denial reports.
+            // After a charge, the account has fewer units than a cached denial reports.
             return charging.for_each(|account| self.invalidate(account.tag));
         }
         for (account, outcomes) in pending.outcomes(decision) {
@@ -141,8 +139,7 @@ impl Denials {
         self.hashes.tag(charge)
     }
 
-    /// Removes the denials of an account. The answers to calls that are in flight will not be
-    /// cached.
+    /// Removes the denials of an account. Answers to calls in flight will not be cached.
     pub(super) fn invalidate(&self, tag: u64) {
         self.set(tag).invalidate(tag);
     }
@@ -162,7 +159,7 @@ fn lock(set: &Mutex<CacheSet>) -> MutexGuard<'_, CacheSet> {
 }
 
 impl CacheSet {
-    /// Returns `true` if an entry denies the account. Stores the version of the set in `account`.
+    /// Returns `true` if an entry denies the account. Stores the version of the set in it.
     fn check(&mut self, account: &mut HashedCharge, now: u64) -> bool {
         if self.has_other_quotas(account.tag, account.revision) {
             self.invalidate(account.tag);
@@ -175,14 +172,16 @@ impl CacheSet {
         self.entries.iter().find(|entry| entry.denies(account, now))
     }
 
-    /// Inserts an entry, unless the set has changed since `version`. The new entry replaces an
-    /// entry of the same account and cost. In a full set, it replaces the entry that ends first.
+    /// Inserts an entry, unless the set has changed since `version`.
+    ///
+    /// It replaces the entry of the same account and cost or, in a full set, the one that ends
+    /// first.
     fn insert(&mut self, entry: CachedDenial, version: u64) -> bool {
         if self.version != version {
             return false;
         }
         if self.has_other_quotas(entry.tag, entry.revision) {
-            // It is not known which of the two calls the store decided first.
+            // The order of the two decisions is unknown.
             self.invalidate(entry.tag);
             return false;
         }
@@ -212,7 +211,7 @@ impl CacheSet {
 mod tests {
     use super::*;
 
-    /// The documentation of `DenyCache::capacity` states these sizes.
+    /// `DenyCache::capacity` documents these sizes.
     #[test]
     fn sets_and_entries_are_no_larger_than_documented() {
         assert!(size_of::<Mutex<CacheSet>>() <= 48, "{}", size_of::<Mutex<CacheSet>>());

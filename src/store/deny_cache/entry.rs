@@ -17,20 +17,20 @@ pub(super) struct CachedDenial {
     pub(super) tag: u64,
     pub(super) revision: u64,
     pub(super) need: u64,
-    /// The instant until which the store would also deny. It is computed from the instant of the
-    /// call. The store decided later than that, so the store would not allow the call earlier.
+    /// The instant until which the store would also deny.
+    ///
+    /// It counts from the call, which is before the decision, so it is never too late.
     pub(super) until: u64,
-    /// The instant of the answer. Reported times are computed from this instant. The store decided
-    /// earlier than that, so no reported wait is too short.
+    /// The instant of the answer. Waits count from it, so that none is too short.
     answered_at: u64,
     blocked: bool,
-    /// `true` if the entry can also deny a charge of a higher cost, with a computed wait.
+    /// `true` if the entry can also deny a higher cost.
     refilling: bool,
     outcomes: SmallVec<[Outcome; 1]>,
 }
 
 impl CachedDenial {
-    /// Creates an entry. Returns `None` if the outcomes of the account did not deny the call.
+    /// Creates an entry, or returns `None` if the outcomes did not deny the call.
     pub(super) fn new(
         account: &HashedCharge,
         outcomes: &[Outcome],
@@ -59,7 +59,7 @@ impl CachedDenial {
         })
     }
 
-    /// Returns `true` if the entry denies the account for longer than the caller will queue.
+    /// Returns `true` if the account is denied for longer than the caller will queue.
     pub(super) fn denies(&self, account: &HashedCharge, now: u64) -> bool {
         let same = self.tag == account.tag && self.revision == account.revision;
         let covered = account.need == self.need
@@ -82,7 +82,7 @@ impl CachedDenial {
     }
 }
 
-/// Adds an unknown outcome to `denial` for each quota of `charge`.
+/// Adds an unknown outcome for each quota of `charge`.
 pub(super) fn add_unknown(denial: &mut Decision, charge: &Charge<'_>) {
     for (quota_index, _) in charge.charged_quotas() {
         let unknown = Outcome::unknown(charge.rule(), quota_index, Some(Duration::ZERO));

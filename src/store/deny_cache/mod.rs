@@ -1,4 +1,4 @@
-//! A cache of denials. It repeats a denial without calling the store.
+//! A cache of denials.
 
 mod account;
 mod denials;
@@ -23,53 +23,48 @@ use crate::{
     store::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// The default capacity, in denials. A full cache takes 9 MB.
+/// The default capacity. A full cache takes 9 MB.
 const CAPACITY: usize = 65_536;
-/// The maximum capacity, in denials. A full cache takes 2 GB.
+/// The maximum capacity. A full cache takes 2 GB.
 const LARGEST: usize = 1 << 24;
 
-/// A store that repeats denials of the inner store in this process. If a denied client continues to
-/// send requests, the server receives only the calls that began before the first denial arrived.
-/// The server is called again when the wait is over, or after 1 s.
+/// Store that repeats denials of its inner store without calling it.
 ///
-/// A denial reports how long the key must wait. During this wait, the store would deny the key
-/// again unless the account is changed. The cache therefore repeats the denial with the remaining
-/// times and the [source](Decision::source) [`Source::DenyCache`].
+/// A denial reports how long the key must wait. Until then, the store would deny the key again
+/// unless the account changes. The cache therefore repeats the denial, with the remaining times and
+/// the [source](Decision::source) [`Source::DenyCache`]. The store is called again when the wait is
+/// over, or after 1 s.
 ///
-/// - **Never stricter than the store.** The cache denies only calls that the inner store would
-///   deny: calls with the same rule, key, quotas and cost (including headroom). Under GCRA, the
-///   cache also denies a higher cost and computes the wait for that cost. A charge that may queue
-///   is denied only while the wait is longer than the charge's `max_wait`. A cached denial is never
-///   the answer to:
+/// - **Never stricter than the store.** The cache denies only calls that the store would deny: the
+///   same rule, key, quotas and cost (including headroom). Under GCRA, it also denies a higher
+///   cost, with the wait for that cost. A charge that may queue is denied only while the wait is
+///   longer than its `max_wait`. The cache never answers:
 ///   - a cost of 0;
 ///   - a [report-only](Charge::with_report_only) charge;
 ///   - a charge of [one quota](Charge::with_quota_index) only;
 ///   - a call that names an account twice;
 ///   - a fixed window that paces or carries over;
-///   - several quotas if one of them has an [initial](crate::Quota::initial) state, because the
-///     first call then creates an account.
+///   - several quotas if one of them has [`initial`](crate::Quota::initial) units.
 /// - **Changes through this store** take effect immediately. An
 ///   [`adjust`](crate::StoreExt::adjust), an [`undo`](Store::undo), a
 ///   [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block), an
 ///   [`unblock`](crate::StoreExt::unblock), an allowed charge or a replaced quota removes the
-///   denials of the account. Answers to calls in flight at that time are not cached.
+///   denials of the account.
 /// - **Other changes**, made by another process or caused by a server's loss of data, take effect
 ///   within [`max_age`](DenyCache::max_age), by default 1 s.
 /// - **Several charges** of one call are allowed only together, so one cached denial denies the
-///   call. The outcomes of the other charges are [unknown](crate::decision::Outcome::unknown).
-///   Header fields do not contain their quotas, and counters count only the rules with a cached
-///   denial. The reported wait is that of the cached denials, although another rule may deny the
-///   call for longer.
-/// - **Bounded.** If the cache is full, a new denial replaces the denial that ends first. The next
-///   call of the replaced account goes to the store.
+///   call. The outcomes of the other charges are [unknown](crate::decision::Outcome::unknown):
+///   header fields and counters do not contain them. Another rule may deny the call for longer than
+///   the reported wait.
+/// - **Bounded.** In a full cache, a new denial replaces the one that ends first.
 ///
 /// Apply the cache **outside** the breaker:
 /// `store.timeout(d).breaker().deny_cache().fallback(local)`. While the server is down, cached
-/// denials remain in effect. A breaker or a fallback does not count a cached denial as a sign that
+/// denials remain in effect. A breaker or a fallback does not take a cached denial for a sign that
 /// the server works. Denials by a [`Fallback`](crate::store::Fallback) or a
 /// [`FailClosed`](crate::store::FailClosed) inside the cache are not cached.
 ///
-/// Clones share the cache. Each setter creates a new cache, so call the setters before you clone.
+/// Clones share the cache. Call the setters before you clone, because each creates a new cache.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota, StoreExt, decision::Source};
@@ -112,8 +107,7 @@ const LARGEST: usize = 1 << 24;
 /// # Limitations
 ///
 /// The cache does **not** reduce the calls for *allowed* requests or the first call of each new
-/// key. Therefore it does not help against a flood of new keys. It has no benefit around an
-/// embedded store.
+/// key. It does not help against a flood of new keys, and has no benefit around an embedded store.
 #[derive(Clone, Debug)]
 pub struct DenyCache<S> {
     inner: S,
@@ -139,9 +133,9 @@ impl<S> DenyCache<S> {
         Self { inner, denials: Arc::new(Denials::new(config)) }
     }
 
-    /// Sets the longest time for which a denial is repeated before the store is called again. This
-    /// is also the maximum delay until a change by another process takes effect in this process.
-    /// Defaults to 1 s.
+    /// Sets the longest time for which a denial is repeated. Defaults to 1 s.
+    ///
+    /// Changes by another process take effect after at most this time.
     ///
     /// # Panics
     ///
@@ -163,11 +157,12 @@ impl<S> DenyCache<S> {
         Ok(self.with(|config| config.at_most = at_most))
     }
 
-    /// Sets the maximum number of cached denials. The number is rounded up to a multiple of eight.
-    /// Defaults to 65 536.
+    /// Sets the maximum number of cached denials. Defaults to 65 536.
     ///
-    /// The cache allocates 48 bytes for each set of eight at the start. Each cached denial takes
-    /// 128 bytes. If the rule has several quotas, the denial takes 64 more bytes for each quota.
+    /// The number is rounded up to a multiple of eight.
+    ///
+    /// The cache allocates 48 bytes for each eight denials at the start, and 128 bytes for each
+    /// cached denial. A rule with several quotas takes 64 more bytes per quota.
     ///
     /// # Panics
     ///
@@ -300,8 +295,7 @@ enum Pending {
     Change(#[expect(dead_code, reason = "it acts when it is dropped")] InvalidateOnDrop),
 }
 
-/// A guard that removes the denials of an account when the call that changes the account ends or is
-/// dropped.
+/// Removes the denials of an account when a change of it ends or is dropped.
 #[derive(Debug)]
 struct InvalidateOnDrop {
     denials: Arc<Denials>,
