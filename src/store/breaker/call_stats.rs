@@ -1,10 +1,10 @@
-//! Statistics of the answers that a closed breaker received.
+//! Statistics of recent answers.
 
 use std::time::Duration;
 
 const BUCKETS: usize = 10;
 
-/// The number of consecutive failures, and the answers of the last second in buckets of 100 ms.
+/// Consecutive failures, and the answers of the last second in buckets of 100 ms.
 #[derive(Debug, Default)]
 pub(super) struct CallStats {
     consecutive_failures: u32,
@@ -35,8 +35,7 @@ impl CallStats {
         self.consecutive_failures
     }
 
-    /// Returns two numbers for the last ten buckets: the number of answers, and the number of
-    /// failures among them.
+    /// Returns the answers of the last second, and the failures among them.
     pub(super) fn last_second(&self, now: Duration) -> (u64, u64) {
         let recent = |bucket: &&Bucket| bucket.number + BUCKETS > bucket_number(now);
         let add = |(answers, failures), bucket: &Bucket| {

@@ -1,12 +1,11 @@
 //! The state of a breaker: closed, open, or probing (open with a probe in flight).
 //!
-//! The state is one word, so that one load is enough to permit or reject a call. The lowest two
-//! bits are the state. If the circuit is closed, the other bits are the number of times that it has
-//! closed. Otherwise the other bits are the instant at which the open time ends, in nanoseconds
-//! since the circuit was created.
+//! The state is the lowest two bits of one word, so that a call needs one load. The other bits of a
+//! closed circuit are the number of times that it has closed. Otherwise they are the end of the
+//! open time, in nanoseconds since the circuit was created.
 //!
-//! An answer counts only if the word has not changed since its call began. A call that began before
-//! an outage and times out after it therefore does not open the breaker again.
+//! An answer counts only if the word has not changed since its call began. A call from before an
+//! outage that times out after it therefore does not open the breaker again.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -65,7 +64,7 @@ pub(super) struct Circuit {
     config: BreakerConfig,
     created: Instant,
     word: AtomicU64,
-    /// The history of open times. The lock is held to open or close the circuit.
+    /// The lock is held to open or close the circuit.
     history: Mutex<History>,
 }
 
@@ -73,7 +72,7 @@ pub(super) struct Circuit {
 struct History {
     stats: CallStats,
     closings: u64,
-    /// The last open time, before jitter. Zero if the circuit has closed since then.
+    /// The last open time, without jitter. Zero if the circuit has closed since then.
     open_for: Duration,
 }
 
@@ -104,7 +103,7 @@ impl Circuit {
         Ok(Permit { circuit: self.clone(), word })
     }
 
-    /// Permits the probe if the open time is over and no probe is in flight.
+    /// Permits a probe if the open time is over and no probe is in flight.
     fn probe(&self, word: u64) -> Result<u64, Duration> {
         let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
         if !left.is_zero() {
@@ -113,7 +112,7 @@ impl Circuit {
         let probing = word & !STATE | PROBING;
         let is_probe = word & STATE == OPEN
             && self.word.compare_exchange(word, probing, AcqRel, Acquire).is_ok();
-        // If the probe fails, the next open time is at least half of the shortest one.
+        // The next open time is at least half of the shortest one.
         if !is_probe {
             return Err(self.config.min_open / 2);
         }
@@ -149,7 +148,7 @@ impl Circuit {
         }
     }
 
-    /// Permits another probe. Has no effect if the call was not a probe or was answered.
+    /// Permits another probe if this one was not answered.
     fn abandon(&self, word: u64) {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
@@ -166,7 +165,7 @@ impl History {
         *self = Self { closings: self.closings + 1, ..Self::default() };
     }
 
-    /// Returns the duration of the open time that begins now.
+    /// Returns the open time that begins now.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
         self.open_for = doubled.clamp(config.min_open, config.max_open);
@@ -174,16 +173,14 @@ impl History {
     }
 }
 
-/// Returns a random time between half of `time` and `time`, so that processes that failed together
-/// do not retry together.
+/// Returns a random time from half of `time` to `time`, so that processes do not retry together.
 fn jitter(time: Duration) -> Duration {
     let half = time / 2;
     let more = u64::try_from((time - half).as_nanos()).unwrap_or(u64::MAX - 1);
     half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
 }
 
-/// A permitted call. If the permit is dropped before an answer, nothing is recorded. If the call
-/// was the probe, another probe is then permitted.
+/// A permitted call. A probe that is dropped before its answer permits another.
 #[derive(Debug)]
 pub(super) struct Permit {
     circuit: Arc<Circuit>,

@@ -22,32 +22,28 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store, Unsupported},
 };
 
-/// A store with a circuit breaker. After several failures the breaker opens, and calls then fail
-/// immediately with an error.
+/// Store with a circuit breaker: after several failures, calls fail immediately.
 ///
-/// The breaker opens after 5 consecutive failures. It also opens if a second has at least 20
-/// answers and half of them are failures. The first open time is 100 ms. Each further open time is
-/// twice as long, up to 1 s. Each open time is shortened at random by up to a half, so that
-/// processes do not retry at the same time. After the open time, exactly one call is permitted, the
-/// probe, and all other calls are still rejected. If the probe succeeds, the breaker closes; if it
-/// fails, the breaker opens again. To reject a call, an open breaker needs one atomic load and one
-/// reading of the clock.
+/// The breaker opens after 5 consecutive failures. It also opens if half of at least 20 answers in
+/// a second are failures. The first open time is 100 ms. Each further one is twice as long, up to 1
+/// s, and is shortened at random by up to a half.
+///
+/// After the open time, one call is permitted: the probe. If it succeeds, the breaker closes.
+/// Otherwise it opens again.
 ///
 /// Apply the breaker **outside** the timeout, and inside the wrapper that handles failures:
-/// `store.timeout(d).breaker().fallback(local)`. The breaker must see a timeout as a failure, and a
-/// probe that never completes would block every other probe.
+/// `store.timeout(d).breaker().fallback(local)`. Without a timeout inside, a probe that never
+/// completes would block every other probe.
 ///
-/// The breaker does not count the following as answers of the store:
+/// These are not counted as answers of the store:
 ///
-/// - A call whose future is dropped before its answer. Clients that disconnect must not be able to
-///   open the breaker.
-/// - [`undo`](Store::undo), which has no answer. While the breaker is open, the undo is dropped and
+/// - A call whose future is dropped. Clients that disconnect must not be able to open the breaker.
+/// - [`undo`](Store::undo), which has no answer. While the breaker is open, an undo is dropped and
 ///   the charge remains.
-/// - An error that is ready immediately. The store called no server, for example because it does
-///   not support the quota. Such a request of one client must not affect other clients.
+/// - An immediate error. No server was called, for example because the store does not support the
+///   quota.
 ///
-/// Clones share the breaker. Each setter creates a new breaker, so call the setters before you
-/// clone.
+/// Clones share the breaker. Call the setters before you clone, because each creates a new breaker.
 ///
 /// ```
 /// use std::time::Duration;
@@ -97,9 +93,10 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| config.failures = consecutive))
     }
 
-    /// Sets the failure rate at which the breaker opens. The breaker opens if a second has at least
-    /// `answers` answers and at least `percent` percent of them are failures. Defaults to 50 % and
-    /// 20 answers. The second advances in steps of 100 ms.
+    /// Sets the failure rate at which the breaker opens. Defaults to 50 % and 20 answers.
+    ///
+    /// The breaker opens if a second has at least `answers` answers and at least `percent` percent
+    /// of them are failures. The second advances in steps of 100 ms.
     ///
     /// # Panics
     ///
@@ -126,8 +123,9 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| (config.percent, config.answers) = (percent, answers)))
     }
 
-    /// Sets the first and the longest open time. Defaults to 100 ms and 1 s. Each open time is
-    /// shortened at random by up to a half.
+    /// Sets the first and the longest open time. Defaults to 100 ms and 1 s.
+    ///
+    /// Each open time is shortened at random by up to a half.
     ///
     /// # Panics
     ///
@@ -158,8 +156,7 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| (config.min_open, config.max_open) = (first, longest)))
     }
 
-    /// Returns `true` if the breaker is open, for health checks. A breaker with a probe in flight
-    /// is open, too.
+    /// Returns `true` if the breaker is open or probing, for health checks.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.circuit.is_open()
@@ -179,15 +176,13 @@ where
     type Error = BreakerError<S::Error>;
     type Future = BreakerFuture<S::Future>;
 
-    /// Makes the call if the breaker permits it.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let permit = match self.circuit.acquire() {
             Ok(permit) => permit,
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match self.inner.call(op) {
-            // No server was called, so the decision is not recorded. The same holds for an
-            // immediate error.
+            // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Ok(decision)) => {
                 permit.record(true);
@@ -221,7 +216,7 @@ where
     }
 }
 
-/// The error of a [`Breaker`].
+/// Error of a [`Breaker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BreakerError<E> {
@@ -245,11 +240,11 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     }
 }
 
-/// The bound is `Display` instead of [`Error`], because [`BoxError`] implements only `Display`.
+/// The bound is `Display` because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
 pin_project! {
-    /// The future of a [`Breaker`].
+    /// Future of a [`Breaker`].
     #[derive(Debug)]
     pub struct BreakerFuture<F> {
         #[pin]
