@@ -1,4 +1,4 @@
-//! Answers of a store. An answer is either ready or a future.
+//! Answers of a store, now or later.
 
 use std::{
     convert::Infallible,
@@ -8,20 +8,20 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A boxed future that may move between threads.
+/// Boxed future that may move between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// An answer of a store. It is either ready or a future. Both can be awaited.
+/// Answer of a store: a value now, or a future. Both can be awaited.
 #[derive(Debug)]
 pub enum Answer<F: Future> {
-    /// The answer is ready.
+    /// The value.
     Now(F::Output),
-    /// The answer is a future.
+    /// A future that returns the value.
     Later(F),
 }
 
 impl<T> Answer<Never<Result<T, Infallible>>> {
-    /// Returns the answer of a store that always answers immediately and cannot fail.
+    /// Returns the answer of a store that answers immediately and cannot fail.
     #[inline]
     pub fn now(self) -> T {
         match self {
@@ -44,7 +44,7 @@ impl<F: Future> IntoFuture for Answer<F> {
 }
 
 pin_project_lite::pin_project! {
-    /// The future of an awaited [`Answer`].
+    /// Future of an awaited [`Answer`].
     pub struct Resolve<F: Future> {
         #[pin]
         state: ResolveState<F>,
@@ -79,7 +79,7 @@ impl<F: Future> Future for Resolve<F> {
     }
 }
 
-/// The future type of a store that always answers immediately. No value of this type exists.
+/// Future of a store that answers immediately. No value of this type exists.
 #[derive(Debug)]
 pub struct Never<T>(pub(super) Infallible, PhantomData<fn() -> T>);
 

@@ -1,4 +1,4 @@
-//! The error of a block that a store could not set.
+//! The error of a block.
 
 use std::{
     convert::Infallible,
@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use super::{Answer, Never};
 use crate::decision::{Decision, Source};
 
-/// The error returned if a key could not be blocked.
+/// Error for a key that could not be blocked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,8 +26,9 @@ use crate::decision::{Decision, Source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockError<E = Infallible> {
-    /// The store's table of blocks is full. A key stays in the table until its block ends or it is
-    /// unblocked.
+    /// The store's table of blocks is full.
+    ///
+    /// A key stays in the table until its block ends or it is unblocked.
     Full,
     /// The store does not support blocks.
     Unsupported,
@@ -65,8 +66,8 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// Returns the decision if the key is now blocked. The block may be in the store, or in this
-/// process only, made by a [`Fallback`](super::Fallback).
+/// Returns the decision if the key is now blocked, in the store or by a
+/// [`Fallback`](super::Fallback).
 fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
     let decision = answer.map_err(BlockError::Store)?;
     match decision.source() {
@@ -78,7 +79,7 @@ fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
 }
 
 pin_project! {
-    /// The future of [`Limiter::block`](crate::Limiter::block).
+    /// Future of [`Limiter::block`](crate::Limiter::block).
     #[derive(Debug)]
     pub struct BlockFuture<F> {
         #[pin]
@@ -101,8 +102,7 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// Converts the answer of a store to an answer of `block`, which is an error if the key is not
-    /// blocked.
+    /// Converts the answer of a store, with an error if the key is not blocked.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),
@@ -112,7 +112,7 @@ where
 }
 
 impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
-    /// Returns the answer of a store that always answers immediately.
+    /// Returns the answer of a store that answers immediately.
     ///
     /// # Errors
     ///

@@ -1,11 +1,13 @@
-//! Type erasure for a store that is chosen at run time.
+//! Stores whose type is chosen at run time.
 
 use std::sync::Arc;
 
 use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported};
 use crate::decision::Decision;
 
-/// Any store with the error `E`, created by [`StoreExt::boxed`](super::StoreExt::boxed).
+/// Store of any type, with the error `E`.
+///
+/// Created by [`StoreExt::boxed`](super::StoreExt::boxed).
 ///
 /// ```
 /// use std::{convert::Infallible, sync::Arc};
@@ -17,7 +19,7 @@ pub type DynStore<E> = dyn Store<Error = E, Future = BoxFuture<Result<Decision, 
 
 const _: Option<&DynStore<super::BoxError>> = None;
 
-/// A store with boxed futures, created by [`StoreExt::boxed`](super::StoreExt::boxed).
+/// Store with boxed futures, created by [`StoreExt::boxed`](super::StoreExt::boxed).
 #[derive(Clone, Debug)]
 pub struct Boxed<S>(Arc<S>);
 

@@ -8,9 +8,9 @@ use super::{
 };
 use crate::decision::Decision;
 
-/// The operations and the wrappers of every [`Store`].
+/// Operations and wrappers of every [`Store`].
 ///
-/// A store does not need to implement this trait, because every [`Store`] has it.
+/// Every [`Store`] implements this trait.
 ///
 /// ```
 /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::{Charge, Timeout}};
@@ -24,43 +24,40 @@ use crate::decision::Decision;
 /// # }).unwrap();
 /// ```
 pub trait StoreExt: Store {
-    /// Charges all quotas of all charges or none of them, and returns the outcome of every quota.
+    /// Charges all quotas of all charges, or none.
     ///
-    /// If the future of a [`Later`](Answer::Later) answer is dropped before it completes, the
-    /// charge may or may not have been made.
+    /// The decision has one outcome per quota.
+    ///
+    /// If a future is dropped before it completes, the charge may or may not have been made.
     #[inline]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
         self.call(Op::Take(charges))
     }
 
-    /// Adjusts every quota of the charge. A positive number of `units` is charged late; a negative
-    /// number is refunded.
+    /// Charges `units` late to every quota of a charge, or refunds them if negative.
     ///
-    /// A late charge never fails. If the charged units would exceed the limit plus
-    /// [`max_debt`](crate::Quota::max_debt), the excess is dropped. A refund stops when the account
-    /// is full.
+    /// A late charge never fails. Units beyond the limit plus [`max_debt`](crate::Quota::max_debt)
+    /// are dropped. A refund stops when the account is full.
     ///
-    /// This refund is for operators. It gives back the full number of units, even if some of them
-    /// have already come back over time. To give back the charge of a request, use
-    /// [`undo`](Store::undo).
+    /// A refund returns all units, even if some have already come back over time. To return the
+    /// charge of a request, use [`undo`](Store::undo).
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
         self.call(Op::Adjust(charge, units))
     }
 
-    /// Removes the accounts of the charge. The key is then treated as a new key.
+    /// Removes the accounts of a charge, as if the key were new.
     #[inline]
     fn reset(&self, charge: &Charge<'_>) -> Answer<Self::Future> {
         self.call(Op::Reset(charge))
     }
 
-    /// Denies charges of this key under this rule for `time`, regardless of the units left.
+    /// Denies a key under a rule for `time`, regardless of the units left.
     ///
-    /// If the key is already blocked, the new time replaces the old one. A block is a separate
-    /// record and not debt, so it ends on time.
+    /// A new time replaces an earlier one. A block is not debt, so it ends on time.
     ///
-    /// If the store has no room for the record, it returns a denial with the source
-    /// [`Source::Overflow`](crate::decision::Source::Overflow). The key is then not blocked.
+    /// If the store has no room for the block, it returns a denial with the source
+    /// [`Source::Overflow`](crate::decision::Source::Overflow), and the key is not blocked.
     #[inline]
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
         self.call(Op::Block(charge, time))
@@ -72,8 +69,9 @@ pub trait StoreExt: Store {
         self.call(Op::Unblock(charge))
     }
 
-    /// Wraps this store so that requests are allowed without a charge while this store fails. No
-    /// limit applies in that time.
+    /// Wraps this store to allow requests without a charge while it fails.
+    ///
+    /// No limit applies in that time.
     fn fail_open(self) -> FailOpen<Self>
     where
         Self: Sized,
@@ -81,7 +79,7 @@ pub trait StoreExt: Store {
         FailOpen::new(self)
     }
 
-    /// Wraps this store so that requests are rejected with 503 while this store fails.
+    /// Wraps this store to reject requests with 503 while it fails.
     fn fail_closed(self) -> FailClosed<Self>
     where
         Self: Sized,
@@ -89,11 +87,11 @@ pub trait StoreExt: Store {
         FailClosed::new(self)
     }
 
-    /// Wraps this store so that an answer that takes longer than `budget` becomes an error.
+    /// Wraps this store to fail if an answer takes longer than `limit`.
     ///
     /// # Panics
     ///
-    /// Panics if `budget` is zero. For a value from configuration, use [`Timeout::try_new`].
+    /// Panics if `limit` is zero. For a value from configuration, use [`Timeout::try_new`].
     #[track_caller]
     fn timeout(self, limit: Duration) -> Timeout<Self>
     where
@@ -102,7 +100,7 @@ pub trait StoreExt: Store {
         Timeout::new(self, limit)
     }
 
-    /// Wraps this store so that it is not called for some time after it fails.
+    /// Wraps this store to stop calling it for some time after failures.
     fn breaker(self) -> Breaker<Self>
     where
         Self: Sized,
@@ -110,8 +108,7 @@ pub trait StoreExt: Store {
         Breaker::new(self)
     }
 
-    /// Wraps this store so that denials are repeated for at most one second without calling this
-    /// store.
+    /// Wraps this store to repeat denials for at most one second without calling it.
     fn deny_cache(self) -> DenyCache<Self>
     where
         Self: Sized,
@@ -119,9 +116,11 @@ pub trait StoreExt: Store {
         DenyCache::new(self)
     }
 
-    /// Wraps this store so that units of hot keys are leased from it. Requests that use leased
-    /// units are allowed without calling this store. This process holds at most `percent` percent
-    /// of each limit as unused units. The sum of `percent` over all processes should be 25 or less.
+    /// Wraps this store to lease units of hot keys from it.
+    ///
+    /// Requests that use leased units are allowed without a call. This process holds at most
+    /// `percent` percent of each limit as unused units. The sum over all processes should be 25 or
+    /// less.
     ///
     /// # Panics
     ///
@@ -134,7 +133,7 @@ pub trait StoreExt: Store {
         Leased::new(self, percent)
     }
 
-    /// Wraps this store so that the store `local` decides while this store fails.
+    /// Wraps this store to decide with the store `local` while it fails.
     fn fallback<L>(self, local: L) -> Fallback<Self, L>
     where
         Self: Sized,
@@ -143,7 +142,7 @@ pub trait StoreExt: Store {
         Fallback::new(self, local)
     }
 
-    /// Erases the type of this store, so that a store can be chosen at run time.
+    /// Erases the type of this store, so that it can be chosen at run time.
     fn boxed(self) -> Arc<DynStore<Self::Error>>
     where
         Self: Sized + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! A store that decides with a keyed governor limiter.
+//! A store with a governor limiter.
 
 use std::{future::ready, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -32,18 +32,19 @@ const REPORT: Unsupported = Unsupported::new(
 const SETTLE: Unsupported =
     Unsupported::new("a governor limiter cannot adjust, reset or block an account; use LocalStore");
 
-/// A store that decides with a governor limiter. Use it if other code shares the limiter.
+/// Store that decides with a governor limiter, for a limiter that other code shares.
 ///
-/// The limiter decides with its **own** quota. Give the same quota to the rule of the layer. The
-/// rule's quota is used only for the quota name and the `RateLimit-Policy` header. With governor's
-/// `StateInformationMiddleware`, an allowed decision reports the units left. With the default
-/// middleware, the units left are unknown, and the header fields do not contain the quota.
+/// The limiter decides with its **own** quota. Give the same quota to the rule of the layer, which
+/// uses it only for the quota name and the `RateLimit-Policy` header.
+///
+/// With governor's `StateInformationMiddleware`, an allowed decision reports the units left.
+/// Without it they are unknown, and the header fields do not contain the quota.
 ///
 /// # Limitations
 ///
-/// - The store supports only one charge of at least one unit under one quota. A layer with any
-///   other charge cannot be built. If an unsupported charge is known only at run time, the store
-///   returns an error. The layer therefore requires [`fail_open`](crate::StoreExt::fail_open) or
+/// - The store supports only one charge of at least one unit, under one quota. A layer with any
+///   other charge cannot be built. A charge that is known only at run time can be an error, so the
+///   layer requires [`fail_open`](crate::StoreExt::fail_open) or
 ///   [`fail_closed`](crate::StoreExt::fail_closed).
 /// - The memory grows with each key until the application calls `retain_recent` of governor. In
 ///   contrast, [`LocalStore`](crate::LocalStore) is bounded.
@@ -88,10 +89,9 @@ where
     }
 }
 
-/// The result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
+/// Result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
 pub trait PositiveOutcome {
-    /// Returns the limit, the units left, and the time in which one unit comes back. Returns `None`
-    /// if they are unknown.
+    /// Returns the limit, the units left, and the time in which one unit comes back, if known.
     fn left(&self) -> Option<(u32, u32, Duration)>;
 }
 
@@ -133,7 +133,7 @@ where
             }),
             Ok(Err(denial)) => {
                 let wait = denial.wait_time_from(self.0.clock().now());
-                // A denial needs a wait above zero, but the wait may already be over by the clock.
+                // A denial needs a wait above zero.
                 let wait = wait.max(Duration::from_nanos(1));
                 let (limit, interval) =
                     (denial.quota().burst_size(), denial.quota().replenish_interval());
@@ -148,15 +148,14 @@ where
                     .with_retry_after(Some(wait));
                 Decision::deny().outcome(outcome)
             }
-            // governor reports that the cost can never fit, but not the units left.
+            // governor does not report the units left if the cost can never fit.
             Err(_) => Decision::deny().outcome(Outcome::unknown(rule, 0, None)),
         };
         decision.from_source(Source::Governor)
     }
 }
 
-/// Returns the units left after a denial. `cost` fits after `wait`; one unit comes back per
-/// `interval`.
+/// Returns the units left after a denial. `cost` fits after `wait`.
 fn remaining(wait: Duration, interval: Duration, cost: NonZeroU32) -> u32 {
     let lacking = wait.as_nanos().div_ceil(interval.as_nanos().max(1));
     cost.get().saturating_sub(u32::try_from(lacking).unwrap_or(u32::MAX))

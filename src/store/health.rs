@@ -2,10 +2,11 @@
 
 use super::BoxFuture;
 
-/// The health of a store and of the stores that it wraps, for operators. Returned by
-/// [`Store::health`](super::Store::health).
+/// Health of a store and of the stores that it wraps.
 ///
-/// The feature `serde` serializes it with these fields, and omits `inner` if it is empty.
+/// Returned by [`Store::health`](super::Store::health).
+///
+/// With feature `serde`, it is serialized with these fields. `inner` is omitted if it is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -14,15 +15,16 @@ pub struct Health {
     pub store: &'static str,
     /// The status of the store.
     pub status: Status,
-    /// Details for people to read. Never contains a key or a password.
+    /// Details for people. Never contains a key or a password.
     pub detail: String,
     /// The wrapped stores.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Vec::is_empty"))]
     pub inner: Vec<Self>,
 }
 
-/// The status of one store, without the stores that it wraps. A closed breaker is healthy even if
-/// the wrapped store is failing, and so is a timeout that has not elapsed. [`Health::is_healthy`]
+/// Status of one store, without the stores that it wraps.
+///
+/// For example, a closed breaker is healthy even if its store is failing. [`Health::is_healthy`]
 /// covers all stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -31,8 +33,7 @@ pub struct Health {
 pub enum Status {
     /// The store decides.
     Healthy,
-    /// The store does not decide. In a wrapper, this means that the wrapped store does not decide
-    /// or is not called.
+    /// The store does not decide. A wrapper fails if its store does not decide or is not called.
     Failing,
     /// The store does not report its health.
     Unknown,
@@ -45,7 +46,7 @@ impl Health {
         Self::new(store, Status::Healthy, detail)
     }
 
-    /// Creates the health of a store that does not decide. `detail` is the reason.
+    /// Creates the health of a store that does not decide, with the reason.
     #[must_use]
     pub fn failing(store: &'static str, detail: impl Into<String>) -> Self {
         Self::new(store, Status::Failing, detail)
@@ -82,14 +83,12 @@ impl Health {
         self.status != Status::Failing && self.inner.iter().all(Self::is_healthy)
     }
 
-    /// Returns the status and the detail for a wrapper that has no status of its own. They are
-    /// those of the wrapped store.
+    /// Returns the status of the wrapped store.
     pub(super) fn status_of(inner: &Self) -> (Status, String) {
         (inner.status, String::new())
     }
 
-    /// Returns the health of a wrapper. `report` derives its status and detail from the wrapped
-    /// store.
+    /// Returns the health of a wrapper. `report` returns its status and detail.
     pub(super) fn wrapping(
         store: &'static str,
         inner: BoxFuture<Self>,

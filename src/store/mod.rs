@@ -1,12 +1,13 @@
-//! Stores keep accounts and charge them.
+//! Stores, which keep accounts and charge them.
 //!
 //! A [`Store`] is called once per request, with all charges of the request. It returns a
-//! [`Decision`]. Either all charges are made or none of them is. The quotas are part of each
-//! charge, so a store holds only accounts. One store serves many rules and plans, and a quota may
+//! [`Decision`]. Either all charges are made or none.
+//!
+//! The quotas are part of each charge, so one store serves many rules and plans, and a quota may
 //! change at run time.
 //!
-//! A store returns an [`Answer`], which is either a decision or a future. A local decision needs no
-//! future. The future of a remote decision has a named type, so it is not boxed.
+//! A store returns an [`Answer`]: a decision or a future. A local store decides immediately,
+//! without a future.
 //!
 //! ```
 //! use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
@@ -24,8 +25,8 @@
 //!
 //! # Wrappers
 //!
-//! Stores compose as services do. Each method in this table wraps a store in another store. The
-//! layer accepts only a store that cannot fail. The first three methods return such a store.
+//! Each method in this table wraps a store in another store. The layer accepts only a store that
+//! cannot fail, as the first three methods return.
 //!
 //! | method | effect |
 //! |---|---|
@@ -98,14 +99,13 @@ use crate::{
     rule::RuleName,
 };
 
-/// A boxed error of any type. This is the same type as `tower::BoxError`.
+/// Boxed error of any type, the same as `tower::BoxError`.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// A charge of one rule to one key: `cost` units under each of `quotas`.
+/// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
-/// An account is identified by the name of the rule, the key, and the index of the quota in
-/// `quotas`. The values of the quota do not identify the account, so a change of a quota does not
-/// refill the account.
+/// An account is identified by the rule's name, the key, and the index of the quota in `quotas`. A
+/// changed quota keeps its account, so a change does not refill the account.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     rule: RuleName,
@@ -123,7 +123,9 @@ impl<'a> Charge<'a> {
         Self { rule, key, quotas, demand: Demand::units(1), report_only: false, only: None }
     }
 
-    /// Sets the units to charge. Defaults to 1. A cost of 0 reads the account without charging it.
+    /// Sets the units to charge. Defaults to 1.
+    ///
+    /// A cost of 0 reads the account.
     #[must_use]
     pub fn with_cost(mut self, units: u32) -> Self {
         self.demand.cost = units;
@@ -137,8 +139,7 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Sets the longest time that the caller will queue. Defaults to zero, and is clamped to ten
-    /// years.
+    /// Sets the longest time that the caller will queue, at most ten years. Defaults to zero.
     #[must_use]
     pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
@@ -146,17 +147,17 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Marks the charge as report-only. A report-only charge is made if all its quotas allow it,
-    /// and it never denies a request.
+    /// Marks the charge as report-only. It is made if it fits, and never denies a request.
     #[must_use]
     pub fn with_report_only(mut self) -> Self {
         self.report_only = true;
         self
     }
 
-    /// Restricts the charge to the quota at this index. The first quota has index 0. Other quotas
-    /// of the rule are not charged. In this way, the quotas of one rule can be charged different
-    /// numbers of units. A rule has no quota at index 255 or above.
+    /// Restricts the charge to the quota at this index, from 0.
+    ///
+    /// Several such charges can charge the quotas of one rule different units. A rule has no quota
+    /// at index 255 or above.
     ///
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
@@ -176,7 +177,7 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Returns the rule that charges.
+    /// Returns the rule.
     #[must_use]
     pub fn rule(&self) -> RuleName {
         self.rule
@@ -188,26 +189,25 @@ impl<'a> Charge<'a> {
         self.key
     }
 
-    /// Returns the quotas. All of them are charged unless
-    /// [`with_quota_index`](Charge::with_quota_index) selects one.
+    /// Returns the quotas. [`charged_quotas`](Charge::charged_quotas) returns only those to charge.
     pub fn quotas(&self) -> &'a [Quota] {
         self.quotas
     }
 
-    /// Returns the index of the [only quota](Charge::with_quota_index) to charge, or `None` for all
-    /// quotas.
+    /// Returns the index of the [only quota](Charge::with_quota_index) to charge, if any.
     #[must_use]
     pub fn quota_index(&self) -> Option<usize> {
         self.only.map(usize::from)
     }
 
-    /// Returns the rule and the index of each charged quota, for all `charges`.
+    /// Returns the rule and the index of each charged quota.
     pub(crate) fn quota_ids(charges: &[Self]) -> impl Iterator<Item = (RuleName, usize)> + Clone {
         charges.iter().flat_map(|it| it.charged_quotas().map(|(place, _)| (it.rule, place)))
     }
 
-    /// Returns the quotas to charge, each with its index. These are all quotas, or the
-    /// [selected](Charge::with_quota_index) one.
+    /// Returns the quotas to charge, each with its index.
+    ///
+    /// These are all quotas, or the one of [`with_quota_index`](Charge::with_quota_index).
     pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
         let only = self.quota_index();
         let all = self.quotas.iter().enumerate();
@@ -249,7 +249,7 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// Owned copies of charges, for futures and wrappers that need them after the call.
+/// Owned copies of charges, for futures and wrappers.
 #[derive(Clone, Debug)]
 pub struct OwnedCharges(SmallVec<[OwnedCharge; 2]>);
 
@@ -296,17 +296,17 @@ impl From<&[Charge<'_>]> for OwnedCharges {
     }
 }
 
-/// A store keeps accounts and decides if charges fit.
+/// Keeps accounts and decides if charges fit.
 ///
-/// [`LocalStore`] keeps accounts in this process, and `RedisStore` keeps them in Redis. Implement
-/// this trait for another backend.
+/// [`LocalStore`] keeps accounts in this process, and `RedisStore` in Redis. Implement this trait
+/// for another backend.
 ///
 /// # Promises
 ///
-/// The layer and the wrappers rely on these promises, so every implementation must keep them:
+/// Every implementation must keep these promises, because the layer and the wrappers rely on them:
 ///
-/// - **All or nothing.** Either every quota of every charge is charged, or no quota is charged. If
-///   a call names an account twice, the store adds the costs and treats them as one charge.
+/// - **All or nothing.** Either every quota of every charge is charged, or none. If a call names an
+///   account twice, the costs are added.
 /// - **A denial charges nothing.** A cost that can never fit is denied without a `retry_after`.
 /// - **A cost of 0 is a read.** It charges nothing and is allowed.
 /// - **A full account equals no account.** Only a full account may be dropped.
@@ -314,8 +314,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// # Implementing a store
 ///
-/// Write the methods in this order. Every store also has the methods of [`StoreExt`] for the
-/// operations and the wrappers.
+/// Write the methods in this order. [`StoreExt`] adds the operations and the wrappers.
 ///
 /// | step | methods | without an implementation |
 /// |---|---|---|
@@ -333,14 +332,14 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///   [blocked](Decision::with_blocked). A denial may have an [unknown
 ///   wait](crate::decision::Outcome::with_unknown_wait).
 /// - **A store that cannot queue** returns an error from [`supports`](Store::supports) for charges
-///   whose [`max_wait`](Charge::max_wait) is not zero.
+///   with a [`max_wait`](Charge::max_wait).
 /// - **A store that decides immediately** has the error [`Infallible`] and the future [`Never`],
 ///   and returns [`Answer::Now`]. The layer accepts it without a wrapper.
 /// - **A store that calls a server** returns [`Answer::Later`]. The future cannot borrow the
-///   charges, so copy the needed values, or copy all charges into [`OwnedCharges`].
+///   charges, so copy the needed values, or copy all into [`OwnedCharges`].
 /// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
-///   fail answers [`Decision::unsupported`]. If [`Op::Take`] cannot support a charge,
-///   [`supports`](Store::supports) returns an error for it too, so that the layer is not built.
+///   fail answers [`Decision::unsupported`]. For an unsupported charge,
+///   [`supports`](Store::supports) also returns an error, so that the layer is not built.
 /// - **Sharing.** A store does not need to be `Clone`, because `&S` and `Arc<S>` are stores, too.
 /// - **Tests.** Run the conformance kit of the feature `testing`; see the
 ///   [guide](crate::guide::testing).
@@ -351,50 +350,43 @@ impl From<&[Charge<'_>]> for OwnedCharges {
     note = "use `LocalStore`, or implement `Store` for a store of your own"
 )]
 pub trait Store {
-    /// The error of a store that could not decide. A denial is a decision, not an error.
+    /// The error of a store that cannot decide. A denial is a decision, not an error.
     type Error: Into<BoxError>;
-    /// The future of a decision that is not ready yet; [`Never`] if every decision is ready
-    /// immediately.
+    /// The future of a decision, or [`Never`] if every decision is immediate.
     type Future: Future<Output = Result<Decision, Self::Error>> + Send;
 
     /// Runs one operation. [`StoreExt`] has a method for each operation.
     ///
-    /// If the future of a [`Later`](Answer::Later) answer is dropped before it completes, the
-    /// operation may or may not take effect.
+    /// If a future is dropped before it completes, the operation may or may not take effect.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future>;
 
-    /// Undoes a charge. The receipt of the charge is the decision that allowed it.
+    /// Undoes a charge, which `taken` allowed.
     ///
-    /// With `None`, the whole charge is undone. With `Some(n)`, up to `n` units are given back to
-    /// each account. The call does not wait and cannot fail, so an implementation of `Drop` can
-    /// make it. By default, this method does nothing and the charge remains.
+    /// With `None`, the whole charge is undone. With `Some(n)`, up to `n` units are returned to
+    /// each account. The call does not wait and cannot fail, so it can be made on drop. By default,
+    /// it does nothing.
     ///
-    /// `charges` are all charges of the decision, or some of them. The rule and the quota index
-    /// identify a charge in the decision. An undo may give back fewer units than were charged, or
-    /// none:
+    /// `charges` are all or some of the charges of the decision. An undo may return fewer units
+    /// than were charged, or none:
     ///
-    /// - **Units that have come back over time** are not given back again. The units of a charge
-    ///   that was made an hour ago may already be available again. If they were given back, they
-    ///   could be used twice. Charges of other requests stay.
-    /// - **A queued charge** ([`max_wait`](Charge::max_wait)) is undone only while no other charge
-    ///   has queued behind it. Otherwise its units are lost to the account until they come back
-    ///   over time. The charges behind it keep their positions, and requests still run at the
-    ///   intervals that the quota allows.
-    /// - **After a [`reset`](StoreExt::reset)**, earlier charges no longer exist, and nothing is
-    ///   given back. A store may be imprecise and also fail to undo a few charges of other
-    ///   accounts.
+    /// - **Units that have come back over time** are not returned again, because they could then be
+    ///   used twice. Charges of other requests stay.
+    /// - **A queued charge** ([`max_wait`](Charge::max_wait)) is undone only while it is the last
+    ///   in the queue. Otherwise its units stay charged until they come back, so that later
+    ///   requests keep their intervals.
+    /// - **After a [`reset`](StoreExt::reset)**, nothing is returned for earlier charges. A store
+    ///   may be imprecise and also fail to undo a few charges of other accounts.
     ///
     /// # Limitations
     ///
-    /// - A receipt is valid for one call. A second call for the same charge may give back the same
-    ///   units again. The caller must remember that a receipt was used, as
-    ///   [`ChargeHandle`](crate::middleware::ChargeHandle) does.
-    /// - With GCRA, a receipt remains valid until the account would have been full after the
-    ///   charge, even if earlier charges have been undone since then. A client that can cause any
-    ///   of its charges to be undone can gain up to `limit - 1` extra units at one instant. The
-    ///   rate of the client over time does not change.
-    /// - If other charges of the key are queued, and a charge that did not queue is undone, the
-    ///   next caller runs at the same instant as the last caller in the queue.
+    /// - Undo a charge only once. A second call may return the same units again.
+    ///   [`ChargeHandle`](crate::middleware::ChargeHandle) takes care of this.
+    /// - With GCRA, an undo is possible until the account would have been full after the charge,
+    ///   even if earlier charges were undone. A client that can cause any of its charges to be
+    ///   undone can gain up to `limit - 1` extra units at one instant. Its rate over time does not
+    ///   change.
+    /// - An undo of a charge that did not queue does not move the queue. If other charges of the
+    ///   key are queued, the next caller runs at the same instant as the last one in the queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -420,38 +412,36 @@ pub trait Store {
         let _ = (charges, taken, units);
     }
 
-    /// Checks that the store supports these charges, regardless of the state of its accounts. A
-    /// layer calls this method once when the layer is built, so that an unsupported charge is found
-    /// before the first request.
+    /// Checks that the store supports these charges, regardless of its accounts.
     ///
-    /// Defaults to `Ok` for every charge.
+    /// A layer calls this when it is built, so that an unsupported charge is found before the first
+    /// request. Defaults to `Ok` for every charge.
     ///
     /// # Errors
     ///
-    /// Fails if a charge is not supported. The error names the limitation.
+    /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
     }
 
-    /// Registers the rules of a layer that have fixed quotas. A layer calls this method once when
-    /// the layer is built. Several layers may use clones of one store. If two of these layers had
-    /// different quotas for one rule, both would charge the same accounts.
+    /// Registers the rules of a layer that have fixed quotas.
     ///
-    /// Defaults to `Ok` for every rule.
+    /// A layer calls this when it is built. Two layers with different quotas for one rule would
+    /// charge the same accounts. Defaults to `Ok` for every rule.
     ///
     /// # Errors
     ///
-    /// Fails if another layer has registered one of the rules with different quotas. The error
-    /// names the rule.
+    /// Fails if another layer has registered a rule with different quotas. The error contains the
+    /// rule.
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
     }
 
-    /// Returns the health of the store, for operators. This method may call a server, so do not
-    /// call it for every request. A wrapper also reports the stores that it wraps. Defaults to an
-    /// unknown health.
+    /// Returns the health of the store, with the stores that it wraps.
+    ///
+    /// This may call a server, so do not call it for every request. Defaults to an unknown health.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -473,7 +463,7 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }
 
-/// Checks that all quotas of the charges that may queue support queueing.
+/// Checks that the charges with a `max_wait` can queue.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let queueing = charges.iter().filter(|charge| !charge.max_wait().is_zero());
     queueing.flat_map(Charge::quotas).try_for_each(|quota| match quota.counted_by() {
@@ -485,10 +475,10 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     })
 }
 
-/// Marks the error type of a store that cannot fail. A layer requires such a store.
+/// Marks the error of a store that cannot fail, which a layer requires.
 ///
-/// This trait is sealed, and only [`Infallible`] implements it. Wrap a store that can fail in a
-/// store that handles requests while the inner store fails.
+/// This trait is sealed: only [`Infallible`] implements it. If a store can fail, wrap it, for
+/// example with [`StoreExt::fail_open`].
 #[diagnostic::on_unimplemented(
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
@@ -496,8 +486,7 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
             `.fallback(local)` decides with a store in this process"
 )]
 pub trait CannotFail: Sized + sealed::Sealed {
-    /// Converts the error to any type. This method is never called, because no such error can
-    /// exist.
+    /// Converts the error to any type. It is never called, because no such error exists.
     fn never<T>(&self) -> T;
 }
 
@@ -513,13 +502,14 @@ impl CannotFail for Infallible {
     }
 }
 
-/// The error for an operation that a store does not support. The text names the limitation and an
-/// alternative.
+/// Error for an operation that a store does not support.
+///
+/// The text contains the limitation and an alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported(Cow<'static, str>);
 
 impl Unsupported {
-    /// Creates an error. `what` names the limitation and, after a semicolon, an alternative.
+    /// Creates an error. `what` is the limitation and, after a semicolon, an alternative.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
         Self(Cow::Borrowed(what))

@@ -4,38 +4,35 @@ use std::{slice, time::Duration};
 
 use super::{Charge, OwnedCharges};
 
-/// An operation of a [`Store`](super::Store).
+/// Operation of a [`Store`](super::Store).
 ///
-/// A store answers an unknown operation with
-/// [`Decision::unsupported`](crate::Decision::unsupported), or fails with an error such as
-/// [`Unsupported`](super::Unsupported). Later versions may add operations.
+/// Later versions may add operations. A store answers an unknown one with
+/// [`Decision::unsupported`](crate::Decision::unsupported), or with an error such as
+/// [`Unsupported`](super::Unsupported).
 ///
-/// The answer to a change is an allowed decision. Its outcomes report the account after the change.
-/// A store without room for a block answers with a denial instead.
+/// The answer to a change is an allowed decision with the accounts after it. A store without room
+/// for a block answers with a denial.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Op<'a> {
-    /// Charges all quotas of all charges or none of them; see
-    /// [`StoreExt::take`](super::StoreExt::take).
+    /// Charges all quotas of all charges, or none. See [`StoreExt::take`](super::StoreExt::take).
     ///
     /// The answer has one outcome per charged quota, in the order of the charges and of their
     /// quotas.
     Take(&'a [Charge<'a>]),
-    /// Adjusts the account by a number of units; see [`StoreExt::adjust`](super::StoreExt::adjust).
-    ///
-    /// A positive number is charged; a negative number is refunded.
+    /// Charges units late, or refunds a negative number. See
+    /// [`StoreExt::adjust`](super::StoreExt::adjust).
     Adjust(&'a Charge<'a>, i64),
-    /// Removes the account; see [`StoreExt::reset`](super::StoreExt::reset).
+    /// Removes the account. See [`StoreExt::reset`](super::StoreExt::reset).
     Reset(&'a Charge<'a>),
-    /// Denies the key under this rule for a time; see [`StoreExt::block`](super::StoreExt::block).
+    /// Denies the key for a time. See [`StoreExt::block`](super::StoreExt::block).
     Block(&'a Charge<'a>, Duration),
-    /// Ends a block; see [`StoreExt::unblock`](super::StoreExt::unblock).
+    /// Ends a block. See [`StoreExt::unblock`](super::StoreExt::unblock).
     Unblock(&'a Charge<'a>),
 }
 
 impl<'a> Op<'a> {
-    /// Returns the charges of the operation. Each operation except [`Take`](Op::Take) has exactly
-    /// one charge.
+    /// Returns the charges. Every operation except [`Take`](Op::Take) has exactly one.
     #[must_use]
     #[inline]
     pub fn charges(&self) -> &'a [Charge<'a>] {
@@ -55,7 +52,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// An owned copy of an operation, for futures and wrappers that need it after the call.
+/// Owned copy of an operation, for futures and wrappers.
 #[derive(Clone, Debug)]
 pub struct OwnedOp {
     kind: Kind,

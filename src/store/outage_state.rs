@@ -1,5 +1,4 @@
-//! The state of the inner store, which is working or failing. It also decides when a change is
-//! logged.
+//! The state of a wrapped store: working or failing.
 
 use std::{
     sync::{
@@ -16,15 +15,12 @@ use tokio::time::Instant;
 
 use crate::store::{BoxFuture, Health, Status};
 
-/// The minimum time between two log lines about failures. Without a minimum, a store that often
-/// fails and recovers would fill the log.
+/// The minimum time between two log lines about failures.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The number of state changes. This epoch is even while the inner store works and odd while the
-/// inner store fails.
+/// The number of state changes: even while the store works, odd while it fails.
 ///
-/// Only a call that began in the current epoch can start the next one. The answer to an earlier
-/// call describes an earlier state.
+/// Only a call that began after the latest change can cause the next one.
 #[derive(Debug, Default)]
 pub(super) struct OutageState {
     epoch: AtomicU64,
@@ -43,17 +39,17 @@ impl OutageState {
         is_failing(self.epoch())
     }
 
-    /// Records the failure of a call that began in `epoch`. Returns `true` if an outage begins.
+    /// Records the failure of a call. Returns `true` if an outage begins.
     pub(super) fn record_failure(&self, epoch: u64) -> bool {
         !is_failing(epoch) && self.advance(epoch)
     }
 
-    /// Records the success of a call that began in `epoch`. Returns `true` if an outage ends.
+    /// Records the success of a call. Returns `true` if an outage ends.
     pub(super) fn record_success(&self, epoch: u64) -> bool {
         is_failing(epoch) && self.advance(epoch)
     }
 
-    /// Returns `true` if the outage that has just begun should be logged.
+    /// Returns `true` if a new outage should be logged.
     pub(super) fn should_log(&self) -> bool {
         let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
         let should_log = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
@@ -64,15 +60,15 @@ impl OutageState {
         should_log
     }
 
-    /// Returns `true` if the end of the last outage should be logged, because its beginning was
-    /// logged.
+    /// Returns `true` if the end of an outage should be logged, as its beginning was.
     pub(super) fn should_log_recovery(&self) -> bool {
         self.logged.swap(false, AcqRel)
     }
 
-    /// Returns the health of a wrapper. The wrapper is failing if the inner store reports that it
-    /// is failing. The wrapper is also failing if the health of the inner store is unknown and the
-    /// last call failed. `effect` describes how requests are handled while the wrapper is failing.
+    /// Returns the health of a wrapper.
+    ///
+    /// It is failing if the store is, or if the store's health is unknown and its last call failed.
+    /// `effect` describes how requests are then handled.
     pub(super) fn health(
         &self,
         store: &'static str,

@@ -1,4 +1,4 @@
-//! Recomputes an outcome for a different cost.
+//! Outcomes for a different cost.
 
 use crate::{
     algorithm::{Demand, gcra::Gcra},
@@ -6,8 +6,7 @@ use crate::{
     store::Charge,
 };
 
-/// Returns the outcome that `ask` would have on the same account, if nothing was charged in
-/// between. For algorithms other than GCRA, returns `outcome` unchanged.
+/// Returns the outcome that `ask` would have, or the same outcome if the algorithm is not GCRA.
 pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
     let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
     gcra.map_or(*outcome, |gcra| {

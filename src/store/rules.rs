@@ -8,17 +8,14 @@ use std::{
 use super::{Charge, Unsupported};
 use crate::{quota::Quota, rule::RuleName};
 
-/// The quotas of each rule that a layer registered with a store.
+/// The quotas of each rule that a layer registered.
 ///
-/// Two layers with different quotas for one rule would charge the same accounts. Under GCRA, one
-/// layer would deny a key because of its requests to the other layer. The effect on window
-/// algorithms is worse. When the shorter window ends, the account starts again and loses the units
-/// that were charged in the longer window.
+/// Layers with different quotas for one rule would charge the same accounts.
 #[derive(Debug, Default)]
 pub(super) struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 
 impl KnownRules {
-    /// Registers the quotas of `charges`. Fails if a rule was registered with different quotas.
+    /// Registers the quotas of `charges`, or fails if a rule has other quotas.
     pub(super) fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = |charge: &&Charge<'_>| {

@@ -1,8 +1,10 @@
-//! The error of an invalid setting of a wrapper.
+//! Settings of wrappers.
 
 use std::{error::Error, fmt, time::Duration};
 
-/// The error of an invalid setting. The text contains the field, the value and the fix.
+/// Error for an invalid setting.
+///
+/// The text contains the field, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
     field: &'static str,
@@ -24,7 +26,7 @@ impl fmt::Display for SettingError {
 
 impl Error for SettingError {}
 
-/// Returns the value of a setting that is written in code, and panics if it is invalid.
+/// Returns a setting that is written in code, and panics if it is invalid.
 #[track_caller]
 pub(crate) fn literal<T>(setting: Result<T, impl fmt::Display>) -> T {
     match setting {

@@ -1,4 +1,4 @@
-//! Limits the time that an answer may take.
+//! A time limit for answers of a store.
 
 use std::{
     error::Error,
@@ -18,15 +18,13 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that returns an error if an answer takes longer than a time budget. The time is measured
-/// from the call.
+/// Store that returns an error if an answer takes longer than a time budget.
 ///
-/// The budget covers the whole answer, regardless of what the inner store does in that time. A call
-/// that timed out is not retried, because its charge may have been made or may still be made. An
-/// answer that is ready immediately is not changed.
+/// The time is measured from the call to the answer. A call that timed out is not retried, because
+/// its charge may have been made. An immediate answer is not changed.
 ///
-/// The budget applies to one answer of a store. In contrast,
-/// [`RequestDeadline`](crate::rule::RequestDeadline) limits the time that a *request* may queue.
+/// To limit the time that a *request* may queue, use
+/// [`RequestDeadline`](crate::rule::RequestDeadline).
 ///
 /// ```
 /// use tower_sluice::{LocalStore, StoreExt, store::Timeout};
@@ -36,8 +34,7 @@ use crate::{
 ///
 /// # Panics
 ///
-/// A pending future panics if it is polled outside of a tokio runtime with its timer enabled. The
-/// call that returns the future needs no runtime.
+/// A future panics if it is polled outside of a tokio runtime with its timer enabled.
 #[derive(Clone, Debug)]
 pub struct Timeout<S> {
     inner: S,
@@ -45,8 +42,8 @@ pub struct Timeout<S> {
 }
 
 impl Timeout<()> {
-    /// The default budget, 100 ms. It is enough for many round trips within a data centre, and a
-    /// short wait for a client.
+    /// The default budget of 100 ms: many round trips in a data centre, and a short wait for a
+    /// client.
     pub const DEFAULT: Duration = Duration::from_millis(100);
 }
 
@@ -61,7 +58,7 @@ impl<S> Timeout<S> {
     ///
     /// # Errors
     ///
-    /// Fails if `budget` is zero. The error names the field, its value and the fix.
+    /// Fails if `budget` is zero. The error contains the field, its value and the fix.
     pub fn try_new(inner: S, budget: Duration) -> Result<Self, SettingError> {
         if budget.is_zero() {
             const FIX: &str = "give the store time to answer, such as 100 ms (Timeout::DEFAULT)";
@@ -111,11 +108,11 @@ where
     }
 }
 
-/// The error of a [`Timeout`] store.
+/// Error of a [`Timeout`] store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeoutError<E> {
-    /// The store took longer than this budget. It may have made the charge, or may still make it.
+    /// The store took longer than this budget. The charge may still be made.
     Elapsed(Duration),
     /// The store failed.
     Store(E),
@@ -132,17 +129,17 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
     }
 }
 
-/// The bound is `Display` instead of [`Error`], because [`BoxError`] implements only `Display`.
+/// The bound is `Display` because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 
 pin_project! {
-    /// The future of a [`Timeout`].
+    /// Future of a [`Timeout`].
     #[derive(Debug)]
     pub struct TimeoutFuture<F> {
         #[pin]
         inner: F,
-        // The timer is created on the first `Pending`, because a timer needs a runtime and most
-        // answers need no timer.
+        // Created on the first `Pending`, because a timer needs a runtime and most answers need no
+        // timer.
         #[pin]
         sleep: Option<Sleep>,
         called: Instant,
@@ -158,7 +155,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // A ready answer is returned even if the task was woken after the timeout.
+        // A ready answer is returned even after the timeout.
         if let Poll::Ready(decision) = this.inner.poll(cx) {
             return Poll::Ready(decision.map_err(TimeoutError::Store));
         }

@@ -16,14 +16,14 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that denies requests while the inner store fails. The response is a 503 with a
-/// `Retry-After`, or gRPC status 14.
+/// Store that denies requests while its inner store fails.
 ///
-/// The limit is never exceeded, but an outage of the store is an outage of the service. A decision
-/// of this wrapper has the [source](Decision::source) [`Source::FailedClosed`].
+/// The response is a 503 with a `Retry-After`, or gRPC status 14. The limit is never exceeded, but
+/// an outage of the store is an outage of the service. The [source](Decision::source) of the
+/// decision is [`Source::FailedClosed`].
 ///
-/// With the feature `tracing`, the beginning of an outage is logged at warn level and its end at
-/// info level.
+/// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
+/// level.
 #[derive(Clone, Debug)]
 pub struct FailClosed<S> {
     inner: S,
@@ -51,8 +51,9 @@ struct Denial {
 }
 
 impl Denial {
-    /// Returns the decision of the inner store, or the denial. `attempt` is `Some` only for `take`,
-    /// because other operations may fail without an outage, for example if they are unsupported.
+    /// Returns the decision of the inner store, or the denial.
+    ///
+    /// `attempt` is `Some` only for `take`, because other operations may fail without an outage.
     fn unless_decided<E: Into<BoxError>>(
         self,
         answer: Result<Decision, E>,
@@ -108,7 +109,7 @@ impl<S: Store> Store for FailClosed<S> {
 }
 
 pin_project! {
-    /// The future of a [`FailClosed`].
+    /// Future of a [`FailClosed`].
     #[derive(Debug)]
     pub struct FailClosedFuture<F> {
         #[pin]

@@ -14,14 +14,13 @@ use crate::{
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 
-/// A store that allows requests without a charge while the inner store fails.
+/// Store that allows requests without a charge while its inner store fails.
 ///
-/// No limit applies during an outage. This is suitable for a public read API with other protection,
-/// but not for a login. A decision of this wrapper has the [source](Decision::source)
-/// [`Source::FailedOpen`].
+/// No limit applies during an outage. This suits a public read API with other protection, but not a
+/// login. The [source](Decision::source) of the decision is [`Source::FailedOpen`].
 ///
-/// With the feature `tracing`, the beginning of an outage is logged at warn level and its end at
-/// info level.
+/// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
+/// level.
 #[derive(Clone, Debug)]
 pub struct FailOpen<S> {
     inner: S,
@@ -38,9 +37,9 @@ fn allowed() -> Decision {
     Decision::allow().from_source(Source::FailedOpen)
 }
 
-/// Returns the decision of the inner store, or allows the request. `attempt` is `Some` only for
-/// `take`, because other operations may fail without an outage, for example if they are
-/// unsupported.
+/// Returns the decision of the inner store, or allows the request.
+///
+/// `attempt` is `Some` only for `take`, because other operations may fail without an outage.
 fn decision<E: Into<BoxError>>(
     answer: Result<Decision, E>,
     attempt: Option<Attempt<&OutageLog>>,
@@ -86,7 +85,7 @@ impl<S: Store> Store for FailOpen<S> {
 }
 
 pin_project! {
-    /// The future of a [`FailOpen`].
+    /// Future of a [`FailOpen`].
     #[derive(Debug)]
     pub struct FailOpenFuture<F> {
         #[pin]

@@ -1,4 +1,4 @@
-//! Logs the beginning and the end of each outage of a store, at most once a second.
+//! Logs the beginning and the end of each outage, at most once a second.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct OutageLog {
     state: Arc<OutageState>,
-    /// A text that describes how requests are handled while the store fails.
+    /// A text about the handling of requests during an outage.
     effect: &'static str,
 }
 
-/// A call to the inner store, with the epoch in which it began.
+/// A call to the inner store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt<L> {
     log: L,
@@ -43,7 +43,7 @@ impl OutageLog {
 }
 
 impl Attempt<&OutageLog> {
-    /// Returns an owned copy that the future of the call can hold.
+    /// Returns a copy for the future of the call.
     pub(super) fn into_owned(self) -> Attempt<OutageLog> {
         Attempt { log: self.log.clone(), epoch: self.epoch }
     }
