@@ -1,4 +1,4 @@
-//! Lists of requests that bypass the limits, or that are always denied.
+//! Lists of requests that bypass the limits or are always denied.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -8,12 +8,11 @@ use crate::key::{
     ClientIp, Key, KeyError, KeyExtractor, NetworkError, Networks, RequestHead, peer_address,
 };
 
-/// A set of requests, for [`allow`](crate::RateLimitLayer::allow) and
+/// List of requests, for [`allow`](crate::RateLimitLayer::allow) and
 /// [`deny`](crate::RateLimitLayer::deny).
 ///
-/// A request cannot be looked up if its key was sent twice or its address cannot be parsed. An
-/// allow list does not allow such a request. A deny list denies such a request with the status of
-/// the [`KeyError`].
+/// A request may be unreadable: its key is sent twice, or its address cannot be parsed. An allow
+/// list does not allow such a request. A deny list denies it with the status of the [`KeyError`].
 ///
 /// ```
 /// use tower_sluice::{AccessList, ClientIp, key::HeaderKey};
@@ -51,17 +50,16 @@ impl AccessList {
         Self::new(move |head| Membership::of(holds(head)))
     }
 
-    /// Creates a list of the requests whose key is one of `keys`. The key is found by `extractor`.
+    /// Creates a list of the requests whose key, found by `extractor`, is one of `keys`.
     ///
-    /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. An
-    /// anonymous request therefore passes a deny list of keys, and the
-    /// [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule then applies. If `extractor`
-    /// returns any other error, a deny list denies the request. Do not use a deny list with a key
-    /// that a client can omit, or with a tuple that has such a part.
+    /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. It
+    /// passes a deny list, and the rule's [`OnMissingKey`](crate::rule::OnMissingKey) policy then
+    /// applies. Do not use a deny list with a key that a client can omit, or with a tuple that has
+    /// such a part. After any other error of `extractor`, a deny list denies the request.
     ///
-    /// To allow clients by their address, use [`client_networks`](AccessList::client_networks). If
-    /// a proxy sends no header, the key of [`ClientIp`] is the address of the proxy. A client may
-    /// be able to make the proxy drop the header.
+    /// To allow clients by their address, use [`client_networks`](AccessList::client_networks).
+    /// With [`ClientIp`] as the extractor, a client could make the proxy drop the header, and would
+    /// then have the address of the proxy.
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::HeaderKey};
@@ -82,18 +80,18 @@ impl AccessList {
         })
     }
 
-    /// Creates a list of the requests whose peer address is in one of `networks`. An item is a
-    /// network such as `"10.0.0.0/8"`, or a single address. The whole address is compared, even if
-    /// [`PeerIp`](crate::PeerIp) masks it to a prefix. Behind a proxy, every request has the
-    /// address of the proxy, so use [`client_networks`](AccessList::client_networks) instead.
+    /// Creates a list of the requests whose peer address is in one of `networks`.
     ///
-    /// If the server does not provide the address of the peer, a deny list denies every request
-    /// with 500, and a log line describes the fix.
+    /// An item is a network such as `"10.0.0.0/8"`, or a single address. The whole address is
+    /// compared, even if [`PeerIp`](crate::PeerIp) masks it. Behind a proxy, every request has the
+    /// address of the proxy: use [`client_networks`](AccessList::client_networks) instead.
+    ///
+    /// Without a peer address from the server, a deny list denies every request with 500, and a log
+    /// line describes the fix.
     ///
     /// # Errors
     ///
-    /// Returns an error if a network cannot be parsed or has host bits set. The error names the
-    /// network.
+    /// Fails if a network cannot be parsed or has host bits set. The error contains the network.
     pub fn networks<N: AsRef<str>>(
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
@@ -104,14 +102,15 @@ impl AccessList {
         }))
     }
 
-    /// Creates a list of the requests whose client address is in one of `networks`. The address is
-    /// found by `client`. If the client of a request cannot be found, a deny list denies the
-    /// request with 400, or with 500 if the server does not provide the address of the peer.
+    /// Creates a list of the requests whose client address is in one of `networks`.
     ///
-    /// If a request names no client, its address is that of a proxy that `client` trusts. An allow
-    /// list does not allow such a request, because a client may have made the proxy drop the
-    /// header. A deny list that contains the proxy denies such a request. To allow clients in a
-    /// private network, trust only the addresses of the proxies in that network.
+    /// The address is found by `client`. If that fails, a deny list denies the request with 400, or
+    /// with 500 without a peer address from the server.
+    ///
+    /// A request without a client has the address of a trusted proxy. An allow list does not allow
+    /// it, because the client may have made the proxy drop the header. A deny list with that
+    /// address denies it. To allow clients in a private network, trust only the proxies in that
+    /// network.
     ///
     /// ```
     /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};
@@ -126,7 +125,7 @@ impl AccessList {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`networks`](AccessList::networks).
+    /// Fails as [`networks`](AccessList::networks) does.
     pub fn client_networks<N: AsRef<str>>(
         client: ClientIp,
         networks: impl IntoIterator<Item = N>,

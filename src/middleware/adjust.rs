@@ -1,4 +1,4 @@
-//! Adjusts charges to the actual cost of a request. This cost is known only after the response.
+//! Adjusts charges to the actual cost of a request, after the response.
 
 use std::{
     error::Error,
@@ -18,33 +18,34 @@ use crate::{
     store::{Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
 };
 
-/// The adjustment of a charge to the actual cost of the request.
+/// Adjustment of a charge to the actual cost of the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
     /// Keeps the charge. A [`ChargeHandle`] that still exists can adjust it later.
     #[default]
     Keep,
-    /// Refunds the charge, except for units that have been replenished since the charge.
+    /// Refunds the charge, except units that have already come back.
     Refund,
-    /// Changes the charge to this number of units. If the charge was higher, the difference is
-    /// refunded, except for units that have been replenished since the charge. If the charge was
-    /// lower, the difference is charged late.
+    /// Changes the charge to this number of units.
+    ///
+    /// A lower number refunds the difference, except units that have already come back. A higher
+    /// number is charged late.
     Charge(u32),
 }
 
-/// A handle to the charges of a request. It is in the extensions of the request, and the request
-/// handler uses it to adjust the charges to the actual cost. See
-/// [`reserve`](crate::RateLimitLayer::expose_charge).
+/// Handle by which a handler adjusts the charges of a request to the actual cost.
 ///
-/// The charge of each rule can be adjusted once. Later calls are ignored. If a charge becomes
-/// smaller, the difference is [undone](Store::undo). Units that have been replenished since the
-/// charge are not refunded again, so a client gains nothing if the handler adjusts the charge an
-/// hour later. If a charge becomes larger, the difference is charged late.
+/// It is in the extensions of the request, see
+/// [`expose_charge`](crate::RateLimitLayer::expose_charge).
 ///
-/// By default, a charge that was not adjusted stays when the last clone of the handle is dropped,
-/// even if the client has disconnected. A handler may move the handle into a streamed body, and
-/// adjust the charge at the end of the body.
+/// The charge of each rule can be adjusted once, and later calls are ignored. A smaller charge is
+/// [undone](Store::undo) in part. Units that have already come back are not refunded again, so a
+/// late adjustment gives a client no advantage. A larger charge is charged late.
+///
+/// By default, an unadjusted charge stays when the last clone of the handle is dropped, even if the
+/// client has disconnected. A handler may move the handle into a streamed body, and adjust the
+/// charge at its end.
 ///
 /// With the feature `axum` the handle is also an extractor.
 ///
@@ -69,7 +70,7 @@ struct OpenCharges {
     unsettled: Unsettled,
     /// Every rule of the layer.
     rules: Arc<[RuleName]>,
-    /// One flag per charge. It is `true` if the charge was adjusted or was never made.
+    /// One flag per charge, `true` if it was adjusted or never made.
     settled: SmallVec<[AtomicBool; 8]>,
 }
 
@@ -105,13 +106,13 @@ impl ChargeHandle {
         self.0.adjust(None, |_| units);
     }
 
-    /// Adjusts the charge of the rule `name` to `units`. The charges of other rules can still be
-    /// adjusted. Does nothing if the rule did not charge this request.
+    /// Adjusts the charge of the rule `name` to `units`.
+    ///
+    /// Other rules can still be adjusted. This does nothing if the rule did not charge the request.
     ///
     /// # Errors
     ///
-    /// Returns an error if the layer has no rule of this name. The error lists the rules of the
-    /// layer, and nothing is adjusted.
+    /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), UnknownRule> {
         if !self.0.rules.iter().any(|rule| rule.as_str() == name) {
             return Err(UnknownRule { name: name.into(), known: self.0.rules.clone() });
@@ -120,22 +121,22 @@ impl ChargeHandle {
         Ok(())
     }
 
-    /// Refunds the charge of every rule, except for units that have been replenished since the
-    /// charge.
+    /// Refunds the charge of every rule, except units that have already come back.
     pub fn refund(&self) {
         self.0.adjust(None, |_| 0);
     }
 
-    /// Blocks the keys of this request for `time`, under every rule that applied to the request. A
-    /// denied request charges nothing, so use a block to penalize a client.
+    /// Blocks the keys of this request for `time`, under every rule that applied to it.
     ///
-    /// The call does not wait for a remote store such as Redis. For such a store, `Ok` means that
-    /// the block was sent.
+    /// Use a block to penalize a client, because a denied request charges nothing.
+    ///
+    /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
+    /// sent.
     ///
     /// # Errors
     ///
-    /// Returns the first error if a key could not be blocked, such as [`BlockError::Full`] if the
-    /// table of blocks is full. The other keys are blocked.
+    /// Returns the first error, such as [`BlockError::Full`], if a key could not be blocked. The
+    /// other keys are blocked.
     pub fn block(&self, time: Duration) -> Result<(), BlockError> {
         self.0.charges.with(|charges| {
             let block = |charge| self.0.accounts.block(charge, time);
@@ -148,7 +149,7 @@ impl ChargeHandle {
         self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.unblock(c)));
     }
 
-    /// Resets the accounts of this request. Its keys are then treated as new keys.
+    /// Resets the accounts of this request, as if its keys were new.
     pub fn reset(&self) {
         self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.reset(c)));
     }
@@ -163,8 +164,7 @@ impl ChargeHandle {
 }
 
 impl OpenCharges {
-    /// Adjusts the open charges of a rule, or of all rules. `cost` returns the new number of units
-    /// for the number of units charged.
+    /// Adjusts the open charges of a rule, or of all rules, to `cost` of the units charged.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         self.charges.with(|charges| {
             for (charge, settled) in charges.iter().zip(&self.settled) {
@@ -200,7 +200,7 @@ impl fmt::Debug for ChargeHandle {
     }
 }
 
-/// The error of [`ChargeHandle::adjust_rule_to`] if the layer has no rule of the given name.
+/// Error of [`ChargeHandle::adjust_rule_to`] for an unknown rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownRule {
     name: Box<str>,
@@ -234,8 +234,9 @@ mod extract {
 
     use super::ChargeHandle;
 
-    /// The rejection of the extractor [`ChargeHandle`] if no layer provides a handle. The status is
-    /// 500, and the text describes the fix.
+    /// Rejection of the extractor [`ChargeHandle`] if no layer provides a handle.
+    ///
+    /// The status is 500, and the text describes the fix.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct NoChargeHandle;
 
@@ -310,8 +311,7 @@ where
     }
 }
 
-/// Spawns a pending answer on the current Tokio runtime, because `Drop` cannot await the answer.
-/// Without a runtime, the answer is dropped.
+/// Spawns a pending answer on the current Tokio runtime, or drops it without one.
 fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
     if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
         drop(runtime.spawn(async move {

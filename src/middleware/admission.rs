@@ -1,4 +1,4 @@
-//! From the head of a request to its admission.
+//! The admission of a request, by its head.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(crate) struct Shared<K, S, R> {
 
 /// The next step of a request.
 ///
-/// No variant holds a [`Decision`] by value: moving a decision costs as much as making it.
+/// No variant holds a [`Decision`], because moving one costs as much as making it.
 pub(crate) enum Admission<B, S: Store> {
     /// The request runs. Its response receives the context, if there is one.
     Admitted(Option<ResponseContext>),
@@ -53,7 +53,7 @@ pub(crate) struct PendingCharge {
     started: Started,
 }
 
-/// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
+/// Calls `then` with the charges of a request, or `bypassed` if it bypasses the store.
 #[inline]
 pub(crate) fn charges<K: Rules, T>(
     rules: &K,
@@ -68,7 +68,7 @@ pub(crate) fn charges<K: Rules, T>(
     }
 }
 
-/// Takes `charges` from the store, without queueing where the request must not queue.
+/// Takes `charges` from the store, without queueing if the request must not queue.
 #[inline]
 pub(crate) fn take<S: Store>(
     store: &S,
@@ -88,7 +88,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Decides how a request goes on, or starts to.
+    /// Decides on a request, or starts to.
     #[inline]
     pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
     where
@@ -149,7 +149,7 @@ where
         }
     }
 
-    /// Admits the request, or answers it, without asking the store.
+    /// Admits or rejects a request without calling the store.
     #[cold]
     #[inline(never)]
     fn bypass<B>(&self, bypass: Bypass, head: &RequestHead<'_>) -> Admission<B, S>
@@ -177,7 +177,7 @@ where
         R: Reject<B>,
     {
         let Some(waiter) = self.settings.enter_queue(charges) else {
-            // Other requests have filled the queue since the store was asked.
+            // Other requests have filled the queue since the call.
             self.store.undo(charges, decision, None);
             return self.deny(&decision.clone().into_denied(), charges, head);
         };
@@ -205,7 +205,7 @@ where
         }
     }
 
-    /// Returns what the response to an admitted request receives, if anything.
+    /// Returns the context for the response of an admitted request, if any.
     #[inline(always)]
     fn respond(
         &self,

@@ -32,7 +32,7 @@ use crate::{
     store::Charge,
 };
 
-/// Default for the number of requests that may queue at a time.
+/// The default number of requests that may queue at once.
 pub(crate) const MAX_WAITERS: usize = 1_024;
 
 /// Settings of a layer that are plain values.
@@ -55,11 +55,11 @@ pub(crate) struct LayerConfig {
     pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<AdjustConfig>,
     pub(crate) meter: Meter,
-    /// Logs, spans and explanations show keys as fingerprints with this secret.
+    /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
 }
 
-/// The reason for which a denied request runs.
+/// The reason why a denied request runs.
 pub(crate) enum Override {
     ReportOnly,
     Overcommit(InFlight),
@@ -76,7 +76,7 @@ pub(crate) struct AdjustConfig {
 }
 
 impl AdjustConfig {
-    /// Returns the least final charge of a request without an adjustment, if one is set.
+    /// Returns the minimum final charge of a request without an adjustment.
     pub(crate) fn adjusted(&self) -> Option<u32> {
         match self.unsettled {
             Unsettled::AtLeast(units) => Some(units),
@@ -84,8 +84,9 @@ impl AdjustConfig {
         }
     }
 
-    /// Creates the handle for the extensions of a request. A request that was not charged gets one
-    /// as well: its handler still expects to extract it, and can block the keys.
+    /// Creates the handle for the extensions of a request.
+    ///
+    /// An uncharged request also gets one, because its handler may extract it or block the keys.
     pub(crate) fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -113,10 +114,10 @@ impl LayerConfig {
         }
     }
 
-    /// Returns `true` if header fields are all that an allowed request adds to its response.
+    /// Returns `true` if an allowed request gets only header fields.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        // Every field is named, so that a new setting does not compile without a thought.
+        // Names every field, so that a new setting does not compile until it is considered here.
         let Self {
             expose,
             after,
@@ -137,11 +138,11 @@ impl LayerConfig {
         !expose && after.is_none() && overcommit.is_none() && counters.is_none()
     }
 
-    /// Checks whether the request bypasses the rules.
+    /// Checks if the request bypasses the rules.
     ///
     /// # Errors
     ///
-    /// Fails with the reason for which it does.
+    /// Fails with the reason if it does.
     #[inline]
     pub(crate) fn check_bypass(&self, head: &RequestHead<'_>) -> Result<(), Bypass> {
         if !self.enabled.is_on() {
@@ -174,15 +175,16 @@ impl LayerConfig {
         }
     }
 
-    /// Returns whether the charges could queue, but must be decided without queueing: the queue is
-    /// full, or the layer only reports, which delays no request.
+    /// Returns `true` if the charges must be decided without queueing.
+    ///
+    /// The queue is full, or the layer is report-only.
     #[inline]
     pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
         charges.iter().any(Charge::queues)
             && (self.report_only.is_on() || self.waiters.are_full(charges, self.queue))
     }
 
-    /// Returns why a denied request runs nevertheless, if it does.
+    /// Returns the reason why a denied request runs, if any.
     pub(crate) fn override_denial(&self, decision: Option<&Decision>) -> Option<Override> {
         if self.report_only.is_on() {
             return Some(Override::ReportOnly);
@@ -197,8 +199,7 @@ impl LayerConfig {
         self.waiters.enter(charges, self.queue)
     }
 
-    /// Adds the jitter. Clients that were denied together then do not retry together. Jitter only
-    /// lengthens a wait, so that a client never retries too early.
+    /// Adds the jitter, so that clients that were denied together do not retry together.
     pub(crate) fn jittered(&self, wait: Duration) -> Duration {
         if self.jitter == 0 {
             return wait;
@@ -231,8 +232,9 @@ impl LayerConfig {
     }
 }
 
-/// Returns `true` for a CORS preflight (Fetch standard, section 3.2.2) without a body, as far as
-/// the head shows. A browser sends no `content-type` with a preflight; a gRPC call has one.
+/// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).
+///
+/// Unlike a gRPC call, a preflight has no `content-type`.
 fn is_preflight(head: &RequestHead<'_>) -> bool {
     let RequestHead { method, headers, .. } = head;
     *method == Method::OPTIONS

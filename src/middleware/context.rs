@@ -20,7 +20,7 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// The parts that only some layers ask for.
+/// The parts that only some layers use.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
@@ -46,8 +46,7 @@ impl ResponseContext {
         Some(Self { lines, extras: Some(extras) })
     }
 
-    /// Returns the context of a request that no store was asked about. Its handler still finds the
-    /// extension that it expects.
+    /// Returns the context of a request that bypassed the store.
     pub(super) fn uncharged(settings: &LayerConfig) -> Option<Self> {
         let charge = settings.after.as_ref()?.reserve(&[], Decision::allow(), false);
         let extras = Box::new(Extras { charge: Some(charge), ..Extras::default() });

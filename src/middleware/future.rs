@@ -1,4 +1,4 @@
-//! The future of a limited service.
+//! The future of a rate limited service.
 
 use std::{
     fmt,
@@ -25,10 +25,9 @@ use crate::{
 };
 
 pin_project! {
-    /// The future of a [`RateLimit`](crate::RateLimit) service.
+    /// Future of a [`RateLimit`](crate::RateLimit) service.
     ///
-    /// It is a few words larger than the inner future. Only a request that waits, for its decision or
-    /// in a queue, is boxed.
+    /// It is a few words larger than the inner future. Only a request that waits is boxed.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, K, S, R, B>
     where
@@ -67,7 +66,7 @@ pin_project! {
 }
 
 pin_project! {
-    /// An admitted request before its turn.
+    /// An admitted request that waits for its turn.
     struct Queued<I, K, S, R, B>
     where
         S: Store,
@@ -114,7 +113,7 @@ where
     I: Service<Request<B>>,
     S: Store,
 {
-    /// A rejection drops the inner service, which releases its readiness.
+    /// A rejection drops the inner service, and with it a reserved permit.
     fn new<C>(admission: Admission<C, S>, mut parked: Parked<I, K, S, R, B>) -> Self
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -179,7 +178,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Turns the decision into the next state.
+    /// Returns the next state, once the decision is known.
     fn poll_decision<C>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<State<I, K, S, R, B>>
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -201,8 +200,9 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Runs the request once its queue time is over and the service is ready. If the service fails,
-    /// or the future is dropped before, the charge is undone.
+    /// Runs the request after its queue time, once the service is ready.
+    ///
+    /// The charge is undone if the service fails or the future is dropped.
     fn poll_turn(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -28,10 +28,9 @@ use crate::{
     store::{CannotFail, Charge, LocalStore, OwnedCharges, Store, literal, without_queueing},
 };
 
-/// A layer that limits the rate of a service.
+/// Layer that limits the rate of a service.
 ///
-/// The layer is its own builder. A constructor takes the rules and the store, and setters change the
-/// defaults.
+/// A constructor takes the rules and the store. Setters change the defaults.
 ///
 /// ```
 /// use tower_sluice::{Headers, LocalStore, Quota, RateLimitLayer, Rule, key::{Everyone, PeerIp}};
@@ -54,15 +53,14 @@ use crate::{
 ///
 /// # Shared limits
 ///
-/// Accounts are in the store, so all clones of a layer share their limits. If several routes have
-/// clones of one layer, or if each connection has a clone, their requests are counted together. In
-/// contrast, with `tower::limit::RateLimitLayer` each service has its own limit.
+/// All clones of a layer share their limits, because accounts are in the store. Requests to several
+/// routes or connections with clones of one layer are counted together. In contrast, each service
+/// of `tower::limit::RateLimitLayer` has its own limit.
 ///
-/// Two layers on one store, or on clones of one store, charge the same account if the rule name and
-/// the key are equal. A request that passes both layers is charged by both. If the fixed quotas of
-/// the second layer differ, the second layer cannot be built. In that case, give the rules distinct
-/// names. [`new`](RateLimitLayer::new) uses the name `default`. To change a quota at run time, use
-/// a [`LivePlan`](crate::LivePlan).
+/// Two layers on one store charge the same account if the rule name and the key are equal. A
+/// request that passes both is charged by both. If the fixed quotas differ, the second layer cannot
+/// be built: give the rules distinct names. [`new`](RateLimitLayer::new) uses the name `default`.
+/// To change a quota at run time, use a [`LivePlan`](crate::LivePlan).
 ///
 /// ```
 /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -80,8 +78,7 @@ use crate::{
 ///
 /// [`try_rules`](RateLimitLayer::try_rules) returns an error for settings that would deny all
 /// requests or charge the wrong accounts. [`lints`](RateLimitLayer::lints) returns valid but
-/// probably unintended settings, such as a quota that never denies. With the feature `tracing`,
-/// these settings are also logged when the layer first wraps a service.
+/// probably unintended settings, which are also logged (feature `tracing`).
 ///
 /// ```
 /// use tower_sluice::{Headers, Quota, RateLimitLayer};
@@ -95,9 +92,8 @@ use crate::{
 /// Build a layer once and clone it. A layer that is built for every request limits nothing, and
 /// allocates a store each time.
 ///
-/// Different quotas under one rule name are not always detected. They are not detected if the
-/// quotas are chosen per request, if they belong to a [`Limiter`](crate::Limiter), or if they
-/// belong to another process on the same Redis server.
+/// Different quotas under one rule name are not always detected. They are missed if they are chosen
+/// per request, belong to a [`Limiter`](crate::Limiter), or belong to another process.
 ///
 /// The inner service must be `Clone`. It is cloned for each rejection and for each request that
 /// waits.
@@ -115,9 +111,8 @@ impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
     /// Limits every peer address to `quota`, in a new embedded store.
     ///
     /// With axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, which
-    /// attaches the [peer address](PeerIp) to requests. Behind a proxy, the peer of every request
-    /// is the proxy, so use [`new`](RateLimitLayer::new) with a [`ClientIp`](crate::ClientIp)
-    /// instead.
+    /// provides the [peer address](PeerIp). Behind a proxy, the peer of every request is the proxy:
+    /// use [`new`](RateLimitLayer::new) with a [`ClientIp`](crate::ClientIp) instead.
     #[track_caller]
     pub fn per_ip(quota: Quota) -> Self {
         Self::new(PeerIp::new(), quota, LocalStore::new())
@@ -129,8 +124,10 @@ where
     K: KeyExtractor,
     S: Store<Error: CannotFail>,
 {
-    /// Limits every key to a [`Plan`], under the rule name `default`. A plan is one quota, several
-    /// quotas that are charged together, or a function that chooses quotas per request.
+    /// Limits every key to a [`Plan`], under the rule name `default`.
+    ///
+    /// A plan is one quota, several quotas that are charged together, or a function that chooses
+    /// quotas per request.
     ///
     /// # Panics
     ///
@@ -146,13 +143,14 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Limits requests by one or more rules. The rules make one decision, so a request is charged
-    /// to all rules or to none.
+    /// Limits requests by one or more rules.
+    ///
+    /// A request is charged to all rules or to none.
     ///
     /// # Panics
     ///
-    /// Panics if [`try_rules`](RateLimitLayer::try_rules) returns an error. Use that method for rules
-    /// from configuration.
+    /// Panics if [`try_rules`](RateLimitLayer::try_rules) returns an error. Use `try_rules` for
+    /// rules from configuration.
     #[track_caller]
     pub fn rules(rules: K, store: S) -> Self {
         literal(Self::try_rules(rules, store))
@@ -187,8 +185,10 @@ where
 }
 
 impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
-    /// Returns valid but probably unintended settings. The text of each [`Finding`] names the rule,
-    /// the value, and the fix. Quotas of a [`LivePlan`](crate::LivePlan) are checked as they are now.
+    /// Returns valid but probably unintended settings.
+    ///
+    /// Each [`Finding`] has the rule, the value and the fix. A [`LivePlan`](crate::LivePlan) is
+    /// checked with its current quotas.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, lint::Lint};
@@ -212,8 +212,9 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 }
 
 impl<K, S, R> RateLimitLayer<K, S, R> {
-    /// Sets the header fields that report quotas to clients. Defaults to
-    /// [`Headers::Draft11`](crate::Headers::Draft11) with every response.
+    /// Sets the header fields that report quotas to clients.
+    ///
+    /// Defaults to [`Headers::Draft11`](crate::Headers::Draft11) with every response.
     /// [`Headers::only_when_denied`](crate::Headers::only_when_denied) sends them with rejections
     /// only.
     pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {
@@ -222,7 +223,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Allows one kind of [lint](RateLimitLayer::lints), because the setting is intended.
+    /// Allows one kind of [lint](RateLimitLayer::lints).
     ///
     /// ```
     /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::Everyone, lint::Lint};
@@ -237,17 +238,20 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request, for handlers,
-    /// and of the response, for outer layers.
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request and of the
+    /// response.
+    ///
+    /// Handlers and outer layers can read it there.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self
     }
 
-    /// Records a [fingerprint](crate::fingerprint::Fingerprint) of the key whose account decided.
+    /// Records a [fingerprint](crate::fingerprint::Fingerprint) of the key that decided, never the
+    /// key.
+    ///
     /// It is recorded in the span field `ratelimit.key`, in the debug log (feature `tracing`), and
-    /// in [explanations](RateLimitLayer::explain). The key is never recorded. By default, no
-    /// fingerprint is recorded.
+    /// in [explanations](RateLimitLayer::explain). By default, no fingerprint is recorded.
     ///
     /// ```
     /// use tower_sluice::{Key, Quota, RateLimitLayer, fingerprint::FingerprintKey};
@@ -264,8 +268,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Sets the percentage of a limit from which on an allowed request is counted in
-    /// `ratelimit.near_limit` (feature `metrics`). Defaults to 80.
+    /// Sets the percentage of a limit from which a request is near the limit. Defaults to 80.
+    ///
+    /// Allowed requests near a limit are counted in `ratelimit.near_limit` (feature `metrics`).
     ///
     /// # Panics
     ///
@@ -278,8 +283,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Increases the `Retry-After` of each rejection at random, by up to `percent` percent. Clients
-    /// that were denied at the same time then do not retry at the same time. Defaults to 0.
+    /// Increases each `Retry-After` at random, by up to `percent` percent. Defaults to 0.
+    ///
+    /// Clients that were denied together then do not retry together.
     ///
     /// # Panics
     ///
@@ -291,26 +297,23 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Lets CORS preflights pass without a charge. By default, they are charged like all other
-    /// requests.
+    /// Lets CORS preflights pass without a charge. By default, they are charged.
     ///
-    /// This setting is not needed if a CORS layer is outside the limiter, because that layer
-    /// answers preflights. The [guide](crate::guide::choosing) recommends that order. Use this
-    /// setting for services that answer preflights inside the limiter. Without it, a browser shows
-    /// a denied preflight as an opaque failure.
+    /// This is not needed if a CORS layer is outside the limiter, as the
+    /// [guide](crate::guide::choosing) recommends, because that layer answers preflights. Use it
+    /// for services that answer preflights inside the limiter. A browser shows a denied preflight
+    /// as an opaque failure.
     ///
-    /// A preflight has the method `OPTIONS`, an `Origin` and an `Access-Control-Request-Method`
-    /// ([Fetch](https://fetch.spec.whatwg.org/#cors-preflight-request)), no `Content-Type`, and no
-    /// body: no `Transfer-Encoding`, and no `Content-Length` other than 0. The
-    /// [deny list](RateLimitLayer::deny) is checked first.
+    /// A preflight has the method `OPTIONS`, an `Origin`, an `Access-Control-Request-Method`, no
+    /// `Content-Type` and no body ([Fetch](https://fetch.spec.whatwg.org/#cors-preflight-request)).
+    /// The [deny list](RateLimitLayer::deny) is checked first.
     ///
     /// # Limitations
     ///
-    /// Anyone can send such a request. In HTTP/2 and HTTP/3, a request may have a body that the
-    /// head does not announce with a `Content-Length`. Do not use this setting around a service
-    /// that acts on `OPTIONS`. Examples are a gRPC server (which ignores the method), a handler for
-    /// any method, and a layer that overrides the method. Clients could send any call to such a
-    /// service as a preflight, without a limit.
+    /// Anyone can send such a request, and in HTTP/2 and HTTP/3 it may have a body that the head
+    /// does not announce. Do not use this around a service that acts on `OPTIONS`: clients could
+    /// send any call to it without a limit. Examples are a gRPC server (which ignores the method),
+    /// a handler for any method, and a layer that overrides the method.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};
@@ -322,8 +325,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Lets requests on this list, such as health checks, pass without a charge. The list has
-    /// priority over a [deny list](RateLimitLayer::deny).
+    /// Lets requests on this list, such as health checks, pass without a charge.
+    ///
+    /// The list has priority over a [deny list](RateLimitLayer::deny).
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer};
@@ -339,26 +343,29 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Rejects requests on this list with 403, unless they are on an [allow list](RateLimitLayer::allow).
-    /// A request whose key or address cannot be read is rejected as well, with the status of its
+    /// Rejects requests on this list with 403, unless they are on an [allow
+    /// list](RateLimitLayer::allow).
+    ///
+    /// A request whose key or address cannot be read is rejected with the status of its
     /// [`KeyError`](crate::key::KeyError).
     pub fn deny(mut self, list: AccessList) -> Self {
         self.settings.deny.push(list);
         self
     }
 
-    /// Turns the layer off and on at run time. While the toggle is off, every request passes
-    /// without a charge.
+    /// Turns the layer off and on at run time.
+    ///
+    /// While the toggle is off, every request passes without a charge.
     pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
         self.settings.enabled = toggle.into();
         self
     }
 
-    /// Makes the layer report-only while the toggle is on. Requests that would be denied then pass,
-    /// even requests on a [deny list](RateLimitLayer::deny). Use this setting to try limits on live
-    /// traffic, or to suspend limits. [Decisions](RateLimitLayer::expose_decision) and
-    /// [counters](RateLimitLayer::count) report the requests that would be denied. The responses to
-    /// these requests have no quota fields.
+    /// Makes the layer report-only while the toggle is on, to try or suspend limits.
+    ///
+    /// Requests that would be denied then pass, even those on a [deny list](RateLimitLayer::deny).
+    /// [Decisions](RateLimitLayer::expose_decision) and [counters](RateLimitLayer::count) report
+    /// them. Their responses have no quota fields.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
@@ -384,24 +391,25 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Bounds the number of requests that [queue](Rule::max_wait) at the same time. Defaults to
-    /// 1,024. Further requests are decided without queueing, and a denied request is not charged.
+    /// Sets the maximum number of requests that [queue](Rule::max_wait) at once. Defaults to 1,024.
     ///
-    /// See [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) for the bound of one key.
+    /// Further requests are decided without queueing, and a denied request is not charged.
+    ///
+    /// [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) sets the maximum of one key.
     pub fn max_waiters(mut self, most: usize) -> Self {
         self.settings.queue.all = most;
         self.lints.reset_logged();
         self
     }
 
-    /// Bounds the number of requests of one key that [queue](Rule::max_wait) at the same time.
+    /// Sets the maximum number of requests of one key that [queue](Rule::max_wait) at once.
+    ///
     /// Further requests are decided without queueing, and a denied request is not charged.
     ///
-    /// Defaults to the units per period of the rule's tightest quota, or to the burst of that quota
-    /// if it is larger. The default is at least one, and at most a 64th of
-    /// [`max_waiters`](RateLimitLayer::max_waiters). The key of [`Everyone`](crate::key::Everyone),
-    /// which all requests share, has no bound by default. A request counts once for each of its
-    /// rules that have a queue.
+    /// Defaults to the units of the rule's tightest quota, or to its burst if that is larger. The
+    /// default is at least one, and at most a 64th of [`max_waiters`](RateLimitLayer::max_waiters).
+    /// [`Everyone`](crate::key::Everyone) has no maximum by default. A request counts once for each
+    /// of its rules that have a queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -413,15 +421,15 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// # Limitations
     ///
-    /// A client that can invent keys, such as unverified names, can still fill the queue of the
-    /// layer with 64 keys. Use a queue only with keys that a client cannot invent.
+    /// A client that can invent keys, such as unverified names, can fill the queue of the layer
+    /// with 64 keys. Use a queue only with keys that a client cannot invent.
     pub fn max_waiters_per_key(mut self, most: usize) -> Self {
         self.settings.queue.per_key = Some(most);
         self.lints.reset_logged();
         self
     }
 
-    /// Sets the rejection of denied requests. Defaults to [`TooManyRequests`].
+    /// Sets the response to denied requests. Defaults to [`TooManyRequests`].
     pub fn reject<R2>(self, reject: R2) -> RateLimitLayer<K, S, R2> {
         let Self { rules, store, items, settings, lints, .. } = self;
         let reject = Arc::new(reject);
@@ -434,11 +442,10 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Explains the decision that the layer would make on a request now, without charging the
-    /// request.
+    /// Explains the decision that the layer would make on a request now, without a charge.
     ///
-    /// If the store does not support dry runs, the explanation reports that. An example is a
-    /// governor limiter.
+    /// If the store does not support dry runs, such as a governor limiter, the explanation reports
+    /// that.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -477,9 +484,10 @@ where
         }
     }
 
-    /// Explains a decision that this layer has made on a request, such as a decision from the
-    /// [extensions](RateLimitLayer::expose_decision). The rules are evaluated again to get the
-    /// quotas, costs and keys. The store is not called.
+    /// Explains a decision of this layer, such as one from the
+    /// [extensions](RateLimitLayer::expose_decision).
+    ///
+    /// The rules are evaluated again to get the quotas, costs and keys. The store is not called.
     pub fn explain_decision<'a>(
         &self,
         decision: &Decision,
@@ -505,10 +513,11 @@ where
     S: Store + Send + Sync + 'static,
     S::Future: 'static,
 {
-    /// Adjusts the charges of every request to its response. Each charge is kept, refunded, or
-    /// changed to another number of units. A refund returns only units that have not come back over
-    /// time. If there is no response because of an error, a panic or a disconnect, charges are
-    /// kept.
+    /// Adjusts the charges of every request to its response.
+    ///
+    /// Each charge is kept, refunded, or changed to another number of units. A refund returns only
+    /// units that have not come back over time. Without a response, because of an error, a panic or
+    /// a disconnect, charges are kept.
     ///
     /// ```
     /// use http::StatusCode;
@@ -531,8 +540,10 @@ where
     }
 
     /// Inserts a [`ChargeHandle`](crate::middleware::ChargeHandle) into the extensions of every
-    /// request. The request handler uses it to adjust the charge to the actual cost. A charge that
-    /// is not adjusted is kept, even if the client disconnects or the handler panics.
+    /// request.
+    ///
+    /// The handler uses it to adjust the charge to the actual cost. An unadjusted charge is kept,
+    /// even if the client disconnects or the handler panics.
     ///
     /// ```
     /// use axum::{Router, routing::post};
@@ -551,9 +562,10 @@ where
         self
     }
 
-    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but raises a charge that is not
-    /// adjusted to `units` units. Set `units` to the cost of a request that ends without an
-    /// adjustment.
+    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but raises an unadjusted charge to
+    /// `units`.
+    ///
+    /// Set `units` to the cost of a request that ends without an adjustment.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};
@@ -566,14 +578,15 @@ where
         self
     }
 
-    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but refunds a charge that is not
-    /// adjusted, including the charge of a client that disconnects before the handler ends.
+    /// Like [`expose_charge`](RateLimitLayer::expose_charge), but refunds an unadjusted charge.
+    ///
+    /// This includes the charge of a client that disconnects before the handler ends.
     ///
     /// # Limitations
     ///
     /// **Clients that disconnect are not limited.** A client can send a request, close the
     /// connection before the response, and repeat this at any rate. The handler runs each time
-    /// until it is dropped. Use this setting only if unfinished work costs nothing. Otherwise use
+    /// until it is dropped. Use this only if unfinished work costs nothing. Otherwise use
     /// [`expose_charge`](RateLimitLayer::expose_charge), and call
     /// [`refund`](crate::middleware::ChargeHandle::refund) in a handler if nothing was used.
     ///

@@ -1,10 +1,10 @@
 //! The path of a request through the layer.
 //!
-//! The module `admission` decides from the head of a request if the request runs, waits in the
-//! queue, waits for the store, or is rejected. [`RateLimit`] and its future act on this admission.
-//! A dry run of the layer and the simulator use the same steps.
+//! The module `admission` decides by the head of a request if it runs, waits, or is rejected.
+//! [`RateLimit`] and its future act on this. A dry run of the layer and the simulator use the same
+//! steps.
 //!
-//! This module also contains the types of some settings of a [`RateLimitLayer`].
+//! The module also has the types of some settings of a [`RateLimitLayer`].
 
 pub(crate) mod access;
 pub(crate) mod adjust;

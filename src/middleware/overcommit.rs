@@ -11,9 +11,11 @@ use std::{
     },
 };
 
-/// Allows requests beyond their quota while the system has capacity. Such a request is not charged,
-/// and is marked as [overage](crate::Decision::is_overage). A request is still denied if its cost
-/// can never fit, if its key is blocked, or if the store failed.
+/// Setting that allows requests beyond their quota while the system has capacity.
+///
+/// Such a request is not charged, and is marked as [overage](crate::Decision::is_overage). A
+/// request is still denied if its cost can never fit, if its key is blocked, or if the store
+/// failed.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Overcommit};
@@ -31,21 +33,21 @@ enum Signal {
 }
 
 impl Overcommit {
-    /// Creates a setting for which capacity is available while `room` returns `true`.
+    /// Creates a setting with capacity while `room` returns `true`.
     pub fn when(room: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Signal::When(Arc::new(room)))
     }
 
-    /// Creates a setting for which capacity is available while fewer than `max` requests are in
-    /// flight. All layers that share this value are counted together. A request is in flight until
-    /// the head of its response is available.
+    /// Creates a setting with capacity while fewer than `max` requests are in flight.
+    ///
+    /// All layers that share this value are counted together. A request is in flight until the head
+    /// of its response is available.
     #[must_use]
     pub fn in_flight(max: usize) -> Self {
         Self(Signal::InFlight { max, now: Arc::default() })
     }
 
-    /// Counts a request if capacity is available. The test and the count are one atomic step, so
-    /// that concurrent requests cannot exceed the capacity.
+    /// Counts a request if capacity is available, in one atomic step.
     pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
             Signal::When(room) => room().then_some(InFlight(None)),
@@ -73,7 +75,7 @@ impl fmt::Debug for Overcommit {
     }
 }
 
-/// A request in flight. It is counted if the capacity is a number of requests.
+/// A request in flight.
 #[derive(Debug)]
 pub(crate) struct InFlight(
     #[expect(dead_code, reason = "counts until it is dropped")] Option<CountGuard>,
@@ -85,7 +87,7 @@ impl From<CountGuard> for InFlight {
     }
 }
 
-/// A guard that counts one request until the guard is dropped.
+/// Counts one request until it is dropped.
 #[derive(Debug)]
 pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
@@ -95,7 +97,7 @@ impl CountGuard {
         Self(now.clone())
     }
 
-    /// Counts one more request. Returns `None` if the count has reached `max`.
+    /// Counts one more request, or returns `None` at `max`.
     pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let one_more = |n| (n < max).then_some(n + 1);
         now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))

@@ -8,8 +8,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store},
 };
 
-/// A queued charge. When this value is dropped, the charge is undone, unless other requests have
-/// queued behind it.
+/// A queued charge. It is undone on drop, unless another request waits behind it.
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,

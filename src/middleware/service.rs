@@ -1,4 +1,4 @@
-//! The limited service.
+//! The rate limited service.
 
 use std::{
     fmt, mem,
@@ -20,13 +20,15 @@ use crate::{
     store::{CannotFail, Store},
 };
 
-/// Limits the rate of an inner service. Made by a [`RateLimitLayer`](crate::RateLimitLayer).
+/// Service that limits the rate of an inner service.
+///
+/// Created by a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
 /// A rejection is a response, so the error type is that of the inner service. Clones share their
-/// limits, because accounts live in the store.
+/// limits.
 ///
-/// The inner service must be `Clone`, as most services are: a request that waits, for its decision or
-/// in a queue, takes the ready instance with it and leaves a clone.
+/// The inner service must be `Clone`: a request that waits keeps the ready instance, and leaves a
+/// clone.
 pub struct RateLimit<I, K, S, R = TooManyRequests> {
     inner: I,
     shared: Arc<Shared<K, S, R>>,
@@ -64,9 +66,10 @@ where
     type Error = I::Error;
     type Future = ResponseFuture<I, K, S, R, B>;
 
-    /// Ready when the inner service is ready, since the request is not known before. So a denial
-    /// waits for the inner service as well: see
-    /// [where the layer goes](crate::guide::choosing#where-does-the-layer-go).
+    /// Ready when the inner service is ready, because the request is not known before.
+    ///
+    /// A denial therefore waits for the inner service as well, see [where the layer
+    /// goes](crate::guide::choosing#where-does-the-layer-go).
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
         self.inner.poll_ready(cx)
     }
@@ -96,7 +99,7 @@ where
 }
 
 impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
-    /// Moves the ready service, the request, and the shared state into the future.
+    /// Moves the ready service, the request and the shared state into the future.
     fn park<B>(&mut self, request: Request<B>) -> Parked<I, K, S, R, B> {
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
@@ -104,8 +107,9 @@ impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
     }
 }
 
-/// The readiness of the inner service during a decision. A panic in an extractor, a cost, or a
-/// [`Reject`] releases it, since a server may catch the panic and keep the connection.
+/// The readiness of the inner service during a decision, released by a panic.
+///
+/// A server may catch a panic and keep the connection.
 struct Readiness<'a, I: Clone>(&'a mut I);
 
 impl<I: Clone> Readiness<'_, I> {

@@ -5,8 +5,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// Statistics of the decisions of a layer. Clones share the counts. Pass a reference to
-/// [`count`](crate::RateLimitLayer::count), and keep the value to read the counts.
+/// Counters for the decisions of a layer. Clones share the counts.
+///
+/// Pass a reference to [`count`](crate::RateLimitLayer::count), and keep the value to read the
+/// counts.
 #[derive(Clone, Debug, Default)]
 pub struct Counters(Arc<AtomicCounts>);
 
@@ -20,7 +22,7 @@ struct AtomicCounts {
     unkeyed: AtomicU64,
 }
 
-/// A snapshot of [`Counters`].
+/// Snapshot of [`Counters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -34,12 +36,13 @@ pub struct Counts {
     pub overage: u64,
     /// Requests that were allowed after a wait in the queue.
     pub delayed: u64,
-    /// Requests that were rejected without a call to the store. They had no identity or an unusable
-    /// identity, or were on a deny list.
+    /// Requests that were rejected without a call to the store.
+    ///
+    /// They had no usable identity, or were on a deny list.
     pub unkeyed: u64,
 }
 
-/// An event of one request that is counted.
+/// A counted event of a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Event {
     Allowed,
@@ -57,8 +60,7 @@ impl Counters {
         Self::default()
     }
 
-    /// Returns the current counts. Each count is exact, but the counts are not read at the same
-    /// instant.
+    /// Returns the current counts, which are not all read at the same instant.
     #[must_use]
     pub fn snapshot(&self) -> Counts {
         let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;

@@ -8,12 +8,12 @@ use std::sync::{
     },
 };
 
-/// A flag that can be changed at run time. Clones share the flag.
+/// Flag that can be changed at run time. Clones share the flag.
 ///
-/// [`enabled`](crate::RateLimitLayer::enabled) turns a whole layer on and off. While the layer is
-/// off, requests pass and the store is not called. [`Rule::report_only`](crate::Rule) and
-/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) make a rule or a layer report-only while
-/// the flag is on. It then counts requests but does not deny them.
+/// [`enabled`](crate::RateLimitLayer::enabled) turns a layer on and off. While it is off, requests
+/// pass and the store is not called. [`Rule::report_only`](crate::Rule) and
+/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) count requests but do not deny them while
+/// the flag is on.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
@@ -29,7 +29,7 @@ use std::sync::{
 #[derive(Clone, Debug)]
 pub struct Toggle {
     flag: Arc<AtomicBool>,
-    /// `true` if the toggle was created from a `bool`, so that nobody keeps a handle to change it.
+    /// `true` if created from a `bool`, so that nobody can change it.
     fixed: bool,
 }
 
@@ -50,7 +50,7 @@ impl Toggle {
         self.fixed
     }
 
-    /// Turns the flag on or off. The change applies from the next request on.
+    /// Turns the flag on or off, from the next request on.
     pub fn set(&self, on: bool) {
         self.flag.store(on, Release);
     }

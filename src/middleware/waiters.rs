@@ -1,7 +1,7 @@
-//! The numbers of queued requests, in total and per key.
+//! Queued requests, counted in total and per key.
 //!
-//! If only the total were bounded, a few keys could fill the queue. With the default bound, 18
-//! users with 60 requests each would be enough. Therefore each key has a bound, too.
+//! With only a total, a few keys could fill the queue: 18 users with 60 requests each would be
+//! enough.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -19,10 +19,10 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// The divisor for the default bound of a key, which is at most a 64th of all places.
+/// A key has by default at most this part of all places.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The maximum numbers of requests that are queued at the same time.
+/// The maximum numbers of queued requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Bounds {
     pub(crate) per_key: Option<usize>,
 }
 
-/// The requests that are currently queued. A request has one entry for each of its keys.
+/// The queued requests. A request has one entry for each of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -38,7 +38,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A place in the queue. The place is freed when this value is dropped.
+/// A place in the queue, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
@@ -48,9 +48,11 @@ pub(crate) struct Waiter {
 type Keys = SmallVec<[u64; 2]>;
 
 impl Bounds {
-    /// Returns the bound of the charge's key. Defaults to the burst or the units per period of the
-    /// smallest quota, whichever is larger, but at most to a 64th of all places, and at least to 1.
-    /// All requests share the key of `Everyone`, which has no bound by default.
+    /// Returns the maximum of the charge's key.
+    ///
+    /// It defaults to the burst or the units per period of the smallest quota, whichever is larger.
+    /// The default is at least 1, and at most a 64th of all places. `Everyone` has no maximum by
+    /// default.
     fn of(self, charge: &Charge<'_>) -> usize {
         if let Some(max) = self.per_key {
             return max;
@@ -65,7 +67,7 @@ impl Bounds {
 }
 
 impl Waiters {
-    /// Returns `true` if there is no place for a request with these charges.
+    /// Returns `true` if there is no place for a request.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
         let all = self.all.load(Acquire);
         // An empty queue needs no lookup.
@@ -74,7 +76,7 @@ impl Waiters {
             || all > 0 && self.has_full_key(charges, bounds, &self.lock())
     }
 
-    /// Takes a place for a request with these charges. Returns `None` if there is no place.
+    /// Takes a place for a request, or returns `None` if there is no place.
     pub(crate) fn enter(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
