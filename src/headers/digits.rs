@@ -1,4 +1,4 @@
-//! Numbers as header values. Small numbers need no allocation.
+//! Numbers as header values, without an allocation for small ones.
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -23,8 +23,7 @@ static DIGITS: [[u8; LONGEST]; KNOWN] = {
     all
 };
 
-/// Returns a number as a header value. A large number needs one allocation, while `From` would need
-/// two.
+/// Returns a number as a header value, with at most one allocation.
 pub(super) fn number(n: u64) -> HeaderValue {
     let value = match usize::try_from(n).ok().and_then(|n| DIGITS.get(n)) {
         Some(digits) => {

@@ -1,4 +1,4 @@
-//! Names and limits of a layer's quotas, as clients see them.
+//! Names and limits of quotas, as clients see them.
 
 use std::borrow::Cow;
 
@@ -16,17 +16,18 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Items {
     pub(super) list: Vec<Item>,
-    /// The report-only rules. Header fields do not contain their quotas.
+    /// The report-only rules, which header fields do not contain.
     reporting: Vec<RuleName>,
     /// `true` if a rule chooses its quotas per request.
     dynamic: bool,
-    /// The number of rules that have quotas to charge.
+    /// The number of rules with quotas.
     rules: usize,
 }
 
 impl Items {
-    /// Collects the quotas of the rules, in order. Quota names must be unique. This includes the
-    /// names of report-only rules, which may be enforced later.
+    /// Collects the quotas of the rules. Their names must be unique.
+    ///
+    /// Report-only rules are included, because they may be enforced later.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
         let list = Item::named(infos);
         for (at, item) in list.iter().enumerate() {
@@ -42,14 +43,13 @@ impl Items {
         Ok(Self { list, reporting, dynamic, rules })
     }
 
-    /// Collects the quotas that charge one request.
+    /// Collects the quotas of one request.
     pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
         let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
         Self::of(Item::named(&infos), charges)
     }
 
-    /// Returns the items of the rules that make these charges. A rule counts as report-only if its
-    /// charge is report-only.
+    /// Returns the items of the rules that make these charges.
     pub(super) fn only(&self, charges: &[Charge<'_>]) -> Self {
         let charged = |item: &&Item| charges.iter().any(|charge| charge.rule() == item.rule);
         Self::of(self.list.iter().filter(charged).cloned().collect(), charges)
@@ -67,8 +67,7 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if every rule charges the request and has the same mode (enforced or
-    /// report-only) as in this list.
+    /// Returns `true` if every rule charges the request, in the mode of this list.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules
@@ -129,9 +128,9 @@ impl Item {
     }
 }
 
-/// Returns the number of seconds in which an empty account refills at the configured rate. The
-/// rounded interval is not used, because three units per second would then be reported as
-/// `q=3;w=2`.
+/// Returns the seconds in which an empty account refills.
+///
+/// The rounded interval would report three units per second as `q=3;w=2`.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

@@ -1,5 +1,4 @@
-//! A cache of rendered `RateLimit` values. Near the limit only a few distinct values occur, and a
-//! cached value needs no allocation.
+//! A cache of `RateLimit` values. Near the limit, only a few distinct values occur.
 
 use std::sync::OnceLock;
 
@@ -7,9 +6,9 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// The number of cached values for units left, each with a wait of zero or one second.
+/// The number of cached values by units left, each with a wait of zero or one second.
 const UNITS: usize = 128;
-/// The number of cached values for the seconds to wait if no unit is left.
+/// The number of cached values by seconds to wait, without units left.
 const SECONDS: usize = 64;
 
 #[derive(Debug)]
@@ -20,7 +19,7 @@ impl Kept {
         Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the slot of a reading, or `None` if the cache does not cover the reading.
+    /// Returns the slot of a reading, if the cache covers it.
     pub(super) fn place(&self, told: &Reading) -> Option<&OnceLock<HeaderValue>> {
         let (units, seconds) = (usize::try_from(told.remaining), usize::try_from(told.next));
         self.0.get(match (units.ok()?, seconds.ok()?) {

@@ -17,7 +17,7 @@ use super::{
     template::Template,
 };
 
-/// The numbers of one decision, which are kept until the response is available.
+/// The numbers of one decision, kept until the response is available.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
@@ -27,16 +27,14 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// `true` if the whole decision is overage. The flag is in this struct because it needs no
-    /// additional space here.
+    /// `true` if the whole decision is overage. It fits into the padding of this struct.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The number of seconds until more units are available, or 0 if no more units come back.
+    /// The seconds until more units are available, or 0 if no more come back.
     pub(super) next: u32,
 }
 
-/// Returns the names of the fields to fill in, in order. The flag is `true` if the policy field
-/// follows them.
+/// Returns the fields to fill in, in order, and `true` if the policy field follows.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -46,15 +44,14 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// Returns prepared fields for a response that has no other fields. To copy a map costs less than
-/// to create one, because a new map hashes each name.
+/// Returns prepared fields. A copy costs less than a new map, which hashes each name.
 pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// Returns prepared fields for a plain-text rejection. `Retry-After` is the first field.
+/// Returns prepared fields for a plain-text rejection, `Retry-After` first.
 pub(super) fn refusal(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
@@ -117,7 +114,7 @@ impl Lines {
             Headers::None => {}
             Headers::Draft11 => {
                 self.policy(headers);
-                // The field is a list, which may span several lines.
+                // A list may span several lines.
                 self.list().map(|list| headers.append(RATELIMIT, list));
             }
             Headers::Draft07 => self.add_dictionary(first, headers),
@@ -152,8 +149,7 @@ impl Lines {
     }
 
     fn make_list(&self) -> Option<HeaderValue> {
-        // The text is built in a stack buffer, so that only one allocation of the exact size is
-        // needed.
+        // A stack buffer, so that one allocation of the exact size is enough.
         let mut text = [0; 256];
         let mut rest = &mut text[..];
         if self.put_list(&mut rest).is_ok() {
@@ -182,9 +178,9 @@ impl Lines {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field has fewer units remaining. An
-    /// existing field is replaced, because clients would use only the last line of a dictionary
-    /// with two lines.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field has fewer units left.
+    ///
+    /// An existing field is replaced, because clients use only the last line of a dictionary.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -204,7 +200,7 @@ impl Lines {
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
-    /// Sets three single-valued fields, unless existing fields have fewer units remaining.
+    /// Sets three fields, unless existing ones have fewer units left.
     fn add_triplet(
         &self,
         first: &Reading,

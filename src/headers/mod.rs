@@ -1,4 +1,6 @@
-//! Header fields of decisions. Only this module converts times to seconds, and it always rounds up.
+//! Header fields of decisions.
+//!
+//! Only this module converts times to seconds, always rounded up.
 
 mod digits;
 mod item;
@@ -20,7 +22,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// The header field, defined by this crate, of a request that was allowed beyond its quota.
+/// The header field of a request that was allowed beyond its quota, defined by this crate.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -33,8 +35,9 @@ const X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers` of a CORS
-/// layer. Without that header, scripts in a browser cannot read the fields.
+/// Returns all header fields that a layer may set, for a CORS layer.
+///
+/// Scripts in a browser can read only the fields in `Access-Control-Expose-Headers`.
 ///
 /// Place the CORS layer outside the limiter. Otherwise rejections lack the CORS headers.
 ///
@@ -51,36 +54,40 @@ pub fn exposed_headers() -> Vec<HeaderName> {
     names
 }
 
-/// The family of header fields that report quotas to clients. `Retry-After` is sent with every
-/// family, because all clients obey it.
+/// Family of header fields that report quotas to clients.
 ///
-/// Feature `serde` reads and writes `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
+/// `Retry-After` is sent with every family.
+///
+/// With feature `serde`, the values are `"draft11"`, `"draft07"`, `"draft06"`, `"x-ratelimit"`,
 /// `"x-ratelimit-delta"` and `"none"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Headers {
-    /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, one item per
-    /// quota: Internet-Draft `draft-ietf-httpapi-ratelimit-headers`, revision 11.
+    /// `RateLimit: "default";r=4;t=1` and `RateLimit-Policy: "default";q=5;w=1`, per quota.
     ///
-    /// `q` is the burst, and `w` is the number of seconds in which a whole burst comes back. For
-    /// example, 50 units per minute with a burst of 100 is `q=100;w=120`. `r` is the number of
-    /// units left, and `t` is the number of seconds until more units are available. A full account
-    /// has no `t`.
+    /// This is revision 11 of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`.
+    ///
+    /// - `q` is the burst.
+    /// - `w` is the number of seconds in which a whole burst comes back. For example, 50 units per
+    ///   minute with a burst of 100 is `q=100;w=120`.
+    /// - `r` is the number of units left.
+    /// - `t` is the number of seconds until more units are available. A full account has no `t`.
     #[default]
     Draft11,
-    /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1`: revision 07.
+    /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1` (revision 07).
     Draft07,
-    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` (seconds from now) and
-    /// `RateLimit-Policy`: revision 06.
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now) and `-Policy` (revision 06).
     Draft06,
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, with the reset as Unix time in seconds.
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, with the reset in Unix time.
+    ///
     /// GitHub sends this form, and most parsers expect it.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit"))]
     XRateLimit,
-    /// Like [`XRateLimit`](Headers::XRateLimit), but `-Reset` is in seconds from now. Some parsers
-    /// read such a value as a date in 1970.
+    /// Like [`XRateLimit`](Headers::XRateLimit), but with the reset in seconds from now.
+    ///
+    /// Some parsers read such a value as a date in 1970.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit-delta"))]
     XRateLimitDelta,
     /// No quota fields.
@@ -88,7 +95,7 @@ pub enum Headers {
 }
 
 impl Headers {
-    /// Sends the fields with rejections only. Defaults to sending them with every response.
+    /// Sends the fields with rejections only, not with every response.
     ///
     /// ```
     /// use tower_sluice::{Headers, Quota, RateLimitLayer};
@@ -102,9 +109,9 @@ impl Headers {
     }
 }
 
-/// The fields of a layer and the responses that carry them, for
-/// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers). Created from [`Headers`], or by
-/// [`Headers::only_when_denied`].
+/// Header fields of a layer, for [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
+///
+/// Created from [`Headers`], or by [`Headers::only_when_denied`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeaderPolicy {
     pub(crate) family: Headers,
@@ -117,12 +124,12 @@ impl From<Headers> for HeaderPolicy {
     }
 }
 
-/// Sets `Retry-After` if absent. The value is at least 1, because clients retry immediately on 0.
+/// Sets `Retry-After` if absent, to at least 1, because clients retry immediately on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }
 
-/// Returns the wait before a retry in whole seconds, at least 1.
+/// Returns the wait in whole seconds, at least 1.
 pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)
 }
@@ -131,7 +138,7 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }
 
-/// Appends a JSON string. Names are printable ASCII, so only quotes and backslashes need an escape.
+/// Appends a JSON string. Names are printable ASCII.
 pub(crate) fn push_json_string(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {

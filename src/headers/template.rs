@@ -23,7 +23,7 @@ use crate::{
     store::Charge,
 };
 
-/// The maximum number of rules for which each combination of rules has a value cache.
+/// The maximum number of rules with a value cache for each combination.
 const FEW: usize = 16;
 
 /// Precomputed header fields of a layer, or of one request.
@@ -31,17 +31,16 @@ const FEW: usize = 16;
 pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
-    /// The quoted and escaped name of each item, as a structured field string (RFC 9651).
+    /// The quoted name of each item, as a structured field string (RFC 9651).
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
-    /// The prepared fields of a response that has no other fields.
+    /// Prepared fields of a response.
     prepared: OnceLock<HeaderMap>,
     /// Prepared fields of a plain-text rejection.
     refusal: OnceLock<HeaderMap>,
-    /// The value cache, if the template serves many requests and has one quota.
+    /// The value cache of a template for many requests, with one quota.
     pub(super) kept: Option<OnceLock<Kept>>,
-    /// Templates for requests that are charged by other rules, or by rules in another mode
-    /// (enforced or report-only).
+    /// Templates for requests that other rules charge, or rules in another mode.
     variants: Variants,
 }
 
@@ -63,14 +62,15 @@ impl Template {
         Self { family, items, quoted, policy, prepared, refusal, kept: None, variants }
     }
 
-    /// Enables the value cache, for a template that serves many requests.
+    /// Enables the value cache.
     pub(crate) fn for_all(self) -> Self {
         let one = self.family == Headers::Draft11 && self.items.list.len() == 1;
         Self { kept: one.then(OnceLock::new), ..self }
     }
 
-    /// Returns the template for a request with these charges, if it differs from this template. A
-    /// response contains only the policies of the rules that charge its request.
+    /// Returns the template for a request, if it differs from this one.
+    ///
+    /// A response contains only the policies of the rules that charge its request.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         if self.items.are_chosen() {
@@ -94,8 +94,7 @@ impl Template {
         self.prepared.get_or_init(prepare).clone()
     }
 
-    /// Adds the fields of a rejection. If a [`Reject`](crate::Reject) has set a `Retry-After`, that
-    /// value is kept.
+    /// Adds the fields of a rejection. A `Retry-After` of a [`Reject`](crate::Reject) is kept.
     pub(crate) fn complete(
         self: &Arc<Self>,
         headers: &mut HeaderMap,
@@ -110,7 +109,7 @@ impl Template {
         }
     }
 
-    /// Returns all fields of a plain-text rejection, or `None` if the name of a quota is unknown.
+    /// Returns all fields of a plain-text rejection, or `None` if a quota's name is unknown.
     pub(crate) fn refusal(
         self: &Arc<Self>,
         decision: &Decision,
@@ -136,7 +135,7 @@ impl Template {
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
-    /// Returns the quota fields of a decision on these charges, or `None` without any field.
+    /// Returns the quota fields of a decision, if any.
     #[inline]
     pub(crate) fn lines(
         self: &Arc<Self>,

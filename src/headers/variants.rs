@@ -1,18 +1,18 @@
-//! Templates for requests that only some rules of a layer charge, or that a rule charges after its
-//! report-only flag has changed. Each template is created once and found without a lock.
+//! Templates for requests that only some rules of a layer charge.
+//!
+//! Each is created once and found without a lock.
 
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
 use crate::{rule::RuleName, store::Charge};
 
-/// The maximum number of templates that are kept. If there is no room for the template of a
-/// request, a new template is created for each such request.
+/// The maximum number of templates that are kept. Others are created for each request.
 const MOST: usize = 4_096;
 /// The number of slots that are searched for one request.
 const PROBES: usize = 8;
 
-/// The rules that charge a request, each with a flag that is `true` for a report-only rule.
+/// The rules that charge a request, with `true` for a report-only rule.
 type Charged = Box<[(RuleName, bool)]>;
 
 #[derive(Debug)]
@@ -28,8 +28,7 @@ impl Variants {
         Self { rules, slots: OnceLock::new() }
     }
 
-    /// Returns the template for requests with these charges. The first call creates the template
-    /// with `make`.
+    /// Returns the template for requests with these charges, created by `make` at first.
     pub(super) fn get(&self, charges: &[Charge<'_>], make: impl Fn() -> Template) -> Arc<Template> {
         let slots = self.slots.get_or_init(|| self.room());
         let made = || {
@@ -47,7 +46,7 @@ impl Variants {
         Arc::new(make())
     }
 
-    /// Creates slots for combinations of rules. The number of slots is a power of two.
+    /// Creates slots for combinations of rules, a power of two of them.
     fn room(&self) -> Box<[TemplateSlot]> {
         let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
         (0..slots).map(|_| TemplateSlot::new()).collect()
