@@ -1,4 +1,4 @@
-//! Tables of the documents stay readable in a terminal.
+//! Tables in the documents must be readable in a terminal.
 
 use std::{fs, path::Path};
 

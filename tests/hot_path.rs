@@ -1,5 +1,7 @@
-//! A decision allocates nothing. The layer adds a few words to the bare service, and allocates only
-//! for the header fields.
+//! Allocations of a decision and of the layer.
+//!
+//! A decision allocates nothing. The layer allocates only for header fields, and adds a few words
+//! to the service.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! A late charge that `RedisStore` cuts in any case is a line in the log, once.
+//! The log line for a late charge that `RedisStore` cuts, which is written once.
 #![cfg(all(feature = "redis", feature = "tracing"))]
 
 #[path = "support/log.rs"]

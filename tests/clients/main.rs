@@ -1,8 +1,10 @@
-//! Third-party clients against a real server: the headers that they receive, and their reaction.
+//! Third-party clients against a real server.
 //!
-//! `scripts/clients` installs them and runs this program with the commands that call them as
-//! arguments (`node http.js`, one argument each). Each receives the server's address in `SERVER`,
-//! and prints a line of JSON per check. A failed check or command fails the whole run.
+//! The clients report the headers that they receive, and how they react. `scripts/clients` installs
+//! them and runs this program with the commands that call them, such as `node http.js`.
+//!
+//! Each client receives the server's address in `SERVER`, and prints a line of JSON per check. A
+//! failed check or command fails the whole run.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 #[path = "../support/corpus.rs"]

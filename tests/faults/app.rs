@@ -1,4 +1,4 @@
-//! An app: its own store, and requests at a steady rate, whether or not answers arrive.
+//! An app with its own store, which sends requests at a steady rate.
 
 use std::{
     sync::{

@@ -1,5 +1,7 @@
-//! An app in its own process: this program again, with its order as an argument. It prints its
-//! entries as they come, so that they are known when it is killed.
+//! An app in a process of its own.
+//!
+//! It is this program with an order as its argument. It prints its entries immediately, so that
+//! they are known when it is killed.
 
 use std::{
     env,

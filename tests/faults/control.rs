@@ -1,4 +1,4 @@
-//! A task that only sleeps, beside the load. Its delay is the delay that the machine adds.
+//! A task that only sleeps, to measure the delay that the machine adds.
 
 use std::{
     fs::File,
@@ -24,11 +24,10 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Sleeps and measures, on the thread of the caller, until [`Control::end`].
+    /// Sleeps and measures on the caller's thread, until [`Control::end`].
     ///
-    /// A late wake-up counts as a stall of the machine only if the kernel reports that this thread
-    /// waited for a processor most of the time. If our own code kept the thread busy, the delay is
-    /// a fault of the code.
+    /// A late wake-up is a stall of the machine if the thread mostly waited for a processor, by the
+    /// kernel's count. Otherwise it is a fault of the code.
     pub(crate) async fn watch(self) {
         let waits = Waits::open();
         let (mut slept, mut waited) = (now(), waits.so_far());

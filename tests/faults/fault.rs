@@ -1,4 +1,4 @@
-//! Faults: their effect on the world, and the requirements that hold nevertheless.
+//! Faults, and the requirements that must hold during them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -75,7 +75,7 @@ pub(crate) struct Must {
     pub(crate) overshoot: Option<u64>,
     /// The time after the fault within which every breaker is open.
     pub(crate) open: Option<Duration>,
-    /// The time after the repair within which every app has all its decisions from Redis again.
+    /// The time after the repair within which Redis makes all decisions again.
     pub(crate) recover: Option<Duration>,
     /// The permitted kinds of errors. With none, Redis decides all.
     pub(crate) errors: &'static [&'static str],
@@ -84,11 +84,11 @@ pub(crate) struct Must {
 }
 
 impl Must {
-    /// The fault has no effect: Redis decides everything, and no key exceeds its limit.
+    /// The fault has no effect: Redis decides everything, within the limits.
     pub(crate) const UNNOTICED: Self =
         Self { overshoot: Some(0), open: None, recover: None, errors: &[], may_pass: true };
 
-    /// The policy replaces missing decisions of Redis, until at most a second after Redis is back.
+    /// The policy decides instead of Redis, until at most a second after Redis is back.
     pub(crate) const fn policy(overshoot: u64, errors: &'static [&'static str]) -> Self {
         let recover = Some(Duration::from_secs(1));
         Self { overshoot: Some(overshoot), open: None, recover, errors, may_pass: false }

@@ -1,7 +1,11 @@
 //! Checks the logs of a fault against its requirements.
 //!
-//! Every fault requires: each decision within its timeout and a margin, no panic, no key further
-//! above its limit than the fault allows, and nearly free decisions while the breaker is open.
+//! During every fault:
+//!
+//! - Each decision arrives within its timeout and a margin.
+//! - Nothing panics.
+//! - No key exceeds its limit by more than the fault allows.
+//! - Decisions are nearly free while the breaker is open.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,8 +18,8 @@ use crate::{
     stage::Ran,
 };
 
-/// The margin of a decision above its timeout: tokio's timers have steps of a millisecond, plus
-/// rounds of the runtime. Without optimization those take longer, here and below.
+/// The margin of a decision above its timeout. Without optimization, rounds of the runtime take
+/// longer.
 const SLACK: Duration = Duration::from_millis(if cfg!(debug_assertions) { 15 } else { 5 });
 /// The highest permitted 99th percentile of decisions while the breaker is open.
 const OPEN: Duration = Duration::from_micros(if cfg!(debug_assertions) { 500 } else { 50 });

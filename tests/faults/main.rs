@@ -1,9 +1,10 @@
-//! The fault suite: real servers and real faults under load, and the requirements that hold during
-//! them.
+//! The fault suite: real servers and real faults under load.
 //!
-//! `cargo test --all-features --test faults` runs every fault for some seconds and fails if a bound
-//! is broken. `scripts/faults` runs them longer, in release, and prints the table of `README.md` in
-//! this folder. `-- --list` lists the faults and `-- --only NAME` runs one.
+//! `cargo test --all-features --test faults` runs every fault for some seconds, and fails if a
+//! requirement is broken. `-- --list` lists the faults, and `-- --only NAME` runs one.
+//!
+//! `scripts/faults` runs them longer, in release, and prints the table of `README.md` in this
+//! folder.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod app;

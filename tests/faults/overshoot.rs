@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tower_sluice::Quota;
 
-/// Returns the most units that were admitted above the limit in any window: above `B + Δ/T` in a
-/// window of length `Δ`, where `B` is the burst and one unit returns each `T`.
+/// Returns the most units above the limit that were admitted in any window.
 ///
-/// Each admission is given as the interval of its decision, because a client cannot know the
-/// instant. A window counts the intervals that lie wholly in it, so that nothing is reported that
-/// some order of events would explain.
+/// In a window of length `Δ`, the limit is `B + Δ/T` for a burst `B` and one unit per `T`.
+///
+/// A client knows only the interval of a decision. A window counts the intervals that lie wholly in
+/// it, so that nothing is reported that some order of events would explain.
 pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64 {
     let mut by_end = admitted.to_vec();
     by_end.sort_by_key(|(_, end)| *end);
@@ -26,8 +26,7 @@ pub(crate) fn overshoot(admitted: &[(Duration, Duration)], quota: &Quota) -> u64
     u64::try_from(most).expect("a count")
 }
 
-/// Checks that made-up logs with known excesses are found. A check that finds nothing would look
-/// like a correct store.
+/// Checks that known excesses in made-up logs are found.
 pub(crate) fn check_itself() {
     let quota = Quota::per_second(10).burst(10);
     let at = |millis: u64| (Duration::from_millis(millis), Duration::from_millis(millis));

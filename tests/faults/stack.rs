@@ -13,8 +13,7 @@ use crate::witness::{Heard, Witness};
 
 /// The limit of every key. The load is twice as high.
 pub(crate) const QUOTA: Quota = Quota::per_second(10).burst(10);
-/// The burst of every key: the most that a loss of state, or a fallback as a whole, may admit above
-/// the limit.
+/// The burst of every key, which is the most that a loss of state or a fallback may add.
 pub(crate) const BURST: u64 = 10;
 /// The timeout of a decision.
 pub(crate) const BUDGET: Duration = Duration::from_millis(100);

@@ -1,5 +1,4 @@
-//! A proxy that can be switched to another server, like a name whose address changes, and that
-//! counts connections.
+//! A proxy that counts connections and can be switched to another server.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

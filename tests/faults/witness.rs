@@ -1,5 +1,4 @@
-//! A store between the guarded store and the policy, which counts the answers that the policy
-//! receives.
+//! A store that counts the answers that the policy receives.
 
 use std::{
     collections::BTreeMap,

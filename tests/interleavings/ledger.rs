@@ -1,4 +1,4 @@
-//! One set of slots, charged like the embedded store, by the simplest GCRA.
+//! A set of slots that is charged like the embedded store, by the simplest GCRA.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! The embedded store's table of accounts, shared accounts and blocks under every order of events
-//! between threads. They are compiled from the crate's own files, with loom's atomics and locks in
-//! place of the real ones. A small model runs in every order that the memory model allows.
-//! A larger model runs in all orders with a bounded number of preemptions; `LOOM_MAX_PREEMPTIONS`
-//! sets another bound.
+//! The embedded store's accounts and blocks under every order of events between threads.
 //!
-//! A clock that is behind another clock stands for a thread that read the time and then stalled.
+//! They are compiled from the crate's own files, with loom's atomics and locks. A small model runs
+//! in every order that the memory model allows. A larger model runs in all orders with a bounded
+//! number of preemptions, which `LOOM_MAX_PREEMPTIONS` can set.
+//!
+//! A clock that is behind stands for a thread that read the time and then stalled.
 
 mod blocking;
 #[path = "../../src/store/local/blocks.rs"]

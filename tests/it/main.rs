@@ -1,8 +1,9 @@
-//! Tests that share one process, in folders by capability. They need no server and do not change
-//! process-wide state.
+//! Tests that need no server and share one process, in folders by capability.
 //!
-//! A module that needs a feature of the crate is declared under that feature. `scripts/test` checks
-//! the number of tests, so that a missing module is noticed.
+//! They do not change process-wide state.
+//!
+//! A module that needs a feature is declared under that feature. `scripts/test` checks the number
+//! of tests, so that a missing module is noticed.
 
 #[cfg(all(feature = "axum", feature = "testing"))]
 mod attacks;

@@ -1,5 +1,4 @@
-//! Spans and log lines identify a key by a keyed fingerprint, if the layer enables it, and never by
-//! the key.
+//! Spans and log lines with the fingerprint of a key, and never with the key.
 
 use http::Request;
 use tower::Layer;

@@ -1,6 +1,4 @@
-//! Probable mistakes in the log: lints of a layer, each once; a proxy that is not configured; a
-//! layer that is built per request; a layer that runs before the middleware that identifies users,
-//! or around the router whose routes it limits.
+//! Probable mistakes in the log, each reported once.
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,7 @@
-//! Log lines and spans. The tests take turns ([`alone`]), because the first thread that meets a log
-//! line decides for the whole process whether the line is enabled.
+//! Log lines and spans.
+//!
+//! The tests run one by one ([`alone`]), because the first thread that meets a log line decides
+//! whether it is enabled.
 #![cfg(feature = "tracing")]
 
 mod denials;

@@ -1,4 +1,4 @@
-//! An outage logs a line when it begins and a line when it ends. Neither names a key.
+//! Log lines of an outage: one when it begins and one when it ends.
 
 use tokio::time::advance;
 use tower_sluice::{Limiter, Quota, Store, StoreExt, decision::Source};

@@ -1,4 +1,4 @@
-//! The peer's address as a key, from every server that provides it, and an error where none does.
+//! The peer's address as a key, and the error of a server that does not provide it.
 
 use std::net::SocketAddr;
 

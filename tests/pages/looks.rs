@@ -1,4 +1,4 @@
-//! Checks of a page's appearance, as far as a script can see it: at three widths, light and dark.
+//! Checks of a page's appearance: at three widths, light and dark.
 
 use serde_json::Value;
 

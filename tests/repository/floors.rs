@@ -1,5 +1,4 @@
-//! The modules have floors, and imports point down: each module names only modules below its own
-//! floor.
+//! Floors of the modules: each module imports only modules below its own floor.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,4 @@
-//! The dependencies of a user: few packages, from a known registry, under known licences, none of
-//! which needs a later Rust than the manifest.
+//! The dependencies of a user: few packages, known licences, and no later Rust.
 #![allow(clippy::print_stdout)]
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};

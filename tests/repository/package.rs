@@ -1,5 +1,4 @@
-//! The published package: the library with its examples and the tables of the conformance kit, and
-//! no file that only this repository needs.
+//! The files of the published package.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 

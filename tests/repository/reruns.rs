@@ -1,8 +1,7 @@
-//! Tests that `scripts/test` may run once more, and the place where property tests keep their
-//! cases.
+//! Tests that `scripts/test` may run again, and the files of property tests.
 //!
-//! A second run hides a race that the first run found. Only a test that waits for a real server may
-//! run again, and only in a module of `tests/servers` in which every test does.
+//! A second run can hide a race. Only tests that wait for a real server may run again, in modules
+//! of `tests/servers` that have only such tests.
 
 use std::{
     collections::BTreeMap,

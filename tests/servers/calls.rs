@@ -1,5 +1,4 @@
-//! The cost of a decision to the server: one script call for any operation, and a second call if
-//! the server has lost the script.
+//! The number of script calls per decision: one, or two if the server lost the script.
 
 use std::{
     convert::Infallible,

@@ -1,6 +1,7 @@
-//! Callers that queue and leave, on a real server: after any cancellation, the remaining callers
-//! run no closer together than the quota permits. `tests/it/layer/cancelled.rs` checks the embedded
-//! store.
+//! Callers that queue and leave, on a real server.
+//!
+//! The remaining callers run no closer together than the quota permits.
+//! `tests/it/layer/cancelled.rs` checks the embedded store.
 
 use std::time::Duration;
 

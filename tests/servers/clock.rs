@@ -1,5 +1,6 @@
-//! Steps of the server's clock: a step back changes no account, and a step forward gives an account
-//! at most a burst.
+//! Steps of the server's clock.
+//!
+//! A step back changes no account, and a step forward gives an account at most a burst.
 
 use std::time::Duration;
 

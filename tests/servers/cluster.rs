@@ -1,5 +1,4 @@
-//! Accounts on several servers of a cluster: charged all or none, without leaks, while slots may
-//! move.
+//! Accounts on several servers of a cluster, charged all or none.
 #![allow(clippy::print_stdout)]
 
 use futures::future::join_all;

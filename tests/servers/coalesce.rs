@@ -1,4 +1,4 @@
-//! Batched decisions equal sequential ones. A lone decision is a call of its own.
+//! Batched decisions, which equal sequential ones.
 
 use std::{cell::Cell, pin::pin, time::Duration};
 

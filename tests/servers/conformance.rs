@@ -1,5 +1,6 @@
-//! Redis, Valkey and a cluster fulfil the contract of a store, and return the numbers of the
-//! published scenario tables to the nanosecond, including those for a clock that steps back.
+//! The conformance kit on Redis, Valkey and a cluster.
+//!
+//! All numbers equal the published tables, also for a clock that steps back.
 
 use std::time::Duration;
 

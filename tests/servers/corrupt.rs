@@ -1,5 +1,4 @@
-//! An invalid value of any kind costs at most one more burst, denies no key for longer than an
-//! account may be in debt, and is not an error.
+//! Invalid values in Redis, which cost at most one more burst and are not an error.
 #![allow(clippy::print_stdout)]
 
 use std::time::Duration;

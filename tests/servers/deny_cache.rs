@@ -1,5 +1,4 @@
-//! A denied client that keeps sending requests costs the server one script call. Resets by other
-//! processes take effect in time.
+//! Repeated denials, which cost the server one script call.
 
 use std::{
     convert::Infallible,

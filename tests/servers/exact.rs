@@ -1,4 +1,4 @@
-//! Many processes share a limit, and their allowed requests together equal it exactly.
+//! Processes that share a limit, and together allow exactly its units.
 #![allow(clippy::print_stdout)]
 
 use std::{

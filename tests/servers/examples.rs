@@ -1,5 +1,4 @@
-//! The examples of the Redis store as a user runs them: real programs with a real server that stops
-//! while they run.
+//! Examples of the Redis store, with a real server that stops while they run.
 
 use std::{
     io::{BufRead, BufReader},

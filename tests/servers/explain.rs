@@ -1,4 +1,4 @@
-//! Redis and a cluster explain decisions like the embedded store, and a look changes nothing there.
+//! Explanations by Redis and a cluster, which equal those of the embedded store.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! A shard of a cluster fails over, dies or is slow: it recovers soon, and the other shards are
-//! hardly affected.
+//! A shard of a cluster that fails over, dies or is slow.
+//!
+//! It recovers soon, and the other shards are hardly affected.
 #![allow(clippy::print_stdout)]
 
 use std::{

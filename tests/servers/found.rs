@@ -1,5 +1,4 @@
-//! Unexpected values at the keys of a store: values of another type, of another program or of
-//! another version, and missing values.
+//! Unexpected values at the keys of a store: of another type, program or version, or missing.
 
 use redis::{Cmd, FromRedisValue, aio::MultiplexedConnection};
 use tower_sluice::{Algorithm, Quota, RedisStore, StoreExt};

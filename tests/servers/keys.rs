@@ -1,5 +1,6 @@
-//! The keys of a store on the server: they have one form, hold no text of the user, expire by
-//! themselves, and spread evenly over a cluster.
+//! The keys of a store in Redis.
+//!
+//! They contain no text of the user, expire by themselves, and spread evenly over a cluster.
 
 use std::{
     collections::BTreeMap,

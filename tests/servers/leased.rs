@@ -1,5 +1,7 @@
-//! Processes that lease units from a server: together they never exceed the limit, use nearly all
-//! of it, and need few calls. A killed process loses the units that it held.
+//! Processes that lease units from a server.
+//!
+//! Together they never exceed the limit, and use nearly all of it. A killed process loses its
+//! units.
 #![allow(clippy::print_stdout)]
 
 use std::{

@@ -1,4 +1,4 @@
-//! The connection that all decisions share: its errors, and the match of answers and requests.
+//! The connection that all decisions share.
 #![allow(clippy::print_stdout)]
 
 use std::{

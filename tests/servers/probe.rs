@@ -1,4 +1,6 @@
-//! The check of the server before the first request, with errors that show the fix and no password.
+//! The check of the server before the first request.
+//!
+//! Its errors contain the fix and no password.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! After a crash of the server the store reconnects by itself: soon, with one attempt at a time,
-//! and not at the same moment as other stores.
+//! Reconnection after a crash of the server.
+//!
+//! It is soon, with one attempt at a time, and not at the same moment as other stores.
 #![allow(clippy::print_stdout)]
 
 use std::{

@@ -1,5 +1,6 @@
-//! A server that cannot decide returns its own error. The store maps it to the right kind, and no
-//! account is charged, not even in part.
+//! Servers that cannot decide.
+//!
+//! The store returns an error of the right kind, and charges no account.
 
 use tower_sluice::{
     Decision, Key, RedisStore, StoreExt,

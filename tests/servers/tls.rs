@@ -1,5 +1,4 @@
-//! `rediss://`: encrypted connections to a server with a trusted certificate, and an error with the
-//! reason for any other.
+//! Encrypted connections (`rediss://`), and errors for an untrusted certificate.
 #![allow(clippy::print_stdout)]
 
 use std::{

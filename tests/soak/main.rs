@@ -1,5 +1,6 @@
-//! The soak test: load for minutes, half of it from temporary keys. Memory must stay flat, and the
-//! units admitted for steady keys must be those of their quota, to the unit.
+//! The soak test: load for minutes, half of it from temporary keys.
+//!
+//! Memory must stay flat. The units of steady keys must be exactly those of their quota.
 //!
 //! `scripts/release-check soak` runs it for twenty minutes on each store; `cargo test --release
 //! --all-features --test soak -- --minutes 1 --store local` for another time and on one store.

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the error in `text`, if any. Checks names, types once and before their samples, the
-/// samples of one family together and each once, numbers, and a line feed at the end.
+/// Returns the first error in `text`.
+///
+/// It checks names, types, the order of samples, numbers, and a line feed at the end.
 pub(crate) fn fault(text: &str) -> Option<String> {
     let mut kinds = BTreeMap::new();
     let (mut samples, mut closed) = (BTreeSet::new(), BTreeSet::new());

@@ -1,5 +1,4 @@
-//! Helpers of several tests: requests, a service that records its calls, and stores that delay or
-//! fail.
+//! Helpers of several tests.
 #![allow(dead_code, reason = "each test uses a part")]
 
 #[cfg(feature = "admin")]

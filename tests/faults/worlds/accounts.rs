@@ -1,5 +1,4 @@
-//! Unexpected values at the keys of accounts: values of another type, invalid values, or times by a
-//! clock that has stepped.
+//! Unexpected values at the keys of accounts.
 
 use redis::{Cmd, cmd};
 use tokio::time::Instant;
@@ -34,8 +33,7 @@ for i, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do
   redis.call('SET', key, put[i % #put + 1])
 end";
 
-/// Moves all times in every account, and the expiry of its key, by a number of microseconds: the
-/// effect of a step of the server's clock in the other direction.
+/// Moves all times in every account, as a step of the server's clock in the other direction does.
 const STEP: &str = r"
 local by = tonumber(ARGV[1])
 for _, key in ipairs(redis.call('KEYS', 'sluice:1:*')) do

@@ -1,5 +1,7 @@
-//! Known attacks on rate limiters, run against the layer. No attack bypasses the limit or stops the
-//! service. `peers/` runs these attacks against other crates.
+//! Known attacks on rate limiters, run against the layer.
+//!
+//! No attack may bypass the limit or stop the service. `peers/` runs the attacks against other
+//! crates.
 //!
 //! | # | attack | held by |
 //! |---|---|---|
@@ -45,7 +47,7 @@
 //! | 40 | a store that queues everything, or does not know how to decide | `stores` |
 //! | 41 | adjustments by extreme numbers | `stores::adjustments_by_extreme_numbers_give_no_more_than_the_limit` |
 //!
-//! Tests that reproduce an advisory about another limiter name the advisory.
+//! A test that reproduces an advisory about another limiter contains its number.
 
 mod addresses;
 mod answers;

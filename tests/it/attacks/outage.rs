@@ -1,4 +1,4 @@
-//! Attempts to open the breaker of a shared store, in order to use what the store falls back to.
+//! Attempts to open the breaker of a shared store.
 
 use http::Request;
 use tower_sluice::{Cost, PeerIp, RateLimitLayer, Rule, StoreExt, testing::FakeClock};
@@ -15,8 +15,9 @@ fn requests(peer: u32, cost: &'static str) -> impl Iterator<Item = Request<()>> 
     (0..1_000).map(move |_| from(v4(peer), &[(COST, cost)]))
 }
 
-/// A denial is an answer; only calls without an answer count as failures of the store. A call that
-/// its client cancels does not count either: `a_cancelled_call_does_not_count` in
+/// A denial is an answer; only calls without an answer count as failures.
+///
+/// Cancelled calls do not count either: `a_cancelled_call_does_not_count` in
 /// `tests/it/resilience/breaker.rs`.
 #[tokio::test(start_paused = true)]
 async fn no_cost_and_no_hot_key_opens_the_breaker() {

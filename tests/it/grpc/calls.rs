@@ -1,4 +1,4 @@
-//! Rejections for gRPC clients: a status in the head, with details that a client can act on.
+//! Rejections for gRPC clients: a status with details.
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,4 @@
-//! gRPC streams: charged once when they open, and rejected at once even if the client is still
-//! sending.
+//! gRPC streams, which are charged once when they open and rejected immediately.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Rejections for browsers: the rate limit layer is inside the layer that translates gRPC-Web.
+//! Rejections for browsers, through the layer that translates gRPC-Web.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -57,8 +57,7 @@ async fn a_rejection_inside_the_translation_reaches_the_browser() {
     }
 }
 
-/// A client of HTTP/1.1 can send the form of a translated call. It gets a plain rejection, except
-/// where the user declares that a translation layer is in front.
+/// An HTTP/1.1 client can send the form of a translated call. It gets a plain rejection by default.
 #[tokio::test]
 async fn a_call_over_http_1_gets_a_grpc_rejection_only_if_configured() {
     let translated = || {

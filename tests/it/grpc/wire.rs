@@ -1,5 +1,6 @@
-//! Frames of a rejection: one HEADERS frame that ends the stream, without an empty DATA frame. Some
-//! clients lose the status with an empty DATA frame (RFC 9113, §6.2 and §8.1).
+//! Frames of a rejection: one HEADERS frame that ends the stream.
+//!
+//! Some clients lose the status if an empty DATA frame follows (RFC 9113, §6.2 and §8.1).
 
 use std::{
     future::Future,

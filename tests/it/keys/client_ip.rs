@@ -1,4 +1,4 @@
-//! The client address behind proxies, for any headers that a client sends.
+//! The client's address behind proxies, for any headers.
 
 use std::net::SocketAddr;
 

@@ -1,6 +1,7 @@
-//! Compares the search for the client's address with an independent implementation, on random
-//! header sets with quoted strings, escapes and several lines. Also runs it on chains of proxies
-//! that the test builds, so that the client is known.
+//! Compares the search for the client's address with an independent implementation.
+//!
+//! The header sets are random, with quoted strings, escapes and several lines. Other tests use
+//! chains of proxies whose client is known.
 //!
 //! `CLIENT_WALKS` is the number of header sets and defaults to 20 000;
 //! `scripts/release-check walks` uses 400 000.

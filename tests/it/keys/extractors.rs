@@ -1,4 +1,4 @@
-//! Key extractors: what each extractor reads, and the handling of requests without a key.
+//! Key extractors, and requests without a key.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Identities from an asynchronous lookup, found in front of the limiter and read by its rule.
+//! Identities from an asynchronous lookup before the limiter.
 
 use axum::{
     Router,

@@ -1,4 +1,4 @@
-//! Routes are counted by template, so that another spelling of a path does not get a new account.
+//! Routes as keys, which are counted by template.
 
 use axum::{Router, body::Body, routing::get};
 use http::{Method, Request};

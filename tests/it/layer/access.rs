@@ -1,4 +1,4 @@
-//! Access lists are checked before any store call: allow, then deny, then limits.
+//! Access lists, which are checked before the store: allow, then deny, then limits.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! A real axum server over TCP, limited per address: the responses on the wire.
+//! A real axum server over TCP, limited by address.
 
 use std::{
     net::SocketAddr,

@@ -1,5 +1,6 @@
-//! Response bodies: the layer leaves their type unchanged, and a slot can still be held until a body
-//! ends. `CONTRIBUTING.md` has the decision and its reason.
+//! Response bodies, whose type the layer does not change.
+//!
+//! A slot can still be held until a body ends. `CONTRIBUTING.md` has the reason.
 
 use std::{
     convert::Infallible,

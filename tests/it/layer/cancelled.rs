@@ -1,5 +1,7 @@
-//! Requests that queue and are cancelled. Their charges are undone if no other request has queued
-//! behind them. The remaining requests never run closer together than the quota allows.
+//! Queued requests that are cancelled.
+//!
+//! The charge of a cancelled request is undone if no other request waits behind it. The remaining
+//! requests never run closer together than the quota allows.
 
 use std::time::Duration;
 

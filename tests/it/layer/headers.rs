@@ -1,4 +1,4 @@
-//! The header fields of every family, byte for byte, beside fields of other layers.
+//! Header fields of every family, byte for byte.
 
 use std::{
     convert::Infallible,

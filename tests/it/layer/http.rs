@@ -1,5 +1,4 @@
-//! Rejections as HTTP responses: status, body, content negotiation, and requests that pass without
-//! a charge.
+//! Rejections as HTTP responses, and requests that pass without a charge.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! A rule can be skipped or required per request. A missing key is handled by the rule's
-//! policy. A request to which no rule applies makes no store call.
+//! Rules that are skipped or required per request, and policies for a missing key.
 
 use http::{Request, StatusCode};
 use tower_sluice::{

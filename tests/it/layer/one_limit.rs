@@ -1,4 +1,4 @@
-//! Clones of a layer, its services, and layers with one store and rule share one limit.
+//! Clones of a layer and its services, which share one limit.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 

@@ -1,5 +1,4 @@
-//! Overcommit: while the system has capacity, requests that a quota denies pass uncharged, as
-//! overage. The count of requests in flight is exact.
+//! Overcommit: denied requests that pass uncharged while the system has capacity.
 
 use std::{
     sync::{

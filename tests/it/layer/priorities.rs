@@ -1,5 +1,4 @@
-//! Headroom: a class of requests leaves units for the others. The check is one step with the
-//! charge, and the headroom is never charged.
+//! Headroom: units that a class of requests leaves for the others.
 
 use std::{sync::Barrier, thread};
 

@@ -1,5 +1,4 @@
-//! Report-only rules deny nothing and do not affect other rules; decisions and counters report the
-//! hypothetical denials. A toggle turns a whole layer off.
+//! Report-only rules, which deny nothing, and toggles.
 
 use http::{Response, StatusCode};
 use tokio_test::{assert_pending, assert_ready_ok};

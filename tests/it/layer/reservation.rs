@@ -1,5 +1,4 @@
-//! Charge handles: a handler adjusts the charge to the actual cost through a handle in the request,
-//! once per charge. A charge that is not adjusted becomes the layer's default.
+//! Charge handles, by which a handler adjusts the charge to the actual cost.
 
 use std::{
     convert::Infallible,

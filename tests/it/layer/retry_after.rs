@@ -1,5 +1,4 @@
-//! `Retry-After`: a client that waits for the reported time is allowed, and the time is not a
-//! second too long.
+//! `Retry-After`: a client that waits for this time is allowed, and not a second too late.
 
 use std::time::Duration;
 

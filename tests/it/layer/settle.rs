@@ -1,5 +1,4 @@
-//! A charge is adjusted to the actual cost by the head of the response. A layer without adjustment
-//! has no overhead for it.
+//! Charges that are adjusted by the head of the response.
 
 use std::{convert::Infallible, mem};
 

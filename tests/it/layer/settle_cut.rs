@@ -1,5 +1,6 @@
-//! A charge is adjusted however its response ends: a body cut at its first byte, a handler that
-//! panics, or a client that disconnects.
+//! Charges that are adjusted although the response is cut short.
+//!
+//! Examples are a body without an end, a handler that panics, and a client that disconnects.
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,4 @@
-//! The contract of Tower: readiness, cancellation and errors, with any layers outside and inside,
-//! and with stores that answer at once or later.
+//! The contract of Tower: readiness, cancellation and errors, with other layers around.
 
 use std::{
     cell::Cell,

@@ -1,5 +1,4 @@
-//! Waiting outside HTTP: a call to a limiter is charged when it arrives and continues when its wait
-//! is over, or fails if waiting does not help.
+//! Calls to a limiter that wait outside HTTP.
 
 use std::{
     cell::Cell,

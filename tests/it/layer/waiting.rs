@@ -1,5 +1,4 @@
-//! `max_wait` smooths a burst instead of denying it. A request is charged when it arrives, and
-//! while it waits it holds only its position in the queue.
+//! Requests that wait instead of being denied (`max_wait`).
 
 use std::{convert::Infallible, time::Duration};
 

@@ -1,4 +1,4 @@
-//! A queued request holds no permit of the inner service: its readiness is polled after the wait.
+//! Queued requests, which hold no permit of the inner service.
 
 use std::{
     convert::Infallible,

@@ -1,9 +1,10 @@
-//! Queued requests on many threads, some of them cancelled. Every remaining request gets its
-//! position, and the account holds the charges of all allowed requests. A cancelled request is
-//! undone if no other has queued behind it. Otherwise its units are lost: the account may hold
-//! more, and never more than all charges.
+//! Queued requests on many threads, some of them cancelled.
 //!
-//! The store's clock stands still, so no unit refills. Waits pass in real time.
+//! Every remaining request gets its position. The account holds the charges of all allowed
+//! requests, and never more than all charges. A cancelled request is undone if no other request
+//! waits behind it.
+//!
+//! The store's clock stands still, so no unit refills. Waits take real time.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! The capacity of a store: the memory per key, and the handling of keys when the store holds its
-//! capacity.
+//! The capacity of a store: memory per key, and keys beyond it.
 
 use tower_sluice::{Algorithm, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
 

@@ -1,4 +1,4 @@
-//! Exact results with any number of threads: no interleaving allows a unit too many or loses one.
+//! Exact results with any number of threads.
 
 use std::{
     sync::{

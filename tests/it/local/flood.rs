@@ -1,4 +1,4 @@
-//! Memory fixed at construction: behaviour under a flood of new keys.
+//! Fixed memory under a flood of new keys.
 
 use std::{env, process::Command, time::Duration};
 

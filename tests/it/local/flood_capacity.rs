@@ -1,5 +1,4 @@
-//! The figures in the documentation of `LocalStore`: new keys that are denied during a flood, by
-//! capacity, and the formula for a capacity with which almost none is denied.
+//! The figures in the documentation of `LocalStore` about floods of new keys.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! A flood through the layer: many keys, many addresses of one customer, long headers, and keys
-//! chosen to collide in one set.
+//! Floods through the layer: many keys, long headers, and keys that collide.
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,4 @@
-//! A governor limiter as a store: equal to the local store where both define a result, with a clear
-//! error for unsupported operations.
+//! A governor limiter as a store, compared with the local store.
 
 use std::{
     num::NonZeroU32,

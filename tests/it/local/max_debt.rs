@@ -1,5 +1,4 @@
-//! Late charges stop at the cap of the quota, and parallel requests spend the documented number of
-//! units.
+//! Late charges, which stop at the maximum debt of the quota.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Properties of the local store for any sequence of charges, exact to the nanosecond.
+//! Properties of the local store for any sequence of charges.
 
 use std::time::Duration;
 

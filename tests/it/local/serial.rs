@@ -1,5 +1,4 @@
-//! Decisions over several accounts have a serial order: one order of the decisions explains every
-//! result, and no decision comes before one that ended before it began.
+//! Decisions over several accounts, in one order that explains every result.
 
 use std::{
     hint, iter,

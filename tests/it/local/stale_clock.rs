@@ -1,5 +1,6 @@
-//! A thread that is delayed after it reads the clock decides with an old reading. It is not denied
-//! units that are available by now, and it does not report a wait that has passed.
+//! Threads that decide with an old reading of the clock.
+//!
+//! They are not denied units that are available by now, and do not report a wait that has passed.
 
 use std::{
     hint,

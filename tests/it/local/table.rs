@@ -1,5 +1,4 @@
-//! The table of accounts treats every algorithm alike: shared accounts, undone charges, memory and
-//! replaced quotas.
+//! The table of accounts, which treats every algorithm alike.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Accounts of the windowed algorithms keep the guarantees of the store: bounded memory, no lost
-//! debt, exact under threads.
+//! Accounts of windows and logs: bounded memory, no lost debt, exact under threads.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},

@@ -1,5 +1,6 @@
-//! A store that fails gets no calls, except one probe at a time. Time stands still except where a
-//! test advances it.
+//! A store that fails gets no calls, except one probe at a time.
+//!
+//! Time advances only by the tests.
 
 use std::{
     ops::RangeInclusive,

@@ -1,5 +1,4 @@
-//! A breaker under threads that call it, cancel calls and meet random failures: one probe at a
-//! time, no call uncounted, and closed again once the store is healthy.
+//! A breaker under threads that call it, cancel calls and meet random failures.
 
 use std::{
     io::{Error, ErrorKind},

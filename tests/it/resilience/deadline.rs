@@ -1,5 +1,6 @@
-//! A store call takes at most its timeout, regardless of the store. Time stands still except where
-//! a test waits.
+//! Timeouts of store calls.
+//!
+//! Time advances only by the tests.
 
 use std::{task::Poll, time::Duration};
 

@@ -1,5 +1,6 @@
-//! A key with a known denial is denied without a store call; other keys are not affected. Time
-//! stands still except where a test advances it.
+//! Known denials, which need no store call.
+//!
+//! Time advances only by the tests.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! Random sequences of all store calls, with the deny cache and without it: the same verdicts, and
-//! no wait that is too short. Time stands still except where a sequence advances it.
+//! Random sequences of calls, with and without the deny cache.
+//!
+//! Both give the same decisions, and no wait is too short. Time advances only by the tests.
 
 use std::{cell::Cell, time::Duration};
 

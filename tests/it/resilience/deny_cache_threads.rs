@@ -1,4 +1,4 @@
-//! Threads that call, change and cache at once: no cached denial outlives a change of its account.
+//! Threads that call, change and cache: no denial outlives a change of its account.
 
 use std::{
     sync::{

@@ -1,5 +1,6 @@
-//! Limits of a shared store, kept by each process while the store fails: by its share, starting
-//! from the mirrored accounts. Time stands still except where a test advances it.
+//! Limits that each process keeps while the shared store fails.
+//!
+//! Time advances only by the tests.
 
 use std::{sync::Barrier, thread};
 

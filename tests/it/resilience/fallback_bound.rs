@@ -1,5 +1,6 @@
-//! For every way in which a shared store fails, processes with local fallbacks together allow its
-//! quota, plus rounding. Time stands still except where a test advances it.
+//! The units that processes with local fallbacks allow together, for every kind of failure.
+//!
+//! They are at most the quota, plus rounding. Time advances only by the tests.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! Real threads on a shared store that fails and recovers between any two calls. Its clock stands
-//! still: in the end it has charged every unit that either store allowed, each exactly once.
+//! Threads on a shared store that fails and recovers between any two calls.
+//!
+//! In the end, the store has charged every allowed unit exactly once. Its clock stands still.
 
 use std::time::Duration;
 

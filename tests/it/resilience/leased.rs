@@ -1,5 +1,6 @@
-//! A hot key is decided from a local lease; other keys call the store each time. Time stands still
-//! except where a test advances it.
+//! Hot keys, which are decided from a local lease.
+//!
+//! Time advances only by the tests.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Compares several processes that lease from one store with an account that is charged when a unit
-//! is allowed: they allow nothing that this account would deny. Time stands still except where a
-//! trace advances it.
+//! Processes that lease from one store, compared with an exact account.
+//!
+//! They allow nothing that this account would deny. Time advances only by the tests.
 
 use std::{cell::Cell, time::Duration};
 

@@ -1,5 +1,6 @@
-//! Trips to the shared store and use of the limit under several loads. Time stands still except
-//! where a test advances it, so the numbers are the same on every machine.
+//! Trips to the shared store, and use of the limit, under several loads.
+//!
+//! Time advances only by the tests, so the numbers are the same on every machine.
 #![allow(clippy::print_stdout)]
 
 use tower_sluice::{

@@ -1,4 +1,4 @@
-//! Responses while the store fails, as configured by the wrapper around the store.
+//! Responses while the store fails.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Units that a process allowed while the shared store failed are charged to the store when it
-//! recovers, and units are undone in the store that charged them. Time stands still except where a
-//! test advances it.
+//! Late charges and undos after a failure of the shared store.
+//!
+//! Time advances only by the tests.
 
 use tower_sluice::{
     Key, Limiter, Quota, Store, StoreExt, decision::Source, rule::RuleName, store::Charge,

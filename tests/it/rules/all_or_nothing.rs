@@ -1,5 +1,4 @@
-//! Three rules in one decision, under any number of threads: a request charges its address, its
-//! user and the site, or none of them.
+//! Three rules in one decision, which charge all accounts or none, under many threads.
 
 use std::{sync::Barrier, thread, time::Duration};
 

@@ -1,5 +1,6 @@
-//! Error messages for invalid input: the whole text, with the field, the value and the fix. A mistake
-//! in a constant does not compile; at run time, as here, the check panics.
+//! Error messages for invalid input, with the field, the value and the fix.
+//!
+//! An invalid constant does not compile. At run time, as here, the check panics.
 //!
 //! Tests for each kind of invalid input:
 //!

@@ -1,6 +1,7 @@
-//! Limits in configuration files: quotas, rules and plans in TOML and JSON. Each text gives the
-//! intended value or an error that names the field, its value and the fix. The tests in `examples`
-//! load a new file into a running server.
+//! Limits in TOML and JSON files.
+//!
+//! Each text gives the intended value, or an error with the field, its value and the fix. The tests
+//! in `examples` load a new file into a running server.
 
 use std::{
     collections::HashMap,

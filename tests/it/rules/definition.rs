@@ -1,4 +1,4 @@
-//! Compares the local store with a literal implementation of the definition. All values are equal.
+//! Compares the local store with a literal implementation of the definition.
 
 use std::time::Duration;
 

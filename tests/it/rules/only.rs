@@ -1,4 +1,4 @@
-//! A charge of one quota of several does not change the accounts of the other quotas.
+//! Charges of one of several quotas.
 
 use tower_sluice::{
     Algorithm, Decision, Key, Quota, Store, StoreExt,

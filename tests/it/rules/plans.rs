@@ -1,5 +1,6 @@
-//! The quotas of a rule can be chosen per request and replaced at run time. An account keeps its
-//! debt, so a change of plan does not refill it.
+//! Quotas that are chosen per request or replaced at run time.
+//!
+//! An account keeps its debt, so a change does not refill it.
 
 use http::{Request, Response};
 use tower_sluice::{

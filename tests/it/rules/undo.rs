@@ -1,6 +1,6 @@
-//! Charges undone by their receipts: one of several, in part, after a reset, and in accounts that
-//! several keys share without a slot. `tests/scenarios/refunds.json` has the values for each
-//! algorithm.
+//! Charges that are undone by their receipts.
+//!
+//! `tests/scenarios/refunds.json` has the values for each algorithm.
 
 use std::{sync::Arc, time::Duration};
 

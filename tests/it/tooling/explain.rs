@@ -1,5 +1,4 @@
-//! Explanations: exact to the nanosecond, for every state of a layer, and without an effect on the
-//! accounts.
+//! Explanations: exact, for every state of a layer, and without a charge.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,4 @@
-//! Explanations agree with the published tables: before a charge with its predicted result, after
-//! it with the actual result.
+//! Explanations of the published tables, before and after each charge.
 
 use std::time::Duration;
 

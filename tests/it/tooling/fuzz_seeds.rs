@@ -1,5 +1,6 @@
-//! Runs the fuzz targets on their seeds and on random changes of them: seconds of what
-//! `scripts/release-check fuzz` does for minutes.
+//! Runs the fuzz targets on their seeds and on random changes of them.
+//!
+//! `scripts/release-check fuzz` runs the targets for minutes.
 
 use std::{
     fs,

@@ -1,6 +1,7 @@
-//! Lints for settings that are legal and probably a mistake: the whole text, with the rule, the
-//! value and the fix. Certain mistakes are errors. If a lint reports that a quota never denies, the
-//! tests show it: for any charges, the decisions are those of the other quota alone.
+//! Lints for settings that are probably a mistake, with the rule, the value and the fix.
+//!
+//! A lint that reports a quota without effect is proved here: for any charges, the decisions are
+//! those of the other quota alone.
 //!
 //! Lints that need running requests are tested in `tests/logs/lints.rs`.
 

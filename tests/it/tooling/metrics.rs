@@ -1,5 +1,4 @@
-//! Values sent to the `metrics` facade: one count per rule and request, with bounded sets of
-//! labels.
+//! Metrics: one count per rule and request, with closed sets of labels.
 
 use std::collections::BTreeMap;
 

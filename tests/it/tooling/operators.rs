@@ -1,5 +1,6 @@
-//! Operations on one key by an operator or a handler: read, reset, block for a time, unblock. A
-//! block is a separate record, so it ends at its time and leaves no debt.
+//! Operations on one key: read, reset, block and unblock.
+//!
+//! A block ends at its time and leaves no debt.
 
 use std::{convert::Infallible, error::Error, time::Duration};
 

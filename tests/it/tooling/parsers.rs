@@ -1,4 +1,4 @@
-//! Parsers of other projects read our header fields correctly, or within their known limits.
+//! Header fields that parsers of other projects read.
 
 #[path = "../../support/corpus.rs"]
 mod corpus;

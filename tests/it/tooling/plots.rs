@@ -1,5 +1,4 @@
-//! The pictures of the guide equal the program's output, the chapter shows all of them, and no
-//! elements overlap.
+//! The pictures of the guide, which must equal the program's output.
 
 use std::{
     collections::BTreeMap,

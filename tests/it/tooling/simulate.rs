@@ -1,5 +1,4 @@
-//! A simulation decides like the layer: the same rules and requests at the same instants, once on
-//! the simulator's clock and once through a real layer with a fake clock.
+//! Simulations, compared with a real layer on a fake clock.
 
 use std::time::Duration;
 

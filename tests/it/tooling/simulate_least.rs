@@ -1,5 +1,4 @@
-//! The smallest limit is minimal: replayed with it, the trace has no denial, and with one unit less
-//! it has one.
+//! The smallest limit: a replay with it has no denial, and with one unit less it has one.
 
 use std::time::Duration;
 

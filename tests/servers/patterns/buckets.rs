@@ -1,5 +1,7 @@
-//! A hash with a counter per bucket of time: redback's `RateLimit` (2011), and, with buckets named
-//! by their instants, Figma's limiter (2017).
+//! A hash with a counter per bucket of time.
+//!
+//! This is redback's `RateLimit` (2011) and, with buckets named by their instants, Figma's limiter
+//! (2017).
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! Memory that is bounded by evicting the least recently used key: a client that can create keys
-//! can evict any account, including its own.
+//! Memory that is bounded by evicting the least recently used key.
+//!
+//! A client that can create keys can then evict any account, including its own.
 
 use redis::{Script, pipe};
 use tower_sluice::{Limiter, LocalStore, Quota, store::RedisErrorKind};

@@ -1,10 +1,10 @@
-//! Published rate limiters for Redis, as they were published: the race of each, and proof that
-//! `RedisStore` has none of them. `src/guide/patterns.md` describes them.
+//! Published rate limiters for Redis: the race of each, which `RedisStore` does not have.
 //!
-//! Each race is shown in two ways, neither of which depends on luck. Two clients run their commands
-//! in the order of the chapter. And [`rush`] sends concurrent requests: first from clients as
-//! published, then from as many processes with a `RedisStore`. A limiter that needs two round trips
-//! to decide lets all of them pass.
+//! `src/guide/patterns.md` describes them.
+//!
+//! Each race is shown in two ways, without luck. Two clients run their commands in the order of the
+//! chapter. Then [`rush`] sends concurrent requests, which all pass a limiter that needs two round
+//! trips. The same number of processes with a `RedisStore` stays within the limit.
 
 mod buckets;
 mod counter;

@@ -1,5 +1,4 @@
-//! A token bucket that is read, computed in the application, and written back; and the same bucket
-//! under a lock.
+//! A token bucket that is computed in the application, with and without a lock.
 
 use tower_sluice::Algorithm;
 

@@ -1,4 +1,5 @@
-//! A script that receives the time from its caller, as Spring Cloud Gateway's script did in 2.x.
+//! A script that receives the time from its caller, as in Spring Cloud Gateway 2.x.
+//!
 //! Later versions use the clock of Redis.
 
 use redis::Script;

@@ -1,10 +1,11 @@
 //! Real servers on the loopback interface, and faults between them and a client.
 //!
 //! A program that needs them declares `#[path = "../support/servers/mod.rs"] mod servers;`, so that
-//! other programs do not compile them. At most [`MOST`] tests have servers at the same time. Every
-//! wait polls for at most [`PATIENCE`], and then panics. A server that does not start shows its
-//! log. These helpers do not work while tokio's clock is paused, because the clocks of the servers
-//! are not.
+//! other programs do not compile them.
+//!
+//! At most [`MOST`] tests have servers at the same time. Every wait polls for at most [`PATIENCE`],
+//! and then panics. A server that does not start shows its log. The helpers do not work while
+//! tokio's clock is paused.
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 mod cluster;

@@ -7,11 +7,12 @@ const COUNT: u16 = 10_000;
 /// The difference between a node's port for other nodes and its port for clients.
 pub(super) const BUS: u16 = 10_000;
 
-/// A TCP port on the loopback interface that no other test has, in this process or another one,
-/// while this value lives: also while nothing listens on it, as between a crash and a restart.
+/// A TCP port on the loopback interface that no other test uses while this value lives.
 ///
-/// Its otherwise unused UDP port is bound as a lock. Both it and the port for other nodes are below
-/// the ports that Linux assigns to clients (32 768 and up), any of which a connection might take.
+/// It stays reserved while nothing listens on it, as between a crash and a restart.
+///
+/// Its UDP port is bound as a lock. The ports are below those that Linux assigns to clients (32 768
+/// and up).
 #[derive(Debug)]
 pub(super) struct Port {
     address: SocketAddr,

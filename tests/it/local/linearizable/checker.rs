@@ -1,4 +1,4 @@
-//! Searches an order of the calls: Wing and Gong's algorithm, with Lowe's cache of visited states.
+//! Searches an order of the calls (Wing and Gong's algorithm, with Lowe's cache).
 
 use std::{collections::HashSet, fmt::Debug, hash::Hash};
 

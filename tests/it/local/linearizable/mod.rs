@@ -1,5 +1,6 @@
-//! Accounts used by several threads at once are linearizable: one order of the calls explains all
-//! results, and no call comes before one that ended before it began.
+//! Linearizable accounts: one order of the calls explains all results.
+//!
+//! In this order, no call comes before one that ended before it began.
 
 mod checker;
 mod models;

@@ -1,4 +1,4 @@
-//! Records threads that use some accounts at random, with the results that they got.
+//! Records threads that use some accounts at random.
 
 use std::{
     hint, iter,

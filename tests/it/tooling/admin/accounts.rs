@@ -1,4 +1,4 @@
-//! Operations on one account: the key that an operator enters is the key that requests charge.
+//! Operations on one account, by the key that an operator enters.
 
 use std::{net::SocketAddr, num::NonZeroU32, sync::Arc};
 

@@ -1,5 +1,6 @@
-//! The example `replay`, run as a user does: on a log with every form of line in public logs, and
-//! on logs too long for memory.
+//! The example `replay`, run on logs as a user does.
+//!
+//! One log has every form of line in public logs. Others are too long for memory.
 
 use std::{
     fmt::Write as _,
