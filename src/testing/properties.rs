@@ -98,7 +98,7 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
 
-/// Checks that concurrent threads take exactly the units that are left.
+/// Checks that concurrent threads together take exactly the units that are left.
 ///
 /// The clock does not advance during the check, and the calling thread is blocked.
 ///

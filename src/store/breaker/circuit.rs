@@ -103,7 +103,7 @@ impl Circuit {
         Ok(Permit { circuit: self.clone(), word })
     }
 
-    /// Permits a probe if the open time is over and no probe is in flight.
+    /// Permits the probe if the open time is over and no probe is in flight.
     fn probe(&self, word: u64) -> Result<u64, Duration> {
         let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
         if !left.is_zero() {

@@ -8,8 +8,7 @@ use super::{
     },
 };
 
-/// The instants at which blocks end. The table is allocated with the first block, because most
-/// stores never block a key.
+/// The instants at which blocks end. The first block allocates the table.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     /// The instant at which the last block ends. After it, no lookup is needed.
@@ -18,8 +17,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks `id` until `until`. Returns `false` if there is no room. The first block creates the
-    /// table, with `slots` slots.
+    /// Blocks `id` until `until`. Returns `false` if there is no room.
     pub(super) fn set(&self, id: u64, now: u64, until: u64, slots: usize) -> bool {
         let sets = self.sets.get_or_init(|| Sets::new(slots));
         let mut set = sets.lock(sets.index(id));

@@ -5,8 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The shared clock. It is built once, because that takes microseconds on a virtual machine: it
-/// reads the features of the processor, which traps.
+/// Shared, because it takes microseconds to create a clock on a virtual machine.
 static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     let ticks = quanta::Clock::new();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -15,8 +14,9 @@ static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     Clock { ticks, epoch }
 });
 
-/// A clock that starts with the Unix time at its creation and never goes back. Later changes of the
-/// wall clock do not affect it. Windows are aligned to it.
+/// A clock that never goes back.
+///
+/// It starts with the Unix time, and later changes of the wall clock do not affect it.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     ticks: quanta::Clock,
@@ -28,7 +28,7 @@ impl Clock {
         SHARED.clone()
     }
 
-    /// Creates a clock at the Unix epoch that moves only when the returned mock is advanced.
+    /// Creates a clock at the Unix epoch that advances only with the returned mock.
     #[cfg_attr(
         not(any(feature = "simulate", feature = "testing")),
         expect(dead_code, reason = "used in simulations and tests")

@@ -1,5 +1,4 @@
-//! The embedded store. It is exact, its memory is fixed at construction, and a decision costs the
-//! same at any load.
+//! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
 mod blocks;
@@ -21,16 +20,15 @@ use super::{
 };
 use crate::{decision::Decision, observe::set_keys};
 
-/// An embedded store that keeps accounts in the memory of the process.
+/// Embedded store that keeps accounts in the memory of the process.
 ///
-/// Its memory is fixed at construction: 36 bytes for each key of the capacity. A flood of new keys
-/// does not increase it, except by at most 0.3 MB for each rule and quota with shared accounts.
+/// Its memory is fixed: 36 bytes for each key of the capacity. A flood of new keys adds at most 0.3
+/// MB for each rule and quota with shared accounts.
 ///
-/// The store never drops an account in debt, which is an account that is not full. If it has no
-/// room for a new key, new keys share one account per rule and quota until there is room. They may
-/// then be denied early, but no exhausted key is freed. A key whose quota is full has no account,
-/// so it counts as new. [`Stats::overflowed`] counts decisions over shared accounts, and the first
-/// one is logged.
+/// An account in debt, which is not full, is never dropped. If there is no room for a new key, new
+/// keys share one account per rule and quota. They may then be denied early, but no exhausted key
+/// is freed. A key whose quota is full has no account, so it counts as new. [`Stats::overflowed`]
+/// counts decisions over shared accounts, and the first one is logged.
 ///
 /// # Capacity
 ///
@@ -48,8 +46,9 @@ use crate::{decision::Decision, observe::set_keys};
 /// | sliding window | *period + period / buckets* at most |
 ///
 /// For example, 25 000 new keys per second send one request each, and the quota is 5 per minute.
-/// Each key is in debt for 12 seconds, so 300 000 keys are in debt at a time. The table shows the
-/// share of honest new keys that are denied during such a flood (`tests/it/local/flood_capacity.rs`):
+/// Each key is in debt for 12 seconds, so 300 000 keys are in debt at once. The table shows the
+/// share of honest new keys that are denied during such a flood
+/// (`tests/it/local/flood_capacity.rs`):
 ///
 /// | capacity | memory | after 12 s | 36 to 48 s after the start |
 /// |---|---|---|---|
@@ -62,27 +61,28 @@ use crate::{decision::Decision, observe::set_keys};
 ///
 /// # Memory of other algorithms
 ///
-/// An account of GCRA without [`initial`](crate::Quota::initial) is one instant in its slot. The
-/// state of another account is kept beside its slot. The first one of a set of 16 slots (8 keys of
-/// the capacity) allocates 768 bytes, which are another 96 bytes for each key of the capacity if all
-/// accounts have a state. A sliding window adds 16 bytes for each bucket in use, at most one more
-/// than it has buckets. A sliding log adds 16 bytes for each charge of the period, at most the limit
-/// plus the units of [`max_debt`](crate::Quota::max_debt).
+/// An account of GCRA without [`initial`](crate::Quota::initial) is one instant in its slot. Other
+/// accounts also need a state, in these sizes:
+///
+/// - 96 bytes for each key of the capacity, if all accounts have a state. The first one of eight
+///   keys allocates 768 bytes.
+/// - For a sliding window, 16 bytes for each bucket in use, at most one more than it has buckets.
+/// - For a sliding log, 16 bytes for each charge of the period, at most the limit plus the units of
+///   [`max_debt`](crate::Quota::max_debt).
 ///
 /// # Blocks
 ///
 /// [Blocked](crate::StoreExt::block) keys are in a separate table, which the first block creates.
-/// It has one slot for every four keys of the capacity, at 18 bytes each (4.4 bytes for each key of
-/// the capacity). There is room for one blocked key for every eight keys of the capacity: 16 384 by
-/// default. Beyond that number, some blocks fail. Beyond twice that number, all fail. A block that
-/// fails returns [`BlockError::Full`](super::BlockError::Full), is counted, and is logged once; the
-/// key is not blocked.
+/// It takes 4.4 bytes for each key of the capacity. There is room for one blocked key for every
+/// eight keys of the capacity: 16 384 by default. Beyond that number, some blocks fail. Beyond
+/// twice that number, all fail. A failed block returns
+/// [`BlockError::Full`](super::BlockError::Full), is counted, and is logged once; the key is not
+/// blocked.
 ///
 /// # Sharing
 ///
-/// Clones share the accounts. Decisions are exact with any number of threads: each locks the sets of
-/// its accounts, in one order, so that all decisions together have a serial order. Other processes do
-/// not share the accounts.
+/// Clones share the accounts. Decisions are exact with any number of threads, and have a serial
+/// order. Other processes do not share the accounts.
 ///
 /// ```
 /// use tower_sluice::{Limiter, LocalStore, Quota};
@@ -108,15 +108,15 @@ struct Layers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of slots in the table, about two per key of the capacity.
+    /// Slots in the table, about two per key of the capacity.
     pub slots: usize,
-    /// The number of accounts that are not full. They cannot be dropped.
+    /// Accounts that are not full, which cannot be dropped.
     pub active: usize,
-    /// The number of decisions over an account that new keys shared because no slot was free. If it
-    /// is above 0, the capacity was too small.
+    /// Decisions over accounts that new keys shared because no slot was free.
+    ///
+    /// If this is above 0, the capacity was too small.
     pub overflowed: u64,
-    /// The number of [blocked](crate::StoreExt::block) keys. Their table has one slot for every
-    /// four keys of the capacity.
+    /// [Blocked](crate::StoreExt::block) keys.
     pub blocked: usize,
 }
 
@@ -131,8 +131,9 @@ impl LocalStore {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// Creates a store for `keys` keys in debt at a time, at 36 bytes each. The number is rounded
-    /// up to a multiple of 8.
+    /// Creates a store for `keys` keys in debt at a time, at 36 bytes each.
+    ///
+    /// The number is rounded up to a multiple of 8.
     #[must_use]
     #[track_caller]
     pub fn with_capacity(keys: usize) -> Self {
@@ -146,8 +147,10 @@ impl LocalStore {
         Self { ledger: Arc::new(Ledger::new(clock, keys)), layers: Arc::new(layers) }
     }
 
-    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.slots` (feature
-    /// `metrics`). It reads every slot, so call it at intervals, not per request.
+    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.slots`.
+    ///
+    /// The gauges need feature `metrics`. This reads every slot, so call it at intervals, not per
+    /// request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.stats_without_gauges();

@@ -1,14 +1,12 @@
 //! Accounts that new keys share when every slot of their set is in debt.
 //!
-//! One account exists per rule, quota and group of sets. All new keys of the group use it, so one
-//! quota limits them together. A key that gets a slot later starts with the debt of the shared
-//! account. So a flood of new keys neither frees an exhausted key nor affects other rules. The
-//! number of rules bounds the memory.
+//! Each rule, quota and group of sets has one such account, which limits all new keys of the group
+//! together. A key that gets a slot later starts with its debt. A flood of new keys therefore
+//! neither frees an exhausted key nor affects other rules.
 //!
-//! At its capacity, a table is half empty, yet four in a thousand of its sets are full. Only the
-//! new keys of these sets share an account. For this reason each set has an instant until which its
-//! new keys may be in debt. A group is many sets in a large table. Without that instant, the new
-//! keys of all sets of a group would start with the debt from one set.
+//! At its capacity, a table is half empty, but four in a thousand of its sets are full. Each set
+//! has an instant until which its new keys may be in debt. Otherwise, all sets of a group would
+//! start new keys with the debt from one full set.
 
 use std::collections::HashMap;
 
@@ -42,8 +40,7 @@ pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
 /// The shared accounts of a table.
 #[derive(Debug)]
 pub(super) struct Overflow<A> {
-    /// Per set: the second of Unix time until which its new keys may be in debt. After it, no
-    /// lookup is needed.
+    /// Per set: the second of Unix time until which its new keys may be in debt.
     until: Box<[AtomicU32]>,
     accounts: Mutex<SharedAccounts<A>>,
     decisions: AtomicU64,

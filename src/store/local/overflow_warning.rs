@@ -1,4 +1,4 @@
-//! The warning and the counters of a store that has no room for new keys or blocks.
+//! Warnings and counters for a store without room for new keys or blocks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,11 +6,12 @@ use super::ledger::SLOTS_PER_KEY;
 use crate::observe::{block_denied, overflowed};
 
 const SECOND: u64 = 1_000_000_000;
-/// The time without an overflow after which the next one is logged again.
+/// The quiet time after which an overflow is logged again.
 const QUIET: u64 = 60 * SECOND;
 
-/// Counts decisions over shared accounts, and logs the first of each overflow. A line per decision
-/// would amplify the flood that causes the overflow.
+/// Counts decisions over shared accounts, and logs the first of each overflow.
+///
+/// A line per decision would amplify the flood.
 #[derive(Debug, Default)]
 pub(super) struct OverflowWarning {
     /// The instant of the last overflow, to a second. 0 before the first.
@@ -18,8 +19,9 @@ pub(super) struct OverflowWarning {
 }
 
 impl OverflowWarning {
-    /// Records a decision over a shared account of a table with `slots` slots. The caller must hold
-    /// no lock, because a log subscriber may run any code.
+    /// Records a decision over a shared account.
+    ///
+    /// The caller must hold no lock, because a log subscriber may run any code.
     pub(super) fn record(&self, now: u64, slots: usize) {
         overflowed();
         if self.is_first(now) {
@@ -27,8 +29,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Records a block that did not fit into a table with `slots` slots. The caller must hold no
-    /// lock.
+    /// Records a block without room. The caller must hold no lock.
     pub(super) fn record_block(&self, now: u64, slots: usize) {
         block_denied();
         if self.is_first(now) {
@@ -36,12 +37,12 @@ impl OverflowWarning {
         }
     }
 
-    /// Returns `true` for the first overflow, and for the first one after a quiet time.
+    /// Returns `true` for the first overflow, also after a quiet time.
     fn is_first(&self, now: u64) -> bool {
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);
         let first = last == 0;
-        // One thread writes once per second, so that threads do not contend for it in a flood.
+        // One thread writes once per second, so that threads do not contend in a flood.
         (first || quiet >= SECOND)
             && self.last.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
             && (first || quiet > QUIET)

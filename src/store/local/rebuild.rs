@@ -1,14 +1,14 @@
-//! Detects layers that are built per request or per connection. Each of them starts with a new
-//! store and new accounts, so it limits no client.
+//! Detects layers that are built per request or per connection.
 //!
-//! One dropped store proves nothing: tests drop stores, and so does a server that stops. The
-//! detector counts the dropped stores that had a layer, by the line of code that created them. It
-//! logs a warning for three patterns:
+//! Each starts with new accounts, so it limits no client.
+//!
+//! A few dropped stores prove nothing: tests drop stores, and so does a server that stops. The
+//! detector counts dropped stores that had a layer, by the line of code that created them. It logs
+//! a warning for three patterns:
 //!
 //! - 16 stores in a row decided one request each: the layer is built per request.
 //! - 1 000 stores were dropped in one minute, each less than a minute old.
-//! - 32 stores were dropped in one minute and 32 in the next: the layer is built per connection. A
-//!   test suite rarely runs that long.
+//! - 32 stores were dropped in one minute and 32 in the next: the layer is built per connection.
 //!
 //! Only dropped stores count, so a program may keep any number of stores.
 
@@ -34,7 +34,7 @@ const MAX_SITES: usize = 64;
 
 static SITES: Mutex<Vec<Site>> = Mutex::new(Vec::new());
 
-/// The creation and the use of a store. Dropping it counts the store.
+/// The creation and the use of a store, counted when it is dropped.
 #[derive(Debug)]
 pub(super) struct RebuildDetector {
     clock: Clock,
@@ -133,7 +133,7 @@ impl Site {
         self.dropped = self.dropped.saturating_add(1);
         self.short_lived = self.short_lived.saturating_add(store.is_short_lived.into());
         match store.decisions {
-            // A layer without decisions may have been built only to check its rules.
+            // The layer may have been built only to check its rules.
             0 => {}
             1 => self.single_use = self.single_use.saturating_add(1),
             _ => self.single_use = 0,
@@ -144,7 +144,7 @@ impl Site {
     }
 }
 
-/// Counts a dropped store. Returns `true` if a warning is due, which is once per line of code.
+/// Counts a dropped store. Returns `true` if a warning is due, once per line of code.
 fn count(
     sites: &mut Vec<Site>,
     location: &'static Location<'static>,

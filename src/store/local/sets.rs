@@ -1,24 +1,22 @@
-//! Sets of slots. Each set is under one lock, and its memory is fixed at construction.
+//! Sets of slots, each under one lock, with fixed memory.
 //!
-//! A slot holds one account: a 64-bit fingerprint of its address, and the instant at which it
-//! expires. For a plain GCRA quota that instant is the whole account. The states of other accounts
-//! are beside the slots. An address hashes to one set and to a first slot in it, where the search
-//! begins. A lookup therefore usually reads one slot, and at most sixteen.
+//! A slot holds one account: a fingerprint of its address, and the instant at which it expires. For
+//! a plain GCRA quota, that instant is the whole account. The states of other accounts are beside
+//! the slots. A lookup usually reads one slot, and at most sixteen.
 //!
-//! An expired account equals a new one, so another account can use its slot. There is no sweep, and
-//! no account in debt is dropped.
+//! Another account can use the slot of an expired account, so no sweep is needed.
 
 use super::sync::{Mutex, MutexGuard, WAYS};
 
 /// An account that is kept in a slot.
 pub(super) trait Stored: Clone {
-    /// The quota by which the account is read.
+    /// The quota of the account.
     type Quota;
 
     /// Returns the account that is one instant.
     fn from_instant(instant: u64) -> Self;
 
-    /// Returns the instant that is the whole account, if the account expires at it.
+    /// Returns the instant, if it is the whole account.
     fn as_instant(&self, expires_at: u64) -> Option<u64>;
 
     /// Returns the instant from which the account equals a new one.
@@ -35,14 +33,16 @@ struct Slot {
     expires_at: u64,
 }
 
-/// A set of slots, four cache lines and a half.
+/// A set of slots.
 #[derive(Debug)]
 pub(super) struct Set<A> {
     slots: [Slot; WAYS],
-    /// The states of accounts that are more than one instant. Allocated with the first of them.
+    /// The accounts that are more than one instant, allocated with the first of them.
     states: Option<Box<[Option<A>; WAYS]>>,
-    /// The latest instant as of which an account was dropped. A thread whose reading of the clock
-    /// is older opens accounts as of this instant. Otherwise it could charge the same window twice.
+    /// The latest instant at which an account was dropped.
+    ///
+    /// A thread with an older reading of the clock opens accounts as of this instant. Otherwise it
+    /// could charge the same window twice.
     dropped_at: u64,
 }
 
@@ -53,7 +53,7 @@ impl<A> Default for Set<A> {
 }
 
 impl<A> Set<A> {
-    /// Returns the slot of `id`. Most accounts are in the first slot of their search order.
+    /// Returns the slot of `id`, usually the first of its search order.
     #[inline]
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         let first = first(id);
@@ -65,13 +65,12 @@ impl<A> Set<A> {
         probe(id).find(|at| self.slots[*at].id == id)
     }
 
-    /// Returns the first slot in the search order of `id` whose account has expired. Skips the
-    /// slots in `except`.
+    /// Returns the first free slot for `id`, except those in `except`.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
         probe(id).find(|at| self.slots[*at].expires_at <= now && !except(*at))
     }
 
-    /// Gives a slot whose account has expired to `id`.
+    /// Gives a free slot to `id`.
     pub(super) fn claim(&mut self, at: usize, id: u64, now: u64) {
         self.slots[at].id = id;
         if let Some(states) = &mut self.states {
@@ -164,8 +163,7 @@ impl<A> Sets<A> {
         self.0.iter().map(|set| set.lock().active(now)).sum()
     }
 
-    /// Returns the index of the set of `id`, by its high bits. The low bits select the first slot in
-    /// the set.
+    /// Returns the index of the set of `id`, from its high bits.
     #[inline]
     pub(super) fn index(&self, id: u64) -> usize {
         let scaled = (u128::from(id) * self.0.len() as u128) >> 64;

@@ -1,5 +1,6 @@
-//! Locks and atomics of the account table. `tests/interleavings` compiles the table with another
-//! `sync` module, to test all orders of events.
+//! Locks and atomics of the account table.
+//!
+//! `tests/interleavings` replaces this module to test all orders of events.
 
 pub(super) use std::sync::{
     OnceLock,

@@ -1,8 +1,8 @@
-//! Batching. Decisions that wait at the same time share one call.
+//! Decisions that wait at the same time and share one call.
 //!
-//! While few calls are in flight, each decision is sent immediately in its own call, because
-//! waiting would gain nothing. Under load, a decision waits for a batch. A batch is sent when the
-//! previous batch is answered, or when the new batch is full. No decision waits for a timer.
+//! While few calls are in flight, each decision is sent immediately in its own call. Under load, a
+//! decision waits for a batch. A batch is sent when the previous one is answered, or when it is
+//! full. No decision waits for a timer.
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
@@ -23,8 +23,7 @@ use super::{
 };
 use crate::{decision::Decision, observe::store_failed};
 
-/// The maximum number of accounts of a batched request. Larger requests are sent alone, because a
-/// long batch delays other users of the server.
+/// The maximum accounts of a batched request. A long batch delays other users of the server.
 pub(super) const MAX_ACCOUNTS: usize = 4;
 
 /// Charges `request` in its own call or in a batch.
@@ -36,8 +35,7 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     if let Some(_permit) = store.settings.queue.try_direct() {
-        // This future is boxed so that it does not increase the size of the futures of waiting
-        // callers.
+        // Boxed, so that the futures of waiting callers stay small.
         let reply = Box::pin(store.execute(&request, ScriptOp::Take)).await?;
         return Ok(reply.decision(&request));
     }
@@ -71,8 +69,9 @@ where
     Err(RedisError::new(RedisErrorKind::Timeout, "no reply in time"))
 }
 
-/// Spawns all batches that are due. Each batch runs on the runtime of its first caller, because
-/// that runtime is known to be running.
+/// Spawns all batches that are due, each on the runtime of its first caller.
+///
+/// Another runtime might not run any more.
 fn spawn_batches<C>(store: &RedisStore<C>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -80,13 +79,13 @@ where
     while let Some((first, guard)) = store.settings.queue.next_batch(now) {
         let runtime = first.runtime.clone();
         let task = BatchTask { store: store.clone(), guard: Some(guard) };
-        // A runtime that shuts down drops the task immediately. The drop spawns the next batch.
+        // A runtime that shuts down drops the task, which spawns the next batch.
         drop(runtime.spawn(task.run(first)));
         store.settings.queue.batch_spawned();
     }
 }
 
-/// The task of a batch. When the task is dropped, it spawns the next batch in any case.
+/// The task of a batch, which spawns the next batch when it is dropped.
 struct BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -114,8 +113,7 @@ where
         spawn_batches(store, Instant::now());
         match reply {
             Ok(reply) => batch.reply(&reply),
-            // Nothing was charged. The requests are sent in single calls, because denials need no
-            // memory and are still returned.
+            // Nothing was charged. Single calls can still return denials, which need no memory.
             Err(error) if error.kind() == RedisErrorKind::Memory => {
                 let retried = batch.callers().map(async |caller| {
                     let decision = store.take_alone(&caller.request).await;
@@ -129,7 +127,7 @@ where
                 }
             }
         }
-        // Keeps the callers together. Callers that send another request join one batch.
+        // Keeps the callers together, so that their next requests join one batch.
         yield_now().await;
     }
 }

@@ -6,21 +6,20 @@ use redis::ErrorKind as Raw;
 
 use crate::store::Unsupported;
 
-/// An error of a [`RedisStore`](super::RedisStore). An error is not a denial.
+/// Error of a [`RedisStore`](super::RedisStore).
 ///
-/// The text contains neither passwords nor keys.
+/// A denial is not an error. The text contains neither passwords nor keys.
 #[derive(Clone, Debug)]
 pub struct RedisError {
     kind: RedisErrorKind,
     text: String,
 }
 
-/// The kind of a [`RedisError`].
+/// Kind of a [`RedisError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisErrorKind {
-    /// No connection is open. The server cannot be reached, or the connection was reset and is not
-    /// open again yet.
+    /// No connection is open: the server cannot be reached, or the connection was reset.
     Disconnected,
     /// The server did not reply in time. The charge may still be made.
     Timeout,
@@ -46,8 +45,7 @@ pub enum RedisErrorKind {
 }
 
 impl RedisErrorKind {
-    /// Returns the kind as one word, for labels: `disconnected`, `timeout`, `memory`, `replica`,
-    /// `busy`, `denied`, `cluster`, `reply`, `quota`, `config` or `other`.
+    /// Returns the kind as one word, such as `timeout` or `memory`, for labels.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -131,9 +129,10 @@ fn kind(error: &redis::RedisError) -> RedisErrorKind {
     }
 }
 
-/// Returns the error code of the server. For a command in a script, Redis 6 reports the code at the
-/// end of another error: `ERR Error running script (…): @user_script: 12: -OOM command not
-/// allowed`.
+/// Returns the error code of the server.
+///
+/// For a command in a script, Redis 6 reports the code at the end of another error:
+/// `ERR Error running script (…): @user_script: 12: -OOM command not allowed`.
 pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
     let inner = || error.detail()?.rsplit_once(": -")?.1.split(' ').next();
     match error.code() {
@@ -142,8 +141,9 @@ pub(super) fn code(error: &redis::RedisError) -> Option<&str> {
     }
 }
 
-/// Returns `true` if the user may not call a command that a script or the selection of a database
-/// needs. Redis up to 7.0 and Valkey report this error only as text.
+/// Returns `true` if the user has no permission for a command.
+///
+/// Redis up to 7.0 and Valkey report this only as text.
 fn is_denied(detail: &str) -> bool {
     ["The user executing the script can't", "ACL failure in script", "no permissions"]
         .iter()

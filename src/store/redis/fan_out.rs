@@ -1,5 +1,7 @@
-//! Decisions over accounts on different servers. Each account has its own call, and the calls run
-//! concurrently. If a server denies, the charges on the other servers are undone.
+//! Decisions over accounts on different servers.
+//!
+//! Each account has its own call, and the calls run concurrently. If a server denies, the other
+//! charges are undone.
 
 use std::pin::pin;
 #[cfg(feature = "testing")]
@@ -18,10 +20,9 @@ use super::{
 };
 use crate::decision::Decision;
 
-/// Charges all accounts of `request` or none of them.
+/// Charges all accounts of `request`, or none.
 ///
-/// The calls continue if the caller is dropped, so that charges are undone after a denial in any
-/// case.
+/// The calls continue if the caller is dropped, so that charges are undone in any case.
 pub(super) async fn take<C>(store: RedisStore<C>, request: Request) -> Result<Decision, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -40,8 +41,7 @@ where
             Some(undo_part(&store, part, taken))
         });
         let mut undos = pin!(join_all(undos));
-        // Sends the undo calls before the caller can retry, but does not delay the decision by a
-        // round trip.
+        // Sends the undo calls before the caller can retry, but does not wait for them.
         let done = poll!(undos.as_mut()).is_ready();
         drop(tx.send(decision));
         if !done {
@@ -53,8 +53,7 @@ where
     })
 }
 
-/// Undoes the charges of the decision `taken` on the accounts of `request`. Runs in the background
-/// on the current tokio runtime. Without a runtime, the charge stays.
+/// Undoes the charges of `taken` in the background. Without a runtime, they stay.
 pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -65,7 +64,7 @@ where
         #[cfg(feature = "testing")]
         store.shared.undoing.fetch_add(1, Relaxed);
         drop(runtime.spawn(async move {
-            // A charge that cannot be undone is released with time.
+            // A charge that cannot be undone comes back with time.
             drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
             #[cfg(feature = "testing")]
             store.shared.undoing.fetch_sub(1, Release);
@@ -78,7 +77,7 @@ async fn undo_part<C>(store: &RedisStore<C>, part: &Request, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    // A charge that cannot be undone is released with time.
+    // A charge that cannot be undone comes back with time.
     drop(store.execute(part, ScriptOp::Undo(&taken, None)).await);
 }
 

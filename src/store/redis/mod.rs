@@ -1,4 +1,4 @@
-//! A store that keeps accounts in Redis or Valkey, shared by many processes.
+//! A store in Redis or Valkey, shared by many processes.
 
 mod addresses;
 mod batch;
@@ -52,20 +52,19 @@ use crate::{
     quota::Quota,
 };
 
-/// A store that keeps accounts in Redis or Valkey, shared by many processes.
+/// Store that keeps accounts in Redis or Valkey, shared by many processes.
 ///
-/// A decision is one script call, regardless of the number of rules and quotas. It uses the
-/// server's clock and returns the same numbers as [`LocalStore`](crate::LocalStore). On a cluster,
-/// the accounts of a request may be on different servers. The store then calls these servers
-/// concurrently, and undoes the charges if one of them denies. The limit is never exceeded. Until
-/// such a charge is undone, for one round trip, it may cause the denial of another request.
+/// A decision is one script call, for any number of rules and quotas. It uses the server's clock
+/// and returns the same numbers as [`LocalStore`](crate::LocalStore).
 ///
-/// Under load, decisions that wait at the same time share one call. Such a batch holds up to 64
-/// different requests. Equal requests are sent once, together with their number. The requests are
-/// decided one by one, in the order of arrival. Decisions are batched only while more than sixteen
-/// calls of the store and its clones are in flight. There is no timer. At low load, a decision is
-/// sent immediately. Only GCRA quotas that start full are batched. A cluster never batches; see
-/// [`coalesce`](RedisStore::coalesce).
+/// On a cluster, the accounts of a request may be on different servers. They are called
+/// concurrently, and the charges are undone if one of them denies. The limit is never exceeded.
+/// Until a charge is undone, for one round trip, it may cause the denial of another request.
+///
+/// Under load, decisions that wait at the same time share one call. Such a batch has up to 64
+/// different requests, which are decided in the order of arrival. A decision waits only while more
+/// than sixteen calls are in flight, and never for a timer. Only GCRA quotas that start full are
+/// batched. A cluster never batches; see [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -97,23 +96,21 @@ use crate::{
 /// # }
 /// ```
 ///
-/// Keys have the form `<prefix>:<version>:{<hash>}`. Their length is fixed, and they contain no
-/// user input. Each key expires once its account can be dropped.
+/// Keys have the form `<prefix>:<version>:{<hash>}`. They contain no user input, and expire once
+/// their account can be dropped.
 ///
 /// Clones share the store. The store needs a tokio runtime with a timer.
 ///
 /// # Limitations
 ///
-/// - The store loses charges if the server evicts keys to free memory, under the policies
-///   `allkeys-*`. It also loses charges if the server loses its data, or fails over to a replica
-///   that lacks the last charges. Each loss admits at most one more burst per key. If two primaries
-///   do not know of each other, each of them admits the whole limit.
-/// - A request whose reply is lost may have been charged. The request is never sent again. A caller
-///   that is dropped while it waits for a batch is not charged. A caller that is dropped later may
-///   be charged.
-/// - All decisions of one call fail together. A tokio runtime that shuts down drops the replies of
-///   the calls that it runs, including those for callers on other runtimes. These callers receive
-///   an error.
+/// - Charges are lost if the server evicts keys to free memory (`allkeys-*`), loses its data, or
+///   fails over to a replica that lacks the last charges. Each loss admits at most one more burst
+///   per key. If two primaries do not know of each other, each admits the whole limit.
+/// - A request whose reply is lost may have been charged, and is never sent again. A caller that is
+///   dropped while it waits for a batch is not charged. A caller that is dropped later may be
+///   charged.
+/// - All decisions of one call fail together. A tokio runtime that shuts down also drops the
+///   replies for callers on other runtimes. These callers receive an error.
 /// - A client that can write to the server can change the limits.
 pub struct RedisStore<C = Link> {
     settings: Arc<RedisConfig>,
@@ -130,7 +127,7 @@ struct RedisConfig {
     coalesces: bool,
     rules: Arc<KnownRules>,
     queue: Arc<Queue>,
-    /// The clock that replaces the server's clock, in nanoseconds of Unix time.
+    /// A clock that replaces the server's clock.
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
 }
@@ -166,8 +163,9 @@ where
         Self { settings: Arc::new(settings), shared: Arc::default(), connection }
     }
 
-    /// Creates a store on a cluster, from a connection of your own. The connection must send each
-    /// key to its node.
+    /// Creates a store on a cluster, from a connection of your own.
+    ///
+    /// The connection must send each key to its node.
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
@@ -176,8 +174,9 @@ where
         store
     }
 
-    /// Sets the prefix of all keys. Defaults to `sluice`. Stores with different prefixes do not
-    /// share accounts.
+    /// Sets the prefix of all keys. Defaults to `sluice`.
+    ///
+    /// Stores with different prefixes do not share accounts.
     ///
     /// # Panics
     ///
@@ -195,32 +194,33 @@ where
         self
     }
 
-    /// Hashes keys with a secret, so that a client with read access to the server cannot find the
-    /// owner of an account by trying keys. All processes that share accounts need the same value.
+    /// Hashes keys with a secret, to hide the owners of accounts from other users of the server.
     ///
-    /// The secret is sixteen bytes, or a [`FingerprintKey`] that is derived from a longer text.
-    /// Without a secret, anyone can compute the hash of every address or short name, and so find
-    /// the key.
+    /// All processes that share accounts need the same secret.
+    ///
+    /// It is sixteen bytes, or a [`FingerprintKey`] from a longer text. Without a secret, anyone
+    /// with read access can find the owner of an account by trying addresses or short names.
     #[must_use]
     pub fn secret(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings_mut().addresses.secret = secret.into();
         self
     }
 
-    /// Writes the rule and the key in plain text, for debugging. All clients with read access to
-    /// the server can then read them, and the length of a key depends on user input.
+    /// Writes the rule and the key in plain text, for debugging.
+    ///
+    /// All clients with read access to the server can then read them, and the length of a key
+    /// depends on user input.
     #[must_use]
     pub fn readable_keys(mut self) -> Self {
         self.settings_mut().addresses.readable = true;
         self
     }
 
-    /// Enables or disables batching. With batching, decisions that wait at the same time are sent
-    /// in one call. Defaults to `true`. A cluster never batches.
+    /// Enables or disables batching. Defaults to `true`, but a cluster never batches.
     ///
-    /// A call with 64 decisions occupies the server for some tenths of a millisecond. This is
-    /// several times shorter than 64 single calls, but the server cannot do anything else in
-    /// between. Pass `false` if other users of the server cannot wait for that time.
+    /// A call with 64 decisions occupies the server for some tenths of a millisecond. That is
+    /// several times shorter than 64 single calls, but without a gap. Pass `false` if other users
+    /// of the server cannot wait for that time.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
@@ -237,8 +237,9 @@ where
         self
     }
 
-    /// Returns the number of accounts so far whose Redis key held an invalid value. Each such
-    /// account was replaced with a new account.
+    /// Returns the number of accounts whose Redis key had an invalid value.
+    ///
+    /// Each was replaced with a new account.
     #[must_use]
     pub fn healed(&self) -> u64 {
         self.shared.healed.load(Relaxed)
@@ -258,8 +259,9 @@ where
         self.shared.undoing.clone()
     }
 
-    /// Returns the settings, for a change after which the store uses different accounts. From then
-    /// on, the store does not share its rules or its queue with its clones.
+    /// Returns the settings for a change after which the store uses other accounts.
+    ///
+    /// The store then shares neither its rules nor its queue with its clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -312,8 +314,7 @@ where
         Ok(reply)
     }
 
-    /// Calls a script by its hash. A restarted server has lost its scripts, so it receives the full
-    /// text.
+    /// Calls a script by its hash, or sends its text to a server that has lost it.
     async fn run<K: redis::ToRedisArgs>(
         &self,
         script: &Script,
@@ -335,7 +336,7 @@ where
         Ok(reply?)
     }
 
-    /// Returns `read` unchanged. If the reply was invalid, the connection is replaced.
+    /// Returns `read`, and replaces the connection after an invalid reply.
     fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         let connection: &dyn Any = &self.connection;
         if let (Err(_), Some(link)) = (&read, connection.downcast_ref::<Link>()) {
@@ -399,8 +400,7 @@ where
             Op::Take(charges) => return self.take(charges),
             Op::Adjust(charge, units) => {
                 let amount = units.unsigned_abs();
-                // The script does not report that it reduced a charge. It reduces every amount
-                // above the limit.
+                // The script reduces a charge above the limit, but does not report it.
                 let cut = |(_, quota): &(usize, &Quota)| units > 0 && amount > quota.late_limit();
                 if let Some((_, quota)) = charge.charged_quotas().find(cut) {
                     late_charge_cut(quota);
@@ -417,8 +417,7 @@ where
         self.change(charge, script_op)
     }
 
-    /// Undoes the charges in the background, on the current tokio runtime. Without a runtime, the
-    /// charges stay.
+    /// Undoes the charges in the background. Without a tokio runtime, they stay.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());

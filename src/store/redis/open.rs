@@ -26,7 +26,8 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
 const CLUSTER_MAX_BACKOFF_MS: u64 = 100;
 
 impl RedisStore {
-    /// Connects to one server. The address has the form `redis://[user:password@]host[:port][/db]`.
+    /// Connects to one server, at `redis://[user:password@]host[:port][/db]`.
+    ///
     /// All clones share one connection, which reconnects by itself. Add `?protocol=resp3` for
     /// RESP3. An address `rediss://` (TLS) needs the feature `redis-tls`.
     ///
@@ -34,8 +35,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// Returns an error if the address is invalid, the server cannot be reached, or the probe
-    /// fails. To start while the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
+    /// Fails if the address is invalid, the server cannot be reached, or the probe fails. To start
+    /// while the server is down, use [`connect_lazy`](RedisStore::connect_lazy).
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
         let store = Self::connect_lazy(url)?.probe_and_log().await;
         store.map_err(|error| match (error.kind(), address(url)) {
@@ -51,7 +52,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// Returns an error if the address is invalid.
+    /// Fails if the address is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisError> {
         let client = Client::open(address(url)?)?;
         Ok(Self::new(Link::new(Box::new(move || {
@@ -62,16 +63,16 @@ impl RedisStore {
         }))))
     }
 
-    /// Connects to the master `name` that the sentinels at `urls` report. After a failover, the
-    /// store asks the sentinels again.
+    /// Connects to the master `name` that the sentinels at `urls` report.
     ///
-    /// The user, password and database in the first address are used for the master. The connection
-    /// to the master uses TLS if the first address uses TLS. The credentials in the other addresses
-    /// are used for the sentinels.
+    /// After a failover, the store asks the sentinels again.
+    ///
+    /// The user, password, database and TLS of the first address are used for the master. The
+    /// credentials in the other addresses are used for the sentinels.
     ///
     /// # Errors
     ///
-    /// Returns an error in the same cases as [`connect`](RedisStore::connect).
+    /// Fails as [`connect`](RedisStore::connect) does.
     pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
         let mut sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
         let (mut master, mut tls) = (RedisConnectionInfo::default(), None);
@@ -94,15 +95,16 @@ impl RedisStore {
 }
 
 impl RedisStore<ClusterLink> {
-    /// Connects to the cluster that has the nodes `urls`. The list does not need to contain all
-    /// nodes. The store follows moved slots and failovers.
+    /// Connects to the cluster that has the nodes `urls`, among others.
+    ///
+    /// The store follows moved slots and failovers.
     ///
     /// With the server setting `cluster-require-full-coverage no`, the loss of one shard does not
     /// affect the other shards.
     ///
     /// # Errors
     ///
-    /// Returns an error in the same cases as [`connect`](RedisStore::connect).
+    /// Fails as [`connect`](RedisStore::connect) does.
     pub async fn cluster(urls: &[&str]) -> Result<Self, RedisError> {
         let nodes = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
         let client = ClusterClientBuilder::new(nodes)
@@ -184,8 +186,7 @@ fn fix(url: &str, has_tls: bool) -> Option<String> {
     }
 }
 
-/// Returns the address for an error message. If the address may contain a password, `***` replaces
-/// each part that may be the password.
+/// Returns the address for an error, with `***` in place of a possible password.
 fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if is_host(url) { url } else { "***" }.to_owned();

@@ -1,8 +1,6 @@
-//! Plans. A plan is a binary argument of a script. It contains the quotas and demands of one
-//! account.
+//! Plans: binary arguments of a script, with the quotas and demands of one account.
 //!
-//! Products with the interval of a quota are computed in Rust, because a number in Lua is a double
-//! and loses digits.
+//! Products with an interval are computed in Rust, because a number in Lua loses digits.
 
 use super::script::letter;
 use crate::{
@@ -11,9 +9,9 @@ use crate::{
     store::Unsupported,
 };
 
-/// An upper bound of the time for which accounts are kept: forty years, in nanoseconds.
+/// The longest time for which accounts are kept, in nanoseconds: forty years.
 pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
-/// An upper bound of the units of an account. The number fits into five bytes.
+/// The maximum units of an account, which fit into five bytes.
 const MOST_UNITS: u64 = 1 << 39;
 /// The bound below which a double represents every integer exactly.
 const EXACT: u64 = 1 << 53;
@@ -27,13 +25,13 @@ pub(super) struct EncodedPlan(pub(super) Vec<u8>);
 pub(super) enum Change {
     /// Charges the demand if it fits.
     Charge,
-    /// Changes no units, because the account is reset, blocked or unblocked.
+    /// Changes no units, for a reset or a block.
     None,
     /// Charges units, even if they do not fit.
     Late(u64),
     /// Refunds units.
     Refund(u64),
-    /// Undoes a charge, up to the units that its receipt still holds.
+    /// Undoes a charge, except units that have come back.
     Undo(Receipt),
 }
 
@@ -44,7 +42,7 @@ impl EncodedPlan {
         self
     }
 
-    /// Appends a duration or an instant: microseconds, then the remaining nanoseconds.
+    /// Appends a time in microseconds, then the remaining nanoseconds.
     pub(super) fn nanos(self, nanos: u64) -> Self {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
@@ -129,7 +127,7 @@ impl EncodedPlan {
     }
 }
 
-/// Returns an error if the scripts cannot count `quota` exactly.
+/// Returns an error if the scripts cannot count the quota exactly.
 pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
     let (width, product) = match quota.counted_by() {
         Algorithm::Gcra => return Ok(()),

@@ -1,5 +1,4 @@
-//! The queue of a store. It selects the requests that are sent immediately and the requests that
-//! wait, and decides when a batch is sent.
+//! The queue of a store, which decides when requests and batches are sent.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +19,7 @@ use crate::decision::Decision;
 const MAX_DIRECT: usize = 16;
 /// While this number of batches is in flight, only a full batch is sent.
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which a batch no longer delays other batches, because its runtime may be blocked.
+/// The time after which a batch no longer delays others. Its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The decisions of a store that are in flight or that wait.
@@ -34,8 +33,7 @@ struct QueueState {
     batches: Vec<RunningBatch>,
     /// The number of batches that have been started so far.
     batches_started: u64,
-    /// `true` while a task spawns batches. That task also spawns the batches that become due in the
-    /// meantime.
+    /// `true` while a task spawns batches, including those that become due.
     spawning: bool,
 }
 
@@ -53,8 +51,7 @@ enum Phase {
     /// The batch is not sent yet, so new requests can join.
     Collecting,
     InFlight,
-    /// The batch is answered. Its callers receive their decisions and may immediately send new
-    /// requests.
+    /// The batch is answered, and its callers may send new requests.
     Replying,
 }
 
@@ -75,8 +72,7 @@ impl QueuedRequest {
 }
 
 impl Queue {
-    /// Returns a permit for a direct call. Returns `None` if too many calls are in flight or other
-    /// requests wait.
+    /// Returns a permit for a direct call, or `None` if the request must wait.
     pub(super) fn try_direct(self: &Arc<Self>) -> Option<DirectPermit> {
         let mut state = self.state();
         let free =
@@ -96,8 +92,9 @@ impl Queue {
         queue.push_back(waiter);
     }
 
-    /// Starts the next batch, if one is due, and returns its first caller. No other batch starts
-    /// until [`batch_spawned`](Queue::batch_spawned).
+    /// Starts the next batch, if one is due, and returns its first caller.
+    ///
+    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned).
     pub(super) fn next_batch(
         self: &Arc<Self>,
         now: Instant,
@@ -124,8 +121,7 @@ impl Queue {
 }
 
 impl QueueState {
-    /// Returns `true` if a batch is due. A batch is due if few batches are in flight, or if enough
-    /// callers wait to fill the batch.
+    /// Returns `true` if few batches are in flight, or if enough callers wait to fill one.
     fn is_batch_due(&mut self, now: Instant) -> bool {
         self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
@@ -164,7 +160,7 @@ pub(super) struct BatchGuard {
 }
 
 impl BatchGuard {
-    /// Fills the batch with `first` and the waiting callers. Later callers join the next batch.
+    /// Fills the batch with `first` and the waiting callers.
     pub(super) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
         if first.is_waiting() {
             batch.add(first);

@@ -1,5 +1,6 @@
-//! Replies of a script. A reply contains the accounts after the call. Decisions are computed from
-//! the accounts with the same arithmetic as in the local store.
+//! Replies of a script: the accounts after the call.
+//!
+//! Decisions are computed from them as in the local store.
 
 use smallvec::SmallVec;
 
@@ -14,8 +15,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The latest valid instant, in microseconds. It is in the year 2255, so the sum of two instants
-/// stays below 2^64 nanoseconds.
+/// The latest valid instant in microseconds, in the year 2255. A sum of two stays below 2^64 ns.
 const LATEST: u64 = 1 << 53;
 
 /// The reply of one call.
@@ -38,7 +38,7 @@ pub(super) struct AccountReply {
     quotas: SmallVec<[QuotaState; 2]>,
 }
 
-/// The state of one quota; `None` for a quota without state.
+/// The state of one quota, if any.
 type QuotaState = Option<AccountState>;
 
 impl Reply {
@@ -87,7 +87,7 @@ impl Reply {
             let (account, (now, reply)) = (&request.accounts[index], replies[index]);
             let Some(Some((quota, ask))) = account.quotas.get(quota_index) else { continue };
             let charged = reply.charged && ask.cost > 0;
-            // A denial reports the waits that apply without queueing.
+            // A denial reports waits without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
             let (state, demand) = (reply.quotas[quota_index].as_ref(), Demand { max_wait, ..*ask });
             let step = algorithm::reconstruct(state, quota, now, demand, charged);
@@ -104,7 +104,7 @@ impl Reply {
 }
 
 impl AccountReply {
-    /// Parses the next account. `expected` is `true` if the script should have charged it.
+    /// Parses the next account, which should be charged if `expected` is `true`.
     pub(super) fn read(
         bytes: &mut Reader<'_>,
         account: &AccountRequest,
@@ -120,8 +120,9 @@ impl AccountReply {
         Ok(Self { charged, healed, block, quotas })
     }
 
-    /// Returns `true` if the state is consistent with `times` equal charges at `now`. Supports only
-    /// GCRA quotas that start full.
+    /// Returns `true` if the state can result from `times` equal charges at `now`.
+    ///
+    /// Supports only GCRA quotas that start full.
     pub(super) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
@@ -133,7 +134,7 @@ impl AccountReply {
             })
     }
 
-    /// Returns the account as it was before the last `charges` charges.
+    /// Returns the account before the last `charges` charges.
     pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
@@ -145,13 +146,13 @@ impl AccountReply {
         before
     }
 
-    /// Marks the account as not charged, for a denied caller.
+    /// Marks the account as not charged.
     pub(super) fn uncharged(mut self) -> Self {
         self.charged = false;
         self
     }
 
-    /// Returns the account as it is after an undo of the charge that was made at `now`.
+    /// Returns the account without the charge that was made at `now`.
     pub(super) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
         self.charged = false;
         for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
@@ -162,7 +163,7 @@ impl AccountReply {
     }
 }
 
-/// Returns the cost of a charge in nanoseconds of a GCRA quota.
+/// Returns the cost of a GCRA charge in nanoseconds.
 fn charge_nanos(quota: &Quota, ask: Demand) -> u64 {
     quota.interval_nanos().saturating_mul(ask.cost.into())
 }
@@ -181,7 +182,7 @@ fn blocked(request: &Request, replies: &[(u64, &AccountReply)], clock: u64) -> O
     Some(Decision::new(false, clock).from_source(Source::Redis).with_blocked().outcome(outcome))
 }
 
-/// Parses the block and the quota states of an account, as `lua/account.lua` writes them.
+/// Parses an account as `lua/account.lua` writes it.
 fn parse_account(
     account: &[u8],
     quotas: &[Option<(Quota, Demand)>],
@@ -241,7 +242,7 @@ fn parse_quota(
             content.instant()?;
             AccountState::sliding_log(content.entries()?)
         }
-        // The quota has a different algorithm now.
+        // The quota's algorithm has changed.
         _ => return Ok(None),
     };
     Ok(Some(state))
@@ -319,7 +320,7 @@ mod tests {
         Algorithm::SlidingLog,
     ];
 
-    /// Creates a request with a charge of cost 0 on one account and a real charge on another.
+    /// A request with a charge of cost 0 on one account, and a real charge on another.
     fn request(quotas: &[Quota]) -> Request {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let charges = [&one, &two].map(|key| Charge::new(RuleName::default(), key, quotas));
@@ -367,8 +368,7 @@ mod tests {
         bytes
     }
 
-    /// Parses a reply and computes its decision. Returns `true` for an allowed charge, `None` for
-    /// an invalid reply.
+    /// Returns `true` for an allowed charge, or `None` for an invalid reply.
     fn read_decision(bytes: &[u8], request: &Request) -> Option<bool> {
         let reply = Reply::read(bytes, request, ScriptKind::Take).ok()?;
         let replies: Vec<_> = reply.accounts.iter().map(|account| (reply.now, account)).collect();

@@ -1,4 +1,4 @@
-//! Requests to the server. A request contains each account once, with its plan.
+//! Requests to the server: each account once, with its plan.
 
 use smallvec::SmallVec;
 
@@ -15,7 +15,7 @@ use crate::{
     store::Charge,
 };
 
-/// The accounts of a call, and the quotas of the call in the order of the charges.
+/// The accounts of a call, and its quotas in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) accounts: SmallVec<[AccountRequest; 2]>,
@@ -40,7 +40,7 @@ pub(super) struct AccountRequest {
     pub(super) quotas: QuotaRequests,
 }
 
-/// The demand on each quota of an account, or `None` for a quota that the call does not touch.
+/// The demand on each quota of an account, or `None` for an unused quota.
 pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 2]>;
 
 /// The operation on the accounts.
@@ -49,11 +49,10 @@ pub(super) enum ScriptOp<'a> {
     Take,
     Late(u64),
     Refund(u64),
-    /// Undoes the charges of this decision on the same quotas. The number, if any, is the maximum
-    /// number of units to give back.
+    /// Undoes the charges of this decision, up to a number of units if given.
     Undo(&'a Decision, Option<u32>),
     Reset,
-    /// Blocks the account for this duration, in nanoseconds.
+    /// Blocks the account for these nanoseconds.
     Block(u64),
     Unblock,
 }
@@ -105,8 +104,7 @@ impl Request {
         at
     }
 
-    /// Splits the request into one request per account, because the accounts may be on different
-    /// servers.
+    /// Splits the request into one per account, which may be on different servers.
     pub(super) fn split(&self) -> impl Iterator<Item = Self> {
         self.accounts.iter().enumerate().map(|(at, account)| {
             let named = self.named.iter().filter(|named| named.account == at);
@@ -115,15 +113,13 @@ impl Request {
         })
     }
 
-    /// Renumbers the outcomes, so that the first outcome has index 0. The request can then be
-    /// decided separately.
+    /// Renumbers the outcomes from 0, so that the request can be decided alone.
     pub(super) fn standalone(mut self) -> Self {
         self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
         self
     }
 
-    /// Returns the accounts that an allowed decision charged. Each returned request is a call to
-    /// one server.
+    /// Returns the accounts that an allowed decision charged, one request per call.
     pub(super) fn charged(self, taken: &Decision, sharded: bool) -> Vec<Self> {
         let charged = |account: &AccountRequest| taken.charged(account.rule);
         if !sharded && self.accounts.iter().all(charged) {
@@ -236,8 +232,7 @@ impl AccountRequest {
         self.quotas.iter().flatten().fold(self.plan_head(), charge).0
     }
 
-    /// Returns `true` if the account is not report-only, and has only GCRA quotas that start full
-    /// and are all charged.
+    /// Returns `true` if the account has only charged GCRA quotas that start full.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Demand)| {
             letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0

@@ -1,4 +1,4 @@
-//! Detection of connections that look alive but no longer reply.
+//! Detects connections that look alive but no longer reply.
 
 use std::{
     sync::atomic::{
@@ -12,15 +12,13 @@ use tokio::time::Instant;
 
 /// The time after which a connection without any reply is replaced.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The minimum number of earlier requests without a reply. One request is not enough, because its
-/// caller may be dropped, and the reply is then not seen.
+/// The minimum number of requests without a reply. One caller may have been dropped.
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
     created: Instant,
-    /// The instant of the first request since the last reply, in milliseconds since `created`, plus
-    /// one. If there was no such request, 0.
+    /// Milliseconds from `created` to the first request without a reply, plus one, or 0.
     since: AtomicU64,
     requests: AtomicU32,
 }
