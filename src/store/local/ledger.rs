@@ -407,7 +407,10 @@ mod tests {
         let charge = charge.with_max_wait(Duration::from_secs(2));
         let ledger = ledger();
         for behind in [0, 1, 5] {
-            assert!(ledger.take_at(&[charge], 10 * SECOND - behind, |it| it).is_allowed(), "{behind}");
+            assert!(
+                ledger.take_at(&[charge], 10 * SECOND - behind, |it| it).is_allowed(),
+                "{behind}"
+            );
         }
         assert!(!ledger.take_at(&[charge], 10 * SECOND - 5, |it| it).is_allowed());
     }
