@@ -237,8 +237,8 @@ where
         let template = chosen.as_ref().unwrap_or(&self.template);
         let rejection = Rejection::denied(decision, retry_after, template, self.explain_context());
         let mut response = self.reject.respond(&rejection, head);
-        if self.settings.expose {
-            response.extensions_mut().insert(decision.clone());
+        if let Some(context) = ResponseContext::rejected(&self.settings, decision) {
+            context.apply(&mut response);
         }
         response
     }

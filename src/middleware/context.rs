@@ -14,7 +14,7 @@ use crate::{
     store::Charge,
 };
 
-/// The header fields and extensions of an admitted request.
+/// The header fields and extensions of a request and its response.
 pub(crate) struct ResponseContext {
     lines: Option<Lines>,
     extras: Option<Box<Extras>>,
@@ -44,6 +44,13 @@ impl ResponseContext {
         }
         let extras = Box::new(Extras::new(settings, decision, charges, in_flight));
         Some(Self { lines, extras: Some(extras) })
+    }
+
+    /// Returns the context of a rejection, beyond the fields that the rejection has already. Returns
+    /// `None` if there is none.
+    pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Option<Self> {
+        let extras = || Some(Box::new(Extras::about(settings, decision)));
+        settings.marks_responses().then(|| Self { lines: None, extras: extras() })
     }
 
     /// Returns the context of a request that bypassed the store.
@@ -81,6 +88,11 @@ impl ResponseContext {
 }
 
 impl Extras {
+    /// Returns the parts that every response receives, also a rejection.
+    fn about(settings: &LayerConfig, decision: &Decision) -> Self {
+        Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
+    }
+
     #[inline(never)]
     fn new(
         settings: &LayerConfig,
@@ -96,10 +108,10 @@ impl Extras {
         };
         let after = settings.after.as_ref();
         Self {
-            decision: settings.expose.then(|| decision.clone()),
             charge: after.map(charge),
             classify: after.and_then(|after| after.classify.clone()),
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
+            ..Self::about(settings, decision)
         }
     }
 }
