@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let start = Instant::now();
             let decision = limiter.take("alice", &quota, 1).await?;
             slowest = slowest.max(start.elapsed());
-            let word = if decision.is_allowed() { "admitted" } else { "refused" };
+            let word = if decision.is_allowed() { "admitted" } else { "denied" };
             *seen.entry(format!("{word} by {}", decision.source())).or_default() += 1;
         }
         println!("{seen:?}, the slowest in {slowest:?}");

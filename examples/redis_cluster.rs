@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..7 {
         let decision = store.take(&charges).await?;
         let left: Vec<_> = decision.outcomes().iter().map(|o| o.remaining()).collect();
-        let word = if decision.is_allowed() { "admitted" } else { "refused" };
+        let word = if decision.is_allowed() { "admitted" } else { "denied" };
         println!("{word}; left for the address, the user and the site: {left:?}");
     }
     Ok(())

@@ -28,7 +28,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::visit::{Refusal, Visitor, Visits};
+use crate::visit::{ErrorResponse, Visitor, Visits};
 
 /// The maximum number of concurrent requests of one `/fire`.
 const MOST: usize = 200;
@@ -66,7 +66,7 @@ async fn fire(
     State(clients): State<Clients>,
     Visitor(visitor): Visitor,
     Query(asked): Query<Asked>,
-) -> Result<impl IntoResponse, Refusal> {
+) -> Result<impl IntoResponse, ErrorResponse> {
     clients.visits.of(&visitor)?;
     let (n, every) = match (asked.n, asked.every_ms) {
         (Some(n @ 1..=MOST), None) => (n, None),

@@ -16,7 +16,7 @@ const form = $("#limit");
 const lanes = {};
 for (const name of ["ours", "naive"]) {
   const part = $(`#${name}`);
-  lanes[name] = { part, line: new Lane(part.querySelector("canvas")), admitted: 0, refused: 0 };
+  lanes[name] = { part, line: new Lane(part.querySelector("canvas")), admitted: 0, denied: 0 };
 }
 let limit = "";
 let accepted = null;
@@ -97,7 +97,7 @@ async function post(asked) {
   term = new AbortController();
   setAcross(null);
   for (const lane of Object.values(lanes)) {
-    lane.admitted = lane.refused = 0;
+    lane.admitted = lane.denied = 0;
     lane.line.clear();
     count(lane);
   }
@@ -161,7 +161,7 @@ function note(dots, start, { id, at_ms, head, admitted, fields, failed }) {
   }
   const { ours, naive } = dots.get(id);
   dots.delete(id);
-  const fate = admitted ? "admitted" : "refused";
+  const fate = admitted ? "admitted" : "denied";
   ours.until = at;
   ours.fate = Number(of.get("x-waited-ms")) > 0 ? "waited" : fate;
   naive.fate = of.get("x-naive");
@@ -172,8 +172,8 @@ function note(dots, start, { id, at_ms, head, admitted, fields, failed }) {
   $("#answer").textContent = [head, ...lines.map((line) => line.join(": "))].join("\n");
 }
 
-function count({ part, admitted, refused }) {
-  part.querySelector(".counts").textContent = `${admitted} admitted, ${refused} refused`;
+function count({ part, admitted, denied }) {
+  part.querySelector(".counts").textContent = `${admitted} admitted, ${denied} denied`;
 }
 
 // --- what is left
@@ -284,7 +284,7 @@ function frame() {
 }
 
 function told() {
-  const line = (name, { admitted, refused }) => `${name}: ${admitted} admitted, ${refused} refused.`;
+  const line = (name, { admitted, denied }) => `${name}: ${admitted} admitted, ${denied} denied.`;
   const text = `${line("tower-sluice", lanes.ours)} ${line("Naive fixed window", lanes.naive)}`;
   if ($("#counted").textContent !== text) $("#counted").textContent = text;
 }

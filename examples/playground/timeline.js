@@ -134,7 +134,7 @@ export class Lane {
       if (dot.fate === "waited") fill(pen, colour("--ok"), right, y);
     } else if (dot.fate === "admitted") {
       fill(pen, colour("--ok"), left, y);
-    } else if (dot.fate === "refused") {
+    } else if (dot.fate === "denied") {
       pen.lineWidth = 2;
       line(pen, colour("--no"), left - 3, y - 3, left + 3, y + 3);
       line(pen, colour("--no"), left + 3, y - 3, left - 3, y + 3);

@@ -70,13 +70,13 @@ impl Visits {
         Ok(quota)
     }
 
-    pub(crate) fn of(&self, visitor: &str) -> Result<Arc<Visit>, Refusal> {
+    pub(crate) fn of(&self, visitor: &str) -> Result<Arc<Visit>, ErrorResponse> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.visits.get(visitor).cloned().ok_or((StatusCode::NOT_FOUND, UNKNOWN.to_owned()))
     }
 }
 
-pub(crate) type Refusal = (StatusCode, String);
+pub(crate) type ErrorResponse = (StatusCode, String);
 
 pub(crate) fn router(visits: Visits) -> Router {
     Router::new()
@@ -90,7 +90,7 @@ async fn set(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
     Json(asked): Json<Asked>,
-) -> Result<String, Refusal> {
+) -> Result<String, ErrorResponse> {
     let quota = visits.set(visitor, &asked);
     let quota = quota.map_err(|why| (StatusCode::UNPROCESSABLE_ENTITY, why))?;
     let wait = match asked.max_wait_ms {
@@ -105,9 +105,9 @@ async fn ask(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let visit = visits.of(&visitor)?;
-    let naive = if visit.naive.take() { "admitted" } else { "refused" };
+    let naive = if visit.naive.take() { "admitted" } else { "denied" };
     let Ok(mut response) = visit.limited.clone().oneshot(request).await;
     response.headers_mut().insert("x-naive", HeaderValue::from_static(naive));
     Ok(response)
@@ -126,7 +126,7 @@ struct Look {
 async fn look(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
-) -> Result<Json<Look>, Refusal> {
+) -> Result<Json<Look>, ErrorResponse> {
     let visit = visits.of(&visitor)?;
     let peeked = limiter(visits.store.clone()).peek(visit.account.as_str(), &visit.quota).await;
     let Ok(decision): Result<Decision, Infallible> = peeked;
@@ -142,9 +142,9 @@ async fn look(
 pub(crate) struct Visitor(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for Visitor {
-    type Rejection = Refusal;
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ErrorResponse> {
         let sent = parts.headers.get("x-visitor").and_then(|value| value.to_str().ok());
         let fits = |sent: &&str| (1..=64).contains(&sent.len());
         sent.filter(fits).map(|sent| Self(sent.to_owned())).ok_or_else(|| {

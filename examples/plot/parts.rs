@@ -21,7 +21,7 @@ const INK: RGBColor = RGBColor(0x1f, 0x29, 0x33);
 const FAINT: RGBColor = RGBColor(0xc3, 0xcc, 0xd6);
 // Marks also differ in shape.
 const ADMITTED: RGBColor = RGBColor(0x0b, 0x5f, 0xa5);
-const REFUSED: RGBColor = RGBColor(0xc2, 0x41, 0x0c);
+const DENIED: RGBColor = RGBColor(0xc2, 0x41, 0x0c);
 const WAITING: RGBColor = RGBColor(0x6b, 0x4f, 0xa0);
 const LEFT: RGBColor = RGBColor(0x9c, 0xc3, 0xe6);
 
@@ -78,9 +78,9 @@ fn mark(area: &Area<'_>, at: (i32, i32), until: i32, fate: &Fate, size: i32) -> 
     match fate {
         Fate::Admitted => area.draw(&Circle::new(at, size, ADMITTED.filled()))?,
         // A cross in one stroke.
-        Fate::Refused => area.draw(&PathElement::new(
+        Fate::Denied => area.draw(&PathElement::new(
             [(left, top), (right, bottom), at, (right, top), (left, bottom)],
-            REFUSED,
+            DENIED,
         ))?,
         Fate::Waited(_) => {
             line(area, (right, at.1), (until, at.1), WAITING)?;
@@ -99,7 +99,7 @@ pub(crate) fn legend(
     say: impl Fn(usize) -> Option<String>,
 ) -> Drawn {
     let kinds =
-        [(Fate::Admitted, "allowed"), (Fate::Refused, "denied"), (Fate::Waited(0), "waited")];
+        [(Fate::Admitted, "allowed"), (Fate::Denied, "denied"), (Fate::Waited(0), "waited")];
     let mut left = 12;
     for (place, (fate, word)) in kinds.into_iter().enumerate() {
         let Some(before) = say(place) else { continue };

@@ -30,7 +30,7 @@ pub(crate) enum Fate {
     Admitted,
     /// Allowed after a wait of this many milliseconds.
     Waited(u64),
-    Refused,
+    Denied,
 }
 
 pub(crate) struct Call {
@@ -65,7 +65,7 @@ impl Scene {
             while arrivals.next_if_eq(&at).is_some() {
                 let decision = store.take(&[charge]).now();
                 let fate = match decision.wait().as_millis() as u64 {
-                    _ if !decision.is_allowed() => Fate::Refused,
+                    _ if !decision.is_allowed() => Fate::Denied,
                     0 => Fate::Admitted,
                     wait => Fate::Waited(wait),
                 };
@@ -82,7 +82,7 @@ impl Scene {
         for call in &self.calls {
             tally[match call.fate {
                 Fate::Admitted => 0,
-                Fate::Refused => 1,
+                Fate::Denied => 1,
                 Fate::Waited(_) => 2,
             }] += 1;
         }
@@ -94,7 +94,7 @@ impl Scene {
         let started = |call: &Call| match call.fate {
             Fate::Admitted => Some(call.at),
             Fate::Waited(wait) => Some(call.at + wait),
-            Fate::Refused => None,
+            Fate::Denied => None,
         };
         let starts: Vec<_> = self.calls.iter().filter_map(started).collect();
         let within = |from: &u64| {

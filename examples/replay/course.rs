@@ -22,7 +22,7 @@ pub(crate) struct Course {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Minute {
     pub(crate) start: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
 }
 
 /// The start in seconds since the Unix epoch, and the counts until the next slice.
@@ -30,7 +30,7 @@ pub(crate) struct Minute {
 pub(crate) struct Slice {
     pub(crate) start: u64,
     pub(crate) requests: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
 }
 
 impl Default for Course {
@@ -42,7 +42,7 @@ impl Default for Course {
 
 impl Course {
     /// Counts a request; times do not go back.
-    pub(crate) fn add(&mut self, at: Duration, refused: bool) {
+    pub(crate) fn add(&mut self, at: Duration, denied: bool) {
         let at = at.as_secs();
         if self.slices.is_empty() {
             self.start = at;
@@ -55,14 +55,14 @@ impl Course {
             self.slices.resize(slice + 1, (0, 0));
         }
         self.slices[slice].0 += 1;
-        if refused {
+        if denied {
             self.slices[slice].1 += 1;
             let start = at - at % 60;
             if self.minute.start != start {
-                self.minute = Minute { start, refused: 0 };
+                self.minute = Minute { start, denied: 0 };
             }
-            self.minute.refused += 1;
-            if self.minute.refused > self.worst.refused {
+            self.minute.denied += 1;
+            if self.minute.denied > self.worst.denied {
                 self.worst = self.minute;
             }
         }
@@ -76,7 +76,7 @@ impl Course {
         for slice in self.slices() {
             let at = index(slice.start - start, width);
             slices.resize(slices.len().max(at + 1), (0, 0));
-            slices[at] = (slices[at].0 + slice.requests, slices[at].1 + slice.refused);
+            slices[at] = (slices[at].0 + slice.requests, slices[at].1 + slice.denied);
         }
         (self.width, self.start, self.slices) = (width, start, slices);
     }
@@ -88,14 +88,14 @@ impl Course {
 
     /// Returns the minute with the most denials, if there are any.
     pub(crate) fn worst(&self) -> Option<Minute> {
-        (self.worst.refused > 0).then_some(self.worst)
+        (self.worst.denied > 0).then_some(self.worst)
     }
 
     pub(crate) fn slices(&self) -> Vec<Slice> {
-        let slice = |(at, (requests, refused)): (u64, &(u64, u64))| Slice {
+        let slice = |(at, (requests, denied)): (u64, &(u64, u64))| Slice {
             start: self.start + at * self.width,
             requests: *requests,
-            refused: *refused,
+            denied: *denied,
         };
         (0..).zip(&self.slices).map(slice).collect()
     }

@@ -50,7 +50,7 @@ pub(crate) fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     row("pass at once", report.passed)?;
     row(&format!("wait, at most {} ms", report.longest_wait_ms), report.delayed)?;
     row("of these pass as overage", report.overage)?;
-    row("are denied", report.refused)?;
+    row("are denied", report.denied)?;
     row("are rejected without a key", report.without_key)?;
     row("came later than the log has them, and count as of the latest before", report.late)?;
     report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
@@ -75,12 +75,12 @@ fn malformed_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn by_rule(rule: &Rule, out: &mut impl Write) -> io::Result<()> {
-    let Rule { name, requests, refused, delayed, .. } = rule;
-    if refused.count + delayed.count == 0 {
+    let Rule { name, requests, denied, delayed, .. } = rule;
+    if denied.count + delayed.count == 0 {
         return writeln!(out, "\nrule {name}: {requests} requests, no request denied or delayed");
     }
     let would = if rule.only_reported > 0 { "would deny" } else { "denies" };
-    for (does, limited) in [(would, refused), ("delays", delayed)] {
+    for (does, limited) in [(would, denied), ("delays", delayed)] {
         if let (Some(first), Some(last)) = (&limited.first, &limited.last) {
             let n = limited.count;
             writeln!(out, "\nrule {name}: {does} {n} of {requests}, from {first} to {last}")?;
@@ -111,17 +111,17 @@ fn by_key(limited: &ByKey, out: &mut impl Write) -> io::Result<()> {
 
 fn course(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let Some(minute) = &report.worst_minute else { return Ok(()) };
-    writeln!(out, "\nMost in one minute: {}, from {}", minute.refused, minute.start)?;
+    writeln!(out, "\nMost in one minute: {}, from {}", minute.denied, minute.start)?;
     writeln!(out, "Requests (-) and denials (#) in every {} s", report.slice_seconds)?;
     let most = report.slices.iter().map(|slice| slice.requests).max().unwrap_or(1).max(1);
     for slice in &report.slices {
         // Rounded up, so that any denial is visible.
-        let refused = (slice.refused * BAR).div_ceil(most);
-        let passed = (slice.requests * BAR).div_ceil(most).saturating_sub(refused);
-        let bar = "#".repeat(usize::try_from(refused).unwrap_or(0))
+        let denied = (slice.denied * BAR).div_ceil(most);
+        let passed = (slice.requests * BAR).div_ceil(most).saturating_sub(denied);
+        let bar = "#".repeat(usize::try_from(denied).unwrap_or(0))
             + &"-".repeat(usize::try_from(passed).unwrap_or(0));
         let start = instant(Duration::from_secs(slice.start));
-        writeln!(out, "  {start} {:>9} {:>9} {bar}", slice.requests, slice.refused)?;
+        writeln!(out, "  {start} {:>9} {:>9} {bar}", slice.requests, slice.denied)?;
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(crate) struct Report {
     pub(crate) delayed: u64,
     pub(crate) longest_wait_ms: u128,
     pub(crate) overage: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
     pub(crate) without_key: u64,
     pub(crate) late: u64,
     /// The lateness of the latest one.
@@ -70,7 +70,7 @@ pub(crate) struct Malformed {
 pub(crate) struct Rule {
     pub(crate) name: String,
     pub(crate) requests: u64,
-    pub(crate) refused: ByKey,
+    pub(crate) denied: ByKey,
     /// The requests among them that were allowed because the rule is report-only.
     pub(crate) only_reported: u64,
     /// Requests that were allowed after a wait for this rule.
@@ -100,7 +100,7 @@ pub(crate) struct Who {
 #[derive(Serialize)]
 pub(crate) struct Minute {
     pub(crate) start: String,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
 }
 
 #[derive(Serialize)]
@@ -136,7 +136,7 @@ impl Report {
         let course = requests.course;
         let minute = course.worst().map(|minute| Minute {
             start: instant(Duration::from_secs(minute.start)),
-            refused: minute.refused,
+            denied: minute.denied,
         });
         Self {
             lines: lines.all,
@@ -150,7 +150,7 @@ impl Report {
             delayed: requests.delayed,
             longest_wait_ms: requests.longest_wait.as_millis(),
             overage: requests.overage,
-            refused: requests.refused,
+            denied: requests.denied,
             without_key: requests.unkeyed,
             late: requests.late,
             late_by_s: requests.late_by.as_secs(),
@@ -190,7 +190,7 @@ fn by_rule(rule: &ByRule, most: usize, secret: Option<&FingerprintKey>) -> Rule 
     Rule {
         name: rule.flag.name.to_string(),
         requests: rule.asked,
-        refused: by_key(&rule.refused),
+        denied: by_key(&rule.denied),
         only_reported: rule.only_reported,
         delayed: by_key(&rule.delayed),
     }

@@ -56,7 +56,7 @@ pub(crate) struct Requests {
     pub(crate) delayed: u64,
     pub(crate) longest_wait: Duration,
     pub(crate) overage: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
     pub(crate) unkeyed: u64,
     pub(crate) late: u64,
     /// The lateness of the latest one.
@@ -72,7 +72,7 @@ pub(crate) struct ByRule {
     extractor: AnyKey,
     pub(crate) asked: u64,
     /// Requests that the rule denied, or would have denied if it were not report-only.
-    pub(crate) refused: Limited,
+    pub(crate) denied: Limited,
     pub(crate) only_reported: u64,
     /// Requests that waited for the rule.
     pub(crate) delayed: Limited,
@@ -102,7 +102,7 @@ impl ByRule {
             flag: flag.clone(),
             extractor: flag.key.extractor(client)?,
             asked: 0,
-            refused: Limited::default(),
+            denied: Limited::default(),
             only_reported: 0,
             delayed: Limited::default(),
         })
@@ -128,14 +128,14 @@ impl Tally {
 
     pub(crate) fn note(&mut self, call: &Call, verdict: &SimulatedDecision) {
         let at = verdict.at();
-        let refused = self.by_rule(call, verdict);
+        let denied = self.by_rule(call, verdict);
         let all = &mut self.requests;
         all.all += 1;
         all.late += u64::from(verdict.is_late());
         all.late_by = all.late_by.max(at.saturating_sub(call.at()));
         all.first.get_or_insert(at);
         all.last = at;
-        all.course.add(at, refused);
+        all.course.add(at, denied);
         let Some(decision) = verdict.decision() else {
             let free = verdict.passes();
             all.passed += u64::from(free);
@@ -143,7 +143,7 @@ impl Tally {
             return;
         };
         if !decision.is_allowed() {
-            all.refused += 1;
+            all.denied += 1;
             return;
         }
         let wait = decision.wait();
@@ -156,18 +156,18 @@ impl Tally {
     /// Counts the request for each rule. Returns `true` if a rule denied it, or would have.
     fn by_rule(&mut self, call: &Call, verdict: &SimulatedDecision) -> bool {
         let outcomes = verdict.decision().map_or(&[][..], |decision| decision.outcomes());
-        let mut refused = false;
+        let mut denied = false;
         for rule in &mut self.rules {
             let mut its = outcomes.iter().filter(|outcome| outcome.rule() == rule.flag.name);
             rule.asked += u64::from(its.clone().next().is_some());
-            if let Some(denied) = its.find(|outcome| outcome.is_denied()) {
-                rule.only_reported += u64::from(denied.is_report_only());
-                rule.refused.add(rule.key(call), verdict.at());
-                refused = true;
+            if let Some(outcome) = its.find(|outcome| outcome.is_denied()) {
+                rule.only_reported += u64::from(outcome.is_report_only());
+                rule.denied.add(rule.key(call), verdict.at());
+                denied = true;
             } else if verdict.waits_for(rule.flag.name) {
                 rule.delayed.add(rule.key(call), verdict.at());
             }
         }
-        refused
+        denied
     }
 }

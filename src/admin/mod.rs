@@ -124,7 +124,7 @@
 //!
 //! In `layers`, a rule has the form below.
 //!
-//! - `refused` is the number of denied requests, and `reported` the number that would have been
+//! - `denied` is the number of denied requests, and `reported` the number that would have been
 //!   denied. Both are counted in this process since the layer was added.
 //! - `quotas` is `null` if quotas are chosen per request. `quotas_are` is `fixed`, `live` or
 //!   `per request`.
@@ -135,7 +135,7 @@
 //!   "rule": "ip", "key_kind": {"address": {"ipv4_prefix": 32, "ipv6_prefix": 64}},
 //!   "quotas_are": "fixed", "cost": 1, "headroom": 0, "queues": false,
 //!   "quotas": [{"text": "10/s", "algorithm": "gcra", "limit": 10, "units": 10, "period_ms": 1000, "max_debt": 10}],
-//!   "report_only": false, "refused": 7, "reported": 0
+//!   "report_only": false, "denied": 7, "reported": 0
 //! }
 //! ```
 //!

@@ -124,8 +124,8 @@ function ruleView(layer, name) {
   return {
     root,
     rule(rule) {
-      counts.textContent = `${rule.refused} denied, ${rule.reported} reported`;
-      counts.className = rule.refused > 0 ? "number no" : "number muted";
+      counts.textContent = `${rule.denied} denied, ${rule.reported} reported`;
+      counts.className = rule.denied > 0 ? "number no" : "number muted";
       const one = (quota) => {
         const { algorithm } = quota;
         const word = typeof algorithm === "string" ? algorithm : Object.keys(algorithm)[0];

@@ -8,7 +8,7 @@ use super::{
     kind,
     managed::{self, ManagedLayer},
 };
-use crate::{observe::Refusal, quota::Quota, rule::RuleInfo, store::Health};
+use crate::{observe::Denial, quota::Quota, rule::RuleInfo, store::Health};
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
@@ -41,7 +41,7 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
         "headroom": info.headroom,
         "queues": info.queues,
         "report_only": info.report_only,
-        "refused": counted.refused,
+        "denied": counted.denied,
         "reported": counted.reported,
     })
 }
@@ -62,7 +62,7 @@ pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
         let rule = |info: &RuleInfo<'_>| {
             let recent = layer.noted.last(info.name);
-            let recent: Vec<_> = recent.iter().map(refusal).collect();
+            let recent: Vec<_> = recent.iter().map(denial).collect();
             json!({ "rule": info.name, "recent": recent })
         };
         let rules: Vec<_> = layer.infos(|infos| infos.iter().map(rule).collect());
@@ -70,13 +70,13 @@ pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     }))
 }
 
-fn refusal(refusal: &Refusal) -> Value {
-    let at = refusal.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+fn denial(denial: &Denial) -> Value {
+    let at = denial.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     json!({
         "at_ms": millis(at),
-        "key": refusal.key,
-        "result": refusal.result,
-        "retry_after_ms": refusal.retry_after.map(millis),
+        "key": denial.key,
+        "result": denial.result,
+        "retry_after_ms": denial.retry_after.map(millis),
     })
 }
 

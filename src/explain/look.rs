@@ -22,15 +22,15 @@ pub(super) async fn look<S: Store>(
     store: &S,
     charges: &OwnedCharges,
 ) -> Result<Decision, S::Error> {
-    let refused = ask(store, charges, false).await?;
-    let decides = !matches!(refused.source(), Source::FailedOpen | Source::FailedClosed);
-    if !decides || refused.is_blocked() {
-        return Ok(refused);
+    let denied = ask(store, charges, false).await?;
+    let decides = !matches!(denied.source(), Source::FailedOpen | Source::FailedClosed);
+    if !decides || denied.is_blocked() {
+        return Ok(denied);
     }
     // Otherwise a report-only rule's blocked quota would hide the outcomes of other rules.
     let reports = charges.with(|charges| charges.iter().any(Charge::is_report_only));
     let shadow = if reports { Some(ask(store, charges, true).await?) } else { None };
-    Ok(charges.with(|charges| decision(charges, &refused, shadow.as_ref())))
+    Ok(charges.with(|charges| decision(charges, &denied, shadow.as_ref())))
 }
 
 /// Checks that the store supports dry runs of these charges.
@@ -58,20 +58,20 @@ fn refusing<T>(
         let of_them = |charge: &&Charge<'_>| charge.is_report_only() == report_only;
         let asked: Vec<_> = charges.iter().filter(of_them).collect();
         let blocked: Vec<_> = asked.iter().map(|charge| with_blocked(charge)).collect();
-        let mut refused = SmallVec::<[Charge<'_>; 4]>::new();
+        let mut denied = SmallVec::<[Charge<'_>; 4]>::new();
         for (charge, quotas) in asked.iter().zip(&blocked) {
             let never = Charge::new(charge.rule(), charge.key(), quotas)
                 .with_cost(charge.cost())
                 .with_headroom(charge.headroom());
             match charge.quota_index() {
-                None => refused.push(never),
-                Some(place) => refused.extend([
+                None => denied.push(never),
+                Some(place) => denied.extend([
                     never.with_quota_index(place),
                     never.with_quota_index(quotas.len() - 1),
                 ]),
             }
         }
-        read(&refused)
+        read(&denied)
     })
 }
 
@@ -81,11 +81,11 @@ fn with_blocked(charge: &Charge<'_>) -> SmallVec<[Quota; 4]> {
 }
 
 /// Returns the decision without the blocked quota.
-fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision>) -> Decision {
+fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>) -> Decision {
     let (mut overage, mut wait, mut allowed) = (false, 0, true);
     let mut outcomes = SmallVec::<[Outcome; 4]>::new();
     for charge in charges {
-        let told = if charge.is_report_only() { shadow } else { Some(refused) };
+        let told = if charge.is_report_only() { shadow } else { Some(denied) };
         for (place, quota) in charge.charged_quotas().take(MOST) {
             let of_it = |it: &&Outcome| it.rule() == charge.rule() && it.place() == place;
             let Some(outcome) = told.and_then(|told| told.outcomes().iter().find(of_it)) else {
@@ -101,7 +101,7 @@ fn decision(charges: &[Charge<'_>], refused: &Decision, shadow: Option<&Decision
             outcomes.push(outcome);
         }
     }
-    let mut decision = Decision::new(allowed, refused.instant()).from_source(refused.source());
+    let mut decision = Decision::new(allowed, denied.instant()).from_source(denied.source());
     if allowed {
         decision.set_allowed(overage, wait);
     }

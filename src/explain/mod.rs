@@ -14,8 +14,8 @@
 //!
 //! let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
 //! limiter.take("alice", &quota, 2).now();
-//! let refused = limiter.take("alice", &quota, 1).now();
-//! let text = refused.explain().to_string();
+//! let denied = limiter.take("alice", &quota, 1).now();
+//! let text = denied.explain().to_string();
 //! assert!(text.starts_with("denied by rule \"default\": 0 left of 2\n"), "{text}");
 //! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
 //! ```

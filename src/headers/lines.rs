@@ -52,7 +52,7 @@ pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderM
 }
 
 /// Returns prepared fields for a plain-text rejection, `Retry-After` first.
-pub(super) fn refusal(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
+pub(super) fn denial(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
     prepare(&mut fields, family, policy);

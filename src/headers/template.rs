@@ -37,7 +37,7 @@ pub(crate) struct Template {
     /// Prepared fields of a response.
     prepared: OnceLock<HeaderMap>,
     /// Prepared fields of a plain-text rejection.
-    refusal: OnceLock<HeaderMap>,
+    denial: OnceLock<HeaderMap>,
     /// The value cache of a template for many requests, with one quota.
     pub(super) kept: Option<OnceLock<Kept>>,
     /// Templates for requests that other rules charge, or rules in another mode.
@@ -57,9 +57,9 @@ impl Template {
         let policies: Vec<_> = told.map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !policies.is_empty());
-        let (prepared, refusal) = (OnceLock::new(), OnceLock::new());
+        let (prepared, denial) = (OnceLock::new(), OnceLock::new());
         let variants = Variants::new(items.rules());
-        Self { family, items, quoted, policy, prepared, refusal, kept: None, variants }
+        Self { family, items, quoted, policy, prepared, denial, kept: None, variants }
     }
 
     /// Enables the value cache.
@@ -110,7 +110,7 @@ impl Template {
     }
 
     /// Returns all fields of a plain-text rejection, or `None` if a quota's name is unknown.
-    pub(crate) fn refusal(
+    pub(crate) fn denial(
         self: &Arc<Self>,
         decision: &Decision,
         wait: Duration,
@@ -119,8 +119,8 @@ impl Template {
         if lines.is_none() && self.family != Headers::None || decision.is_overage() {
             return None;
         }
-        let prepare = || lines::refusal(self.family, self.policy.as_ref());
-        let mut headers = self.refusal.get_or_init(prepare).clone();
+        let prepare = || lines::denial(self.family, self.policy.as_ref());
+        let mut headers = self.denial.get_or_init(prepare).clone();
         let mut fields = headers.values_mut();
         *fields.next()? = number(retry_seconds(wait));
         if let Some(lines) = lines {

@@ -231,7 +231,7 @@ where
         R: Reject<B>,
     {
         self.settings.count(Event::Denied);
-        self.settings.meter.refused(decision, |rule| self.fingerprint(charges, rule));
+        self.settings.meter.denied(decision, |rule| self.fingerprint(charges, rule));
         let retry_after = decision.retry_after().map(|wait| self.settings.jittered(wait));
         let chosen = self.template.for_charges(charges);
         let template = chosen.as_ref().unwrap_or(&self.template);

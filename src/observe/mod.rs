@@ -24,9 +24,9 @@ use std::time::Duration;
 pub(crate) use self::metered::{
     Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
 };
-pub(crate) use self::noted::Noted;
 #[cfg(feature = "admin")]
-pub(crate) use self::noted::Refusal;
+pub(crate) use self::noted::Denial;
+pub(crate) use self::noted::Noted;
 pub(crate) use self::traced::late_charge_cut;
 use self::traced::trace;
 use crate::{
@@ -95,7 +95,7 @@ impl Meter {
     }
 
     /// Records that a request is denied, under the rules that denied it.
-    pub(crate) fn refused(
+    pub(crate) fn denied(
         &self,
         decision: &Decision,
         who: impl Fn(RuleName) -> Option<Fingerprint>,

@@ -19,14 +19,14 @@ pub(crate) struct Noted(Option<Arc<[RuleRecord]>>);
 #[derive(Debug)]
 struct RuleRecord {
     name: RuleName,
-    refused: AtomicU64,
+    denied: AtomicU64,
     reported: AtomicU64,
-    last: Mutex<VecDeque<Refusal>>,
+    last: Mutex<VecDeque<Denial>>,
 }
 
 /// A request that was denied, or would have been denied by a report-only rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct Denial {
     pub(crate) at: SystemTime,
     /// The fingerprint of the key.
     pub(crate) key: Option<Fingerprint>,
@@ -37,7 +37,7 @@ pub(crate) struct Refusal {
 /// The number of requests that were denied, or would have been denied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
     pub(crate) reported: u64,
 }
 
@@ -48,7 +48,7 @@ impl Noted {
     pub(crate) fn watching(rules: impl IntoIterator<Item = RuleName>) -> Self {
         let rule = |name| RuleRecord {
             name,
-            refused: AtomicU64::new(0),
+            denied: AtomicU64::new(0),
             reported: AtomicU64::new(0),
             last: Mutex::default(),
         };
@@ -74,7 +74,7 @@ impl Noted {
             Verdict::Allowed | Verdict::FailedOpen | Verdict::FallbackAllowed => return,
             Verdict::ShadowLimited => rule.reported.fetch_add(1, Relaxed),
             Verdict::Limited | Verdict::FailedClosed | Verdict::FallbackLimited => {
-                rule.refused.fetch_add(1, Relaxed)
+                rule.denied.fetch_add(1, Relaxed)
             }
         };
         let (at, (key, retry_after), result) = (SystemTime::now(), details(), verdict.as_str());
@@ -82,7 +82,7 @@ impl Noted {
         if last.len() >= Self::MOST {
             last.pop_back();
         }
-        last.push_front(Refusal { at, key, result, retry_after });
+        last.push_front(Denial { at, key, result, retry_after });
     }
 
     /// Records a denial without a rule, under every rule.
@@ -93,14 +93,14 @@ impl Noted {
     }
 
     /// Returns the latest denials of a rule, newest first.
-    pub(crate) fn last(&self, rule: RuleName) -> Vec<Refusal> {
+    pub(crate) fn last(&self, rule: RuleName) -> Vec<Denial> {
         let Some(rule) = self.find(rule) else { return Vec::new() };
         rule.last.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
     pub(crate) fn counted(&self, rule: RuleName) -> Counted {
         let counted = |rule: &RuleRecord| Counted {
-            refused: rule.refused.load(Relaxed),
+            denied: rule.denied.load(Relaxed),
             reported: rule.reported.load(Relaxed),
         };
         self.find(rule).map(counted).unwrap_or_default()

@@ -46,7 +46,7 @@ fn record_denial(
             retry_after_ms = retry_after(decision),
             store = decision.source().as_str(),
             ratelimit.key = key(decision, &who).map(display),
-            "refused"
+            "denied"
         );
     }
 }

@@ -221,7 +221,7 @@ impl<'a> Rejection<'a> {
 
     /// Returns all fields of a plain-text response.
     fn plain_text_fields(&self) -> Option<HeaderMap> {
-        self.template.refusal(self.decision()?, self.retry_after?)
+        self.template.denial(self.decision()?, self.retry_after?)
     }
 
     /// Explains the rejection with its arithmetic, for logs and operators.

@@ -86,8 +86,8 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     };
     let both = take(&store, &[first.with_cost(5), second.with_cost(5)]).await?;
     holds(left(&both) == [0, 95, 95], || format!("5 of each left {:?}", left(&both)))?;
-    let refused = take(&store, &[first, second]).await?;
-    holds(!refused.is_allowed(), || "an exhausted quota allowed a charge".into())?;
+    let denied = take(&store, &[first, second]).await?;
+    holds(!denied.is_allowed(), || "an exhausted quota allowed a charge".into())?;
     let looked = take(&store, &[first.with_cost(0), second.with_cost(0)]).await?;
     holds(looked.is_allowed(), || "a cost of 0 was denied".into())?;
     holds(left(&looked) == [0, 95, 95], || format!("a denial left {:?}", left(&looked)))?;

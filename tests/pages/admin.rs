@@ -7,7 +7,7 @@ use crate::{
     programs::{ANY_PORT, Server, example},
 };
 
-const REFUSED: &str = "[...document.querySelectorAll('.rule')]\
+const DENIED: &str = "[...document.querySelectorAll('.rule')]\
     .find((rule) => rule.querySelector('h3').textContent === 'user')";
 
 fn serve(address: &str) -> Server {
@@ -47,9 +47,9 @@ async fn answers(page: &Page<'_>, button: &str, says: &str) -> Outcome {
 pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     let mut server = start(page).await?;
     same("three pass in an hour", &asked(page, 5).await?, &[200, 200, 200, 429, 429])?;
-    let denied = format!("{REFUSED}.querySelector('.number').textContent.startsWith('2 denied')");
+    let denied = format!("{DENIED}.querySelector('.number').textContent.startsWith('2 denied')");
     page.until("two denials", &denied).await?;
-    let listed = format!("{REFUSED}.querySelectorAll('.recent li').length === 2");
+    let listed = format!("{DENIED}.querySelectorAll('.recent li').length === 2");
     page.until("each denial", &listed).await?;
     page.until(
         "the store's health",
@@ -61,9 +61,9 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     page.write("#key", "alice").await?;
     answers(page, "peek", "0 of 3").await?;
     let seen = "document.querySelector('#answer code').textContent";
-    let listed = format!("{REFUSED}.querySelector('.recent code').textContent === {seen}");
+    let listed = format!("{DENIED}.querySelector('.recent code').textContent === {seen}");
     page.until("the fingerprint of the denials", &listed).await?;
-    page.run(format!("{REFUSED}.querySelector('details').open = true")).await?;
+    page.run(format!("{DENIED}.querySelector('details').open = true")).await?;
     looks::right(page, "admin").await?;
 
     answers(page, "reset", "reset, done by local").await?;

@@ -22,7 +22,7 @@ pub(crate) async fn start(page: &Page<'_>) -> Outcome<Server> {
     Ok(server)
 }
 
-/// Returns the number of requests that the page has counted as `admitted` or `refused` in a lane.
+/// Returns the number of requests that the page has counted as `admitted` or `denied` in a lane.
 fn counted(lane: &str, fate: &str) -> String {
     format!(
         "Number(/(\\d+) {fate}/.exec(document.querySelector('#{lane} .counts').textContent)?.[1])"
@@ -30,7 +30,7 @@ fn counted(lane: &str, fate: &str) -> String {
 }
 
 async fn sum(page: &Page<'_>, lane: &str, n: u32) -> Outcome {
-    let sum = format!("{} + {} === {n}", counted(lane, "admitted"), counted(lane, "refused"));
+    let sum = format!("{} + {} === {n}", counted(lane, "admitted"), counted(lane, "denied"));
     page.until(&format!("{n} answers"), &sum).await.map(drop)
 }
 
@@ -62,8 +62,8 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     set(page, "period_ms", "864000000", "/10d").await?;
     page.click("#burst").await?;
     sum(page, "ours", 20).await?;
-    let refused = page.run(format!("return {}", counted("ours", "refused"))).await?;
-    holds("ten of twenty are denied", refused == 10, &refused)?;
+    let denied = page.run(format!("return {}", counted("ours", "denied"))).await?;
+    holds("ten of twenty are denied", denied == 10, &denied)?;
     // Any request of a burst may be answered last.
     page.click("#one").await?;
     page.until(
@@ -163,7 +163,7 @@ async fn keyboard(page: &Page<'_>) -> Outcome {
     }
     page.press(&[ENTER]).await?;
     sum(page, "ours", 20).await?;
-    page.until("denials", &counted("ours", "refused")).await.map(drop)
+    page.until("denials", &counted("ours", "denied")).await.map(drop)
 }
 
 /// Sends two bursts around a window boundary: the naive window admits both. On a stalled machine
@@ -178,8 +178,8 @@ async fn across(page: &Page<'_>) -> Outcome {
             seen.push(why);
             continue;
         }
-        let refused = |lane| page.run(format!("return {}", counted(lane, "refused")));
-        let (ours, naive) = (refused("ours").await?, refused("naive").await?);
+        let denied = |lane| page.run(format!("return {}", counted(lane, "denied")));
+        let (ours, naive) = (denied("ours").await?, denied("naive").await?);
         if ours.as_u64() > Some(0) && naive == 0 {
             return Ok(());
         }
@@ -220,11 +220,11 @@ async fn waiting(page: &Page<'_>) -> Outcome {
 async fn steadily(page: &Page<'_>) -> Outcome {
     const PRESSED: &str = "document.querySelector('#steady').ariaPressed";
     page.click("#steady").await?;
-    page.until("a few", &format!("{} > 6", counted("ours", "refused"))).await?;
+    page.until("a few", &format!("{} > 6", counted("ours", "denied"))).await?;
     set(page, "burst", "2", "burst 2").await?;
     // Requests in flight at the change may have taken units of the new limit unseen.
-    let (admitted, refused) = (counted("ours", "admitted"), counted("ours", "refused"));
-    let seen = format!("{admitted} <= 2 && {refused} > 6");
+    let (admitted, denied) = (counted("ours", "admitted"), counted("ours", "denied"));
+    let seen = format!("{admitted} <= 2 && {denied} > 6");
     page.until("the new limit", &seen).await?;
     page.click("#steady").await?;
     page.until("the stop", &format!("{PRESSED} === 'false'")).await.map(drop)
@@ -272,7 +272,7 @@ pub(crate) async fn telling(page: &Page<'_>) -> Outcome {
              else if (performance.now() - start > 5000) then(false); \
              else requestAnimationFrame(look); }}; \
          look(); }})",
-        counted("ours", "refused")
+        counted("ours", "denied")
     );
     for _ in 0..10 {
         if page.run(&spent).await? == Value::Bool(true) {

@@ -7,7 +7,7 @@ use tower_sluice::{RateLimitLayer, RedisStore, StoreExt};
 
 use crate::{
     servers::{Server, eventually},
-    support::admin::{done, look, of, refused, user, visit, visits, watched, with},
+    support::admin::{denied, done, look, of, user, visit, visits, watched, with},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,7 +44,7 @@ async fn accounts_in_redis_can_be_read_reset_and_blocked() {
     drop(server);
     visit(&app, "alice").await;
     for route in ["peek", "reset", "unblock"] {
-        let said = refused(&app, route, &of("alice"), 503).await;
+        let said = denied(&app, route, &of("alice"), 503).await;
         assert!(said.contains(": it failed (see api/health)"), "{said}");
     }
     assert!(look(&app, "health").await.to_string().contains("failing"));

@@ -206,11 +206,11 @@ async fn a_full_server_still_denies_exhausted_accounts() {
     assert!(spent.passes(&store).await);
     let () = server.command("CONFIG SET maxmemory 1").await;
     let fresh: Vec<_> = (0..40).map(|n| Account::new(format!("{n}"), ample())).collect();
-    let (refused, failed) = tokio::join!(
+    let (denied, failed) = tokio::join!(
         join_all((0..40).map(|_| spent.take(&store, 1))),
         join_all(fresh.iter().map(|account| account.take(&store, 1))),
     );
-    for answer in refused {
+    for answer in denied {
         assert!(!answer.expect("a decision").is_allowed());
     }
     for answer in failed {

@@ -126,7 +126,7 @@ async fn the_outage_example_shows_which_store_decides() {
     redis.kill();
     // The server dies in one of the seconds.
     let said: Vec<_> = (1..4).map(|_| next()).collect();
-    assert!(said[2].contains("refused by fallback") && !said[2].contains("redis"), "{said:?}");
+    assert!(said[2].contains("denied by fallback") && !said[2].contains("redis"), "{said:?}");
     assert!(child.wait().expect("ends").success());
 }
 
@@ -155,7 +155,7 @@ async fn the_cluster_example_charges_all_or_none() {
     let lines: Vec<_> = said.lines().collect();
     assert_eq!(lines.len(), 7, "{said} {}", String::from_utf8_lossy(&output.stderr));
     assert!(lines[4].contains("admitted") && lines[4].contains("[15, 0, 995]"), "{said}");
-    assert!(lines[6].contains("refused") && lines[6].contains("[15, 0, 995]"), "{said}");
+    assert!(lines[6].contains("denied") && lines[6].contains("[15, 0, 995]"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

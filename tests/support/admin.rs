@@ -110,7 +110,7 @@ pub(crate) async fn done(app: &Router, route: &str, body: &Value) -> Value {
 }
 
 /// Returns the problem with which a request of an operator fails.
-pub(crate) async fn refused(app: &Router, route: &str, body: &Value, status: u16) -> String {
+pub(crate) async fn denied(app: &Router, route: &str, body: &Value, status: u16) -> String {
     let said = post(app, route, body).await;
     assert_eq!(said.status.as_u16(), status, "{body}: {said:?}");
     assert_eq!(said.header("content-type"), "application/problem+json");

@@ -84,11 +84,11 @@ pub(crate) async fn corpus() -> Vec<Case> {
             &[("a, \"b\";r=9;t=\\", 5, 10, 3, 2), (" say  \"hi\", \\o/ ", 1000, 3600, 998, 4)],
         ),
         (
-            "refused",
+            "denied",
             &[quota("5/5s"), quota("1000/h")],
             6,
             1,
-            &[("refused-5s", 5, 5, 0, 2), ("refused-1h", 1000, 3600, 994, 4)],
+            &[("denied-5s", 5, 5, 0, 2), ("denied-1h", 1000, 3600, 994, 4)],
         ),
         (
             "wide",
@@ -116,14 +116,14 @@ async fn case(family: &'static str, headers: Headers, row: Row<'_>) -> Case {
     let layer = RateLimitLayer::rules(rule, store).headers(headers);
     let made = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
     let (head, _) = answer(&layer, get("/")).await.into_parts();
-    let refused = head.status == StatusCode::TOO_MANY_REQUESTS;
+    let denied = head.status == StatusCode::TOO_MANY_REQUESTS;
     let limit = |&(name, _, _, r, t): &Told| Limit { name, r, t: (t > 0).then_some(t) };
     let limits: Vec<_> = items.iter().map(limit).collect();
     Case {
         family,
         status: head.status.as_u16(),
         policies: items.iter().map(|&(name, q, w, ..)| Policy { name, q, w }).collect(),
-        retry_after: limits[0].t.filter(|_| refused),
+        retry_after: limits[0].t.filter(|_| denied),
         limits,
         made,
         headers: head.headers,

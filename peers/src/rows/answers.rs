@@ -60,8 +60,8 @@ async fn retry_after() -> Cells {
             let app = peer.app(Place::Direct, limit);
             let mut app = app.or_else(|| peer.app(Place::ForwardedFor, limit)).expect("an app");
             ask(&mut app, from(ip(ATTACKER), &[])).await;
-            let refused = ask(&mut app, from(ip(ATTACKER), &[])).await;
-            values.push(refused.headers()[RETRY_AFTER].to_str().expect("text").to_owned());
+            let denied = ask(&mut app, from(ip(ATTACKER), &[])).await;
+            values.push(denied.headers()[RETRY_AFTER].to_str().expect("text").to_owned());
         }
         *cell = Cell::new(values.join(", "), values == ["1", "2"]);
     }

@@ -70,10 +70,10 @@ pub async fn fill(table: &mut Table) {
     let cells = each(Direct, async |mut app: App| {
         let request = Request::get("/").body(Body::empty()).expect("a request");
         let (lines, guard) = log::lines();
-        let refused = ask(&mut app, request).await;
+        let denied = ask(&mut app, request).await;
         drop(guard);
-        let status = refused.status();
-        let body = to_bytes(refused.into_body(), 1_000).await.expect("a short body");
+        let status = denied.status();
+        let body = to_bytes(denied.into_body(), 1_000).await.expect("a short body");
         let mut text = String::from_utf8_lossy(&body).into_owned();
         lines.all().iter().for_each(|line| text.push_str(&line.text));
         let (words, found) = [

@@ -37,7 +37,7 @@ pub struct Case {
 
 pub const CASES: [Case; 6] = [
     Case { title: "one hot key, admitted", keys: Keys::One, limit: Limit::Ample, threads: 1 },
-    Case { title: "one hot key, refused", keys: Keys::One, limit: Limit::One, threads: 1 },
+    Case { title: "one hot key, denied", keys: Keys::One, limit: Limit::One, threads: 1 },
     Case { title: "100 000 keys, uniform", keys: Keys::Uniform, limit: Limit::Ample, threads: 1 },
     Case { title: "100 000 keys, zipf", keys: Keys::Zipf, limit: Limit::Ample, threads: 1 },
     Case { title: "2 threads, one key", keys: Keys::One, limit: Limit::Ample, threads: 2 },

@@ -51,7 +51,7 @@ fn table(rounds: usize) {
 fn counted() {
     println!("\n### Counted\n");
     println!(
-        "| | allocations, admitted | refused | instructions, admitted | refused | bytes an address | \
+        "| | allocations, admitted | denied | instructions, admitted | denied | bytes an address | \
          a 36-character key |\n|---|---|---|---|---|---|---|"
     );
     let counts = |subject| [Limit::Ample, Limit::One].map(|limit| counts::counts(subject, limit));

@@ -100,14 +100,14 @@ impl Driven {
         let summary = summary.unwrap_or_else(|| panic!("wrk says {output:?}"));
         let numbers: Vec<f64> =
             summary.split(' ').map(|number| number.parse().expect("a number")).collect();
-        let &[requests, micros, refused, broken, p50, p99] = numbers.as_slice() else {
+        let &[requests, micros, denied, broken, p50, p99] = numbers.as_slice() else {
             panic!("wrk says {summary:?}")
         };
         let title = subject.title();
         assert!(requests > 0.0 && broken == 0.0, "{title}: {broken} requests broken; {summary}");
         if let Some(limit) = limit {
             let due = if limit == Limit::One && subject != Subject::Bare { requests } else { 0.0 };
-            assert!(refused == due, "{title}: {refused} of {requests} refused");
+            assert!(denied == due, "{title}: {denied} of {requests} denied");
         }
         Run { rate: requests / micros * 1e6, cpu: ticks * MICROS_A_TICK / requests, p50, p99 }
     }

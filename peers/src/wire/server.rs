@@ -75,7 +75,7 @@ impl Limit {
     pub fn title(self) -> &'static str {
         match self {
             Self::Ample => "all admitted",
-            Self::One => "all refused",
+            Self::One => "all denied",
         }
     }
 

@@ -42,7 +42,7 @@ async fn a_tonic_client_gets_the_retry_delay() {
     for _ in 0..2 {
         assert_eq!(echo(&mut client).await.expect("admitted"), "hello");
     }
-    let status = echo(&mut client).await.expect_err("refused");
+    let status = echo(&mut client).await.expect_err("denied");
     assert_eq!(status.code(), Code::ResourceExhausted);
     let retry = status.get_details_retry_info().expect("RetryInfo").retry_delay.expect("a delay");
     assert!(Duration::from_secs(1_700) < retry && retry <= Duration::from_secs(1_800), "{retry:?}");
@@ -59,7 +59,7 @@ async fn a_tonic_client_gets_no_retry_delay_for_a_cost_above_the_quota() {
         .layer(RateLimitLayer::rules(rule, LocalStore::with_capacity(16)))
         .serve_with_incoming(Echo, incoming);
     tokio::spawn(server);
-    let status = echo(&mut connect(address).await).await.expect_err("refused");
+    let status = echo(&mut connect(address).await).await.expect_err("denied");
     assert_eq!((status.code(), pushback(&status)), (Code::ResourceExhausted, -1));
     assert!(status.get_details_retry_info().is_none());
     let failure = status.get_details_quota_failure().expect("QuotaFailure");

@@ -47,7 +47,7 @@ impl Client {
     }
 
     async fn assert_denied(&mut self, key: &'static str, quota: &str) {
-        let status = self.rpc(key).await.expect_err("refused");
+        let status = self.rpc(key).await.expect_err("denied");
         assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
         let failure = status.get_details_quota_failure().expect("QuotaFailure");
         assert_eq!(failure.violations[0].subject, format!("policy:{quota}"));

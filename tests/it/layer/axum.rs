@@ -95,7 +95,7 @@ async fn the_burst_is_exact_and_a_retry_after_the_reported_wait_passes() {
     let (address, http) =
         (limited("1/2s burst 5", LocalStore::new()).await, Http::new(Version::HTTP_11));
     let (start, mut admitted) = (Instant::now(), Vec::new());
-    let refused = loop {
+    let denied = loop {
         let answer = http.get(address, "/").await;
         if answer.status != StatusCode::OK {
             break answer;
@@ -107,8 +107,8 @@ async fn the_burst_is_exact_and_a_retry_after_the_reported_wait_passes() {
     // one unit refills every two seconds, even if the machine is slow
     let back = usize::try_from(start.elapsed().as_secs() / 2).expect("few");
     assert!((5..=5 + back).contains(&admitted.len()), "{admitted:?}");
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    let wait = refused.header("retry-after").parse().expect("seconds");
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    let wait = denied.header("retry-after").parse().expect("seconds");
     assert!((1..=2).contains(&wait), "{wait}");
     sleep(Duration::from_secs(wait)).await;
     assert_eq!(http.get(address, "/").await.status, StatusCode::OK);
@@ -144,11 +144,11 @@ async fn http_1_and_2_share_an_account() {
         assert_eq!((admitted.status, admitted.version), (StatusCode::OK, version));
     }
     for version in [Version::HTTP_2, Version::HTTP_11] {
-        let refused = Http::new(version).get(address, "/").await;
-        assert_eq!((refused.status, refused.version), (StatusCode::TOO_MANY_REQUESTS, version));
-        assert_eq!(refused.header("retry-after"), "1800");
-        assert_eq!(refused.header("content-length"), refused.body.len().to_string());
-        assert_eq!(refused.body, "Quota exhausted; retry in 1800 s.");
+        let denied = Http::new(version).get(address, "/").await;
+        assert_eq!((denied.status, denied.version), (StatusCode::TOO_MANY_REQUESTS, version));
+        assert_eq!(denied.header("retry-after"), "1800");
+        assert_eq!(denied.header("content-length"), denied.body.len().to_string());
+        assert_eq!(denied.body, "Quota exhausted; retry in 1800 s.");
     }
 }
 

@@ -26,7 +26,7 @@ fn limit(store: &LocalStore, name: &str, plan: impl Into<Plan>) -> Limit<Everyon
 }
 
 /// Returns the error for another layer of the rule `login` on this store.
-fn refusal<S>(store: S, plan: impl Into<Plan>) -> Option<String>
+fn denial<S>(store: S, plan: impl Into<Plan>) -> Option<String>
 where
     S: Store<Error = Infallible>,
 {
@@ -135,13 +135,13 @@ fn other_quotas_under_one_name_fail_to_build() {
                         each layer its own store";
     let store = LocalStore::with_capacity(64);
     let windows = TEN.algorithm(Algorithm::SlidingLog);
-    assert_eq!(refusal(store.clone(), TEN), None);
+    assert_eq!(denial(store.clone(), TEN), None);
     for other in [&[Quota::per_second(10)][..], &[windows], &[TEN.burst(9)], &[TEN, windows]] {
-        assert_eq!(refusal(store.clone(), other), Some(TEXT.into()), "{other:?}");
+        assert_eq!(denial(store.clone(), other), Some(TEXT.into()), "{other:?}");
     }
-    assert_eq!(refusal(store.clone(), TEN), None, "a layer that failed to build does not count");
-    assert_eq!(refusal(store, &LivePlan::new(windows)), None, "live plans are not compared");
-    assert_eq!(refusal(LocalStore::with_capacity(64), windows), None);
+    assert_eq!(denial(store.clone(), TEN), None, "a layer that failed to build does not count");
+    assert_eq!(denial(store, &LivePlan::new(windows)), None, "live plans are not compared");
+    assert_eq!(denial(LocalStore::with_capacity(64), windows), None);
 }
 
 #[test]
@@ -153,11 +153,11 @@ fn a_wrapped_store_knows_its_rules_too() {
         store.fail_closed().boxed()
     };
     let store = local();
-    assert_eq!(refusal(wrapped(store.clone()), TEN), None);
-    assert!(refusal(wrapped(store.clone()), hourly).is_some());
-    assert!(refusal(store.clone().fail_open(), hourly).is_some());
-    assert!(refusal(store.clone().fallback(local()), hourly).is_some());
-    assert!(refusal(local().fallback(store), hourly).is_some());
+    assert_eq!(denial(wrapped(store.clone()), TEN), None);
+    assert!(denial(wrapped(store.clone()), hourly).is_some());
+    assert!(denial(store.clone().fail_open(), hourly).is_some());
+    assert!(denial(store.clone().fallback(local()), hourly).is_some());
+    assert!(denial(local().fallback(store), hourly).is_some());
 }
 
 /// Another prefix makes it another store, with other accounts.
@@ -166,7 +166,7 @@ fn a_wrapped_store_knows_its_rules_too() {
 fn a_redis_store_knows_its_rules_too() {
     let store = tower_sluice::RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
     let reported =
-        |store: &tower_sluice::RedisStore, plan| refusal(store.clone().fail_closed(), plan);
+        |store: &tower_sluice::RedisStore, plan| denial(store.clone().fail_closed(), plan);
     assert_eq!(reported(&store, TEN), None);
     assert!(reported(&store, Quota::per_hour(1)).is_some());
     assert_eq!(reported(&store.clone().prefix("other"), Quota::per_hour(1)), None);

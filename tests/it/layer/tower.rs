@@ -66,8 +66,8 @@ where
     for _ in 0..2 {
         assert_eq!(ask(&mut service, get("/")).await.status(), StatusCode::OK);
     }
-    let mut refused = task::spawn(service.ready().await.expect("ready").call(get("/")));
-    let response = assert_ready_ok!(refused.poll());
+    let mut denied = task::spawn(service.ready().await.expect("ready").call(get("/")));
+    let response = assert_ready_ok!(denied.poll());
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(is_ready(&mut service.clone()));
 }
@@ -179,7 +179,7 @@ async fn a_denial_waits_for_an_inner_concurrency_limit_without_load_shed() {
 
 #[tokio::test]
 async fn denied_requests_never_reach_the_inner_service() {
-    async fn refuse<S: Store<Error: CannotFail>>(store: S) {
+    async fn deny<S: Store<Error: CannotFail>>(store: S) {
         let inner = Strict::default();
         let calls = inner.calls();
         let mut service = limit(inner, store);
@@ -188,8 +188,8 @@ async fn denied_requests_never_reach_the_inner_service() {
         }
         assert_eq!(calls(), 2);
     }
-    refuse(store()).await;
-    refuse(Gated::open(store())).await;
+    deny(store()).await;
+    deny(Gated::open(store())).await;
 }
 
 #[test]

@@ -74,9 +74,9 @@ async fn a_key_has_its_own_bound<S: Store<Error: CannotFail> + Clone>(time: Time
     assert_pending!(second.poll());
     assert_pending!(third.poll());
     for service in [&mut service, &mut other] {
-        let refused = ask(service, of("alice")).await;
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(header(refused.headers(), "retry-after"), "3");
+        let denied = ask(service, of("alice")).await;
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(header(denied.headers(), "retry-after"), "3");
     }
     assert_eq!((store.takes(), store.given_back()), (5, 0), "they were never charged");
     passes(&mut begin(&mut service, of("bob")).await);

@@ -78,8 +78,8 @@ fn a_flood_does_not_grow_memory_or_free_exhausted_keys() {
     assert!((stats.active..stats.active + slots / 16).contains(&(admitted + 1_000)), "{admitted}");
 
     assert!(!(0..1_000_u64).any(|key| allows(&store, "login", key, &quota)));
-    let refused = take(&store, "flooded", FLOOD, &quota);
-    assert_eq!(refused.retry_after(), Some(quota.period()));
+    let denied = take(&store, "flooded", FLOOD, &quota);
+    assert_eq!(denied.retry_after(), Some(quota.period()));
     let generous = Quota::per_hour(1_000);
     assert!((0..900_u64).all(|key| allows(&store, "other", FLOOD + key, &generous)));
 
@@ -162,8 +162,8 @@ fn new_keys_that_share_an_account_are_charged_together_or_not_at_all() {
         let charge = |key| Charge::new(rule, key, std::slice::from_ref(quota));
         store.take(&[charge(&alice), charge(&bob)]).now()
     };
-    let refused = both(&one);
-    assert!(!refused.is_allowed() && refused.retry_after() > Some(Duration::ZERO));
+    let denied = both(&one);
+    assert!(!denied.is_allowed() && denied.retry_after() > Some(Duration::ZERO));
     assert_eq!(take(&store, "default", "carol", &two).remaining(), Some(1), "nothing was charged");
     assert!(!both(&two).is_allowed());
     clock.advance(two.interval());
@@ -200,9 +200,9 @@ fn undoing_a_charge_of_a_dropped_account_changes_nothing() {
 #[test]
 fn two_stores_place_keys_differently() {
     let quota = Quota::per_hour(1);
-    let refused = || {
+    let denied = || {
         let store = FakeClock::new().store(256);
         (0..2_000_u32).filter(|key| !allows(&store, "r", *key, &quota)).collect::<Vec<_>>()
     };
-    assert_ne!(refused(), refused());
+    assert_ne!(denied(), denied());
 }

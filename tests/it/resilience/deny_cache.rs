@@ -579,8 +579,8 @@ async fn an_overcommit_layer_allows_requests_with_a_cached_denial() {
     let blocked = Charge::new(RuleName::new("api").expect("a name"), &key, &charge);
     store.block(&blocked, secs(9)).now();
     for _ in 0..2 {
-        let refused = answer(&elastic, get("/")).await;
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "blocked");
+        let denied = answer(&elastic, get("/")).await;
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS, "blocked");
     }
     assert_eq!(inner.takes(), 12);
 }
@@ -594,7 +594,7 @@ fn invalid_settings_report_the_fix() {
         (cache().try_capacity(0), "deny cache: capacity is 0; give at least 1"),
         (cache().try_capacity(usize::MAX), "; give at most 16777216"),
     ] {
-        let error = wrong.expect_err("refused").to_string();
+        let error = wrong.expect_err("denied").to_string();
         assert!(error.contains(text), "{error}");
     }
     assert!(cache().try_max_age(secs(60)).and_then(|c| c.try_capacity(1 << 10)).is_ok());

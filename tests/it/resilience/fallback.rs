@@ -28,8 +28,8 @@ async fn while_the_store_answers_its_decisions_are_unchanged() {
             (taken.source(), taken.is_allowed(), left(&taken)),
             (Source::Local, true, vec![70])
         );
-        let refused = process.take("alice", HOURLY, 71).await;
-        assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(36))));
+        let denied = process.take("alice", HOURLY, 71).await;
+        assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(36))));
         assert_eq!(left(&process.adjust("alice", HOURLY, -10).await), [80]);
         assert!(!process.store.is_failing());
     }
@@ -44,8 +44,8 @@ async fn in_an_outage_the_local_share_decides_and_the_source_is_fallback() {
         assert_eq!((taken.source(), left(&taken)), (Source::Fallback, vec![20]));
         assert_eq!(taken.source().as_str(), "fallback");
         assert_eq!(process.admits("alice", HOURLY, 99).await, 20);
-        let refused = process.take("alice", HOURLY, 1).await;
-        assert_eq!((refused.source(), refused.retry_after()), (Source::Fallback, Some(secs(144))));
+        let denied = process.take("alice", HOURLY, 1).await;
+        assert_eq!((denied.source(), denied.retry_after()), (Source::Fallback, Some(secs(144))));
         assert!(process.store.is_failing());
         for decision in [
             process.adjust("alice", HOURLY, 1).await,
@@ -91,14 +91,14 @@ async fn reads_and_denials_mirror_the_charges_of_other_processes() {
     let time = Time::default();
     let here = Process::one_of(2, &time);
     let there = Process::beside(&here.shared, 2, &time);
-    for key in ["looked", "refused", "unseen"] {
+    for key in ["looked", "denied", "unseen"] {
         there.take(key, HOURLY, 90).await;
     }
     here.take("looked", HOURLY, 0).await;
-    assert!(!here.take("refused", HOURLY, 11).await.is_allowed());
+    assert!(!here.take("denied", HOURLY, 11).await.is_allowed());
     here.shared.is(Mood::Failing);
     assert_eq!(here.admits("looked", HOURLY, 99).await, 5);
-    assert_eq!(here.admits("refused", HOURLY, 99).await, 5);
+    assert_eq!(here.admits("denied", HOURLY, 99).await, 5);
     assert_eq!(here.admits("unseen", HOURLY, 99).await, 50, "no worse than its share");
 }
 
@@ -110,8 +110,8 @@ async fn a_quota_smaller_than_the_number_of_processes_gives_a_new_key_one_unit_i
     process.take("known", five, 1).await;
     process.shared.is(Mood::Failing);
     assert_eq!(process.admits("new", five, 99).await, 1);
-    let refused = process.take("known", five, 1).await;
-    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(7_200))));
+    let denied = process.take("known", five, 1).await;
+    assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(7_200))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -128,8 +128,8 @@ async fn every_quota_of_every_charge_is_mirrored() {
     process.shared.is(Mood::Failing);
     let looks = charges.map(|charge| charge.with_cost(0));
     assert_eq!(left(&decided(process.store.take(&looks)).await), [2, 47, 15]);
-    let refused = [charges[0].with_cost(1), charges[1].with_cost(16)];
-    assert!(!decided(process.store.take(&refused)).await.is_allowed());
+    let denied = [charges[0].with_cost(1), charges[1].with_cost(16)];
+    assert!(!decided(process.store.take(&denied)).await.is_allowed());
     assert_eq!(left(&decided(process.store.take(&looks)).await), [2, 47, 15], "all or nothing");
 }
 
@@ -239,14 +239,14 @@ async fn blocked_keys_stay_blocked_in_an_outage() {
         there.limiter().block(key, secs(60)).await.expect("room");
     }
     time.pass(secs(10)).await;
-    let refused = here.take("mallory", HOURLY, 1).await;
-    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(50))));
+    let denied = here.take("mallory", HOURLY, 1).await;
+    assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(50))));
     assert!(here.take("alice", HOURLY, 1).await.is_allowed());
     decided(there.limiter().unblock("freed")).await;
     here.shared.is(Mood::Failing);
     for process in [&here, &there] {
-        let refused = process.take("mallory", HOURLY, 1).await;
-        assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(50))));
+        let denied = process.take("mallory", HOURLY, 1).await;
+        assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(50))));
         assert!(process.take("freed", HOURLY, 1).await.is_allowed());
         assert!(process.take("alice", HOURLY, 1).await.is_allowed());
     }

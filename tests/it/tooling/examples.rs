@@ -46,9 +46,9 @@ fn quickstart_allows_its_burst_and_denials_have_retry_after() {
     let curl = server.line_with("curl");
     assert!(curl.contains(&format!("http://{}/", server.address)), "{curl}");
 
-    let refused = exhaust(&server);
-    assert_eq!(refused.status, 429, "{refused:?}");
-    let wait = refused.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
+    let denied = exhaust(&server);
+    assert_eq!(denied.status, 429, "{denied:?}");
+    let wait = denied.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
     assert!(wait >= 1);
     let line = server.line_with("rejected");
     assert!(line.contains("127.0.0.1:") && line.contains("GET /: retry after 1 s"), "{line}");
@@ -364,9 +364,9 @@ fn gateway_responds_with_the_decision_of_all_rules() {
     let outcomes = json!([ip(9), user(3, 1_200_000), user(100, 864_000)]);
     assert_eq!(first.json(), passed("local", &outcomes));
 
-    let refused = server.get_with("/", "x-api-key: alice\r\naccept: application/json\r\n");
-    assert_eq!(refused.status, 429);
-    assert_eq!(refused.json()["violated-policies"], json!(["user-1h"]));
+    let denied = server.get_with("/", "x-api-key: alice\r\naccept: application/json\r\n");
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.json()["violated-policies"], json!(["user-1h"]));
 
     let without = server.get("/").json();
     assert_eq!(without["outcomes"].as_array().map(Vec::len), Some(1), "user was skipped");
@@ -512,9 +512,9 @@ fn admin_shows_denials_only_with_the_password() {
     let visit = |_| server.get_with("/api", "x-api-key: alice\r\n").status;
     assert_eq!((0..100).map(visit).find(|status| *status != 200), Some(429));
     for credentials in ["", "authorization: Basic YWRtaW46c2VjcmVs\r\n"] {
-        let refused = server.get_with("/admin/api/denials", credentials);
-        assert_eq!(refused.status, 401);
-        assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"admin\""));
+        let denied = server.get_with("/admin/api/denials", credentials);
+        assert_eq!(denied.status, 401);
+        assert_eq!(denied.header("www-authenticate"), Some("Basic realm=\"admin\""));
     }
     let credentials = "authorization: Basic YWRtaW46c2VjcmV0\r\n";
     let shown = server.get_with("/admin/api/denials", credentials).json();

@@ -141,10 +141,10 @@ needs 3, has 9981: it fits
     assert_eq!((one.cost(), one.headroom(), one.quota()), (Some(3), Some(0), Some(quotas[0])));
     assert_eq!(one.key(), Some(&Key::from("alice")));
 
-    let refused = limiter.take("alice", &quotas, 3).now();
+    let denied = limiter.take("alice", &quotas, 3).now();
     let alone = "denied by rule \"user\": 1 left of 20\n  one unit comes back every 200ms; 19 used, \
                  full again in 3.712s, next units in 112ms; enough in 312ms → retry after 312ms\n";
-    assert!(refused.explain().to_string().starts_with(alone), "{}", refused.explain());
+    assert!(denied.explain().to_string().starts_with(alone), "{}", denied.explain());
 }
 
 #[tokio::test]
@@ -392,11 +392,11 @@ async fn a_denial_is_explained_in_its_response_with_fingerprints_as_keys() {
         .reject(reject_fn(|why, head| Response::new(why.explain(head).to_string())));
     let mut service = layer.layer(Strict::default());
     ask(&mut service, alice()).await;
-    let refused = ask(&mut service, alice()).await.into_body();
+    let denied = ask(&mut service, alice()).await.into_body();
     let said = "denied by rule \"user\" (1/h, gcra), key bc6ccc7043dc9acb: cost 1, 0 left\n  \
                 one unit comes back every 1h; 1 used, full again in 1h; needs 1, has 0: 1 more in 1h \
                 → retry after 1h\nrule \"site\" (9/h, gcra), key ";
-    assert!(refused.starts_with(said), "{refused}");
+    assert!(denied.starts_with(said), "{denied}");
     assert_eq!(
         ask(&mut service, get("/")).await.into_body(),
         "rejected with 400: missing header x-user\n"

@@ -325,7 +325,7 @@ fn a_cost_above_the_current_live_plan_is_found() {
 
 #[test]
 fn a_headroom_that_denies_every_request_fails_to_build() {
-    let refused = |rule: Rule<Everyone>| {
+    let denied = |rule: Rule<Everyone>| {
         let layer = RateLimitLayer::try_rules(rule, LocalStore::with_capacity(1));
         layer.map(drop).map_err(|wrong| wrong.to_string())
     };
@@ -336,8 +336,8 @@ fn a_headroom_that_denies_every_request_fails_to_build() {
         ))
     };
     let read = || Cost::from_fn(|_| 1);
-    assert_eq!(refused(rule(TEN).cost(5).headroom(6)), text(5, 6));
-    assert_eq!(refused(rule(TEN).cost(read()).headroom(10)), text(1, 10));
+    assert_eq!(denied(rule(TEN).cost(5).headroom(6)), text(5, 6));
+    assert_eq!(denied(rule(TEN).cost(read()).headroom(10)), text(1, 10));
     for fits in [
         rule(TEN).cost(5).headroom(5),
         rule(TEN.soft(1)).cost(5).headroom(6),
@@ -346,7 +346,7 @@ fn a_headroom_that_denies_every_request_fails_to_build() {
         rule(Quota::blocked()).headroom(11),
         rule(&LivePlan::new(TEN)).headroom(11),
     ] {
-        assert_eq!(refused(fits), Ok(()));
+        assert_eq!(denied(fits), Ok(()));
     }
 }
 
@@ -354,7 +354,7 @@ fn a_headroom_that_denies_every_request_fails_to_build() {
 fn quotas_that_a_governor_limiter_does_not_support_fail_to_build() {
     let ten = governor::Quota::per_second(NonZeroU32::new(10).expect("above 0"));
     let limiter = Arc::new(RateLimiter::<Key, _, _>::keyed(ten));
-    let refused = |rule: Rule<Everyone>| {
+    let denied = |rule: Rule<Everyone>| {
         let store = GovernorStore::new(limiter.clone()).fail_open();
         RateLimitLayer::try_rules(rule, store).map(drop).map_err(|wrong| wrong.to_string())
     };
@@ -362,11 +362,11 @@ fn quotas_that_a_governor_limiter_does_not_support_fail_to_build() {
         Err("the store cannot do this: a governor limiter does not support headroom or \
                         max_wait; use LocalStore"
             .to_owned());
-    assert_eq!(refused(rule(TEN)), Ok(()));
-    assert_eq!(refused(rule(TEN).headroom(1)), headroom);
-    assert_eq!(refused(rule(TEN).headroom(Cost::from_fn(|_| 0))), headroom);
+    assert_eq!(denied(rule(TEN)), Ok(()));
+    assert_eq!(denied(rule(TEN).headroom(1)), headroom);
+    assert_eq!(denied(rule(TEN).headroom(Cost::from_fn(|_| 0))), headroom);
     assert_eq!(
-        refused(rule(TEN).report_only(true)),
+        denied(rule(TEN).report_only(true)),
         Err("the store cannot do this: a governor limiter does not support report-only \
              charges; use RateLimitLayer::report_only, or LocalStore"
             .to_owned())

@@ -52,8 +52,8 @@ async fn blocks_exactly<S: Store<Error = Infallible>>(clock: &FakeClock, store: 
     let before = look(&limiter, "alice").await;
     assert!(limiter.block("alice", secs(30)).await.expect("infallible").is_allowed());
     for _ in 0..5 {
-        let refused = take(&limiter, "alice").await;
-        assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(30))));
+        let denied = take(&limiter, "alice").await;
+        assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(30))));
         assert!(take(&limiter, "bob").await.is_allowed());
     }
     assert_eq!(look(&limiter, "alice").await, before, "a look is allowed, and it is no debt");
@@ -121,9 +121,9 @@ fn a_block_of_one_key_of_one_rule_denies_all_charges_of_its_requests() {
     let [name, other] = ["user", "site"].map(|name| RuleName::new(name).expect("a name"));
     let (alice, quotas) = (Key::from("alice"), [FIVE, Quota::per_day(20)]);
     let charges = [Charge::new(other, &alice, &quotas[..1]), Charge::new(name, &alice, &quotas)];
-    let refused = store.take(&charges).now();
-    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(secs(30))));
-    assert_eq!(refused.binding().map(Outcome::rule), Some(name));
+    let denied = store.take(&charges).now();
+    assert_eq!((denied.is_allowed(), denied.retry_after()), (false, Some(secs(30))));
+    assert_eq!(denied.binding().map(Outcome::rule), Some(name));
     assert_eq!(left(&store, "site", "alice", &FIVE), 4, "nothing was charged");
     site.block("alice", secs(40)).now().expect("room");
     assert_eq!(store.take(&charges).now().retry_after(), Some(secs(40)), "the longest of both");
@@ -148,11 +148,11 @@ async fn a_blocked_request_gets_429_with_the_exact_wait() {
         let mut service = layer(store.clone()).layer(inner);
         let mut as_user = async |name| ask(&mut service, with(&[("x-user", name)])).await;
         limiter("user", store).block("alice", secs(2) - millis(500)).await.expect("infallible");
-        let refused = as_user("alice").await;
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(header(refused.headers(), "retry-after"), "2");
-        assert_eq!(header(refused.headers(), "ratelimit"), r#""user";r=0;t=2"#);
-        assert_eq!(refused.body(), "Quota exhausted; retry in 2 s.");
+        let denied = as_user("alice").await;
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(header(denied.headers(), "retry-after"), "2");
+        assert_eq!(header(denied.headers(), "ratelimit"), r#""user";r=0;t=2"#);
+        assert_eq!(denied.body(), "Quota exhausted; retry in 2 s.");
         assert_eq!(as_user("bob").await.status(), StatusCode::OK);
         clock.advance(millis(1_500));
         let after = as_user("alice").await;
@@ -199,9 +199,9 @@ async fn a_blocked_key_is_denied_under_a_plan_without_quotas_too() {
     let rule = Rule::new("user", HeaderKey::new("x-user"), &live);
     let mut service = RateLimitLayer::rules(rule, store.clone()).layer(Strict::default());
     limiter("user", store).block("alice", secs(30)).now().expect("room");
-    let refused = ask(&mut service, with(&[("x-user", "alice")])).await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(refused.headers(), "retry-after"), "30");
+    let denied = ask(&mut service, with(&[("x-user", "alice")])).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(header(denied.headers(), "retry-after"), "30");
     assert_eq!(ask(&mut service, with(&[("x-user", "bob")])).await.status(), StatusCode::OK);
 }
 

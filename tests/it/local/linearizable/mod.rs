@@ -3,9 +3,9 @@
 //! In this order, no call comes before one that ended before it began.
 
 mod checker;
+mod denied;
 mod models;
 mod recorded;
-mod refused;
 
 use tower_sluice::{Algorithm, LocalStore, Quota, testing::FakeClock};
 

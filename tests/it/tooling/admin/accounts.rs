@@ -15,7 +15,7 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use super::{THREE, done, of, post, refused, send, users, visit, visits, watched, with};
+use super::{THREE, denied, done, of, post, send, users, visit, visits, watched, with};
 use crate::support::{Broken, Gated};
 
 fn get() -> Request<Body> {
@@ -181,10 +181,10 @@ async fn a_key_of_another_type_finds_no_account() {
         (&by_pair, json!(["GET", { "text": "127.0.0.1" }]), address),
     ] {
         for route in ["peek", "reset", "unblock"] {
-            let said = refused(app, route, &of(key.clone()), 400).await;
+            let said = denied(app, route, &of(key.clone()), 400).await;
             assert!(said.contains("rule \"user\" counts ") && said.contains(fix), "{said}");
         }
-        refused(app, "block", &with(of(key), "for", "1h"), 400).await;
+        denied(app, "block", &with(of(key), "for", "1h"), 400).await;
     }
     // in a rule that counts only addresses, bare text is an address
     done(&by_address, "block", &with(of("127.0.0.1"), "for", "1h")).await;
@@ -228,7 +228,7 @@ async fn blocking_one_ipv6_address_blocks_and_reports_its_network() {
     assert_eq!(status("2001:db8:0:2::").await, 429);
     assert_eq!(done(&app, "peek", &of("203.0.113.9")).await["prefix"], Value::Null);
     let wider = with(of(json!({ "address": "2001:db8::/32" })), "for", "1h");
-    let said = refused(&app, "block", &wider, 400).await;
+    let said = denied(&app, "block", &wider, 400).await;
     assert!(said.contains("the rule counts by /64; give that, or the address alone"), "{said}");
 }
 
@@ -296,10 +296,10 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
     let app = watched(RateLimitLayer::rules(rule, LocalStore::new()));
     assert_eq!(visits(&app, "alice", 4).await, [200, 200, 200, 429]);
     for route in ["peek", "reset"] {
-        let said = refused(&app, route, &of("alice"), 400).await;
+        let said = denied(&app, route, &of("alice"), 400).await;
         assert!(said.contains("rule \"user\" chooses them per request; add the quotas"), "{said}");
         let none = with(of("alice"), "quotas", json!([]));
-        assert!(refused(&app, route, &none, 400).await.contains("quotas are missing"));
+        assert!(denied(&app, route, &none, 400).await.contains("quotas are missing"));
     }
     let log = json!([{ "units": 3, "period": "day", "algorithm": "sliding_log" }]);
     let asked = with(of("alice"), "quotas", log.clone());
@@ -309,11 +309,11 @@ async fn live_quotas_are_current_and_per_request_quotas_must_be_given() {
 
     let named = json!({ "units": 3, "period": "day", "name": "x" });
     for quotas in [named.clone(), json!([named])] {
-        let said = refused(&app, "peek", &with(of("alice"), "quotas", quotas), 400).await;
+        let said = denied(&app, "peek", &with(of("alice"), "quotas", quotas), 400).await;
         assert!(said.contains("quotas have a name, which accounts do not use; remove"), "{said}");
     }
     let wrong = with(of("alice"), "quotas", json!(["5/s", "0/s"]));
-    let said = refused(&app, "peek", &wrong, 400).await;
+    let said = denied(&app, "peek", &wrong, 400).await;
     assert!(said.contains("units is 0"), "{said}");
     // a block applies to the key, under any quotas
     done(&app, "block", &with(of("alice"), "for", "1h")).await;
@@ -328,7 +328,7 @@ async fn a_rule_without_limits_has_no_account() {
     ));
     let free = json!({ "layer": "api", "rule": "default", "key": { "everyone": true } });
     for route in ["peek", "reset"] {
-        let said = refused(&app, route, &free, 409).await;
+        let said = denied(&app, route, &free, 409).await;
         assert!(said.contains("rule is \"default\", which has no quotas"), "{said}");
     }
 }
@@ -345,15 +345,15 @@ async fn unsupported_operations_of_a_store_are_reported() {
             store,
         ));
         assert_eq!(visit(&app, "alice").await, 200);
-        let said = refused(&app, "peek", &of("alice"), 501).await;
+        let said = denied(&app, "peek", &of("alice"), 501).await;
         assert!(said.contains("a governor limiter does not support cost 0"), "{said}");
         let block = with(of("alice"), "for", "1h");
         for (route, body) in [("reset", of("alice")), ("block", block), ("unblock", of("alice"))] {
-            let said = refused(&app, route, &body, 501).await;
+            let said = denied(&app, route, &body, 501).await;
             assert!(said.contains("the store does not support this: a governor limiter"), "{said}");
         }
         let report = json!({ "layer": "api", "rule": "user", "on": true });
-        let said = refused(&app, "report-only", &report, 409).await;
+        let said = denied(&app, "report-only", &report, 409).await;
         assert!(said.contains("a governor limiter does not support report-only charges"), "{said}");
         done(&app, "report-only", &with(report, "on", false)).await;
         assert_eq!(visit(&app, "alice").await, 200, "the layer still works");
@@ -368,7 +368,7 @@ async fn a_failed_operation_is_distinguished_from_a_successful_one() {
         for app in [open, closed] {
             visit(&app, "alice").await;
             for route in ["peek", "reset", "unblock"] {
-                let said = refused(&app, route, &of("alice"), 503).await;
+                let said = denied(&app, route, &of("alice"), 503).await;
                 assert!(said.contains(": it failed (see api/health)"), "{said}");
                 assert!(!said.contains("10.0.0.7"), "{said}");
             }
@@ -386,7 +386,7 @@ async fn a_change_in_this_process_only_is_reported_as_local() {
     assert_eq!((&peeked["by"], &peeked["quotas"][0]["remaining"]), (&json!("fallback"), &json!(2)));
     let block = with(of("alice"), "for", "1h");
     for (route, body) in [("reset", of("alice")), ("block", block), ("unblock", of("alice"))] {
-        let said = refused(&app, route, &body, 503).await;
+        let said = denied(&app, route, &body, 503).await;
         assert!(said.contains(&format!("the {route} was done in this process only")), "{said}");
     }
 }
@@ -411,7 +411,7 @@ async fn a_block_without_room_is_reported() {
     let full = (0..100_000_u32).find(is_full);
     let app = watched(RateLimitLayer::rules(super::user(), store));
     let key = full.expect("it has an end").to_string();
-    let said = refused(&app, "block", &with(of(key), "for", "1h"), 507).await;
+    let said = denied(&app, "block", &with(of(key), "for", "1h"), 507).await;
     assert!(said.contains("no room for the block; unblock other keys"), "{said}");
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tower::ServiceBuilder;
 use tower_sluice::admin::{Admin, Guard};
 
-use super::{OPERATOR, done, guard, look, of, refused, send, site, users, visits, watched, with};
+use super::{OPERATOR, denied, done, guard, look, of, send, site, users, visits, watched, with};
 
 const ROUTES: [&str; 15] = [
     "",
@@ -205,7 +205,7 @@ async fn invalid_bodies_report_the_field_the_value_and_the_fix() {
         ("block", block(json!("20000day")), 400, "give at most ten years"),
         ("unblock", block(json!("1s")), 400, "field \"for\" is not used by this route"),
     ] {
-        let detail = refused(&app, route, &body, status).await;
+        let detail = denied(&app, route, &body, status).await;
         assert!(detail.contains(said), "{route} {body}: {detail}");
     }
 }

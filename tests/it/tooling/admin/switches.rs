@@ -15,7 +15,7 @@ use tower_sluice::{
     rule::OnMissingKey,
 };
 
-use super::{THREE, done, guard, look, refused, site, user, users, visit, visits, watched};
+use super::{THREE, denied, done, guard, look, site, user, users, visit, visits, watched};
 
 const SECRET: [u8; 16] = *b"sixteen bytes ..";
 
@@ -63,8 +63,8 @@ async fn a_layer_or_one_rule_can_be_set_to_report_only() {
     assert_eq!(visit(&app, "alice").await, 429);
     let rules = &look(&app, "layers").await["layers"][0]["rules"];
     // one of the requests that it would have denied was denied by the site rule
-    assert_eq!((&rules[0]["refused"], &rules[0]["reported"]), (&json!(2), &json!(5)));
-    assert_eq!((&rules[1]["refused"], &rules[1]["reported"]), (&json!(2), &json!(2)));
+    assert_eq!((&rules[0]["denied"], &rules[0]["reported"]), (&json!(2), &json!(5)));
+    assert_eq!((&rules[1]["denied"], &rules[1]["reported"]), (&json!(2), &json!(2)));
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn rules_are_listed_with_all_their_settings() {
                     "text": "5/s burst 20", "algorithm": "gcra", "limit": 20, "units": 5,
                     "period_ms": 1_000, "max_debt": 20,
                 }],
-                "report_only": false, "refused": 0, "reported": 0,
+                "report_only": false, "denied": 0, "reported": 0,
             },
             {
                 "rule": "live", "key_kind": "everyone", "quotas_are": "live", "cost": null,
@@ -98,12 +98,12 @@ async fn rules_are_listed_with_all_their_settings() {
                     "text": "30/min", "algorithm": "gcra", "limit": 30, "units": 30,
                     "period_ms": 60_000, "max_debt": 30,
                 }],
-                "report_only": false, "refused": 0, "reported": 0,
+                "report_only": false, "denied": 0, "reported": 0,
             },
             {
                 "rule": "plan", "key_kind": "everyone", "quotas_are": "per request",
                 "quotas": null, "cost": 1,
-                "headroom": 0, "queues": false, "report_only": false, "refused": 0, "reported": 0,
+                "headroom": 0, "queues": false, "report_only": false, "denied": 0, "reported": 0,
             },
         ])
     );
@@ -160,13 +160,13 @@ async fn the_last_denials_of_a_rule_are_kept_by_fingerprint() {
     let last = recent(&shown, 0);
     assert_eq!(last.len(), 50, "bounded, and the newest stay");
     let alice = Key::from("alice").fingerprint(&FingerprintKey::from(SECRET)).to_string();
-    for refusal in last {
-        assert_eq!((&refusal["key"], &refusal["result"]), (&json!(alice), &json!("limited")));
-        let wait = refusal["retry_after_ms"].as_u64().expect("a wait");
+    for denial in last {
+        assert_eq!((&denial["key"], &denial["result"]), (&json!(alice), &json!("limited")));
+        let wait = denial["retry_after_ms"].as_u64().expect("a wait");
         assert!((1..=86_400_000).contains(&wait));
     }
     assert!(!shown.to_string().contains("\"alice\""));
-    assert_eq!(look(&app, "layers").await["layers"][0]["rules"][0]["refused"], 61);
+    assert_eq!(look(&app, "layers").await["layers"][0]["rules"][0]["denied"], 61);
     // a read of this key shows the same fingerprint
     assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
 }
@@ -253,6 +253,6 @@ async fn unwatched_layers_are_neither_listed_nor_recorded() {
     let app = site(users(), &admin);
     visits(&app, "alice", 4).await;
     assert_eq!(look(&app, "layers").await, json!({ "layers": [] }));
-    let said = refused(&app, "switch", &on(), 404).await;
+    let said = denied(&app, "switch", &on(), 404).await;
     assert_eq!(said, "layer is \"api\"; no layer exists");
 }

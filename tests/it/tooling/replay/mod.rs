@@ -102,22 +102,22 @@ fn the_report_shows_keys_times_and_the_smallest_burst() {
     let report = report(&["--rule", PEER, LOG]);
     assert_eq!(report["from"], "2025-10-10T11:00:00Z", "in UTC");
     assert_eq!(report["to"], "2025-10-10T11:00:08Z");
-    let counts = ["passed", "refused", "delayed", "without_key", "late", "overflowed"];
+    let counts = ["passed", "denied", "delayed", "without_key", "late", "overflowed"];
     assert_eq!(counts.map(|count| &report[count]), [14, 8, 0, 0, 1, 0]);
     let rule = &report["rules"][0];
     assert_eq!((&rule["requests"], &rule["delayed"]["count"]), (&json!(22), &json!(0)));
-    let refused = &rule["refused"];
-    assert_eq!([&refused["count"], &refused["keys"], &refused["short"]], [8, 4, 0]);
+    let denied = &rule["denied"];
+    assert_eq!([&denied["count"], &denied["keys"], &denied["short"]], [8, 4, 0]);
     let who = |at: usize| {
-        let who = &refused["top"][at];
+        let who = &denied["top"][at];
         (who["key"].as_str().expect("a key"), who["count"].as_u64().expect("a number"))
     };
     // five at once and one with a mapped address, of which four pass
     assert_eq!([who(0), who(1)], [("203.0.113.7", 3), ("10.0.0.5", 3)]);
     assert_eq!([who(2), who(3)], [("2001:db8:0:1::/64", 1), ("192.0.2.10", 1)]);
-    assert_eq!(refused["top"][0]["first"], "2025-10-10T11:00:01Z");
-    assert_eq!(report["worst_minute"], json!({ "start": "2025-10-10T11:00:00Z", "refused": 8 }));
-    assert_eq!(report["slices"][1], json!({ "start": 1_760_094_001, "requests": 5, "refused": 3 }));
+    assert_eq!(denied["top"][0]["first"], "2025-10-10T11:00:01Z");
+    assert_eq!(report["worst_minute"], json!({ "start": "2025-10-10T11:00:00Z", "denied": 8 }));
+    assert_eq!(report["slices"][1], json!({ "start": 1_760_094_001, "requests": 5, "denied": 3 }));
     assert_eq!(report["least"][0]["least"], "1/s burst 5");
     assert_eq!(report["limited_with_least"], 0);
 }
@@ -126,7 +126,7 @@ fn the_report_shows_keys_times_and_the_smallest_burst() {
 fn the_client_is_the_address_from_a_trusted_proxy() {
     let rule = ["--trusted-proxy", "10.0.0.0/8", "--rule", "name=ip key=client quota=1/min"];
     let report = report(&[&rule, &["--top", "9", LOG][..]].concat());
-    let top = report["rules"][0]["refused"]["top"].as_array().expect("a list");
+    let top = report["rules"][0]["denied"]["top"].as_array().expect("a list");
     let of = |key: &str| top.iter().find(|who| who["key"] == key).map(|who| &who["count"]);
     assert_eq!(of("198.51.100.9"), Some(&json!(1)), "twice, regardless of the claimed address");
     assert_eq!(of("10.0.0.5"), None, "once, without a header");
@@ -146,7 +146,7 @@ fn text_fields_of_the_log_can_be_keys() {
     ];
     let report = report(&[&rules, &[LOG][..]].concat());
     let named = |rule: usize| {
-        let top = report["rules"][rule]["refused"]["top"].as_array().expect("a list");
+        let top = report["rules"][rule]["denied"]["top"].as_array().expect("a list");
         top.iter().map(|who| who["key"].as_str().expect("text")).collect::<Vec<_>>()
     };
     assert!(named(0).contains(&"curl/8.5.0"), "{:?}", named(0));
@@ -189,10 +189,10 @@ fn anonymous_keys_are_not_shown() {
 #[test]
 fn queued_requests_pass_later() {
     let report = report(&["--rule", "name=ip key=peer quota='1/s burst 2' max_wait=2000ms", LOG]);
-    let counts = ["passed", "delayed", "refused", "longest_wait_ms"];
-    let [passed, delayed, refused, wait] = counts.map(|it| report[it].as_u64().expect("a number"));
-    assert_eq!((passed + delayed + refused, wait), (22, 2_000));
-    assert!(delayed > 0 && refused < 8, "{delayed} {refused}");
+    let counts = ["passed", "delayed", "denied", "longest_wait_ms"];
+    let [passed, delayed, denied, wait] = counts.map(|it| report[it].as_u64().expect("a number"));
+    assert_eq!((passed + delayed + denied, wait), (22, 2_000));
+    assert!(delayed > 0 && denied < 8, "{delayed} {denied}");
     assert_eq!(report["least"][0]["least"], "1/s burst 5", "and no request queues");
     assert_eq!(report["limited_with_least"], 0);
 }
@@ -209,7 +209,7 @@ fn a_queued_request_is_reported_by_the_rule_it_waits_for() {
         log.path(),
     ];
     let found = report(&flags);
-    assert_eq!([&found["passed"], &found["delayed"], &found["refused"]], [3, 2, 1]);
+    assert_eq!([&found["passed"], &found["delayed"], &found["denied"]], [3, 2, 1]);
     let [pace, site] = [0, 1].map(|rule| &found["rules"][rule]);
     let who =
         |first, last| json!([{ "key": "192.0.2.7", "count": 2, "first": first, "last": last }]);
@@ -220,9 +220,9 @@ fn a_queued_request_is_reported_by_the_rule_it_waits_for() {
         (&pace["delayed"]["first"], &pace["delayed"]["last"]),
         (&times[0].into(), &times[1].into())
     );
-    assert_eq!(pace["refused"]["count"], 1);
+    assert_eq!(pace["denied"]["count"], 1);
     // it took the last unit at 00:01, but no request waited for it
-    assert_eq!([&site["delayed"]["count"], &site["refused"]["count"]], [0, 0]);
+    assert_eq!([&site["delayed"]["count"], &site["denied"]["count"]], [0, 0]);
     let said = said(&flags);
     for part in [
         "rule pace: denies 1 of 6, from 2026-03-01T00:00:00Z to 2026-03-01T00:00:00Z\n",
@@ -286,7 +286,7 @@ fn user_names_and_paths_can_be_any_text() {
     let rule = "name=user key=header:x-remote-user quota=1/day";
     let found = report(&["--rule", rule, log.path(), log.path()]);
     assert_eq!((&found["malformed"], &found["without_key"]), (&json!(0), &json!(0)), "{found}");
-    let top = found["rules"][0]["refused"]["top"].as_array().expect("a list");
+    let top = found["rules"][0]["denied"]["top"].as_array().expect("a list");
     let reported = |name: &str| top.iter().any(|who| who["key"] == name && who["count"] == 1);
     assert!(
         reported("a [b") && reported("x [01/Feb/2026:00:00:00 +0000]") && reported("x [] y ["),
@@ -319,7 +319,7 @@ fn an_invalid_time_in_the_first_line_is_malformed_too() {
 fn one_wrong_time_is_malformed_and_changes_nothing() {
     let good: Vec<_> = (0..40).map(|n| line("192.0.2.1", 0, n / 4)).collect();
     let plain = report(&[Log::new(good.concat()).path()]);
-    let counts = ["requests", "refused", "late", "from", "to", "slices", "rules", "least"];
+    let counts = ["requests", "denied", "late", "from", "to", "slices", "rules", "least"];
     for (at, year) in [(0, 2099), (17, 2099), (17, 9999), (40, 2030)] {
         let mut lines = good.clone();
         lines.insert(at, good[0].replace("2026", &year.to_string()));
@@ -367,7 +367,7 @@ fn every_quota_has_a_smallest_limit_and_one_less_limits() {
         let least = |at: usize| found["least"][at]["least"].as_str().expect("a quota").to_owned();
         let limited = |first: &str, second: &str| {
             let found = report(&["--rule", &rule(first, second), log.path()]);
-            found["refused"].as_u64().expect("a number")
+            found["denied"].as_u64().expect("a number")
         };
         assert_eq!(limited(&least(0), &least(1)), 0, "{algorithm}");
         let limit = found["least"][1]["limit"].as_u64().expect("a number");
@@ -426,7 +426,7 @@ fn a_month_has_no_more_slices_than_a_minute() {
     let slices = report["slices"].as_array().expect("a list");
     assert_eq!((slices.len(), &report["slice_seconds"]), (30, &json!(86_400)));
     let sum = |what| slices.iter().filter_map(|slice| slice[what].as_u64()).sum::<u64>();
-    assert_eq!((sum("requests"), sum("refused")), (700, 0));
+    assert_eq!((sum("requests"), sum("denied")), (700, 0));
 }
 
 #[test]
@@ -503,7 +503,7 @@ fn many_keys(lines: u32) -> Log {
 fn the_most_denied_key_is_found_among_many() {
     let report =
         report(&["--rule", "name=ip key=peer quota=1/h", "--top", "1", many_keys(20_000).path()]);
-    let rule = &report["rules"][0]["refused"];
+    let rule = &report["rules"][0]["denied"];
     let number = |value: &Value| value.as_u64().expect("a number");
     assert!(number(&rule["short"]) > 0, "more keys than are counted at a time");
     assert_eq!(rule["top"][0]["key"], "203.0.113.7");
