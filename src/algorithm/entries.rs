@@ -16,7 +16,7 @@ pub(super) struct Entry {
 }
 
 impl Entries {
-    /// Creates a list from instants and units, oldest first.
+    /// Creates a list from pairs of an instant and its units, oldest first.
     #[cfg(feature = "redis")]
     pub(super) fn from_pairs(entries: Vec<(u64, u64)>) -> Self {
         let total = entries.iter().map(|(_, units)| units).sum();
