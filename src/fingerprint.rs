@@ -77,7 +77,8 @@ impl FingerprintKey {
     ///
     /// # Errors
     ///
-    /// Fails if there are fewer than 16 bytes. The error contains their number, never the bytes.
+    /// Fails if there are fewer than 16 bytes. The error contains the number of bytes, never the
+    /// bytes themselves.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, FingerprintKeyError> {
         let bytes = bytes.as_ref();
         match <[u8; LENGTH]>::try_from(bytes) {
@@ -105,7 +106,7 @@ impl FingerprintKey {
         Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// A secret that everybody knows.
+    /// A fixed, public secret, for hashes that are not secret.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
     /// Returns the fingerprint of the concatenated parts.
