@@ -155,7 +155,7 @@ fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     text_key(text.as_bytes())
 }
 
-/// Rejects blank text, which counts as a missing identity.
+/// Returns the key of a text. Fails for blank text, which counts as a missing identity.
 fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {
