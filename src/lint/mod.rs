@@ -86,7 +86,7 @@ pub enum Lint {
     /// - Any two quotas, by the maximum units that the tighter one can allow in a time span.
     ///
     /// A looser quota is not compared if it is paced or has an `initial` below its burst. If the
-    /// layer adjusts charges or requests may queue, only quotas that count alike are compared. Late
+    /// layer adjusts charges or requests may queue, only pairs of the first kind are compared. Late
     /// charges by a [`Limiter`](crate::Limiter) or after an outage are not considered.
     DominatedQuota,
     /// `cost_above_limit`: a [`LivePlan`](crate::LivePlan) denies every request.
@@ -193,7 +193,7 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Clears the flag after a setting has changed.
+    /// Clears the flag after a setting has changed, so that the findings are logged again.
     pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {
