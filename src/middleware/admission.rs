@@ -35,13 +35,13 @@ pub(crate) struct Shared<K, S, R> {
 
 /// The next step of a request.
 ///
-/// No variant holds a [`Decision`], because moving one costs as much as making it.
+/// No variant holds a [`Decision`], because moving a decision costs as much as making one.
 pub(crate) enum Admission<B, S: Store> {
     /// The request runs. Its response receives the context, if there is one.
     Admitted(Option<ResponseContext>),
     /// The request runs after its queue time.
     Queued(QueuedCharge<S>),
-    /// The request does not run.
+    /// The request is rejected with this response.
     Rejected(Response<B>),
     /// The store answers later.
     Deciding(Box<(S::Future, PendingCharge)>),
@@ -53,7 +53,7 @@ pub(crate) struct PendingCharge {
     started: Started,
 }
 
-/// Calls `then` with the charges of a request, or `bypassed` if it bypasses the store.
+/// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
 #[inline]
 pub(crate) fn charges<K: Rules, T>(
     rules: &K,
@@ -88,7 +88,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Decides on a request, or starts to.
+    /// Decides on a request, or starts a decision that the store completes later.
     #[inline]
     pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
     where

@@ -20,7 +20,7 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// The parts that only some layers use.
+/// The parts of the context that only some layers use.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
@@ -30,7 +30,7 @@ struct Extras {
 }
 
 impl ResponseContext {
-    /// Returns `None` if the response stays as it is.
+    /// Creates the context, or returns `None` if the response stays unchanged.
     #[inline(always)]
     pub(super) fn new(
         lines: Option<Lines>,
@@ -72,7 +72,8 @@ impl ResponseContext {
         }
     }
 
-    /// Writes the header fields and extensions of the response, and adjusts the charge to it.
+    /// Writes the header fields and extensions of the response, and adjusts the charge to the
+    /// response.
     pub(super) fn apply<B>(self, response: &mut Response<B>) {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());

@@ -515,9 +515,9 @@ where
 {
     /// Adjusts the charges of every request to its response.
     ///
-    /// Each charge is kept, refunded, or changed to another number of units. A refund returns only
-    /// units that have not come back over time. Without a response, because of an error, a panic or
-    /// a disconnect, charges are kept.
+    /// Each charge is kept, refunded, or changed to another number of units. A refund does not
+    /// return units that were already refilled over time. Without a response, because of an error,
+    /// a panic or a disconnect, charges are kept.
     ///
     /// ```
     /// use http::StatusCode;

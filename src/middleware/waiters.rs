@@ -19,14 +19,14 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// A key has by default at most this part of all places.
+/// The maximum of the queue divided by this number is the default maximum of one key.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
 /// The maximum numbers of queued requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
-    /// The bound of one key, or `None` for the default.
+    /// The maximum of one key, or `None` for the default.
     pub(crate) per_key: Option<usize>,
 }
 
@@ -51,8 +51,8 @@ impl Bounds {
     /// Returns the maximum of the charge's key.
     ///
     /// It defaults to the burst or the units per period of the smallest quota, whichever is larger.
-    /// The default is at least 1, and at most a 64th of all places. `Everyone` has no maximum by
-    /// default.
+    /// The default is at least 1, and at most a 64th of the layer's maximum. `Everyone` has no
+    /// maximum by default.
     fn of(self, charge: &Charge<'_>) -> usize {
         if let Some(max) = self.per_key {
             return max;
