@@ -178,7 +178,7 @@ pub(crate) fn unidentified() {
     counter!("ratelimit.unidentified").increment(1);
 }
 
-/// Counts a call that a store failed to decide.
+/// Counts a call that failed in the store.
 pub(crate) fn store_failed(kind: &'static str) {
     counter!("ratelimit.store.errors", "kind" => kind).increment(1);
 }
