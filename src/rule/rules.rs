@@ -95,7 +95,7 @@ pub struct RuleInfo<'a> {
     pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The rule that charges a request if this rule does not, in a `by_route`.
+    /// The rule that charges a request if this rule does not. Set for the routes of a `by_route`.
     pub instead_of: Option<RuleName>,
     /// Probable mistakes in the settings of the extractor.
     ///
