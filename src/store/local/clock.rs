@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Shared, because it takes microseconds to create a clock on a virtual machine.
+/// The shared clock. On a virtual machine, creating a clock takes microseconds.
 static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     let ticks = quanta::Clock::new();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
