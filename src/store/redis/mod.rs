@@ -261,7 +261,7 @@ where
 
     /// Returns the settings for a change after which the store uses other accounts.
     ///
-    /// The store then shares neither its rules nor its queue with its clones.
+    /// After the change, the store shares neither its rules nor its queue with its clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -336,7 +336,7 @@ where
         Ok(reply?)
     }
 
-    /// Returns `read`, and replaces the connection after an invalid reply.
+    /// Returns `read`. If the reply was invalid, the connection is replaced.
     fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         let connection: &dyn Any = &self.connection;
         if let (Err(_), Some(link)) = (&read, connection.downcast_ref::<Link>()) {
