@@ -102,7 +102,7 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// Converts the answer of a store, with an error if the key is not blocked.
+    /// Converts the answer of a store to a future that fails if the key is not blocked.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),

@@ -33,7 +33,9 @@ pub struct Health {
 pub enum Status {
     /// The store decides.
     Healthy,
-    /// The store does not decide. A wrapper fails if its store does not decide or is not called.
+    /// The store does not decide.
+    ///
+    /// A wrapper is failing if its store does not decide or is not called.
     Failing,
     /// The store does not report its health.
     Unknown,
