@@ -20,7 +20,7 @@ const MAX_NAME_LEN: usize = 64;
 /// The timeout of a health check of a store.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A layer with its name.
+/// A layer that the router manages, with its name.
 #[derive(Clone)]
 pub(super) struct ManagedLayer {
     pub(super) name: Arc<str>,
