@@ -1,8 +1,8 @@
 //! The fixed window: a count that restarts with each window.
 //!
-//! A window lasts one period. It starts at a multiple of the period since the Unix epoch, or with
-//! the first charge (an anchored window). Around the edge of two windows, twice the units can be
-//! used within one period.
+//! A window lasts one period. An aligned window starts at a multiple of the period since the Unix
+//! epoch. An anchored window starts with the first charge. Around the edge of two windows, twice
+//! the units can be used within one period.
 //!
 //! Aligned windows have two options:
 //!

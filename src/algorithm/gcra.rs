@@ -7,7 +7,7 @@
 //! A full account equals a new one, so it expires at its TAT. With `initial`, a new account has
 //! fewer units than a full one. A full account is then kept for another `burst·T`.
 //!
-//! GCRA has no windows. After the burst, it spaces requests evenly. In one period it can allow
+//! GCRA has no windows. After the burst, GCRA spaces requests evenly. In one period, GCRA can allow
 //! nearly twice the quota: the burst, plus the refilled units.
 
 use super::{Demand, Evaluation, Fit, Receipt};
@@ -29,7 +29,7 @@ pub(crate) struct Gcra {
     /// The maximum number of charged units after a late charge.
     late_limit: u64,
     interval: u64,
-    /// The time for which a full account is kept. It is 0 without `initial`.
+    /// The time for which a full account is kept, or 0 without `initial`.
     retention: u64,
     /// The time until a new account is full.
     initial_reset: u64,

@@ -1,9 +1,9 @@
 //! The arithmetic of the algorithms, as pure functions.
 //!
-//! A function takes an account, an instant and a [`Demand`]. It returns the result and the new
-//! account. An account is `None` while it is unused.
+//! A function takes an account, an instant and a [`Demand`]. The function returns the result and
+//! the new account. An account is `None` while it is unused.
 //!
-//! `now` is the store's clock in nanoseconds of Unix time. It never goes back.
+//! `now` is the store's clock in nanoseconds of Unix time. This clock never goes back.
 
 mod counted;
 #[cfg(test)]
@@ -53,7 +53,7 @@ impl Demand {
     }
 }
 
-/// The result of a [`Demand`], with the account after it.
+/// The result of a [`Demand`], with the account after the charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluation {
     pub(crate) allowed: bool,

@@ -3,11 +3,11 @@
 //! The oldest bucket counts in proportion to its part inside the period. The other buckets count in
 //! full. With one bucket, this is the well-known algorithm with two counters.
 //!
-//! The algorithm assumes evenly spread charges within a bucket. Its error is at most the units of
+//! The algorithm assumes evenly spread charges within a bucket. The error is at most the units of
 //! one bucket, so more buckets are more precise.
 //!
-//! Only charged buckets are kept. Each keeps the instant of its last charge, so that the number of
-//! buckets can change.
+//! Only charged buckets are kept. Each charged bucket keeps the instant of its last charge, so that
+//! the number of buckets can change.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::{Algorithm, Quota};

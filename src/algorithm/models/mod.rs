@@ -1,6 +1,7 @@
 //! Tests of each algorithm against a slow model.
 //!
-//! A model keeps every charge and counts all charges each time. It finds a wait by trying instants.
+//! A model keeps every charge and counts all charges each time. A model finds a wait by trying
+//! instants.
 
 mod hostile;
 mod properties;
@@ -80,7 +81,7 @@ trait Model: Clone + Debug {
         }
         yes
     }
-    /// Returns a copy of the account. It is a new account if none exists.
+    /// Returns a copy of the account, or a new account if none exists.
     fn opened(&self, now: u64) -> Self {
         let mut opened = self.clone();
         opened.open(now);
