@@ -260,7 +260,7 @@ impl Decision {
 
     /// Creates a decision without outcomes.
     ///
-    /// Outcomes are added in place, because moving a decision is as slow as creating one.
+    /// Outcomes are pushed later, because moving a decision is as slow as creating one.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {

@@ -23,7 +23,7 @@ pub struct Outcome {
     snapshot: Snapshot,
 }
 
-/// The state of one quota after a decision. Times are in nanoseconds.
+/// The state of one quota after a decision, with times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Snapshot {
     /// One unit is refilled every `interval`.
@@ -100,8 +100,8 @@ impl Outcome {
 
     /// Sets the shortest wait until an identical cost would be allowed.
     ///
-    /// Zero means that the quota allowed the cost. `None` means a denial for which waiting does not
-    /// help.
+    /// Zero means that the quota allowed the cost. `None` means that the quota denied the cost, and
+    /// that waiting does not help.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.set_retry_ns(wait.map_or(NEVER, nanos));
