@@ -2,7 +2,8 @@
 //!
 //! A dry run is a call that the store must deny, because a denied call charges nothing. Each charge
 //! therefore gets one more quota, which is blocked. The blocked quota has the rule and the key of
-//! the charge, so both are on the same node of a cluster. Its index is one that no rule uses.
+//! the charge, so both are on the same node of a cluster. No rule uses the index of the blocked
+//! quota.
 //!
 //! Report-only charges need a separate call, because a store charges them separately.
 
