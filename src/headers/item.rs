@@ -25,7 +25,7 @@ pub(crate) struct Items {
 }
 
 impl Items {
-    /// Collects the quotas of the rules. Their names must be unique.
+    /// Collects the quotas of the rules. The names of the quotas must be unique.
     ///
     /// Report-only rules are included, because they may be enforced later.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
@@ -67,7 +67,7 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if `charges` has every rule of the list, with equal report-only flags.
+    /// Returns `true` if `charges` has all rules of the list, with equal report-only flags.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules

@@ -22,7 +22,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// The header field of a request that was allowed beyond its quota, defined by this crate.
+/// The header field that marks overage. It is defined by this crate.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -39,7 +39,8 @@ const X_TRIPLET: [HeaderName; 3] = [
 ///
 /// Scripts in a browser can read only the fields in `Access-Control-Expose-Headers`.
 ///
-/// Place the CORS layer outside the limiter. Otherwise rejections lack the CORS headers.
+/// Place the CORS layer outside the limiter, because rejections would otherwise lack the CORS
+/// headers.
 ///
 /// ```
 /// use tower_http::cors::CorsLayer;
