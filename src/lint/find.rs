@@ -10,7 +10,7 @@ use crate::{
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };
 
-/// Settings of a layer that the lints read.
+/// The settings of a layer that the lints check.
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
     pub(crate) queue: Bounds,
@@ -20,7 +20,7 @@ pub(crate) struct Knobs {
     pub(crate) adjusted: Option<u32>,
 }
 
-/// Returns the findings about these rules.
+/// Returns the lint findings for these rules.
 pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     let live: Vec<Option<Quotas>> =
         infos.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
@@ -92,9 +92,9 @@ fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// The highest ratio of the rate of the rule `other` to that of a route without a finding.
+/// A lint reports a rule `other` whose rate is above this multiple of a route's rate.
 const MAX_RATE_RATIO: u128 = 10;
-/// The maximum number of routes in the text of a finding.
+/// The maximum number of routes that the text of a lint finding names.
 const MAX_NAMED_ROUTES: usize = 3;
 
 fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {

@@ -76,8 +76,8 @@ pub enum Lint {
     ///
     /// The quota therefore has no effect. An example is `[per_second(10), per_minute(600)]`.
     ///
-    /// A quota is reported only if this is proved for every sequence of charges. These pairs of
-    /// quotas are compared:
+    /// A quota is reported only if it provably has no effect for every sequence of charges. These
+    /// pairs of quotas are compared:
     ///
     /// - Two quotas that differ only in their names.
     /// - Two quotas of one algorithm, by their settings. Token buckets must have the same refill
@@ -96,8 +96,8 @@ pub enum Lint {
     CostAboveLimit,
     /// `unnamed_quotas`: the header fields report one of several quotas, without its name.
     ///
-    /// A client cannot identify the quota. This applies to all [`Headers`](crate::Headers) except
-    /// `Draft11`.
+    /// A client cannot identify the quota. The lint applies to all [`Headers`](crate::Headers)
+    /// except `Draft11`.
     UnnamedQuotas,
     /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but the layer lets no
     /// request wait.
@@ -201,13 +201,13 @@ impl Lints {
         }
     }
 
-    /// Removes the findings whose lints are allowed.
+    /// Removes the findings of lints that the layer allows.
     pub(crate) fn without_allowed(&self, mut found: Vec<Finding>) -> Vec<Finding> {
         found.retain(|finding| !self.allowed.contains(&finding.lint));
         found
     }
 
-    /// Logs the findings once.
+    /// Logs the findings that `find` returns, once per layer.
     #[cfg(feature = "tracing")]
     pub(crate) fn log_once(&self, find: impl FnOnce() -> Vec<Finding>) {
         if self.logged.swap(true, Relaxed) {
