@@ -23,7 +23,7 @@ use crate::{
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
-/// The state that all services of one layer share.
+/// The state that all services of one layer share: rules, store, rejections and settings.
 #[derive(Debug)]
 pub(crate) struct Shared<K, S, R> {
     pub(crate) rules: Arc<K>,
@@ -37,7 +37,7 @@ pub(crate) struct Shared<K, S, R> {
 ///
 /// No variant holds a [`Decision`], because moving a decision costs as much as making one.
 pub(crate) enum Admission<B, S: Store> {
-    /// The request runs. Its response receives the context, if there is one.
+    /// The request runs. If there is a context, it is applied to the response.
     Admitted(Option<ResponseContext>),
     /// The request runs after its queue time.
     Queued(QueuedCharge<S>),
@@ -68,7 +68,9 @@ pub(crate) fn charges<K: Rules, T>(
     }
 }
 
-/// Takes `charges` from the store, without queueing if the request must not queue.
+/// Takes `charges` from the store.
+///
+/// The charges do not queue if the request must not queue.
 #[inline]
 pub(crate) fn take<S: Store>(
     store: &S,
@@ -205,7 +207,7 @@ where
         }
     }
 
-    /// Returns the context for the response of an admitted request, if any.
+    /// Returns the context for the response of an admitted request, or `None` if none is needed.
     #[inline(always)]
     fn respond(
         &self,

@@ -22,7 +22,7 @@ use crate::{key::Key, quota::Quota, store::Charge};
 /// The maximum of the queue divided by this number is the default maximum of one key.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The maximum numbers of queued requests.
+/// The maximum numbers of queued requests, in total and per key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Bounds {
     pub(crate) per_key: Option<usize>,
 }
 
-/// The queued requests. A request has one entry for each of its keys.
+/// The queued requests. A request is counted once for each of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -38,7 +38,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A place in the queue, freed on drop.
+/// A queued request, which is counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
@@ -67,7 +67,7 @@ impl Bounds {
 }
 
 impl Waiters {
-    /// Returns `true` if there is no place for a request.
+    /// Returns `true` if the queue is full for a request with these charges.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
         let all = self.all.load(Acquire);
         // An empty queue needs no lookup.
@@ -76,7 +76,7 @@ impl Waiters {
             || all > 0 && self.has_full_key(charges, bounds, &self.lock())
     }
 
-    /// Takes a place for a request, or returns `None` if there is no place.
+    /// Adds a request to the queue. Returns `None` if the queue is full.
     pub(crate) fn enter(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
