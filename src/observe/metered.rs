@@ -142,7 +142,7 @@ impl Meter {
         left * 100 <= limit * u64::from(100 - self.near)
     }
 
-    /// Returns the counters of a rule, if it was known when the layer was built.
+    /// Returns the counters of a rule, if the layer was built with the rule.
     fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
