@@ -101,7 +101,7 @@ pub struct RuleInfo<'a> {
     ///
     /// In a `by_route`, only the default rule reports them.
     pub(crate) key_lints: Vec<String>,
-    /// `true` if the rule `instead_of` charges other methods of the same path.
+    /// `true` if the rule `instead_of` charges requests to the same path with other methods.
     pub(crate) leaves_methods: bool,
 }
 
