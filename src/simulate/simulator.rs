@@ -175,7 +175,7 @@ impl<R: Rules> Simulator<R> {
         SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
-    /// Decides on a request as a layer does.
+    /// Decides on a request as a layer does, and queues the request if it must wait.
     fn ask(
         &mut self,
         call: &Call,
