@@ -1,7 +1,7 @@
 //! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! A key may be personal or secret, so it is never logged. A fingerprint is a keyed hash of it, so
-//! that log lines of one key can still be found. With the same secret, a key has the same
+//! A key may be personal or secret, so it is never logged. A fingerprint is a keyed hash of the
+//! key, so that log lines of one key can still be found. With the same secret, a key has the same
 //! fingerprint in every process and after every restart.
 //!
 //! The hash is SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`].
