@@ -28,7 +28,7 @@ use crate::decision::{Decision, Source};
 pub enum BlockError<E = Infallible> {
     /// The store's table of blocks is full.
     ///
-    /// A key stays in the table until its block ends or it is unblocked.
+    /// A key stays in the table until its block ends or the key is unblocked.
     Full,
     /// The store does not support blocks.
     Unsupported,

@@ -6,7 +6,8 @@ use super::BoxFuture;
 ///
 /// Returned by [`Store::health`](super::Store::health).
 ///
-/// With feature `serde`, it is serialized with these fields. `inner` is omitted if it is empty.
+/// With feature `serde`, a `Health` is serialized with these fields. `inner` is omitted if it is
+/// empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -132,9 +132,9 @@ impl<S, L> Fallback<S, L> {
     /// The journal holds the units that were allowed locally and are not yet charged to the inner
     /// store.
     ///
-    /// An account takes about 500 bytes, plus the length of a long key. If the journal is full,
-    /// further accounts are not charged late. Accounts with keys above 256 bytes are never charged
-    /// late. [`dropped_charges`](Fallback::dropped_charges) counts these charges.
+    /// An account takes about 500 bytes, plus the length of a long key. If the journal is full, the
+    /// inner store is not charged for further accounts. It is never charged for accounts with keys
+    /// above 256 bytes. [`dropped_charges`](Fallback::dropped_charges) counts these charges.
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
         Self { journal_capacity: accounts, ..self }
@@ -172,7 +172,9 @@ where
         }
     }
 
-    /// Handles an answer of the inner store: mirrors a decision, or decides after an error.
+    /// Handles an answer of the inner store.
+    ///
+    /// A decision is also applied to the local store. After an error, the local store decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
             // The inner store was not called, so it may still be failing.
@@ -276,7 +278,7 @@ where
 
     /// Undoes a charge in the store that made it.
     ///
-    /// A mirrored or late charge in the other store stays until its units are refilled.
+    /// The corresponding charge in the other store, if any, stays until its units are refilled.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {

@@ -195,7 +195,9 @@ impl LeaseTable {
         true
     }
 
-    /// Ends a borrow operation. Its lease is dropped if an account has changed since `changes`.
+    /// Ends a borrow operation.
+    ///
+    /// The lease is dropped if an account has changed since `changes` were counted.
     pub(super) fn finish_borrow(
         &self,
         call: &CallKey,

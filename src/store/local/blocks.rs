@@ -38,7 +38,7 @@ impl Blocks {
         }
     }
 
-    /// Counts the keys that are blocked now. Reads every slot.
+    /// Counts the keys that are blocked now, by reading every slot.
     pub(super) fn len(&self, now: u64) -> usize {
         self.sets.get().map_or(0, |sets| sets.active(now))
     }

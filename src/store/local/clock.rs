@@ -16,7 +16,7 @@ static SHARED: LazyLock<Clock> = LazyLock::new(|| {
 
 /// A clock that never goes back.
 ///
-/// It starts with the Unix time, and later changes of the wall clock do not affect it.
+/// The clock starts with the Unix time. Later changes of the wall clock have no effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     ticks: quanta::Clock,
