@@ -139,7 +139,7 @@ impl LayerConfig {
         !expose && after.is_none() && overcommit.is_none() && counters.is_none()
     }
 
-    /// Returns `true` if every response receives an extension or a field, also a rejection.
+    /// Returns `true` if every response receives an extension or a field, including a rejection.
     #[inline]
     pub(crate) fn marks_responses(&self) -> bool {
         self.expose

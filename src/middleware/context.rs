@@ -46,8 +46,7 @@ impl ResponseContext {
         Some(Self { lines, extras: Some(extras) })
     }
 
-    /// Returns the context of a rejection, beyond the fields that the rejection has already. Returns
-    /// `None` if there is none.
+    /// Returns the context of a rejection, or `None` if the rejection already has all its parts.
     pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Option<Self> {
         let extras = || Some(Box::new(Extras::about(settings, decision)));
         settings.marks_responses().then(|| Self { lines: None, extras: extras() })
@@ -89,7 +88,7 @@ impl ResponseContext {
 }
 
 impl Extras {
-    /// Returns the parts that every response receives, also a rejection.
+    /// Returns the parts that every response receives, including a rejection.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
     }
