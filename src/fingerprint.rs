@@ -1,7 +1,7 @@
 //! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! A key may be personal or secret, so it is never logged. A fingerprint is a keyed hash of it, so
-//! that log lines of one key can still be found. With the same secret, a key has the same
+//! A key may be personal or secret, so it is never logged. A fingerprint is a keyed hash of the
+//! key, so that log lines of one key can still be found. With the same secret, a key has the same
 //! fingerprint in every process and after every restart.
 //!
 //! The hash is SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`].
@@ -77,7 +77,8 @@ impl FingerprintKey {
     ///
     /// # Errors
     ///
-    /// Fails if there are fewer than 16 bytes. The error contains their number, never the bytes.
+    /// Fails if there are fewer than 16 bytes. The error contains the number of bytes, never the
+    /// bytes themselves.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, FingerprintKeyError> {
         let bytes = bytes.as_ref();
         match <[u8; LENGTH]>::try_from(bytes) {
@@ -105,7 +106,7 @@ impl FingerprintKey {
         Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// A secret that everybody knows.
+    /// A fixed, public secret, for hashes that are not secret.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
     /// Returns the fingerprint of the concatenated parts.

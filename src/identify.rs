@@ -62,7 +62,7 @@ pub trait Identify {
     /// The future of a lookup, which returns the head and the identity, if any.
     type Future: Future<Output = (Parts, Option<Self::Identity>)>;
 
-    /// Looks up the identity of a request. The future returns the head.
+    /// Looks up the identity of a request. The future also returns the head.
     fn identify(&self, parts: Parts) -> Self::Future;
 }
 

@@ -60,7 +60,7 @@ impl<S: Store> Limiter<S> {
         Self { store, name }
     }
 
-    /// Takes `cost` units from every quota, or none.
+    /// Takes `cost` units from every quota, or from none.
     pub fn take(
         &self,
         key: impl Into<Key>,
@@ -111,10 +111,10 @@ impl<S: Store> Limiter<S> {
         Explanation::look(&self.store, &[charge]).await
     }
 
-    /// Undoes the charge of a [`take`](Limiter::take) with this cost and decision.
+    /// Undoes the charge of an earlier [`take`](Limiter::take) with the given cost and decision.
     ///
-    /// At most `units` units are refunded, if given. Units that have already come back are not
-    /// refunded again, see [`Store::undo`].
+    /// At most `units` units are refunded, if given. Units that were already refilled over time are
+    /// not refunded again, see [`Store::undo`].
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -136,10 +136,11 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), undo);
     }
 
-    /// Charges `units` late to every quota, even beyond the limit. See [`StoreExt::adjust`].
+    /// Adds a late charge of `units` to every quota, even beyond the limit. See
+    /// [`StoreExt::adjust`].
     ///
-    /// A negative number refunds units, even if they have already come back. To refund a `take`,
-    /// use [`undo`](Limiter::undo).
+    /// A negative number refunds units, including units that were already refilled over time. To
+    /// reverse a [`take`](Limiter::take), use [`undo`](Limiter::undo).
     pub fn adjust(
         &self,
         key: impl Into<Key>,

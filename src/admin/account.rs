@@ -20,20 +20,20 @@ use crate::{
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
-/// The account in a request.
+/// The account that a request body names.
 pub(super) struct ManagedAccount<'a> {
     layer: &'a ManagedLayer,
     rule: RuleName,
     key: ParsedKey,
     quotas: Quotas,
-    /// The cost of a request, or 1 if it is read from the request.
+    /// The rule's cost per request, or 1 if the rule reads it from the request.
     cost: u32,
-    /// The headroom of a request, or 0 if it is read from the request.
+    /// The rule's headroom, or 0 if the rule reads it from the request.
     headroom: u32,
 }
 
 impl<'a> ManagedAccount<'a> {
-    /// Finds the account and its quotas.
+    /// Finds the account that `body` names, with its quotas.
     pub(super) fn with_quotas(
         layers: &'a [ManagedLayer],
         body: &RequestBody,
@@ -41,7 +41,7 @@ impl<'a> ManagedAccount<'a> {
         Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
     }
 
-    /// Finds the account of a block, which needs only the key.
+    /// Finds the account that `body` names, to block or unblock its key. No quotas are needed.
     pub(super) fn of_key(layers: &'a [ManagedLayer], body: &RequestBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
         Self::find(layers, body, |shape| {
@@ -126,7 +126,7 @@ impl<'a> ManagedAccount<'a> {
         Charge::new(self.rule, &self.key.key, self.quotas.charged())
     }
 
-    /// Checks that the store supports a peek, and thereby the other operations.
+    /// Checks that the store supports `peek`. Such a store also supports the other operations.
     fn check_supported(&self) -> Result<(), Problem> {
         self.layer.store.supports(&[self.charge().with_cost(0)]).map_err(|why| unsupported(&why))
     }
@@ -147,7 +147,7 @@ impl<'a> ManagedAccount<'a> {
         Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
     }
 
-    /// Creates a response with the account, the source of the decision, and the fields of `more`.
+    /// Creates a response with the account, the source of `decision`, and the fields of `more`.
     fn response(&self, decision: &Decision, more: Value) -> Value {
         let mut response = json!({
             "layer": &*self.layer.name,

@@ -19,12 +19,12 @@ use crate::{
 const MAX_BYTES: usize = 16 * 1024;
 const TIME: &str = "give text, as \"10min\"";
 
-/// The fields of all routes, of which each route accepts some.
+/// The fields that a request body may have. Each route accepts only some of the fields.
 #[derive(Default)]
 pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
-    /// The key in JSON, whose form depends on the rule.
+    /// The key as JSON, in the form that the rule's keys have.
     key: Option<Value>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
@@ -33,7 +33,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// Reads the body of a request. The route accepts the fields in `known`.
+    /// Reads the body of a request. A field that is not in `known` is an error.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
             let why = "Content-Type is not application/json; send JSON with this Content-Type";

@@ -21,7 +21,7 @@ pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);
 impl Guard {
     /// Creates a guard that calls `admits` with the head of each request.
     ///
-    /// An error of `admits` is sent as the response, for example 401 or 403.
+    /// An error that `admits` returns is sent as the response, for example 401 or 403.
     ///
     /// Compare secrets in constant time, as `examples/admin.rs` does.
     ///

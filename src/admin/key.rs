@@ -11,7 +11,7 @@ use crate::{
     rule::RuleName,
 };
 
-/// A parsed key. The key of an address has a prefix length.
+/// A parsed key, with a prefix length if the key is an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ParsedKey {
     pub(super) key: Key,
@@ -24,19 +24,19 @@ impl From<Key> for ParsedKey {
     }
 }
 
-/// The reason why a value is not a key of a kind.
+/// The reason why a JSON value is not a key of the expected kind.
 enum ParseError {
-    /// The value is of another kind.
+    /// The value is a key of another kind.
     OtherKind,
     /// The value is invalid.
     Invalid(String),
 }
 
-/// Parses a key of a rule whose keys are of this kind.
+/// Parses a key of `rule`, whose keys are of `kind`.
 ///
 /// # Errors
 ///
-/// Fails if no request can have the key, or if the value can be read as several keys.
+/// Fails if no request can have the key, or if the value fits several keys.
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
@@ -128,7 +128,7 @@ fn parse_kind(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey
     }
 }
 
-/// Returns the only field of an object.
+/// Returns the field of a JSON object that has exactly one field.
 fn field(value: &Value) -> Option<(&str, &Value)> {
     let fields = value.as_object().filter(|fields| fields.len() == 1)?;
     fields.iter().next().map(|(name, value)| (name.as_str(), value))
@@ -145,7 +145,7 @@ fn join<'a>(
     Ok(ParsedKey { key: Key::join(&keys), prefix })
 }
 
-/// Rejects text with surrounding white space, which no header value has.
+/// Parses text. Fails for surrounding white space, because no header value has it.
 fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     if text.trim() != text && !text.trim().is_empty() {
         return Err(ParseError::Invalid(format!(
@@ -155,7 +155,7 @@ fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     text_key(text.as_bytes())
 }
 
-/// Rejects blank text, which counts as a missing identity.
+/// Returns the key of a text. Fails for blank text, which counts as a missing identity.
 fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {
@@ -180,10 +180,10 @@ fn number(value: &Value) -> Option<ParsedKey> {
     number.map(|number| Key::from(number).into())
 }
 
-/// Parses an address, and masks it as the extractor does.
+/// Parses an address, and cuts it to the prefix length of the extractor.
 ///
-/// A prefix length after `/` must equal that of the extractor, or is used if the extractor reports
-/// none. It defaults to that of `PeerIp` and `ClientIp`.
+/// A prefix length after `/` must equal that of the extractor. If the extractor reports none, the
+/// length after `/` is used, or else the default of `PeerIp` and `ClientIp`.
 fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),

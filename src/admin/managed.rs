@@ -14,13 +14,13 @@ use crate::{
     store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},
 };
 
-/// The maximum length of a name, in characters.
+/// The maximum length of a layer's name, in characters.
 const MAX_NAME_LEN: usize = 64;
 
 /// The timeout of a health check of a store.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A layer with its name.
+/// A layer that the router manages, with its name.
 #[derive(Clone)]
 pub(super) struct ManagedLayer {
     pub(super) name: Arc<str>,
@@ -64,14 +64,16 @@ impl ManagedLayer {
         }
     }
 
-    /// Calls `read` with the current properties of the rules.
+    /// Calls `read` with the current properties of all rules.
     pub(super) fn infos<T>(&self, read: impl FnOnce(&[RuleInfo<'_>]) -> T) -> T {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
         read(&infos)
     }
 
-    /// Calls `read` with the rule of this name, preferably one with quotas.
+    /// Calls `read` with the properties of the rule `name`.
+    ///
+    /// If several rules have the name, a rule with quotas is preferred.
     pub(super) fn rule<T>(
         &self,
         name: &str,
@@ -90,7 +92,7 @@ impl ManagedLayer {
         })
     }
 
-    /// Turns report-only on or off, for the layer or one of its rules.
+    /// Turns report-only on or off, for the whole layer or for one rule.
     pub(super) fn report_only(&self, rule: Option<&str>, on: bool) -> Result<(), Problem> {
         let Some(rule) = rule else {
             self.report_only.set(on);
@@ -114,7 +116,7 @@ impl ManagedLayer {
         })
     }
 
-    /// Checks that the store supports the rule as report-only.
+    /// Checks that the store supports report-only charges of the rule.
     fn check_report_only(&self, info: &RuleInfo<'_>) -> Result<(), Unsupported> {
         let Some(quotas) = own_quotas(info) else { return Ok(()) };
         let anyone = Key::everyone();
@@ -124,7 +126,7 @@ impl ManagedLayer {
         self.store.supports(&[charge])
     }
 
-    /// Returns the health of the store, which is failing if it does not respond in time.
+    /// Returns the health of the store. A store that does not respond in time is failing.
     pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
         let health = self.store.health();
         async move {
@@ -149,7 +151,7 @@ pub(super) fn find<'a>(
     found.ok_or_else(|| Problem::unknown("layer", name, known()))
 }
 
-/// Panics if a layer cannot have this name.
+/// Panics if the name is invalid or already taken.
 #[track_caller]
 pub(super) fn check_name(name: &str, taken: bool) {
     let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);

@@ -87,7 +87,8 @@ async fn with_headers(mut response: Response) -> Response {
 
 /// Forbids caches to store a response of the guard.
 ///
-/// A login form may need what [`HEADERS`] forbids, so they are not added.
+/// The other fields of [`HEADERS`] are not added, because they could break a login form of the
+/// guard.
 async fn with_no_store(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);

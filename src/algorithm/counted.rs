@@ -1,7 +1,7 @@
 //! The algorithms other than GCRA.
 //!
-//! Each algorithm counts in its own way, by the trait [`Counter`]. The decision is the same for
-//! all.
+//! Each algorithm implements the trait [`Counter`] for its own way of counting. All algorithms
+//! share the functions that decide.
 
 use super::{
     Demand, Evaluation, Fit, Receipt, fixed_window::FixedWindow, sliding_log::SlidingLog,
@@ -23,7 +23,7 @@ pub(crate) enum CountedState {
 
 /// Counts the units of an account.
 ///
-/// Times are in nanoseconds. Results are as of `now`.
+/// Times are in nanoseconds. Results apply to the instant `now`.
 pub(super) trait Counter {
     /// Returns the whole units that are available now.
     fn remaining(&self, quota: &Quota, now: u64) -> u64;
@@ -33,7 +33,7 @@ pub(super) trait Counter {
 
     /// Returns the time until `need` units are available, or [`NEVER`].
     ///
-    /// `soft` is added to the capacity.
+    /// The limit is raised by `soft` units.
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
 
     /// Returns the time until more units are [available](Counter::remaining), or 0 if the account
@@ -43,27 +43,27 @@ pub(super) trait Counter {
         if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
-    /// Returns the exclusive maximum of the time that a charge may queue.
+    /// Returns the bound that the queue time of a charge must stay below.
     fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
         0
     }
 
-    /// Returns the units that a late charge may still take.
+    /// Returns the number of units that a late charge can still add.
     fn late_room(&self, quota: &Quota, now: u64) -> u64;
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Returns up to `units` charged units, the newest first.
+    /// Refunds up to `units` charged units, the newest first.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Reverses the part of a charge that still counts.
+    /// Undoes a charge, except the units that were already refilled.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
 
     /// Returns the instant from which the account equals a new one.
     fn expires_at(&self, quota: &Quota) -> u64;
 }
 
-/// Returns the result of [`take`] without a charge.
+/// Returns the result that [`take`] would return, without charging the account.
 pub(super) fn look(
     account: Option<&CountedState>,
     quota: &Quota,
@@ -80,7 +80,7 @@ pub(super) fn look(
     }
 }
 
-/// Rebuilds the result of a decision by another store, from the account after it.
+/// Rebuilds the result of a decision that another store made, from the account after the decision.
 #[cfg(feature = "redis")]
 pub(super) fn reconstruct(
     account: Option<&CountedState>,
@@ -126,7 +126,8 @@ pub(super) fn take(
 
 /// Creates the account of a denied demand if the quota sets `initial` units.
 ///
-/// Needed if a request was denied by one of several accounts. [`take`] does this itself.
+/// [`take`] already does this for the account that denies. Call this function for the other
+/// accounts of the request.
 pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
     let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
     drop_expired(account, quota, now);
@@ -135,9 +136,10 @@ pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Charges `units` late if positive, or refunds them if negative.
+/// Makes a late charge of `units`, or a refund if `units` is negative.
 ///
-/// A refund without an account does nothing. A late charge stops at the limit plus `max_debt`.
+/// A refund to an unused account does nothing. A late charge raises the charged units to at most
+/// the limit plus `max_debt`.
 pub(super) fn adjust(
     account: &mut Option<CountedState>,
     quota: &Quota,
@@ -156,7 +158,7 @@ pub(super) fn adjust(
     look(account.as_ref(), quota, now, Demand::units(0)).snapshot
 }
 
-/// Returns `true` if only a part of a late charge of `units` fits.
+/// Returns `true` if a late charge of `units` would exceed the limit plus `max_debt`.
 pub(super) fn caps_late_charge(
     account: Option<&CountedState>,
     quota: &Quota,
@@ -173,7 +175,7 @@ pub(super) fn caps_late_charge(
 
 /// Undoes a charge.
 ///
-/// Other charges stay, and units that have already come back are not returned again.
+/// Keeps all other charges, and does not return units that were already refilled.
 pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
     drop_expired(account, quota, now);
     if let Some(state) = account {
@@ -208,7 +210,8 @@ impl CountedState {
         }
     }
 
-    /// Returns the instant at which the account can be dropped, or 0 after a change of algorithm.
+    /// Returns the instant from which the account can be dropped, or 0 if the quota now has another
+    /// algorithm.
     pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
         if self.matches(quota) { self.counter().expires_at(quota) } else { 0 }
     }

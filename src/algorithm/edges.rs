@@ -1,4 +1,4 @@
-//! Tests of blocked quotas, changed quotas, late threads and several accounts.
+//! Tests of blocked quotas, changed quotas, threads with an older time, and several accounts.
 
 use super::{
     tests::{Account, Row, remaining},
@@ -110,7 +110,7 @@ fn a_changed_algorithm_starts_with_a_new_account() {
     }
 }
 
-/// A thread may charge after another thread that read the clock later.
+/// Threads may charge in another order than they read the clock.
 #[test]
 fn a_late_thread_is_neither_denied_nor_allowed_more() {
     for quota in kinds() {

@@ -16,7 +16,7 @@ pub(super) struct Entry {
 }
 
 impl Entries {
-    /// Creates a list from instants and units, oldest first.
+    /// Creates a list from pairs of an instant and its units, oldest first.
     #[cfg(feature = "redis")]
     pub(super) fn from_pairs(entries: Vec<(u64, u64)>) -> Self {
         let total = entries.iter().map(|(_, units)| units).sum();
@@ -40,7 +40,8 @@ impl Entries {
         self.list.back().map(|entry| entry.at)
     }
 
-    /// Adds units to the newest entry if `joins` accepts its instant. Otherwise appends an entry.
+    /// Adds units to the newest entry if `joins` accepts that entry's instant. Otherwise appends an
+    /// entry.
     pub(super) fn add(&mut self, at: u64, units: u64, joins: impl Fn(u64) -> bool) {
         self.total += units;
         match self.list.back_mut() {
@@ -52,7 +53,7 @@ impl Entries {
         }
     }
 
-    /// Removes up to `units` from the entries that `matches` accepts, newest first.
+    /// Removes up to `units` units from the entries whose instant `matches` accepts, newest first.
     pub(super) fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
         for entry in self.list.iter_mut().rev().filter(|entry| matches(entry.at)) {
             let removed = entry.units.min(units);
@@ -66,7 +67,7 @@ impl Entries {
         self.list.retain(|entry| entry.units > 0);
     }
 
-    /// Drops the oldest entries that `expired` accepts.
+    /// Drops the oldest entries whose instant `expired` accepts.
     pub(super) fn drop_oldest(&mut self, expired: impl Fn(u64) -> bool) {
         while self.list.front().is_some_and(|oldest| expired(oldest.at)) {
             self.total -= self.list.pop_front().map_or(0, |oldest| oldest.units);

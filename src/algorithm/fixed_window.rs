@@ -1,13 +1,13 @@
 //! The fixed window: a count that restarts with each window.
 //!
-//! A window lasts one period. It starts at a multiple of the period since the Unix epoch, or with
-//! the first charge (an anchored window). Around the edge of two windows, twice the units can be
-//! used within one period.
+//! A window lasts one period. An aligned window starts at a multiple of the period since the Unix
+//! epoch. An anchored window starts with the first charge. Around the edge of two windows, twice
+//! the units can be used within one period.
 //!
 //! Aligned windows have two options:
 //!
-//! - `carry_over` lends unused units of a window to the next one. The units plus this bonus are the
-//!   allowance of a window.
+//! - `carry_over` adds unused units of a window to the next window. The allowance of a window is
+//!   its units plus these added units.
 //! - `paced` releases the allowance at even intervals.
 
 use super::{NEVER, Receipt, counted::Counter};
@@ -115,7 +115,7 @@ impl Counter for FixedWindow {
         end + window.at(quota, end).offset(quota, need) - now
     }
 
-    /// Looks no further than the start of the next window.
+    /// Returns the time until more units are available, or 0 if the next window has no more units.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
         let left = window.released(quota, now).saturating_sub(window.count);
@@ -170,7 +170,7 @@ impl Counter for FixedWindow {
     }
 }
 
-/// Returns the start of the window that contains `instant`, or starts at it if anchored.
+/// Returns the start of the window that contains `instant`. An anchored window starts at `instant`.
 fn start(quota: &Quota, instant: u64) -> u64 {
     match quota.counted_by() {
         Algorithm::AnchoredWindow => instant,

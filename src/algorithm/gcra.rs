@@ -7,8 +7,8 @@
 //! A full account equals a new one, so it expires at its TAT. With `initial`, a new account has
 //! fewer units than a full one. A full account is then kept for another `burst·T`.
 //!
-//! GCRA has no windows. After the burst, it spaces requests evenly. In one period it can allow
-//! nearly twice the quota: the burst, plus the units that come back.
+//! GCRA has no windows. After the burst, GCRA spaces requests evenly. In one period, GCRA can allow
+//! nearly twice the quota: the burst, plus the refilled units.
 
 use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{
@@ -21,15 +21,15 @@ pub(super) const NO_ACCOUNT: u64 = u64::MAX;
 
 /// The parameters of a quota for GCRA.
 ///
-/// Each time is at most ten years, so sums of a few stay far below 2^64 ns.
+/// Each time is at most ten years, so the sum of a few times stays far below 2^64 ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
     limit: u32,
     soft: u32,
-    /// The number of charged units at which a late charge stops.
+    /// The maximum number of charged units after a late charge.
     late_limit: u64,
     interval: u64,
-    /// The time for which a full account is kept. It is 0 without `initial`.
+    /// The time for which a full account is kept, or 0 without `initial`.
     retention: u64,
     /// The time until a new account is full.
     initial_reset: u64,
@@ -62,24 +62,27 @@ impl Gcra {
         Self { limit, soft, late_limit, interval, retention, initial_reset }
     }
 
-    /// Charges the account if the demand fits. Returns the new value, if it changes, and the
-    /// result.
+    /// Charges the account if the demand fits.
+    ///
+    /// Returns the value to store, or `None` if nothing changes, and the result of the demand.
     #[inline]
     pub(crate) fn take(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, Evaluation) {
         let (new, charged) = self.charge(stored, now, demand);
         (new, self.evaluation(charged))
     }
 
-    /// Returns the result of [`take`](Gcra::take) without a charge.
+    /// Returns the result that [`take`](Gcra::take) would return, without charging the account.
     #[inline]
     pub(crate) fn look(self, stored: u64, now: u64, demand: Demand) -> Evaluation {
         let reset_ns = self.tat(stored, now) - now;
         self.evaluation((self.fit(reset_ns, demand), reset_ns))
     }
 
-    /// Like [`take`](Gcra::take), but returns the fit and the nanoseconds until full.
+    /// Like [`take`](Gcra::take), but returns a [`Fit`] and the nanoseconds until the account is
+    /// full.
     ///
-    /// These numbers stay in registers. [`evaluation`](Gcra::evaluation) converts them.
+    /// Both values stay in registers. [`evaluation`](Gcra::evaluation) converts them to the result
+    /// of `take`.
     #[inline]
     pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
         let reset_ns = self.tat(stored, now) - now;
@@ -118,10 +121,10 @@ impl Gcra {
         fit.with(self.snapshot(reset_ns, fit.retry_ns))
     }
 
-    /// Returns the value of an account that is created by a denied demand, with `initial`.
+    /// Returns the value of the account that a denied demand creates, or `None` without `initial`.
     ///
-    /// Needed if a request was denied by one of several accounts. [`take`](Gcra::take) does this
-    /// itself.
+    /// [`take`](Gcra::take) already does this for the account that denies. Call this function for
+    /// the other accounts of the request.
     #[inline]
     pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
         let opens = self.retention > 0
@@ -131,10 +134,10 @@ impl Gcra {
         opens.then(|| now + self.initial_reset)
     }
 
-    /// Charges `units` late if positive, or refunds them if negative.
+    /// Makes a late charge of `units`, or a refund if `units` is negative.
     ///
-    /// Returns the new value, if it changes, and the account. A refund stops at a full account. A
-    /// late charge stops at the limit plus `max_debt`.
+    /// Returns the value to store, or `None` if nothing changes, and the account. A refund stops at
+    /// a full account. A late charge raises the charged units to at most the limit plus `max_debt`.
     pub(crate) fn adjust(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Snapshot) {
         let before = self.tat(stored, now);
         let span = self.interval.saturating_mul(units.unsigned_abs());
@@ -151,15 +154,15 @@ impl Gcra {
         ((after != before || opens).then_some(after), self.snapshot(after - now, 0))
     }
 
-    /// Returns `true` if only a part of a late charge of `units` fits.
+    /// Returns `true` if a late charge of `units` would exceed the limit plus `max_debt`.
     pub(crate) fn caps_late_charge(self, stored: u64, now: u64, units: u64) -> bool {
         let room = self.span(self.late_limit).saturating_sub(self.tat(stored, now) - now);
         self.interval.saturating_mul(units) > room
     }
 
-    /// Undoes a charge. Returns the new value, if it changes.
+    /// Undoes a charge. Returns the value to store, or `None` if nothing changes.
     ///
-    /// Other charges stay, and units that have already come back are not returned again.
+    /// Keeps all other charges, and does not return units that were already refilled.
     pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
         let tat = self.tat(stored, now);
         if receipt.queued && tat != receipt.end {
@@ -173,7 +176,8 @@ impl Gcra {
         (self.is_live(stored, now) && after != tat).then_some(after)
     }
 
-    /// Rebuilds the result of a decision by another store, from the value after it.
+    /// Rebuilds the result of a decision that another store made, from the value after the
+    /// decision.
     #[cfg(feature = "redis")]
     pub(crate) fn reconstruct(
         self,
@@ -224,13 +228,13 @@ impl Gcra {
         Snapshot::Refilling { reset_ns, interval: self.interval, limit: self.limit, retry_ns }
     }
 
-    /// Returns `true` if a full account has `need` units, with its soft units.
+    /// Returns `true` if a full account has `need` units, including the soft units.
     #[inline]
     fn is_possible(self, need: u64) -> bool {
         need <= u64::from(self.limit) + u64::from(self.soft)
     }
 
-    /// Returns the time in which `units` come back.
+    /// Returns the time in which `units` units are refilled.
     #[inline]
     fn span(self, units: u64) -> u64 {
         units * self.interval
@@ -247,7 +251,7 @@ mod tests {
         Gcra::new(&Quota::per_second(5))
     }
 
-    /// A receipt of `cost` units charged at 1 000, with the TAT at `end`.
+    /// A receipt of `cost` units that were charged at 1 000 ns. The TAT after the charge is `end`.
     fn receipt(end: u64, cost: u32) -> Receipt {
         Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
     }

@@ -1,9 +1,9 @@
 //! The arithmetic of the algorithms, as pure functions.
 //!
-//! A function takes an account, an instant and a [`Demand`]. It returns the result and the new
-//! account. An account is `None` while it is unused.
+//! A function takes an account, an instant and a [`Demand`]. The function returns the result and
+//! the new account. An account is `None` while it is unused.
 //!
-//! `now` is the store's clock in nanoseconds of Unix time. It never goes back.
+//! `now` is the store's clock in nanoseconds of Unix time. This clock never goes back.
 
 mod counted;
 #[cfg(test)]
@@ -29,7 +29,7 @@ use crate::{
     quota::Quota,
 };
 
-/// The units that a charge needs, and the time that it may queue.
+/// The units that a charge needs, and the maximum time that the charge may queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
     /// Units to charge. A cost of 0 is always allowed.
@@ -46,14 +46,14 @@ impl Demand {
         Self { cost, headroom: 0, max_wait: 0 }
     }
 
-    /// Returns the units that must be available.
+    /// Returns the units that must be available: cost plus headroom, or 0 for a cost of 0.
     #[inline]
     pub(crate) fn need(self) -> u64 {
         if self.cost == 0 { 0 } else { u64::from(self.cost) + u64::from(self.headroom) }
     }
 }
 
-/// The result of a [`Demand`], with the account after it.
+/// The result of a [`Demand`], with the account after the charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluation {
     pub(crate) allowed: bool,
@@ -147,7 +147,8 @@ impl AccountState {
 }
 
 impl AccountState {
-    /// Returns the instant at which the account can be dropped, or 0 after a change of algorithm.
+    /// Returns the instant from which the account can be dropped, or 0 if the quota now has another
+    /// algorithm.
     #[inline]
     pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
         match (Gcra::counting(quota), self) {
@@ -157,7 +158,7 @@ impl AccountState {
         }
     }
 
-    /// Returns an account with the same debt, in bounded memory. No unit comes back earlier.
+    /// Returns an account with the same debt, in bounded memory. No unit is refilled earlier.
     pub(crate) fn condensed(&self) -> Self {
         match self {
             Self::Gcra(tat) => Self::Gcra(*tat),
@@ -209,7 +210,7 @@ fn change_counted<T>(
     result
 }
 
-/// Returns the result of [`take`] without a charge.
+/// Returns the result that [`take`] would return, without charging the account.
 #[inline]
 pub(crate) fn look(
     account: Option<&AccountState>,
@@ -223,7 +224,7 @@ pub(crate) fn look(
     }
 }
 
-/// Rebuilds the result of a decision by another store, from the account after it.
+/// Rebuilds the result of a decision that another store made, from the account after the decision.
 #[cfg(feature = "redis")]
 pub(crate) fn reconstruct(
     account: Option<&AccountState>,
@@ -257,7 +258,8 @@ pub(crate) fn take(
 
 /// Creates the account of a denied demand if the quota sets `initial` units.
 ///
-/// Needed if a request was denied by one of several accounts. [`take`] does this itself.
+/// [`take`] already does this for the account that denies. Call this function for the other
+/// accounts of the request.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
@@ -265,9 +267,10 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Charges `units` late if positive, or refunds them if negative.
+/// Makes a late charge of `units`, or a refund if `units` is negative.
 ///
-/// A refund without an account does nothing. A late charge stops at the limit plus `max_debt`.
+/// A refund to an unused account does nothing. A late charge raises the charged units to at most
+/// the limit plus `max_debt`.
 pub(crate) fn adjust(
     account: &mut Option<AccountState>,
     quota: &Quota,
@@ -280,7 +283,7 @@ pub(crate) fn adjust(
     }
 }
 
-/// Returns `true` if only a part of a late charge of `units` fits.
+/// Returns `true` if a late charge of `units` would exceed the limit plus `max_debt`.
 pub(crate) fn caps_late_charge(
     account: Option<&AccountState>,
     quota: &Quota,
@@ -298,7 +301,7 @@ pub(crate) fn caps_late_charge(
 
 /// Undoes a charge.
 ///
-/// Other charges stay, and units that have already come back are not returned again.
+/// Keeps all other charges, and does not return units that were already refilled.
 pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),

@@ -6,7 +6,7 @@ use crate::decision::{Decision, NEVER, Outcome, Snapshot};
 /// The data to undo a charge of one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
-    /// The instant of the charge. It cannot be undone after a reset of the account.
+    /// The instant of the charge. An account that was created later ignores the receipt.
     pub(crate) charged: u64,
     /// The instant of the decision by the store's clock.
     pub(crate) at: u64,
@@ -14,12 +14,12 @@ pub(crate) struct Receipt {
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
-    /// Units to return, at most `cost`.
+    /// The maximum number of units to undo, at most `cost`.
     pub(crate) units: u32,
     /// `true` if the charge queued.
     ///
-    /// Such a charge is undone only while it is the last in the queue. Otherwise a later caller
-    /// would get the same time in the queue as another one.
+    /// Such a charge is undone only while it is the last in the queue. Otherwise two callers would
+    /// get the same time in the queue.
     pub(crate) queued: bool,
 }
 
@@ -31,7 +31,7 @@ impl Receipt {
         Self { charged, at, end: u64::MAX, cost, units: cost, queued: false }
     }
 
-    /// Creates the receipt of a charge, to undo at most `units`. Defaults to the whole charge.
+    /// Creates a receipt that undoes at most `units` of a charge, by default the whole charge.
     ///
     /// Returns `None` if the store did not report the units left.
     pub(crate) fn new(

@@ -3,11 +3,11 @@
 //! The oldest bucket counts in proportion to its part inside the period. The other buckets count in
 //! full. With one bucket, this is the well-known algorithm with two counters.
 //!
-//! The algorithm assumes evenly spread charges within a bucket. Its error is at most the units of
+//! The algorithm assumes evenly spread charges within a bucket. The error is at most the units of
 //! one bucket, so more buckets are more precise.
 //!
-//! Only charged buckets are kept. Each keeps the instant of its last charge, so that the number of
-//! buckets can change.
+//! Only charged buckets are kept. Each charged bucket keeps the instant of its last charge, so that
+//! the number of buckets can change.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::{Algorithm, Quota};
@@ -35,7 +35,7 @@ impl Buckets {
         one / self.width == other / self.width
     }
 
-    /// Returns the instant from which the bucket of `instant` no longer counts.
+    /// Returns the instant from which charges made at `instant` no longer count.
     fn expires_at(self, instant: u64) -> u64 {
         (instant / self.width + self.number + 1) * self.width
     }
@@ -47,7 +47,7 @@ impl SlidingWindow {
         Self(Entries::from_pairs(entries))
     }
 
-    /// Returns the units that count now, multiplied by the width.
+    /// Returns the used units, multiplied by the bucket width.
     fn used(&self, buckets: Buckets, now: u64) -> u128 {
         let width = u128::from(buckets.width);
         // Parts of buckets that are outside the period.
@@ -59,7 +59,7 @@ impl SlidingWindow {
         u128::from(self.0.total()) * width - outside.sum::<u128>()
     }
 
-    /// Returns the whole units that are free below `limit`.
+    /// Returns the number of whole units from the used units up to `limit`.
     fn room(&self, quota: &Quota, now: u64, limit: u64) -> u64 {
         let buckets = Buckets::of(quota);
         let width = u128::from(buckets.width);

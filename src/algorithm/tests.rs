@@ -23,7 +23,7 @@ impl Account {
         look(self.0.as_ref(), quota, now, demand)
     }
 
-    /// Returns the result and its receipt.
+    /// Takes units. Returns the result and a receipt to undo the charge.
     pub(super) fn take(
         &mut self,
         quota: &Quota,
@@ -49,13 +49,13 @@ impl Account {
         undo(&mut self.0, quota, now, receipt);
     }
 
-    /// Returns 0 if there is no account.
+    /// Returns the instant at which the account expires, or 0 if there is no account.
     pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
         self.0.as_ref().map_or(0, |state| state.expires_at(quota))
     }
 }
 
-/// The values of an outcome.
+/// The values of one outcome, with times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) remaining: u32,
@@ -131,7 +131,7 @@ struct OutcomeRow {
     remaining: u32,
     full: u64,
     next: u64,
-    /// Nanoseconds or "never". Absent for `settle`.
+    /// A time in nanoseconds, or "never". Absent for the operation `settle`.
     retry: Option<serde_json::Value>,
 }
 
@@ -266,7 +266,7 @@ fn combinations_match_their_table() {
     assert_eq!(play("combined.json"), 6);
 }
 
-/// A late charge is cut from the first unit above the limit and `max_debt`.
+/// A late charge loses exactly the units above the limit plus `max_debt`.
 #[test]
 fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     let algorithms = [

@@ -1,9 +1,9 @@
-//! The token bucket with interval refill: all units come back together, once per period.
+//! The token bucket with interval refill: all units are refilled together, once per period.
 //!
 //! Periods are counted from the first charge of an account. A full account equals a new one, so it
-//! expires. With `initial`, it is kept until it could have refilled from empty.
+//! expires. With `initial`, a full account is kept for the time in which an empty account refills.
 //!
-//! In the continuous form of the token bucket, one token comes back every `period / units` (RFC
+//! In the continuous form of the token bucket, one token is refilled every `period / units` (RFC
 //! 2697). That form is [`gcra`](super::gcra).
 
 use super::{NEVER, Receipt, counted::Counter};
@@ -11,11 +11,11 @@ use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
-    /// Negative if the account is in debt.
+    /// The tokens at `anchor`, negative if the account is in debt.
     tokens: i64,
-    /// The instant of the last refill in `tokens`.
+    /// The instant of the last refill that `tokens` includes.
     anchor: u64,
-    /// The instant of the first charge. Earlier charges belong to a bucket that has expired.
+    /// The instant of the first charge. Earlier charges belong to an expired account.
     opened: u64,
 }
 
@@ -30,14 +30,15 @@ impl TokenBucket {
         Self { tokens, anchor, opened }
     }
 
-    /// Returns the instant from which `tokens` are available, at most the burst.
+    /// Returns the instant from which the account has `tokens` tokens, which must not exceed the
+    /// burst.
     fn reached_at(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();
         let refills = missing.div_ceil(refill(quota));
         self.anchor.saturating_add(refills.saturating_mul(quota.period_nanos()))
     }
 
-    /// Returns the bucket with the refills up to now.
+    /// Returns the bucket with all refills up to `now`.
     fn at(self, quota: &Quota, now: u64) -> Self {
         let full = self.reached_at(quota, burst(quota));
         if full <= now || self.tokens >= burst(quota) {
@@ -90,7 +91,7 @@ impl Counter for TokenBucket {
         }
     }
 
-    /// Counts all tokens refilled since the charge as its own.
+    /// Undoes a charge, except the tokens that were refilled after the charge.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);

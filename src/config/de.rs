@@ -16,13 +16,13 @@ pub(crate) trait TableForm: Default {
     /// The expected form, for errors.
     const SHAPE: &'static str;
 
-    /// Reads the value from text alone.
+    /// Reads the value if it is written as text.
     fn text(text: &str) -> Result<Self::Read, String>;
 
     /// Reads the value of one field.
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error>;
 
-    /// Returns the value of all fields.
+    /// Creates the value from the fields that were read.
     fn read(self) -> Result<Self::Read, String>;
 }
 
@@ -54,7 +54,7 @@ impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     }
 }
 
-/// Reads one field. The file format adds the position to an error.
+/// Reads one field, so that the file format adds the position of the field to an error.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,
@@ -96,9 +96,9 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<b
     }
 }
 
-/// Reads text and parses it with `read`, which returns a whole sentence as its error.
+/// Reads text and parses it with `read`. An error of `read` is a whole sentence.
 ///
-/// `fix` ends the error for a value that is not text.
+/// The error for a value that is not text ends with `fix`.
 pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -128,7 +128,7 @@ enum FieldValue {
     Flag(bool),
     Whole(u64),
     Text(String),
-    /// The printed form of any other value.
+    /// Any other value, as printed.
     Other(String),
 }
 

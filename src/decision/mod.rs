@@ -36,7 +36,7 @@ pub struct Decision {
     at: u64,
     /// The instant of the charge by the store's clock.
     ///
-    /// It is earlier than `at` if the units were leased before.
+    /// It is earlier than `at` if the units come from an earlier lease.
     charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
@@ -60,7 +60,7 @@ impl Decision {
 
     /// Creates a decision that denies the request.
     ///
-    /// Without outcomes, waiting does not help.
+    /// A denial without outcomes means that waiting does not help.
     #[must_use]
     pub fn deny() -> Self {
         Self { allowed: false, ..Self::allow() }
@@ -135,7 +135,8 @@ impl Decision {
 
     /// Marks the decision as the denial of a [blocked](crate::StoreExt::block) key.
     ///
-    /// The outcome then describes the block: no units are left, and it ends after `retry_after`.
+    /// The outcome then describes the block: no units are left, and the block ends after
+    /// `retry_after`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -213,8 +214,8 @@ impl Decision {
 
     /// Returns the outcome of the quota that decided, or `None` if no quota applies.
     ///
-    /// For a denial, it is the quota with the longest wait. Otherwise it is the quota with the
-    /// fewest units left. Report-only quotas never decide.
+    /// For a denial, this is the quota with the longest wait. For an allowed request, this is the
+    /// quota with the fewest units left. Report-only quotas never decide.
     #[must_use]
     pub fn binding(&self) -> Option<&Outcome> {
         if let [one] = self.outcomes.as_slice() {
@@ -259,7 +260,7 @@ impl Decision {
 
     /// Creates a decision without outcomes.
     ///
-    /// Outcomes are added in place, because moving a decision is as slow as creating one.
+    /// Outcomes are pushed later, because moving a decision is as slow as creating one.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {
@@ -279,7 +280,7 @@ impl Decision {
         self.outcomes.push(outcome);
     }
 
-    /// Sets the overage mark and the wait of an allowed request.
+    /// Sets the wait of an allowed request, and marks it as overage if `overage` is `true`.
     #[inline]
     pub(crate) fn set_allowed(&mut self, overage: bool, wait: u64) {
         (self.overage, self.wait) = (overage, wait);
@@ -291,7 +292,7 @@ impl Decision {
         self.wait > 0
     }
 
-    /// Returns `true` for a denial by a quota whose units come back.
+    /// Returns `true` for a denial that ends when a quota is refilled.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
@@ -325,9 +326,10 @@ impl Decision {
         Self { charged_at, ..self }
     }
 
-    /// Returns the part of the decision on `quotas`, given by rule and index.
+    /// Returns the decision with only the outcomes of `quotas`, each given by rule and index.
     ///
-    /// The outcome of a quota is unknown if the decision does not contain exactly one.
+    /// If the decision does not have exactly one outcome of a quota, the returned outcome is
+    /// unknown.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
@@ -391,12 +393,12 @@ impl Source {
         }
     }
 
-    /// Returns `true` if the store itself decided, not a wrapper such as a cache.
+    /// Returns `true` if the store made the decision, not a wrapper such as a cache.
     pub(crate) fn is_of_store(self) -> bool {
         !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
     }
 
-    /// Returns `true` if no store was called.
+    /// Returns `true` if the decision was made without calling a store.
     pub(crate) fn is_known(self) -> bool {
         matches!(self, Self::DenyCache | Self::Leased)
     }

@@ -15,7 +15,7 @@ pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// The time in microseconds by which this clock is ahead of the decision's clock.
+    /// The microseconds by which the account's clock is ahead of the decision's clock.
     ///
     /// The nodes of a cluster have separate clocks.
     #[cfg(feature = "redis")]
@@ -23,10 +23,10 @@ pub struct Outcome {
     snapshot: Snapshot,
 }
 
-/// The state of one quota after a decision. Times are in nanoseconds.
+/// The state of one quota after a decision, with times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Snapshot {
-    /// One unit comes back every `interval`.
+    /// One unit is refilled every `interval`.
     Refilling {
         reset_ns: u64,
         interval: u64,
@@ -89,7 +89,7 @@ impl Outcome {
         self
     }
 
-    /// Sets the time until more units are left. Zero means that no more units come back.
+    /// Sets the time until more units are left. Zero means that no more units are refilled.
     #[must_use]
     pub fn with_next_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
@@ -100,8 +100,8 @@ impl Outcome {
 
     /// Sets the shortest wait until an identical cost would be allowed.
     ///
-    /// Zero means that the quota allowed the cost. `None` means a denial for which waiting does not
-    /// help.
+    /// Zero means that the quota allowed the cost. `None` means that the quota denied the cost, and
+    /// that waiting does not help.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.set_retry_ns(wait.map_or(NEVER, nanos));
@@ -210,7 +210,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the units that have not come back yet.
+    /// Returns the number of used units that are not refilled yet.
     pub(crate) fn owed(&self) -> i64 {
         i64::from(self.limit()) - self.left()
     }
@@ -221,7 +221,7 @@ impl Outcome {
         Duration::from_nanos(self.reset_ns())
     }
 
-    /// Returns the shortest wait until more units are left, or zero if no more come back.
+    /// Returns the shortest wait until more units are left, or zero if no more units are refilled.
     #[must_use]
     pub fn next_after(&self) -> Duration {
         Duration::from_nanos(self.remaining_and_next().1)
@@ -265,7 +265,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the time in which one unit comes back, if units come back one by one.
+    /// Returns the time in which one unit is refilled, if units are refilled one by one.
     pub(crate) fn interval(&self) -> Option<Duration> {
         match self.snapshot {
             Snapshot::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
@@ -273,14 +273,14 @@ impl Outcome {
         }
     }
 
-    /// Sets the nanoseconds by which this clock is ahead of the decision's clock.
+    /// Sets the nanoseconds by which the account's clock is ahead of the decision's clock.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
         self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
         self
     }
 
-    /// Returns the nanoseconds by which this clock is ahead of the decision's clock.
+    /// Returns the nanoseconds by which the account's clock is ahead of the decision's clock.
     pub(crate) fn skew(&self) -> i64 {
         #[cfg(feature = "redis")]
         return i64::from(self.skew) * 1_000;
@@ -296,7 +296,7 @@ impl Outcome {
         !matches!(self.snapshot, Snapshot::Unknown { .. })
     }
 
-    /// Returns the outcome `age` nanoseconds later, if nothing was charged since.
+    /// Returns the outcome after another `age` nanoseconds without charges.
     pub(crate) fn aged(mut self, age: u64) -> Self {
         let left =
             |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
@@ -315,7 +315,7 @@ impl Outcome {
         self
     }
 
-    /// Returns the outcome with `units` more units left.
+    /// Returns the outcome with its units left increased by `units`.
     pub(crate) fn with_more(mut self, units: u32) -> Self {
         match &mut self.snapshot {
             Snapshot::Refilling { reset_ns, interval, .. } => {

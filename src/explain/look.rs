@@ -1,10 +1,11 @@
 //! Dry runs of a decision.
 //!
 //! A dry run is a call that the store must deny, because a denied call charges nothing. Each charge
-//! therefore gets one more quota, which is blocked. It has the rule and the key of the charge, so
-//! it is on the same node of a cluster. Its index is one that no rule uses.
+//! therefore gets one more quota, which is blocked. The blocked quota has the rule and the key of
+//! the charge, so both are on the same node of a cluster. No rule uses the index of the blocked
+//! quota.
 //!
-//! Report-only charges need a call of their own, because a store charges them separately.
+//! Report-only charges need a separate call, because a store charges them separately.
 
 use smallvec::SmallVec;
 
@@ -39,7 +40,7 @@ pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), U
     refusing(charges, true, |charges| store.supports(charges))
 }
 
-/// Calls the store with the charges that are, or are not, report-only.
+/// Calls the store with the report-only charges, or with all other charges.
 async fn ask<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -48,7 +49,7 @@ async fn ask<S: Store>(
     refusing(charges, report_only, |charges| store.take(charges)).await
 }
 
-/// Calls `read` with charges that the store denies.
+/// Calls `read` with the charges and their blocked quotas, which the store denies.
 fn refusing<T>(
     charges: &OwnedCharges,
     report_only: bool,
@@ -80,7 +81,7 @@ fn with_blocked(charge: &Charge<'_>) -> SmallVec<[Quota; 4]> {
     quotas.chain([Quota::blocked()]).collect()
 }
 
-/// Returns the decision without the blocked quota.
+/// Creates the decision from the denials of the dry run, without the blocked quotas.
 fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>) -> Decision {
     let (mut overage, mut wait, mut allowed) = (false, 0, true);
     let mut outcomes = SmallVec::<[Outcome; 4]>::new();
@@ -121,9 +122,9 @@ fn need(charge: &Charge<'_>) -> u64 {
     }
 }
 
-/// Returns the queue time of a charge, or `None` if it may not queue.
+/// Returns the queue time of a charge, or `None` if the charge cannot queue.
 ///
-/// A paced window queues charges until its end.
+/// A paced window queues charges until the window ends.
 fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
     let wait = outcome.retry_after().filter(|wait| *wait <= charge.max_wait())?;
     let ends = outcome.reset_after();

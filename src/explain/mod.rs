@@ -1,11 +1,11 @@
 //! Explanations of decisions: the rule and the quota that decided, with the arithmetic.
 //!
 //! A client sees a status code and a `Retry-After`. An operator often needs the reason: the units
-//! that were left and needed, and the time at which units come back. An [`Explanation`] contains
-//! this reason.
+//! that were left and needed, and the time until more units are available. An [`Explanation`]
+//! contains this reason.
 //!
-//! An explanation is computed on demand from the numbers of the decision. Requests that are not
-//! explained have no cost.
+//! An explanation is computed on demand from the decision. Requests that are not explained have no
+//! cost.
 //!
 //! To explain a decision, call [`Decision::explain`]:
 //!
@@ -20,8 +20,8 @@
 //! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
 //! ```
 //!
-//! With the rules, it also shows quotas, keys and costs. The layer and the limiter can also explain
-//! the decision that they *would* make, without a charge:
+//! With the rules, an explanation also shows quotas, keys and costs. The layer and the limiter can
+//! also explain the decision that they *would* make, without a charge:
 //!
 //! ```
 //! # tokio_test::block_on(async {
@@ -71,13 +71,13 @@ use crate::{
 
 /// Explained decision. See the [module](self) for an example.
 ///
-/// Its text is for people and may change. Programs read [`decision`](Explanation::decision) and
-/// [`reckonings`](Explanation::reckonings).
+/// The text of an explanation is for people and may change. Programs read
+/// [`decision`](Explanation::decision) and [`reckonings`](Explanation::reckonings).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Explanation {
     about: About,
-    /// `true` if nothing was charged.
+    /// `true` for a dry run, which charges nothing.
     looked: bool,
     /// The reason why the layer allows the request despite the decision.
     beside: Option<&'static str>,
@@ -87,7 +87,7 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 enum About {
     Decision(Box<Decision>, Vec<Reckoning>),
-    /// No rule limits the request.
+    /// No rule limits the request, for this reason.
     Free(&'static str),
     Unkeyed(KeyError),
     /// The store does not support dry runs.
@@ -95,10 +95,10 @@ enum About {
 }
 
 impl Decision {
-    /// Explains the decision.
+    /// Explains the decision, without quotas, keys and costs.
     ///
-    /// [`charges`](Explanation::charges) and [`rules`](Explanation::rules) add quotas, keys and
-    /// costs.
+    /// To include them, pass the [charges](Explanation::charges) or the [rules](Explanation::rules)
+    /// to the explanation.
     pub fn explain(&self) -> Explanation {
         Explanation::decided(self.clone(), &[])
     }
@@ -107,8 +107,8 @@ impl Decision {
 impl Explanation {
     /// Explains the decision that [`take`](crate::StoreExt::take) would make, without a charge.
     ///
-    /// A dry run covers the first 254 quotas of a rule. The store is called with one more quota per
-    /// charge, which is [blocked](crate::Quota::blocked), so that it denies the call.
+    /// A dry run covers the first 254 quotas of a rule. Each charge of the call has an additional
+    /// [blocked](crate::Quota::blocked) quota, so that the store denies the call.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -221,7 +221,7 @@ impl Explanation {
         Self::of(About::Unsaid(why))
     }
 
-    /// Marks the explanation as a dry run.
+    /// Marks the explanation as that of a dry run.
     pub(crate) fn looked(self) -> Self {
         Self { looked: true, ..self }
     }

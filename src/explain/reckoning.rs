@@ -14,7 +14,7 @@ pub struct Reckoning {
     pub(super) asked: Option<Asked>,
 }
 
-/// A charge to one account.
+/// The sum of a request's charges to one account.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) key: Key,
@@ -57,7 +57,7 @@ impl Reckoning {
     }
 }
 
-/// Creates one reckoning per outcome.
+/// Creates one reckoning for each outcome of the decision.
 pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning> {
     let placed = |charge| {
         let of = move |(place, quota): (usize, &Quota)| (charge, place, *quota);
@@ -75,7 +75,7 @@ pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning
     decision.outcomes().iter().enumerate().map(reckon).collect()
 }
 
-/// Adds up the charges to one account.
+/// Adds up the charges to the account of `charge` and `quota`.
 fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> Asked {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()

@@ -17,7 +17,7 @@ pub(super) struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Returns the quota of the rule, or `None` if another quota decided.
+    /// Returns the quota of the rule, or `None` if the decision was made with another quota.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -27,7 +27,7 @@ impl Sum<'_> {
         self.outcome.is_known() && self.outcome.limit() > 0
     }
 
-    /// Describes how units come back.
+    /// Describes how fast the account refills.
     pub(super) fn comes_back(&self) -> String {
         if let Some(interval) = self.outcome.interval().filter(|_| self.counts()) {
             return format!("one unit comes back every {}", Exact(interval));
@@ -143,7 +143,7 @@ impl Sum<'_> {
         format!("{would}needs {need}{has}: {then}")
     }
 
-    /// Returns the number of units that must come back, or `None` if it is not exactly known.
+    /// Returns the number of units that must be refilled, or `None` if it is not exactly known.
     fn missing(&self, need: u64, soft: u32, wait: Duration) -> Option<u64> {
         let outcome = self.outcome;
         let there = i64::from(soft) + outcome.left();
@@ -162,7 +162,7 @@ impl Sum<'_> {
         exact.then_some(missing)
     }
 
-    /// Returns a note if the deciding component changes the meaning of the numbers.
+    /// Returns a note if a fallback or a governor limiter decided, because their values differ.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
             Source::Fallback => {

@@ -7,7 +7,7 @@ use http::HeaderValue;
 const KNOWN: usize = 4_096;
 const LONGEST: usize = 4;
 
-/// The digits of each known number, right-aligned.
+/// The digits of each number below [`KNOWN`], right-aligned.
 static DIGITS: [[u8; LONGEST]; KNOWN] = {
     let mut all = [[b'0'; LONGEST]; KNOWN];
     let mut n = 0;

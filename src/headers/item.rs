@@ -25,7 +25,7 @@ pub(crate) struct Items {
 }
 
 impl Items {
-    /// Collects the quotas of the rules. Their names must be unique.
+    /// Collects the quotas of the rules. The names of the quotas must be unique.
     ///
     /// Report-only rules are included, because they may be enforced later.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
@@ -61,13 +61,13 @@ impl Items {
         Self { list, reporting, dynamic: false, rules: charges.len() }
     }
 
-    /// Returns `true` if quotas are chosen per request.
+    /// Returns `true` if a rule chooses its quotas per request.
     #[inline]
     pub(super) fn are_chosen(&self) -> bool {
         self.dynamic
     }
 
-    /// Returns `true` if every rule charges the request, in the mode of this list.
+    /// Returns `true` if `charges` has all rules of the list, with equal report-only flags.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules
@@ -130,7 +130,8 @@ impl Item {
 
 /// Returns the seconds in which an empty account refills.
 ///
-/// The rounded interval would report three units per second as `q=3;w=2`.
+/// The result is computed from the period. Computed from the rounded interval, three units per
+/// second would be `q=3;w=2`.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

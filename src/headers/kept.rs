@@ -6,9 +6,9 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// The number of cached values by units left, each with a wait of zero or one second.
+/// Values are cached for fewer units left than this, with a wait of zero or one second.
 const UNITS: usize = 128;
-/// The number of cached values by seconds to wait, without units left.
+/// Values without units left are cached for waits of fewer seconds than this.
 const SECONDS: usize = 64;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl Kept {
         Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the slot of a reading, if the cache covers it.
+    /// Returns the cache slot for these units left and this wait, or `None` if they are not cached.
     pub(super) fn place(&self, told: &Reading) -> Option<&OnceLock<HeaderValue>> {
         let (units, seconds) = (usize::try_from(told.remaining), usize::try_from(told.next));
         self.0.get(match (units.ok()?, seconds.ok()?) {

@@ -17,7 +17,7 @@ use super::{
     template::Template,
 };
 
-/// The numbers of one decision, kept until the response is available.
+/// The header values of one decision, kept until the response is available.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
@@ -27,14 +27,14 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// `true` if the whole decision is overage. It fits into the padding of this struct.
+    /// `true` if the whole decision is overage. The flag fits into the padding of this struct.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The seconds until more units are available, or 0 if no more come back.
+    /// The seconds until more units are available, or 0 if no more units are refilled.
     pub(super) next: u32,
 }
 
-/// Returns the fields to fill in, in order, and `true` if the policy field follows.
+/// Returns the names of the quota fields in order, and `true` if the policy field follows.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -44,14 +44,18 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// Returns prepared fields. A copy costs less than a new map, which hashes each name.
+/// Returns header fields with placeholder values.
+///
+/// A copy of this map costs less than a new map, which hashes each name.
 pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// Returns prepared fields for a plain-text rejection, `Retry-After` first.
+/// Returns the header fields of a plain-text rejection with placeholder values.
+///
+/// `Retry-After` is the first field.
 pub(super) fn denial(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
@@ -88,7 +92,7 @@ impl Lines {
         }
     }
 
-    /// Writes the numbers into prepared fields.
+    /// Replaces the placeholder values with the values of the decision.
     pub(super) fn fill_in<'a>(&self, mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
         let Some(first) = self.readings.first() else { return };
         let mut fill_in = |value| {
@@ -178,7 +182,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field has fewer units left.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field reports fewer units left.
     ///
     /// An existing field is replaced, because clients use only the last line of a dictionary.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
@@ -200,7 +204,7 @@ impl Lines {
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
-    /// Sets three fields, unless existing ones have fewer units left.
+    /// Sets the limit, remaining and reset fields, unless existing fields report fewer units left.
     fn add_triplet(
         &self,
         first: &Reading,

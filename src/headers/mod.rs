@@ -22,7 +22,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// The header field of a request that was allowed beyond its quota, defined by this crate.
+/// The header field that marks overage. It is defined by this crate.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -39,7 +39,8 @@ const X_TRIPLET: [HeaderName; 3] = [
 ///
 /// Scripts in a browser can read only the fields in `Access-Control-Expose-Headers`.
 ///
-/// Place the CORS layer outside the limiter. Otherwise rejections lack the CORS headers.
+/// Place the CORS layer outside the limiter, because rejections would otherwise lack the CORS
+/// headers.
 ///
 /// ```
 /// use tower_http::cors::CorsLayer;
@@ -70,7 +71,7 @@ pub enum Headers {
     /// This is revision 11 of the Internet-Draft `draft-ietf-httpapi-ratelimit-headers`.
     ///
     /// - `q` is the burst.
-    /// - `w` is the number of seconds in which a whole burst comes back. For example, 50 units per
+    /// - `w` is the number of seconds in which a whole burst is refilled. For example, 50 units per
     ///   minute with a burst of 100 is `q=100;w=120`.
     /// - `r` is the number of units left.
     /// - `t` is the number of seconds until more units are available. A full account has no `t`.
@@ -124,7 +125,9 @@ impl From<Headers> for HeaderPolicy {
     }
 }
 
-/// Sets `Retry-After` if absent, to at least 1, because clients retry immediately on 0.
+/// Sets `Retry-After`, unless the field is already set.
+///
+/// The value is at least 1, because clients retry immediately on 0.
 pub(crate) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.entry(RETRY_AFTER).or_insert_with(|| number(retry_seconds(wait)));
 }
@@ -138,7 +141,7 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }
 
-/// Appends a JSON string. Names are printable ASCII.
+/// Appends `text` as a JSON string.
 pub(crate) fn push_json_string(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {

@@ -23,7 +23,7 @@ use crate::{
     store::Charge,
 };
 
-/// The maximum number of rules with a value cache for each combination.
+/// The maximum number of rules for which the template of some of the rules has a value cache.
 const FEW: usize = 16;
 
 /// Precomputed header fields of a layer, or of one request.
@@ -34,13 +34,13 @@ pub(crate) struct Template {
     /// The quoted name of each item, as a structured field string (RFC 9651).
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
-    /// Prepared fields of a response.
+    /// The header fields of a response, with placeholder values.
     prepared: OnceLock<HeaderMap>,
-    /// Prepared fields of a plain-text rejection.
+    /// The header fields of a plain-text rejection, with placeholder values.
     denial: OnceLock<HeaderMap>,
-    /// The value cache of a template for many requests, with one quota.
+    /// The cache of rendered values, for templates with one quota that serve many requests.
     pub(super) kept: Option<OnceLock<Kept>>,
-    /// Templates for requests that other rules charge, or rules in another mode.
+    /// Templates for requests that are charged by other rules or with other report-only flags.
     variants: Variants,
 }
 
@@ -62,13 +62,13 @@ impl Template {
         Self { family, items, quoted, policy, prepared, denial, kept: None, variants }
     }
 
-    /// Enables the value cache.
+    /// Enables the cache of rendered values, because many requests use the template.
     pub(crate) fn for_all(self) -> Self {
         let one = self.family == Headers::Draft11 && self.items.list.len() == 1;
         Self { kept: one.then(OnceLock::new), ..self }
     }
 
-    /// Returns the template for a request, if it differs from this one.
+    /// Returns the template for a request, or `None` if this template fits.
     ///
     /// A response contains only the policies of the rules that charge its request.
     #[inline]

@@ -1,18 +1,18 @@
 //! Templates for requests that only some rules of a layer charge.
 //!
-//! Each is created once and found without a lock.
+//! Each template is created once and found without a lock.
 
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
 use crate::{rule::RuleName, store::Charge};
 
-/// The maximum number of templates that are kept. Others are created for each request.
+/// The maximum number of templates that are kept. Further templates are created per request.
 const MOST: usize = 4_096;
-/// The number of slots that are searched for one request.
+/// The maximum number of slots that are searched for one request.
 const PROBES: usize = 8;
 
-/// The rules that charge a request, with `true` for a report-only rule.
+/// The rules that charge a request, each with `true` if it is report-only.
 type Charged = Box<[(RuleName, bool)]>;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Variants {
         Self { rules, slots: OnceLock::new() }
     }
 
-    /// Returns the template for requests with these charges, created by `make` at first.
+    /// Returns the template for requests with these charges. `make` creates it on first use.
     pub(super) fn get(&self, charges: &[Charge<'_>], make: impl Fn() -> Template) -> Arc<Template> {
         let slots = self.slots.get_or_init(|| self.room());
         let made = || {
@@ -46,7 +46,7 @@ impl Variants {
         Arc::new(make())
     }
 
-    /// Creates slots for combinations of rules, a power of two of them.
+    /// Creates the slots for the templates. Their number is a power of two.
     fn room(&self) -> Box<[TemplateSlot]> {
         let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
         (0..slots).map(|_| TemplateSlot::new()).collect()

@@ -18,8 +18,8 @@ use super::{Key, KeyError, KeyExtractor, RequestHead};
 /// A middleware must verify and insert the identity before the limiter runs. In axum, add it after
 /// the limiter, because the last layer is the outermost.
 ///
-/// If it runs after the limiter, no request has an identity. The log reports this once, after the
-/// first 32 requests (`no_identity` in [`lint`](crate::lint)).
+/// If the middleware runs after the limiter, no request has an identity. The log reports this once,
+/// after the first 32 requests (`no_identity` in [`lint`](crate::lint)).
 ///
 /// ```
 /// use tower_sluice::{Key, key::ExtensionKey};
@@ -38,7 +38,7 @@ pub struct ExtensionKey<T, F = fn(&T) -> Key> {
 
 /// Mark of a request in which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no `T`.
 ///
-/// It shows that the layer runs before the limiter.
+/// The mark shows that the layer runs before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {

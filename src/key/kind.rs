@@ -2,8 +2,8 @@
 
 /// Kind of key that a [`KeyExtractor`](super::KeyExtractor) returns.
 ///
-/// The `admin` router parses the keys that operators write as this kind. It rejects a key that no
-/// request can have. The kind does not change decisions.
+/// The `admin` router parses the keys that operators write as this kind. The router rejects a key
+/// that no request can have. The kind does not change decisions.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, KeyKind, PeerIp};

@@ -2,8 +2,8 @@
 //!
 //! The key of a request selects the account that is charged.
 //!
-//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]). It cannot read the body and
-//! cannot wait. If an identity needs an asynchronous lookup, use an
+//! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]). An extractor cannot read the
+//! body and cannot wait. If an identity needs an asynchronous lookup, use an
 //! [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and read its result with
 //! [`ExtensionKey`].
 //!

@@ -67,7 +67,7 @@ fn looks_like_a_network(address: IpAddr) -> bool {
     }
 }
 
-/// Returns the prefix length that the trailing zeros suggest, and that of a single address.
+/// Returns the prefix length that the trailing zeros suggest, and the length of a whole address.
 fn prefix_lengths(address: IpAddr) -> (u32, u32) {
     match address {
         IpAddr::V4(address) => {

@@ -47,9 +47,9 @@ impl PeerIp {
     ///
     /// Use it in a second rule with a higher quota, beside a rule with [`PeerIp::new`].
     ///
-    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690). It contains 65 536
-    /// networks of /64, each of which has its own account in the first rule. A request is charged
-    /// to both accounts or to none.
+    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690). A /48 contains 65 536
+    /// networks of /64, and each of them has its own account in the first rule. A request is
+    /// charged to both accounts or to none.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};

@@ -30,7 +30,7 @@ const FORWARDING: [&str; 10] = [
     "cloudfront-viewer-address",
 ];
 
-/// Check of the first requests. Clones share the state.
+/// Check of the first requests for signs of a proxy. Clones share the state.
 #[derive(Clone)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
@@ -39,7 +39,7 @@ struct Progress {
     /// Requests checked so far. The check ends at [`SAMPLE`].
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
-    /// `true` after a second address, or after a public address.
+    /// `true` after requests from two addresses, or from a public address.
     mixed: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! A check that does nothing, used without the `tracing` feature.
+//! A check for proxies that does nothing, used without the `tracing` feature.
 
 use std::net::IpAddr;
 

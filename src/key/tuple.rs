@@ -52,7 +52,7 @@ where
 
 /// Joins the keys of all extractors.
 ///
-/// Returns `Ok(None)` if an extractor does. A blank part counts as a missing identity.
+/// Returns `Ok(None)` if an extractor returns it. A blank key counts as a missing identity.
 fn join<const N: usize>(
     extractors: [&dyn KeyExtractor; N],
     head: &RequestHead<'_>,

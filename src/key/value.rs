@@ -40,7 +40,7 @@ pub struct Key {
 
 #[derive(Clone, PartialEq, Eq)]
 enum KeyBytes {
-    /// In little-endian order, padded with zeros.
+    /// The bytes of the key in little-endian words, padded with zeros.
     Inline([u64; WORDS]),
     Shared(Arc<[u8]>),
 }
@@ -70,7 +70,7 @@ impl Key {
 
     /// Joins several keys into one.
     ///
-    /// The order and the boundaries matter: other parts give another key.
+    /// The result depends on the order of the keys, and on where each key ends.
     ///
     /// ```
     /// use tower_sluice::Key;
@@ -270,7 +270,7 @@ impl From<Arc<str>> for Key {
 
 /// Drops surrounding white space, which is not part of the value (RFC 9110, §5.5).
 ///
-/// HTTP/2 servers keep it, so each spelling would otherwise be another key.
+/// HTTP/2 servers keep such white space, so each spelling would otherwise be another key.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
         value.as_bytes().trim_ascii().into()
@@ -296,7 +296,8 @@ impl From<u32> for Key {
     }
 }
 
-/// Converts a number to a key. Its width does not matter: `7_u32` and `7_u128` are equal keys.
+/// Converts a number to a key. The integer type does not matter: `7_u32` and `7_u128` are equal
+/// keys.
 impl From<u128> for Key {
     fn from(number: u128) -> Self {
         Self::bytes(Tag::Number, &number.to_le_bytes())

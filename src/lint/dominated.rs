@@ -1,14 +1,16 @@
 //! Finds quotas without effect, because another quota of the rule denies first.
 //!
 //! A request is charged to all quotas of a rule or to none. The looser of two quotas therefore
-//! receives only charges that the tighter one allowed. It has no effect if one of two proofs
-//! succeeds:
+//! receives only charges that the tighter one allowed. The looser quota has no effect if one of two
+//! statements is proved:
 //!
-//! - It never has more used units than the tighter quota, and has at least the same capacity.
-//! - It allows everything that the tighter quota allows in a time span: the arrival curve of the
-//!   tighter quota is below its service curve (network calculus, Le Boudec and Thiran, chapter 1).
+//! - The looser quota never has more used units than the tighter quota, and has at least the same
+//!   capacity.
+//! - The looser quota allows everything that the tighter quota allows in a time span: the arrival
+//!   curve of the tighter quota is below its service curve (network calculus, Le Boudec and Thiran,
+//!   chapter 1).
 //!
-//! The headroom of a request acts like a final charge, so it does not change the proofs.
+//! The headroom of a request acts like a final charge, so it does not change the statements.
 
 use crate::quota::{Algorithm, Quota};
 
@@ -16,8 +18,8 @@ use crate::quota::{Algorithm, Quota};
 ///
 /// Of two equal quotas, the later has no effect.
 ///
-/// With `only_alike`, only quotas that count alike are compared. Refunds and late charges make
-/// other accounts diverge.
+/// With `only_alike`, only quotas with equal settings are compared. Under other quotas, refunds and
+/// late charges can change the accounts in different ways.
 pub(super) fn pairs(quotas: &[Quota], only_alike: bool) -> Vec<(usize, usize)> {
     let is_dominated = |loose: usize, tight: usize| {
         let (loose, tight) = (&quotas[loose], &quotas[tight]);
@@ -68,7 +70,9 @@ fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     keeps_up && loose.limit() >= tight.limit() && loose.raised_limit() >= tight.raised_limit()
 }
 
-/// Compares aligned windows, of which the shorter one lies within the longer one.
+/// Returns `true` if an aligned window `loose` allows every request that `tight` allows.
+///
+/// One period must be a multiple of the other.
 fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let windows = match (other.is_multiple_of(period), period.is_multiple_of(other)) {
@@ -141,8 +145,8 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
 
 /// Returns a linear upper bound of [`most_in`].
 ///
-/// The numbers are the units in the first instant, the further units, and their time in
-/// nanoseconds.
+/// The result is the number of units in the first instant, and a rate: a number of units and their
+/// time in nanoseconds.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

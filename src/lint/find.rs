@@ -10,17 +10,17 @@ use crate::{
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };
 
-/// Settings of a layer that the lints read.
+/// The settings of a layer that the lints check.
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
     pub(crate) queue: Bounds,
-    /// `true` if charges may be adjusted after the response.
+    /// `true` if the layer may adjust charges after the response.
     pub(crate) settles: bool,
-    /// The minimum final charge of a request without an adjustment.
+    /// The minimum final charge of a request that its handler does not adjust.
     pub(crate) adjusted: Option<u32>,
 }
 
-/// Returns the findings for these rules.
+/// Returns the lint findings for these rules.
 pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     let live: Vec<Option<Quotas>> =
         infos.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
@@ -40,7 +40,7 @@ pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     found
 }
 
-/// Resolves a live plan to its current quotas.
+/// Replaces a live plan by its current quotas.
 fn resolved<'a>(info: &RuleInfo<'a>, live: Option<&'a Quotas>) -> RuleInfo<'a> {
     RuleInfo { quotas: info.quotas.or(live.map(Quotas::charged)), ..info.clone() }
 }
@@ -92,9 +92,9 @@ fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// The ratio between the rates of the rule `other` and a route, above which it is a finding.
+/// A lint reports a rule `other` whose rate is above this multiple of a route's rate.
 const MAX_RATE_RATIO: u128 = 10;
-/// The maximum number of routes in the text of a finding.
+/// The maximum number of routes that the text of a lint finding names.
 const MAX_NAMED_ROUTES: usize = 3;
 
 fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {
@@ -169,7 +169,7 @@ fn unnamed_quotas(infos: &[RuleInfo<'_>], headers: Headers) -> Option<Finding> {
     })
 }
 
-/// Returns the largest set of quota names that applies to one request.
+/// Returns the names of the quotas that apply to one request, for the request with the most.
 fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
     let group = |info: &RuleInfo<'_>| info.instead_of.unwrap_or(info.name);
     let sent = infos.iter().filter(|info| !info.report_only);

@@ -76,8 +76,8 @@ pub enum Lint {
     ///
     /// The quota therefore has no effect. An example is `[per_second(10), per_minute(600)]`.
     ///
-    /// A quota is reported only if this is proved for every sequence of charges. These pairs of
-    /// quotas are compared:
+    /// A quota is reported only if it provably has no effect for every sequence of charges. These
+    /// pairs of quotas are compared:
     ///
     /// - Two quotas that differ only in their names.
     /// - Two quotas of one algorithm, by their settings. Token buckets must have the same refill
@@ -86,7 +86,7 @@ pub enum Lint {
     /// - Any two quotas, by the maximum units that the tighter one can allow in a time span.
     ///
     /// A looser quota is not compared if it is paced or has an `initial` below its burst. If the
-    /// layer adjusts charges or requests may queue, only quotas that count alike are compared. Late
+    /// layer adjusts charges or requests may queue, only pairs of the first kind are compared. Late
     /// charges by a [`Limiter`](crate::Limiter) or after an outage are not considered.
     DominatedQuota,
     /// `cost_above_limit`: a [`LivePlan`](crate::LivePlan) denies every request.
@@ -96,8 +96,8 @@ pub enum Lint {
     CostAboveLimit,
     /// `unnamed_quotas`: the header fields report one of several quotas, without its name.
     ///
-    /// A client cannot identify the quota. This applies to all [`Headers`](crate::Headers) except
-    /// `Draft11`.
+    /// A client cannot identify the quota. The lint applies to all [`Headers`](crate::Headers)
+    /// except `Draft11`.
     UnnamedQuotas,
     /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but the layer lets no
     /// request wait.
@@ -193,7 +193,7 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Clears the flag after a setting has changed.
+    /// Clears the flag after a setting has changed, so that the findings are logged again.
     pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {
@@ -201,13 +201,13 @@ impl Lints {
         }
     }
 
-    /// Removes the findings whose lints are allowed.
+    /// Removes the findings of lints that the layer allows.
     pub(crate) fn without_allowed(&self, mut found: Vec<Finding>) -> Vec<Finding> {
         found.retain(|finding| !self.allowed.contains(&finding.lint));
         found
     }
 
-    /// Logs the findings once.
+    /// Logs the findings that `find` returns, once per layer.
     #[cfg(feature = "tracing")]
     pub(crate) fn log_once(&self, find: impl FnOnce() -> Vec<Finding>) {
         if self.logged.swap(true, Relaxed) {

@@ -25,27 +25,27 @@ pub enum Adjustment {
     /// Keeps the charge. A [`ChargeHandle`] that still exists can adjust it later.
     #[default]
     Keep,
-    /// Refunds the charge, except units that have already come back.
+    /// Refunds the charge, except units that were already refilled over time.
     Refund,
     /// Changes the charge to this number of units.
     ///
-    /// A lower number refunds the difference, except units that have already come back. A higher
-    /// number is charged late.
+    /// A lower number refunds the difference, except units that were already refilled over time. A
+    /// higher number adds a late charge.
     Charge(u32),
 }
 
 /// Handle by which a handler adjusts the charges of a request to the actual cost.
 ///
-/// It is in the extensions of the request, see
+/// The handle is in the extensions of the request, see
 /// [`expose_charge`](crate::RateLimitLayer::expose_charge).
 ///
 /// The charge of each rule can be adjusted once, and later calls are ignored. A smaller charge is
-/// [undone](Store::undo) in part. Units that have already come back are not refunded again, so a
-/// late adjustment gives a client no advantage. A larger charge is charged late.
+/// [undone](Store::undo) in part. Units that were already refilled over time are not refunded
+/// again, so a client gains nothing from a late adjustment. A larger charge adds a late charge.
 ///
 /// By default, an unadjusted charge stays when the last clone of the handle is dropped, even if the
 /// client has disconnected. A handler may move the handle into a streamed body, and adjust the
-/// charge at its end.
+/// charge when the body ends.
 ///
 /// With the feature `axum` the handle is also an extractor.
 ///
@@ -68,9 +68,9 @@ struct OpenCharges {
     charges: OwnedCharges,
     decision: Decision,
     unsettled: Unsettled,
-    /// Every rule of the layer.
+    /// The names of all rules of the layer.
     rules: Arc<[RuleName]>,
-    /// One flag per charge, `true` if it was adjusted or never made.
+    /// One flag per charge: `true` if the charge was adjusted, or if the request was not charged.
     settled: SmallVec<[AtomicBool; 8]>,
 }
 
@@ -121,7 +121,7 @@ impl ChargeHandle {
         Ok(())
     }
 
-    /// Refunds the charge of every rule, except units that have already come back.
+    /// Refunds the charge of every rule, except units that were already refilled over time.
     pub fn refund(&self) {
         self.0.adjust(None, |_| 0);
     }
@@ -164,7 +164,9 @@ impl ChargeHandle {
 }
 
 impl OpenCharges {
-    /// Adjusts the open charges of a rule, or of all rules, to `cost` of the units charged.
+    /// Adjusts the open charges of a rule, or of all rules.
+    ///
+    /// `cost` returns the new number of units for the charged number.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         self.charges.with(|charges| {
             for (charge, settled) in charges.iter().zip(&self.settled) {
@@ -311,7 +313,7 @@ where
     }
 }
 
-/// Spawns a pending answer on the current Tokio runtime, or drops it without one.
+/// Spawns a pending answer on the current Tokio runtime. Without a runtime, the answer is dropped.
 fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
     if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
         drop(runtime.spawn(async move {

@@ -23,7 +23,7 @@ use crate::{
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
-/// The state that all services of one layer share.
+/// The state that all services of one layer share: rules, store, rejections and settings.
 #[derive(Debug)]
 pub(crate) struct Shared<K, S, R> {
     pub(crate) rules: Arc<K>,
@@ -35,13 +35,13 @@ pub(crate) struct Shared<K, S, R> {
 
 /// The next step of a request.
 ///
-/// No variant holds a [`Decision`], because moving one costs as much as making it.
+/// No variant holds a [`Decision`], because moving a decision costs as much as making one.
 pub(crate) enum Admission<B, S: Store> {
-    /// The request runs. Its response receives the context, if there is one.
+    /// The request runs. If there is a context, it is applied to the response.
     Admitted(Option<ResponseContext>),
     /// The request runs after its queue time.
     Queued(QueuedCharge<S>),
-    /// The request does not run.
+    /// The request is rejected with this response.
     Rejected(Response<B>),
     /// The store answers later.
     Deciding(Box<(S::Future, PendingCharge)>),
@@ -53,7 +53,7 @@ pub(crate) struct PendingCharge {
     started: Started,
 }
 
-/// Calls `then` with the charges of a request, or `bypassed` if it bypasses the store.
+/// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
 #[inline]
 pub(crate) fn charges<K: Rules, T>(
     rules: &K,
@@ -68,7 +68,9 @@ pub(crate) fn charges<K: Rules, T>(
     }
 }
 
-/// Takes `charges` from the store, without queueing if the request must not queue.
+/// Takes `charges` from the store.
+///
+/// The charges do not queue if the request must not queue.
 #[inline]
 pub(crate) fn take<S: Store>(
     store: &S,
@@ -88,7 +90,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Decides on a request, or starts to.
+    /// Decides on a request, or starts a decision that the store completes later.
     #[inline]
     pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
     where
@@ -205,7 +207,7 @@ where
         }
     }
 
-    /// Returns the context for the response of an admitted request, if any.
+    /// Returns the context for the response of an admitted request, or `None` if none is needed.
     #[inline(always)]
     fn respond(
         &self,

@@ -41,13 +41,13 @@ pub(crate) struct LayerConfig {
     pub(crate) headers: HeaderPolicy,
     pub(crate) expose: bool,
     pub(crate) exempt_preflights: bool,
-    /// While it is on, no request is denied.
+    /// While this flag is on, no request is denied.
     pub(crate) report_only: Toggle,
     /// The largest random addition to `Retry-After`, in percent of the wait.
     pub(crate) jitter: u8,
     pub(crate) queue: Bounds,
     pub(crate) waiters: Arc<Waiters>,
-    /// While it is off, every request bypasses the rules and the store.
+    /// While this flag is off, every request bypasses the rules and the store.
     pub(crate) enabled: Toggle,
     pub(crate) allow: Vec<AccessList>,
     pub(crate) deny: Vec<AccessList>,
@@ -69,14 +69,14 @@ pub(crate) enum Override {
 #[derive(Clone)]
 pub(crate) struct AdjustConfig {
     pub(crate) accounts: Arc<dyn DetachedStore>,
-    /// Every rule of the layer.
+    /// The names of all rules of the layer.
     pub(crate) rules: Arc<[RuleName]>,
     pub(crate) unsettled: Unsettled,
     pub(crate) classify: Option<Classify>,
 }
 
 impl AdjustConfig {
-    /// Returns the minimum final charge of a request without an adjustment.
+    /// Returns the minimum final charge of a request that its handler does not adjust.
     pub(crate) fn adjusted(&self) -> Option<u32> {
         match self.unsettled {
             Unsettled::AtLeast(units) => Some(units),
@@ -86,7 +86,8 @@ impl AdjustConfig {
 
     /// Creates the handle for the extensions of a request.
     ///
-    /// An uncharged request also gets one, because its handler may extract it or block the keys.
+    /// An uncharged request also gets a handle, because the service may extract the handle or block
+    /// the keys.
     pub(crate) fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -114,7 +115,7 @@ impl LayerConfig {
         }
     }
 
-    /// Returns `true` if an allowed request gets only header fields.
+    /// Returns `true` if the layer adds only header fields to an allowed request's response.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         // Names every field, so that a new setting does not compile until it is considered here.
@@ -138,17 +139,17 @@ impl LayerConfig {
         !expose && after.is_none() && overcommit.is_none() && counters.is_none()
     }
 
-    /// Returns `true` if every response receives an extension or a field, also a rejection.
+    /// Returns `true` if every response receives an extension or a field, including a rejection.
     #[inline]
     pub(crate) fn marks_responses(&self) -> bool {
         self.expose
     }
 
-    /// Checks if the request bypasses the rules.
+    /// Checks that the request does not bypass the rules.
     ///
     /// # Errors
     ///
-    /// Fails with the reason if it does.
+    /// Fails if the request bypasses the rules. The error is the reason.
     #[inline]
     pub(crate) fn check_bypass(&self, head: &RequestHead<'_>) -> Result<(), Bypass> {
         if !self.enabled.is_on() {
@@ -205,7 +206,7 @@ impl LayerConfig {
         self.waiters.enter(charges, self.queue)
     }
 
-    /// Adds the jitter, so that clients that were denied together do not retry together.
+    /// Adds jitter to `wait`, so that clients that were denied together do not retry together.
     pub(crate) fn jittered(&self, wait: Duration) -> Duration {
         if self.jitter == 0 {
             return wait;

@@ -20,7 +20,7 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// The parts that only some layers use.
+/// The parts of the context that only some layers use.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
@@ -30,7 +30,7 @@ struct Extras {
 }
 
 impl ResponseContext {
-    /// Returns `None` if the response stays as it is.
+    /// Creates the context, or returns `None` if the response stays unchanged.
     #[inline(always)]
     pub(super) fn new(
         lines: Option<Lines>,
@@ -46,8 +46,7 @@ impl ResponseContext {
         Some(Self { lines, extras: Some(extras) })
     }
 
-    /// Returns the context of a rejection, beyond the fields that the rejection has already. Returns
-    /// `None` if there is none.
+    /// Returns the context of a rejection, or `None` if the rejection already has all its parts.
     pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Option<Self> {
         let extras = || Some(Box::new(Extras::about(settings, decision)));
         settings.marks_responses().then(|| Self { lines: None, extras: extras() })
@@ -72,7 +71,8 @@ impl ResponseContext {
         }
     }
 
-    /// Writes the header fields and extensions of the response, and adjusts the charge to it.
+    /// Writes the header fields and extensions of the response, and adjusts the charge to the
+    /// response.
     pub(super) fn apply<B>(self, response: &mut Response<B>) {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
@@ -88,7 +88,7 @@ impl ResponseContext {
 }
 
 impl Extras {
-    /// Returns the parts that every response receives, also a rejection.
+    /// Returns the parts that every response receives, including a rejection.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
     }

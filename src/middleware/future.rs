@@ -27,7 +27,7 @@ use crate::{
 pin_project! {
     /// Future of a [`RateLimit`](crate::RateLimit) service.
     ///
-    /// It is a few words larger than the inner future. Only a request that waits is boxed.
+    /// This future is a few words larger than the inner future. Only a request that waits is boxed.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, K, S, R, B>
     where
@@ -99,7 +99,8 @@ where
         Self { state: State::Rejected { response: Some(response) } }
     }
 
-    /// The service in `parked` is ready.
+    /// Creates the future of a request that is not yet running. The service in `parked` must be
+    /// ready.
     pub(super) fn parked<C>(admission: Admission<C, S>, parked: Parked<I, K, S, R, B>) -> Self
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -113,7 +114,9 @@ where
     I: Service<Request<B>>,
     S: Store,
 {
-    /// A rejection drops the inner service, and with it a reserved permit.
+    /// Creates the state after an admission.
+    ///
+    /// A rejection drops the inner service and its reserved permit.
     fn new<C>(admission: Admission<C, S>, mut parked: Parked<I, K, S, R, B>) -> Self
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,

@@ -92,8 +92,8 @@ use crate::{
 /// Build a layer once and clone it. A layer that is built for every request limits nothing, and
 /// allocates a store each time.
 ///
-/// Different quotas under one rule name are not always detected. They are missed if they are chosen
-/// per request, belong to a [`Limiter`](crate::Limiter), or belong to another process.
+/// Different quotas under one rule name are not always detected. Quotas are not compared if they
+/// are chosen per request, belong to a [`Limiter`](crate::Limiter), or belong to another process.
 ///
 /// The inner service must be `Clone`. It is cloned for each rejection and for each request that
 /// waits.
@@ -515,9 +515,9 @@ where
 {
     /// Adjusts the charges of every request to its response.
     ///
-    /// Each charge is kept, refunded, or changed to another number of units. A refund returns only
-    /// units that have not come back over time. Without a response, because of an error, a panic or
-    /// a disconnect, charges are kept.
+    /// Each charge is kept, refunded, or changed to another number of units. A refund does not
+    /// return units that were already refilled over time. Without a response, because of an error,
+    /// a panic or a disconnect, charges are kept.
     ///
     /// ```
     /// use http::StatusCode;

@@ -1,8 +1,8 @@
 //! The path of a request through the layer.
 //!
 //! The module `admission` decides by the head of a request if it runs, waits, or is rejected.
-//! [`RateLimit`] and its future act on this. A dry run of the layer and the simulator use the same
-//! steps.
+//! [`RateLimit`] and its future act on this decision. A dry run of the layer and the simulator use
+//! the same steps.
 //!
 //! The module also has the types of some settings of a [`RateLimitLayer`].
 

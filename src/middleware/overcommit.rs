@@ -47,7 +47,7 @@ impl Overcommit {
         Self(Signal::InFlight { max, now: Arc::default() })
     }
 
-    /// Counts a request if capacity is available, in one atomic step.
+    /// Counts a request as in flight if capacity is available, in one atomic step.
     pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
             Signal::When(room) => room().then_some(InFlight(None)),
@@ -55,7 +55,7 @@ impl Overcommit {
         }
     }
 
-    /// Counts a request, even beyond the capacity.
+    /// Counts a request as in flight, even beyond the capacity.
     pub(crate) fn enter(&self) -> InFlight {
         match &self.0 {
             Signal::When(_) => InFlight(None),
@@ -87,7 +87,7 @@ impl From<CountGuard> for InFlight {
     }
 }
 
-/// Counts one request until it is dropped.
+/// Counts one request as in flight until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
@@ -97,7 +97,7 @@ impl CountGuard {
         Self(now.clone())
     }
 
-    /// Counts one more request, or returns `None` at `max`.
+    /// Counts one more request as in flight. Returns `None` if `max` requests are in flight.
     pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let one_more = |n| (n < max).then_some(n + 1);
         now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))

@@ -8,7 +8,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store},
 };
 
-/// A queued charge. It is undone on drop, unless another request waits behind it.
+/// A queued charge. Dropping it undoes the charge, unless another request waits behind this one.
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,
@@ -30,7 +30,7 @@ impl<S: Store> QueuedCharge<S> {
         self.charged.as_ref().map_or(Duration::ZERO, |charged| charged.0.wait())
     }
 
-    /// Keeps the charge, and frees the place in the queue.
+    /// Keeps the charge and leaves the queue.
     pub(super) fn into_charged(mut self) -> Option<(Decision, OwnedCharges)> {
         self.charged.take().map(|charged| *charged)
     }

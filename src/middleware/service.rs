@@ -66,7 +66,7 @@ where
     type Error = I::Error;
     type Future = ResponseFuture<I, K, S, R, B>;
 
-    /// Ready when the inner service is ready, because the request is not known before.
+    /// Waits until the inner service is ready, because the request is not known yet.
     ///
     /// A denial therefore waits for the inner service as well, see [where the layer
     /// goes](crate::guide::choosing#where-does-the-layer-go).
@@ -107,9 +107,9 @@ impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
     }
 }
 
-/// The readiness of the inner service during a decision, released by a panic.
+/// Releases the readiness of the inner service if a decision panics.
 ///
-/// A server may catch a panic and keep the connection.
+/// A server may catch the panic and keep the connection.
 struct Readiness<'a, I: Clone>(&'a mut I);
 
 impl<I: Clone> Readiness<'_, I> {

@@ -29,7 +29,7 @@ use std::sync::{
 #[derive(Clone, Debug)]
 pub struct Toggle {
     flag: Arc<AtomicBool>,
-    /// `true` if created from a `bool`, so that nobody can change it.
+    /// `true` if the flag was created from a `bool` and cannot be changed.
     fixed: bool,
 }
 

@@ -19,18 +19,18 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// A key has by default at most this part of all places.
+/// The maximum of the queue divided by this number is the default maximum of one key.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The maximum numbers of queued requests.
+/// The maximum numbers of queued requests, in total and per key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
-    /// The bound of one key, or `None` for the default.
+    /// The maximum of one key, or `None` for the default.
     pub(crate) per_key: Option<usize>,
 }
 
-/// The queued requests. A request has one entry for each of its keys.
+/// The queued requests. A request is counted once for each of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -38,7 +38,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A place in the queue, freed on drop.
+/// A queued request, which is counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
@@ -51,8 +51,8 @@ impl Bounds {
     /// Returns the maximum of the charge's key.
     ///
     /// It defaults to the burst or the units per period of the smallest quota, whichever is larger.
-    /// The default is at least 1, and at most a 64th of all places. `Everyone` has no maximum by
-    /// default.
+    /// The default is at least 1, and at most a 64th of the layer's maximum. `Everyone` has no
+    /// maximum by default.
     fn of(self, charge: &Charge<'_>) -> usize {
         if let Some(max) = self.per_key {
             return max;
@@ -67,7 +67,7 @@ impl Bounds {
 }
 
 impl Waiters {
-    /// Returns `true` if there is no place for a request.
+    /// Returns `true` if the queue is full for a request with these charges.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
         let all = self.all.load(Acquire);
         // An empty queue needs no lookup.
@@ -76,7 +76,7 @@ impl Waiters {
             || all > 0 && self.has_full_key(charges, bounds, &self.lock())
     }
 
-    /// Takes a place for a request, or returns `None` if there is no place.
+    /// Adds a request to the queue. Returns `None` if the queue is full.
     pub(crate) fn enter(
         self: &Arc<Self>,
         charges: &[Charge<'_>],

@@ -142,7 +142,7 @@ impl Meter {
         left * 100 <= limit * u64::from(100 - self.near)
     }
 
-    /// Returns the counters of a rule, if it was known when the layer was built.
+    /// Returns the counters of a rule, if the layer was built with the rule.
     fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
@@ -178,7 +178,7 @@ pub(crate) fn unidentified() {
     counter!("ratelimit.unidentified").increment(1);
 }
 
-/// Counts a call that a store failed to decide.
+/// Counts a call that failed in the store.
 pub(crate) fn store_failed(kind: &'static str) {
     counter!("ratelimit.store.errors", "kind" => kind).increment(1);
 }

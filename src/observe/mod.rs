@@ -105,7 +105,7 @@ impl Meter {
         self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
-    /// Counts each rule once, also if it has several quotas.
+    /// Counts the request once for each rule, even if a rule has several quotas.
     fn each(
         &self,
         decision: &Decision,

@@ -34,7 +34,7 @@ pub(crate) struct Denial {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// The number of requests that were denied, or would have been denied.
+/// The number of denied requests, and of requests that report-only rules would have denied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) denied: u64,

@@ -15,10 +15,10 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Generic cell rate algorithm (ITU-T I.371). One unit comes back every interval.
+    /// Generic cell rate algorithm (ITU-T I.371). One unit is refilled every interval.
     #[default]
     Gcra,
-    /// Token bucket. All `units` come back together, once per period after the first charge.
+    /// Token bucket. All `units` are refilled together, once per period after the first charge.
     TokenBucket,
     /// Windows of one period, aligned to the Unix epoch.
     ///

@@ -5,12 +5,13 @@ use super::{Algorithm, ErrorKind, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 impl Quota {
     /// Sets the maximum debt after late charges, in units. Defaults to the limit.
     ///
-    /// A late charge raises the cost of a request that was already admitted. A handler makes it by
-    /// adjusting a charge upwards, or by a positive [`Limiter::adjust`](crate::Limiter::adjust).
+    /// A late charge raises the cost of a request that was already admitted. A handler makes a late
+    /// charge by adjusting a charge upwards, or by a positive
+    /// [`Limiter::adjust`](crate::Limiter::adjust).
     ///
-    /// A late charge never fails. It stops when `limit + max_debt` units are charged, and **further
-    /// units are lost**: the request used them, but they are never charged. With `max_debt(0)`, a
-    /// late charge can empty an account, but cannot put it into debt.
+    /// A late charge never fails. The charge stops at `limit + max_debt` charged units, and
+    /// **further units are lost**: the request used them, but they are never charged. With
+    /// `max_debt(0)`, a late charge can empty an account, but cannot put it into debt.
     ///
     /// # Parallel requests
     ///

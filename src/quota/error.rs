@@ -41,7 +41,7 @@ pub(super) enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns the message without values, which a panic in a constant cannot format.
+    /// Returns the message without values, because a panic in a constant cannot format values.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::NoUnits => "quota: units is 0; use Quota::blocked() to deny all requests",

@@ -25,7 +25,7 @@ impl Quota {
 
     /// Returns this quota with another limit.
     ///
-    /// This is the burst, or the units of a window.
+    /// The limit is the burst, or the units of a window.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl Quota {
         }
     }
 
-    /// Returns a window without pacing and carry-over, which hide a part of the count.
+    /// Returns a window quota without pacing and carry-over, because these hide used units.
     fn wide_window(&self, units: u32) -> Self {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow { .. } => Algorithm::fixed_window(),

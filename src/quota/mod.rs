@@ -39,8 +39,8 @@ const UNITS: [(&str, u64); 7] = [
 
 /// Limit of `units` per `period`, with a `burst` that may be used at once.
 ///
-/// By default, one unit comes back every [`interval`](Quota::interval) (GCRA, ITU-T I.371). The
-/// interval is rounded **up** to a nanosecond, so a quota never allows more than its numbers say.
+/// By default, one unit is refilled every [`interval`](Quota::interval) (GCRA, ITU-T I.371). The
+/// interval is rounded **up** to a nanosecond, so units are never refilled too fast.
 ///
 /// Invalid numbers in a constant are compile errors. [`Quota::new`] and [`str::parse`] return an
 /// error instead.
@@ -158,7 +158,7 @@ impl Quota {
     ///
     /// - `units` or `period` is zero.
     /// - The period is longer than ten years.
-    /// - More than one unit would come back per nanosecond.
+    /// - More than one unit would be refilled per nanosecond.
     pub const fn new(units: u32, period: Duration) -> Result<Self, QuotaError> {
         let nanos = period.as_nanos();
         #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
@@ -268,7 +268,7 @@ impl Quota {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Sets the units of a new account to those that come back in `time`, rounded down.
+    /// Sets the units of a new account to the number that is refilled in `time`, rounded down.
     ///
     /// # Panics
     ///
@@ -331,7 +331,7 @@ impl Quota {
         Self { name: Some(name), ..self }
     }
 
-    /// Returns the number of units that come back per [`period`](Quota::period).
+    /// Returns the number of units that are refilled per [`period`](Quota::period).
     #[must_use]
     pub const fn units(&self) -> u32 {
         self.units
@@ -343,13 +343,13 @@ impl Quota {
         self.burst
     }
 
-    /// Returns the period in which [`units`](Quota::units) come back.
+    /// Returns the period in which [`units`](Quota::units) are refilled.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_nanos(self.period)
     }
 
-    /// Returns the time until one unit comes back: `period / units`, rounded up to a nanosecond.
+    /// Returns the time until one unit is refilled: `period / units`, rounded up to a nanosecond.
     #[must_use]
     pub const fn interval(&self) -> Duration {
         Duration::from_nanos(self.interval)
@@ -445,7 +445,9 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid. The error contains `number`, which was set last.
+    /// Returns the quota if it is valid.
+    ///
+    /// The error contains `number`, the value that was set last.
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
         match self.fault() {
             None => Ok(self),
@@ -459,7 +461,7 @@ impl Quota {
         }
     }
 
-    /// Returns the error of an invalid quota.
+    /// Returns the reason why the quota is invalid, if it is.
     const fn fault(&self) -> Option<ErrorKind> {
         if self.units == 0 {
             let changed = self.burst > 0

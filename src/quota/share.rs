@@ -8,8 +8,8 @@ impl Quota {
     /// Returns the share of one of `n` processes.
     ///
     /// All shares together admit no more than this quota, except that a share has at least one
-    /// unit. If the whole quota has `need` units, the burst of a share is at least `need`.
-    /// Otherwise a charge of `need` units would always be denied.
+    /// unit. If the whole quota has `need` units, the burst of a share is at least `need`. A
+    /// smaller share would always deny a charge of `need` units.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
         if self.is_blocked() {
             return *self;
@@ -48,7 +48,9 @@ impl Quota {
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
-    /// Returns the burst and the soft units of a share, raised to `need` if the whole quota has it.
+    /// Returns the burst and the soft units of a share.
+    ///
+    /// They are raised to `need` units if the whole quota has `need` units.
     fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
         let whole = u64::from(self.burst) + u64::from(self.soft);
         if need <= u64::from(burst) + u64::from(soft) || need > whole {

@@ -103,7 +103,7 @@ pub trait Reject<B> {
     /// Creates the response for a request. The inner service is not called.
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
 
-    /// Creates the response with the fields of the layer, which calls this method.
+    /// Creates the response with the header fields of the layer. The layer calls this method.
     #[doc(hidden)]
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let mut response = self.reject(why, head);
@@ -212,14 +212,14 @@ impl<'a> Rejection<'a> {
         Self { cause, reason, retry_after: None, template, context }
     }
 
-    /// Adds the fields of the layer.
+    /// Adds the header fields of the layer.
     fn complete(&self, headers: &mut HeaderMap) {
         if let Cause::Decision(decision) = self.cause {
             self.template.complete(headers, decision, self.retry_after);
         }
     }
 
-    /// Returns all fields of a plain-text response.
+    /// Returns all header fields of a plain-text rejection.
     fn plain_text_fields(&self) -> Option<HeaderMap> {
         self.template.denial(self.decision()?, self.retry_after?)
     }

@@ -14,7 +14,7 @@ const COMMON_WAITS: usize = 4_096;
 const MAX_RANGES: usize = 32;
 /// The maximum number of bytes of `Accept` that are read.
 const MAX_BYTES: usize = 4_096;
-/// The problem types of the `RateLimit` draft.
+/// The prefix of the problem types in the IETF draft of the `RateLimit` fields.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// Returns `true` if `Accept` contains JSON with a quality above 0.
@@ -51,7 +51,7 @@ fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Ite
     ranges.take(MAX_RANGES)
 }
 
-/// Returns the plain text. Texts for common waits are cached.
+/// Returns the text of a plain-text rejection. Texts for common waits are cached.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
@@ -63,7 +63,9 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     Bytes::from(detail(why))
 }
 
-/// Returns the problem+json text. `violated-policies` has a hyphen in the draft.
+/// Returns the problem+json text.
+///
+/// The IETF draft of the `RateLimit` fields spells `violated-policies` with a hyphen.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),

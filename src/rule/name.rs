@@ -10,8 +10,8 @@ use std::{
 
 /// Name of a rule: 1 to 64 printable ASCII characters, by convention `[a-z0-9_-]`.
 ///
-/// The name is part of the address of an account and appears in header fields. It must not contain
-/// secrets or personal data.
+/// The name is part of the address of an account and appears in header fields. A name must not
+/// contain secrets or personal data.
 ///
 /// Names stay in memory for the life of the process. Take them from code or configuration, never
 /// from a request.

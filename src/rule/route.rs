@@ -122,7 +122,9 @@ impl fmt::Display for RouteTemplate {
 }
 
 impl GrpcPath {
-    /// Recognizes a gRPC template whose service has a package. `/users/list` may be any path.
+    /// Parses a gRPC template whose service has a package.
+    ///
+    /// A template such as `/users/list` is not recognized, because it may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {

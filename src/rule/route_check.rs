@@ -10,7 +10,7 @@ use super::{RuleName, route::RouteTemplate};
 /// The number of requests without a route that are compared with the routes.
 const SAMPLE: u32 = 100;
 
-/// Observations about the requests of a `by_route`. Each kind of mistake is logged once.
+/// Facts about the requests of a `by_route`. Each kind of mistake is logged once.
 #[derive(Debug)]
 pub(super) struct RouteCheck {
     /// One flag per route, set by its first request.
@@ -56,7 +56,7 @@ impl RouteCheck {
         }
     }
 
-    /// Logs a path that a route would match in a router.
+    /// Logs a request that fits a route, but that no router has matched.
     #[cold]
     fn check_unmatched<'a>(
         &self,

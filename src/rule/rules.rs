@@ -95,13 +95,13 @@ pub struct RuleInfo<'a> {
     pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The rule that charges a request if this rule does not, in a `by_route`.
+    /// The rule that charges a request if this rule does not. Set for the routes of a `by_route`.
     pub instead_of: Option<RuleName>,
     /// Probable mistakes in the settings of the extractor.
     ///
     /// In a `by_route`, only the default rule reports them.
     pub(crate) key_lints: Vec<String>,
-    /// `true` if the rule `instead_of` charges other methods of the same path.
+    /// `true` if the rule `instead_of` charges requests to the same path with other methods.
     pub(crate) leaves_methods: bool,
 }
 

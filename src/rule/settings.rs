@@ -71,8 +71,8 @@ const TIME: &str = "give text, as \"500ms\"";
 /// **All other fields** need a restart. A new name starts new accounts.
 /// [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes such a field.
 ///
-/// Two settings have another way. A [`Toggle`](crate::middleware::Toggle) turns a rule off
-/// immediately, and a [`Cost::from_fn`](crate::Cost::from_fn) changes the cost.
+/// Code can change two settings without a restart. A [`Toggle`](crate::middleware::Toggle) turns a
+/// rule off immediately, and a [`Cost::from_fn`](crate::Cost::from_fn) changes the cost.
 ///
 /// **Invalid combinations**, such as a cost above a limit, are errors of
 /// [`try_rules`](crate::RateLimitLayer::try_rules) if the quotas are fixed. To check quotas before
@@ -125,7 +125,7 @@ impl RuleSettings {
         if self.report_only { rule.report_only(true) } else { rule }
     }
 
-    /// Returns the first field that differs in `new`, except `quotas`.
+    /// Returns the name of the first field that differs in `new`, except `quotas`.
     ///
     /// ```
     /// use tower_sluice::{Quota, rule::RuleSettings};

@@ -8,7 +8,7 @@ use crate::{quota::Quota, rule::RuleName};
 /// an example.
 ///
 /// The limit of a window is its units. For other algorithms it is the burst, at the configured
-/// rate. It is never below the need of a single request.
+/// rate. The limit is never below the cost plus the headroom of a single request.
 ///
 /// The result is exact if the store has enough [room](super::Simulator::least_stats). It assumes
 /// that the other quotas limit no request.

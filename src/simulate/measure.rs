@@ -1,7 +1,7 @@
 //! Measures the limit that each quota needs.
 //!
 //! While no request is limited, the used units do not depend on the limit. Each quota is therefore
-//! counted with the highest possible limit. The maximum of its used units is the smallest
+//! counted with the highest possible limit. The maximum of the used units is the smallest
 //! sufficient limit.
 
 use smallvec::SmallVec;
@@ -14,7 +14,7 @@ use crate::{
     store::{Charge, LocalStore, Stats, StoreExt},
 };
 
-/// The maximum number of quotas of plans that are measured.
+/// The maximum number of measured quotas. Further quotas of plans are ignored.
 const MOST_QUOTAS: usize = 1_024;
 
 pub(super) struct Measure {
@@ -23,7 +23,9 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Creates a measurement. Each fixed quota starts with the need of a single request.
+    /// Creates a measurement.
+    ///
+    /// Each fixed quota starts with the cost plus the headroom of a single request.
     pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
         let of = |info: &RuleInfo<'_>| {
             let (rule, alone) = (info.name, info.least_need().max(1));
@@ -93,7 +95,7 @@ fn is_countable(quota: &Quota) -> bool {
     !lends && !quota.is_blocked() && quota.initial_units().is_none()
 }
 
-/// Returns the units per window with which unit `last` is available at `now`.
+/// Returns the fewest units per window for which unit `last` is available at `now`.
 ///
 /// A paced window with more units makes each unit available earlier.
 fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {

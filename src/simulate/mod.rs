@@ -1,8 +1,8 @@
 //! Replays past requests against rules, to find those that would have been limited.
 //!
 //! With a log of past requests, you can test limits before you use them. A trace is any sequence of
-//! [`Call`]s. Each has a time and a request head. Its result is a [`SimulatedDecision`], as a layer
-//! with an embedded store would have decided at that time.
+//! [`Call`]s. Each call has a time and a request head. Its result is a [`SimulatedDecision`]: the
+//! decision of a layer with an embedded store at that time.
 //!
 //! The clock follows the trace, so the replay of a week takes seconds. Only the accounts are kept
 //! in memory.

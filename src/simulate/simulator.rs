@@ -41,7 +41,7 @@ pub struct Simulator<R> {
     late: u64,
 }
 
-/// A queued request, which waits until `up`.
+/// A queued request, which leaves the queue at the instant `up`.
 struct Waiting {
     up: u64,
     _waiter: Option<Waiter>,
@@ -130,8 +130,9 @@ impl<R: Rules> Simulator<R> {
 
     /// Enables the measurement of the smallest limits for [`least`](Simulator::least).
     ///
-    /// It takes the time and the memory of a second store, which may run out of room first; see
-    /// [`least_stats`](Simulator::least_stats). A sliding log takes up to 160 kB per key in it.
+    /// The measurement takes the time and the memory of a second store, in which a sliding log
+    /// takes up to 160 kB per key. The second store may run out of room first; see
+    /// [`least_stats`](Simulator::least_stats).
     #[must_use]
     pub fn measure(self) -> Self {
         let mut infos = Vec::new();
@@ -174,7 +175,7 @@ impl<R: Rules> Simulator<R> {
         SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
     }
 
-    /// Decides on a request as a layer does.
+    /// Decides on a request as a layer does, and queues the request if it must wait.
     fn ask(
         &mut self,
         call: &Call,
@@ -223,7 +224,8 @@ impl<R> Simulator<R> {
         self.measure.as_ref().map(Measure::least).unwrap_or_default()
     }
 
-    /// Returns the number of [late](SimulatedDecision::is_late) calls so far.
+    /// Returns the number of calls so far that came [late](SimulatedDecision::is_late) in the
+    /// trace.
     #[must_use]
     pub fn late(&self) -> u64 {
         self.late
@@ -263,7 +265,7 @@ impl<R> Simulator<R> {
     }
 }
 
-/// Returns the rules that make a request wait, which the decision does not contain.
+/// Returns the rules that make a request wait. The decision does not name these rules.
 fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
     if let [alone] = charges {
         return SmallVec::from_slice(&[alone.rule()]);

@@ -32,15 +32,15 @@ pub struct SimulatedDecision {
     pub(super) at: Duration,
     pub(super) late: bool,
     pub(super) waits_for: RuleNames,
-    /// The decision, `None` if no rule charges the call, or an error without a usable key.
+    /// The decision, or `None` if no rule charges the call. An error if the call has no usable key.
     pub(super) decided: Result<Option<Decision>, KeyError>,
 }
 
 impl SimulatedDecision {
     /// Returns the time of the decision, since the Unix epoch.
     ///
-    /// It is the time of the call, or the latest time before it for a
-    /// [late](SimulatedDecision::is_late) call.
+    /// This is the time of the call. For a [late](SimulatedDecision::is_late) call, it is the
+    /// latest time of the earlier calls.
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at

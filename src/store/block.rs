@@ -28,7 +28,7 @@ use crate::decision::{Decision, Source};
 pub enum BlockError<E = Infallible> {
     /// The store's table of blocks is full.
     ///
-    /// A key stays in the table until its block ends or it is unblocked.
+    /// A key stays in the table until its block ends or the key is unblocked.
     Full,
     /// The store does not support blocks.
     Unsupported,
@@ -102,7 +102,7 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// Converts the answer of a store, with an error if the key is not blocked.
+    /// Converts the answer of a store to a future that fails if the key is not blocked.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),

@@ -34,13 +34,13 @@ pub trait StoreExt: Store {
         self.call(Op::Take(charges))
     }
 
-    /// Charges `units` late to every quota of a charge, or refunds them if negative.
+    /// Adds a late charge of `units` to every quota of a charge, or refunds a negative number.
     ///
     /// A late charge never fails. Units beyond the limit plus [`max_debt`](crate::Quota::max_debt)
     /// are dropped. A refund stops when the account is full.
     ///
-    /// A refund returns all units, even if some have already come back over time. To return the
-    /// charge of a request, use [`undo`](Store::undo).
+    /// A refund includes units that were already refilled over time. To reverse the charge of a
+    /// request, use [`undo`](Store::undo).
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
         self.call(Op::Adjust(charge, units))

@@ -38,7 +38,8 @@ const SETTLE: Unsupported =
 /// uses it only for the quota name and the `RateLimit-Policy` header.
 ///
 /// With governor's `StateInformationMiddleware`, an allowed decision reports the units left.
-/// Without it they are unknown, and the header fields do not contain the quota.
+/// Without that middleware, the units left are unknown, and the header fields do not contain the
+/// quota.
 ///
 /// # Limitations
 ///
@@ -91,7 +92,7 @@ where
 
 /// Result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
 pub trait PositiveOutcome {
-    /// Returns the limit, the units left, and the time in which one unit comes back, if known.
+    /// Returns the limit, the units left, and the time in which one unit is refilled, if known.
     fn left(&self) -> Option<(u32, u32, Duration)>;
 }
 

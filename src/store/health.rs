@@ -6,7 +6,8 @@ use super::BoxFuture;
 ///
 /// Returned by [`Store::health`](super::Store::health).
 ///
-/// With feature `serde`, it is serialized with these fields. `inner` is omitted if it is empty.
+/// With feature `serde`, a `Health` is serialized with these fields. `inner` is omitted if it is
+/// empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -33,7 +34,9 @@ pub struct Health {
 pub enum Status {
     /// The store decides.
     Healthy,
-    /// The store does not decide. A wrapper fails if its store does not decide or is not called.
+    /// The store does not decide.
+    ///
+    /// A wrapper is failing if its store does not decide or is not called.
     Failing,
     /// The store does not report its health.
     Unknown,

@@ -6,7 +6,7 @@ use super::{Charge, OwnedCharges};
 
 /// Operation of a [`Store`](super::Store).
 ///
-/// Later versions may add operations. A store answers an unknown one with
+/// Later versions may add operations. A store answers an unknown operation with
 /// [`Decision::unsupported`](crate::Decision::unsupported), or with an error such as
 /// [`Unsupported`](super::Unsupported).
 ///
@@ -20,7 +20,7 @@ pub enum Op<'a> {
     /// The answer has one outcome per charged quota, in the order of the charges and of their
     /// quotas.
     Take(&'a [Charge<'a>]),
-    /// Charges units late, or refunds a negative number. See
+    /// Adds a late charge, or refunds a negative number of units. See
     /// [`StoreExt::adjust`](super::StoreExt::adjust).
     Adjust(&'a Charge<'a>, i64),
     /// Removes the account. See [`StoreExt::reset`](super::StoreExt::reset).

@@ -20,7 +20,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The number of state changes: even while the store works, odd while it fails.
 ///
-/// Only a call that began after the latest change can cause the next one.
+/// Only a call that began after the latest change can cause the next change.
 #[derive(Debug, Default)]
 pub(super) struct OutageState {
     epoch: AtomicU64,
@@ -67,8 +67,8 @@ impl OutageState {
 
     /// Returns the health of a wrapper.
     ///
-    /// It is failing if the store is, or if the store's health is unknown and its last call failed.
-    /// `effect` describes how requests are then handled.
+    /// The wrapper is failing if its store is failing, or if the store's health is unknown and the
+    /// last call failed. `effect` describes how requests are handled during a failure.
     pub(super) fn health(
         &self,
         store: &'static str,

@@ -6,7 +6,9 @@ use crate::{
     store::Charge,
 };
 
-/// Returns the outcome that `ask` would have, or the same outcome if the algorithm is not GCRA.
+/// Recomputes an outcome for the demand `ask`.
+///
+/// Returns the outcome unchanged if the algorithm is not GCRA.
 pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
     let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
     gcra.map_or(*outcome, |gcra| {

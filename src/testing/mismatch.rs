@@ -1,4 +1,4 @@
-//! Differences between the numbers of a store and of a table.
+//! Differences between the decisions of a store and a table of expected results.
 
 use std::{fmt, time::Duration};
 
@@ -12,7 +12,7 @@ pub(super) struct Row {
     remaining: u32,
     full: u64,
     next: u64,
-    /// The retry time, or `None` for `settle`, `undo` and `reset`.
+    /// The expected wait, or `None` for `settle`, `undo` and `reset`.
     retry: Option<Retry>,
 }
 
@@ -29,7 +29,7 @@ enum NeverLiteral {
     Never,
 }
 
-/// The numbers of a decision.
+/// The values of a decision that a scenario table contains.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) allowed: bool,
@@ -64,7 +64,7 @@ impl fmt::Display for Row {
 }
 
 impl Shown {
-    /// Returns the numbers of `decision`, with the retry times if `retry` is `true`.
+    /// Returns the values of `decision`, with the wait of each outcome if `retry` is `true`.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
             remaining: outcome.remaining(),
@@ -88,7 +88,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Difference between a store and a table.
+/// Difference between a decision of a store and the expected result.
 #[derive(Clone, Debug)]
 pub struct Mismatch {
     pub(super) case: String,

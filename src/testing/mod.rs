@@ -17,8 +17,8 @@
 //! ```
 //!
 //! To test a [`Store`](crate::Store), implement [`Subject`] and run the conformance kit. [`play`]
-//! runs the published [`TABLES`] of scenarios. [`properties`] checks promises that a table cannot
-//! express. The feature `simulate` also provides the clock.
+//! runs the published [`TABLES`] of scenarios. [`properties`] checks properties that a table of
+//! expected results cannot express. The feature `simulate` also provides the clock.
 
 #![cfg_attr(
     not(feature = "testing"),

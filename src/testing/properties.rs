@@ -1,4 +1,4 @@
-//! Checks of a store's promises that a table cannot express.
+//! Checks of properties of a store that a table of expected results cannot express.
 //!
 //! Each check runs on a new store.
 
@@ -19,7 +19,7 @@ use crate::{
     store::{Answer, BoxError, Charge, Store, StoreExt},
 };
 
-/// A description of the violated promise.
+/// Description of the property that a store lacks.
 pub type Broken = String;
 
 const QUOTA: Quota = Quota::per_second(3).burst(5);

@@ -20,8 +20,8 @@ use crate::store::{BoxFuture, Link, RedisError, RedisStore};
 
 /// [`RedisStore`] with a fake clock, for tests with a real server.
 ///
-/// Each opened store has a random prefix, so that tests can share a server. Its keys expire within
-/// a quarter of an hour.
+/// Each opened store has a random prefix, so that tests can share a server. The keys of a store
+/// expire within a quarter of an hour.
 ///
 /// ```no_run
 /// use tower_sluice::testing::{Redis, properties};

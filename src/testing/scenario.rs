@@ -16,7 +16,7 @@ use crate::{
     store::{BoxError, Charge, Store, StoreExt},
 };
 
-/// Case of a scenario table: quotas, and steps with their expected numbers.
+/// Case of a scenario table: quotas, and steps with their expected results.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Case {
     name: String,
@@ -106,12 +106,12 @@ enum StepOp {
 /// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Played {
-    /// All numbers matched the table.
+    /// All decisions equal the expected results.
     Passed,
     /// The subject does not support the case.
     ///
-    /// It lacks an [algorithm](Subject::supports), an [undo](Subject::undoes), or a clock that can
-    /// [step back](Subject::steps_back).
+    /// The subject lacks an [algorithm](Subject::supports), an [undo](Subject::undoes), or a clock
+    /// that can [step back](Subject::steps_back).
     Skipped,
 }
 
@@ -127,7 +127,7 @@ pub enum CaseError {
     Unknown(String),
     /// The store failed.
     Store(BoxError),
-    /// The store's numbers differ from the table.
+    /// A decision of the store differs from the expected result.
     Mismatch(Mismatch),
 }
 

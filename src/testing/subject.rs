@@ -33,7 +33,8 @@ pub trait Subject {
         true
     }
 
-    /// Waits until earlier calls of [`Store::undo`] have taken effect, because they have no answer.
+    /// Waits until earlier calls of [`Store::undo`] have taken effect, because these calls have no
+    /// answer.
     ///
     /// By default, this does not wait.
     fn undone(&mut self) -> BoxFuture<()> {

@@ -1,4 +1,4 @@
-//! Tests with random values: other callers keep their charges, and nothing overflows.
+//! Tests with random values: an undo keeps the charges of other callers, and nothing overflows.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ proptest! {
 
     /// Nothing overflows while quotas and clocks change. The debug profile checks each sum.
     ///
-    /// A denial has a wait, a refund takes no units, and a late charge returns none.
+    /// Every denial has a wait. A refund takes no units, and a late charge returns no units.
     #[test]
     fn nothing_overflows(
         quotas in prop::collection::vec(extreme_quota(), 1..4),

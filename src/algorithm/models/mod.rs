@@ -1,6 +1,7 @@
 //! Tests of each algorithm against a slow model.
 //!
-//! A model keeps every charge and counts all of them each time. It finds a wait by trial.
+//! A model keeps every charge and counts all charges each time. A model finds a wait by trying
+//! instants.
 
 mod hostile;
 mod properties;
@@ -19,7 +20,7 @@ use super::{
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// Random sequences per test.
+/// The number of random sequences per test.
 const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 
 /// A charge that a later operation may undo.
@@ -27,7 +28,7 @@ const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 struct Charge {
     at: u64,
     units: u64,
-    /// Units to return.
+    /// The maximum number of units that an undo returns.
     back: u64,
     /// GCRA: the nanoseconds until full, directly after the charge.
     work: u64,
@@ -37,14 +38,14 @@ struct Charge {
     receipt: Receipt,
 }
 
-/// A slow model of an account. It assumes no charge after `now`.
+/// A slow model of an account. Its answers for later instants assume no further charge.
 trait Model: Clone + Debug {
     fn of(quota: &Quota) -> Self;
     /// Drops the account if it has expired at `now`.
     fn arrive(&mut self, now: u64);
     /// Creates the account if it does not exist.
     fn open(&mut self, now: u64);
-    /// Returns `true` if `need` units fit at `t`. `soft` is added to the capacity.
+    /// Returns `true` if `need` units fit at `t`. The limit is raised by `soft` units.
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool;
     fn is_full(&self, t: u64) -> bool;
     fn charge(&mut self, now: u64, units: u64);
@@ -56,15 +57,15 @@ trait Model: Clone + Debug {
     fn count_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Charges late, up to the limit plus `max_debt`.
+    /// Makes a late charge, up to the limit plus `max_debt`.
     fn charge_late(&mut self, now: u64, units: u64);
     fn refund(&mut self, now: u64, units: u64);
     fn undo(&mut self, now: u64, charge: Charge);
-    /// Returns the instant before which a caller may queue.
+    /// Returns the instant before which a queued charge must be admitted.
     fn queue_end(&self, _now: u64) -> u64 {
         0
     }
-    /// Returns the first instant from `now` on at which `pred` is true. It must then stay true.
+    /// Returns the first instant from `now` on at which `pred` is true. `pred` must then stay true.
     fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
         let mut width = 1;
         while !pred(now + width) {
@@ -80,7 +81,7 @@ trait Model: Clone + Debug {
         }
         yes
     }
-    /// Returns the account at `now`, or a new one.
+    /// Returns a copy of the account, or a new account if none exists.
     fn opened(&self, now: u64) -> Self {
         let mut opened = self.clone();
         opened.open(now);
@@ -99,7 +100,7 @@ fn ceil(a: u128, b: u128) -> u64 {
     u64::try_from(a.div_ceil(b)).expect("fits")
 }
 
-/// The values of a decision.
+/// The result of a decision, in a form that can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Decided {
     allowed: bool,
@@ -124,7 +125,7 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     }
 }
 
-/// Decides by the specification.
+/// Decides on a demand with the slow model.
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
     let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
@@ -270,7 +271,8 @@ fn retry_holds(
     Ok(())
 }
 
-/// Checks that the account changes at the instants that it reports.
+/// Checks that the predicted instants of `row` are exact, and that an expired account equals a new
+/// one.
 fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> TestCaseResult {
     // A new account is created at `now`.
     account.open(quota, now, Demand::units(1));

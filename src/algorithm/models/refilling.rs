@@ -11,7 +11,7 @@ pub(super) struct SlowGcra {
     late_limit: u64,
     soft: u64,
     initial: Option<u64>,
-    /// The work, and the instant at which it was measured.
+    /// An instant, with the work left at that instant.
     account: Option<(u64, u64)>,
 }
 
@@ -82,7 +82,7 @@ impl Model for SlowGcra {
     }
 }
 
-/// A token bucket that replays each refill.
+/// A token bucket that adds the tokens of each past refill one refill at a time.
 #[derive(Clone, Debug)]
 pub(super) struct SlowBucket {
     units: i128,

@@ -8,9 +8,9 @@ use crate::{decision::NEVER, quota::Quota};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Jump {
     Nanos(u64),
-    /// Sixteenths of the period, with an offset of -1, 0 or 1 nanoseconds.
+    /// A jump by sixteenths of the period, with an offset of -1, 0 or 1 nanoseconds.
     Period(u64, i64),
-    /// The time until full of the last row, with an offset of -1, 0 or 1 nanoseconds.
+    /// A jump by the time until full of the last result, with an offset of -1, 0 or 1 nanoseconds.
     Full(i64),
     Next(i64),
     Retry(i64),
@@ -24,7 +24,7 @@ pub(super) enum Op {
         max_wait: u64,
     },
     Adjust(i64),
-    /// The charge to undo, counted from the last, and the maximum units.
+    /// Undoes a charge: its position, counted from the last charge, and the maximum units.
     Undo(usize, u32),
 }
 
@@ -70,7 +70,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Short jumps, so that few accounts become full.
+/// Steps with short jumps, so that few accounts become full.
 pub(super) fn short_steps() -> impl Strategy<Value = Vec<(Jump, u32, u64)>> {
     let jump = prop_oneof![
         3 => Just(Jump::Nanos(0)),

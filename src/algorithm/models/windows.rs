@@ -156,7 +156,7 @@ impl Model for SlowAnchored {
     }
 }
 
-/// A sliding window that keeps every charge. A log has no bucket width.
+/// A sliding window that keeps every charge. A sliding log is one without a bucket width.
 #[derive(Clone, Debug)]
 pub(super) struct SlowSliding {
     units: u64,
@@ -170,7 +170,7 @@ impl SlowSliding {
     fn bucket(&self, t: u64) -> u64 {
         self.width.map_or(t, |width| t / width)
     }
-    /// Returns the part of a bucket that is inside the period at `t`, in units of `width`.
+    /// Returns the part of a bucket that is inside the period at `t`: from 0 to the bucket width.
     fn inside(&self, bucket: u64, t: u64) -> u128 {
         let t = i128::from(t);
         let bucket = i128::from(bucket);

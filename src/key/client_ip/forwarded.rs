@@ -158,7 +158,7 @@ enum ParameterValue<'a> {
 }
 
 impl<'a> ParameterValue<'a> {
-    /// Parses a value. Returns it and the text after the next `;`.
+    /// Parses a value. Returns the value and the text after the next `;`.
     fn read(text: &'a [u8]) -> Option<(Self, Option<&'a [u8]>)> {
         let Some(inside) = text.strip_prefix(b"\"") else {
             let end = text.iter().position(|byte| *byte == b';').unwrap_or(text.len());

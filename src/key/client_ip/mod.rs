@@ -336,7 +336,7 @@ impl ClientIp {
         self.client(&head.into()).map(|client| client.address)
     }
 
-    /// Returns the client. Its address is confirmed if it cannot be a trusted proxy.
+    /// Returns the client. Its address is confirmed if no trusted proxy can have the address.
     pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
         self.find(head).map_err(|unknown| self.error(unknown))
     }
@@ -409,7 +409,7 @@ impl ClientIp {
         }
     }
 
-    /// Logs only the first such request, because there may be many.
+    /// Logs the first request without a client, and no other, because there may be many.
     #[cfg(feature = "tracing")]
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();

@@ -17,7 +17,7 @@ pub(super) struct HashedCharge {
     /// Hash of the quotas, the rule and the key. A denial is repeated only if both hashes match.
     pub(super) revision: u64,
     pub(super) rule: RuleName,
-    /// The units that must fit, with the headroom.
+    /// The units that must be available: cost plus headroom.
     pub(super) need: u64,
     /// The longest time that the caller will queue, in nanoseconds.
     pub(super) max_wait: u64,
@@ -29,7 +29,7 @@ pub(super) struct HashedCharge {
     pub(super) cacheable: bool,
     /// `true` if a quota has `initial` units, so that the first call creates the account.
     pub(super) has_initial: bool,
-    /// The version of the cache set when the call starts.
+    /// The version of the cache set at the start of the call.
     pub(super) version: u64,
 }
 
@@ -48,7 +48,8 @@ pub(super) struct PendingTake {
 impl PendingTake {
     /// Returns each account with its outcomes in `denial`.
     ///
-    /// No outcomes are returned if a wrapper decided, or if they cannot be assigned to accounts.
+    /// No outcomes are returned if a wrapper decided, or if the outcomes cannot be assigned to
+    /// accounts.
     pub(super) fn outcomes<'a>(
         &'a self,
         denial: &'a Decision,

@@ -1,7 +1,7 @@
 //! Cached denials, in sets of eight entries with a lock each.
 //!
 //! Each set counts its changes. A denial is cached only if its set has not changed since the call
-//! started. Otherwise it may describe an account before the change. A lock is held for a few dozen
+//! started. After a change, the denial may be out of date. A lock is held for a few dozen
 //! nanoseconds, and never while other code runs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub(super) struct Denials {
 #[derive(Debug, Default)]
 struct CacheSet {
     version: u64,
-    /// Calls that the set has answered.
+    /// The number of calls that the set has answered.
     hits: u64,
     /// At most `WAYS` entries.
     entries: Vec<CachedDenial>,
@@ -159,7 +159,9 @@ fn lock(set: &Mutex<CacheSet>) -> MutexGuard<'_, CacheSet> {
 }
 
 impl CacheSet {
-    /// Returns `true` if an entry denies the account. Stores the version of the set in it.
+    /// Returns `true` if an entry denies the account.
+    ///
+    /// Stores the version of the set in `account`.
     fn check(&mut self, account: &mut HashedCharge, now: u64) -> bool {
         if self.has_other_quotas(account.tag, account.revision) {
             self.invalidate(account.tag);
@@ -174,8 +176,8 @@ impl CacheSet {
 
     /// Inserts an entry, unless the set has changed since `version`.
     ///
-    /// It replaces the entry of the same account and cost or, in a full set, the one that ends
-    /// first.
+    /// The new entry replaces the entry of the same account and cost or, in a full set, the entry
+    /// that ends first.
     fn insert(&mut self, entry: CachedDenial, version: u64) -> bool {
         if self.version != version {
             return false;

@@ -19,9 +19,9 @@ pub(super) struct CachedDenial {
     pub(super) need: u64,
     /// The instant until which the store would also deny.
     ///
-    /// It counts from the call, which is before the decision, so it is never too late.
+    /// The instant is computed from the start of the call, so it is never too late.
     pub(super) until: u64,
-    /// The instant of the answer. Waits count from it, so that none is too short.
+    /// The instant of the answer. Waits are computed from this instant, so no wait is too short.
     answered_at: u64,
     blocked: bool,
     /// `true` if the entry can also deny a higher cost.
@@ -67,7 +67,7 @@ impl CachedDenial {
         account.cacheable && same && covered && now.saturating_add(account.max_wait) < self.until
     }
 
-    /// Adds the outcomes of `charge` to `denial`.
+    /// Adds the cached outcomes to `denial`, recomputed for the cost of `charge`.
     pub(super) fn add_to(&self, denial: &mut Decision, charge: &Charge<'_>, now: u64) {
         let age = now.saturating_sub(self.answered_at);
         let ask = Demand { max_wait: 0, ..charge.demand() };

@@ -295,7 +295,7 @@ enum Pending {
     Change(#[expect(dead_code, reason = "it acts when it is dropped")] InvalidateOnDrop),
 }
 
-/// Removes the denials of an account when a change of it ends or is dropped.
+/// Removes the denials of an account when an operation that changes the account ends or is dropped.
 #[derive(Debug)]
 struct InvalidateOnDrop {
     denials: Arc<Denials>,

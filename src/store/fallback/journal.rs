@@ -23,7 +23,7 @@ pub(super) type AccountId = (RuleName, Key);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    /// `true` if units were recorded since the last replay started.
+    /// `true` if units were recorded since the last charge to the inner store began.
     due: AtomicBool,
     /// `true` if units were recorded since the journal was last empty.
     written: AtomicBool,
@@ -34,13 +34,13 @@ pub(super) struct Journal {
 #[derive(Debug, Default)]
 struct JournalEntries {
     accounts: HashMap<AccountId, Admitted>,
-    /// `true` while a replay runs.
+    /// `true` while a task charges the recorded units to the inner store.
     replaying: bool,
-    /// `true` if the replay should log its end.
+    /// `true` if the task that charges the recorded units should log its end.
     should_log: bool,
 }
 
-/// The units that were allowed to one account, by the index of the quota.
+/// The units that were allowed locally to one account, by index of the quota.
 #[derive(Debug, Default)]
 pub(super) struct Admitted {
     pub(super) quotas: SmallVec<[Quota; 2]>,
@@ -73,7 +73,7 @@ impl Journal {
         self.written.store(true, Release);
     }
 
-    /// Reduces the recorded units of a quota to the units that are now used.
+    /// Reduces the recorded units of a quota to at most `used` units.
     pub(super) fn cap(&self, charge: &Charge<'_>, quota_index: usize, used: i64) {
         if !self.written.load(Acquire) {
             return;
@@ -111,7 +111,7 @@ impl Journal {
         self.dropped_charges.load(Relaxed)
     }
 
-    /// Requests a replay.
+    /// Records that the recorded units must be charged to the inner store.
     pub(super) fn mark_due(&self) {
         self.due.store(true, Release);
     }
@@ -120,9 +120,9 @@ impl Journal {
         self.due.load(Acquire)
     }
 
-    /// Returns `true` if the caller should start a replay, because none is running.
+    /// Returns `true` if the caller should start a task that charges the recorded units.
     ///
-    /// With `should_log`, the replay logs its end.
+    /// With `should_log`, that task logs its end. The result is `false` while such a task runs.
     pub(super) fn start_replay(&self, should_log: bool) -> bool {
         let mut entries = self.entries();
         entries.should_log |= should_log;
@@ -137,12 +137,12 @@ impl Journal {
         self.entries().replaying = false;
     }
 
-    /// Returns `true` if the replay should log its end.
+    /// Returns `true` if the task that charges the recorded units should log its end.
     pub(super) fn should_log(&self) -> bool {
         take(&mut self.entries().should_log)
     }
 
-    /// Returns the accounts to replay.
+    /// Returns the accounts with recorded units.
     pub(super) fn addresses(&self) -> Vec<AccountId> {
         let mut entries = self.entries();
         if entries.accounts.is_empty() {

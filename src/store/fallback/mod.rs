@@ -48,7 +48,7 @@ const ACCOUNTS: usize = 65_536;
 /// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
 ///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
 /// - **Late charges.** Units that were allowed during an outage are charged to the inner store when
-///   it recovers. Units that have come back since then are not charged.
+///   it recovers. Units that were refilled since then are not charged.
 ///
 /// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) use the store that made the
 /// charge. [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
@@ -71,8 +71,9 @@ const ACCOUNTS: usize = 65_536;
 ///
 /// - A call that timed out may have been charged by the inner store, and is charged again by the
 ///   local store. A late charge that timed out may also be made twice.
-/// - If the inner store undoes a charge, the local account keeps it until the units have come back.
-///   At the start of an outage, keys with refunded requests therefore have fewer units left.
+/// - If the inner store undoes a charge, the local account keeps the charge until its units are
+///   refilled. At the start of an outage, keys with refunded requests therefore have fewer units
+///   left.
 /// - A `reset`, a `block`, an `unblock` or a refund during an outage applies only to this process.
 ///   The source of such a decision is [`Source::Fallback`].
 /// - If another process unblocks a key, this process may still deny it during an outage, until the
@@ -131,9 +132,9 @@ impl<S, L> Fallback<S, L> {
     /// The journal holds the units that were allowed locally and are not yet charged to the inner
     /// store.
     ///
-    /// An account takes about 500 bytes, plus the length of a long key. If the journal is full,
-    /// further accounts are not charged late. Accounts with keys above 256 bytes are never charged
-    /// late. [`dropped_charges`](Fallback::dropped_charges) counts these charges.
+    /// An account takes about 500 bytes, plus the length of a long key. If the journal is full, the
+    /// inner store is not charged for further accounts. It is never charged for accounts with keys
+    /// above 256 bytes. [`dropped_charges`](Fallback::dropped_charges) counts these charges.
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
         Self { journal_capacity: accounts, ..self }
@@ -171,7 +172,9 @@ where
         }
     }
 
-    /// Handles an answer of the inner store: mirrors a decision, or decides after an error.
+    /// Handles an answer of the inner store.
+    ///
+    /// A decision is also applied to the local store. After an error, the local store decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
             // The inner store was not called, so it may still be failing.
@@ -257,7 +260,9 @@ where
     type Error = Infallible;
     type Future = FallbackFuture<S, L>;
 
-    /// Calls the inner store, or only the local store for a refund of units not yet charged late.
+    /// Calls the inner store.
+    ///
+    /// A refund of units that are still in the journal calls only the local store.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
         let refund = units.min(0).unsigned_abs();
@@ -273,7 +278,7 @@ where
 
     /// Undoes a charge in the store that made it.
     ///
-    /// A mirrored or late charge in the other store stays until its units have come back.
+    /// The corresponding charge in the other store, if any, stays until its units are refilled.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {

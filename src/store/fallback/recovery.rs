@@ -30,7 +30,7 @@ where
         }
     }
 
-    /// Records the success of a call to the inner store, and starts a replay if one is due.
+    /// Records the success of a call to the inner store. Charges recorded units if there are any.
     pub(super) fn record_success(&self, epoch: u64) {
         let Stores { outages, journal, .. } = &*self.stores;
         let should_log = outages.record_success(epoch) && outages.should_log_recovery();
@@ -44,7 +44,7 @@ where
         }
     }
 
-    /// Charges the units of an account that have not come back since the outage.
+    /// Charges the recorded units of an account, except those that were refilled since the outage.
     ///
     /// Returns `true` if units were charged, or `None` if the inner store failed.
     async fn charge_account(&self, address: &AccountId, admitted: &mut Admitted) -> Option<bool> {
@@ -78,7 +78,9 @@ where
     }
 }
 
-/// A replay of the journal. If it is dropped early, the next replay continues.
+/// A task that charges the recorded units to the inner store.
+///
+/// If the task is dropped early, the next task continues.
 struct Replay<S, L>(Fallback<S, L>);
 
 impl<S, L> Drop for Replay<S, L> {

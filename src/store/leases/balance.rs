@@ -1,17 +1,18 @@
 //! Balances: the units of one quota that are borrowed but not used yet.
 //!
-//! The store charges a unit when it is borrowed, and this process uses it later. Leases must not
-//! admit a call that the shared account alone would have denied. A balance therefore shrinks at the
-//! rate at which the account refills.
+//! The store charges a unit when the unit is borrowed, and this process uses the unit later. Leases
+//! must not admit a call that the shared account alone would have denied. A balance therefore
+//! shrinks at the rate at which the account refills.
 //!
 //! **GCRA.** The used part of an account is a span of time, from now to its TAT. Each charge owns
 //! the piece that it added to the span. A borrowed amount is such a piece, `[from, until)`. Each
 //! used unit moves `from` forward by the interval `T`, and `from` is never before the current time.
 //! The balance is the rest of the piece, in whole units.
 //!
-//! The proof compares the shared account with an exact account, which is charged only when a unit
-//! is admitted. `used` is the total length of the pieces (of all processes) whose unit was
-//! admitted, and `held` that of the other pieces.
+//! A proof shows that no unit is admitted too early. The proof compares the shared account with an
+//! exact account, which is charged only when a unit is admitted. `used` is the total length of the
+//! pieces (of all processes) whose unit was admitted, and `held` is the total length of the other
+//! pieces.
 //!
 //! - The used span of the exact account is at most `used`: a unit adds `T` to both, and time takes
 //!   at least as much from the exact account.
@@ -32,7 +33,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The divisor for the part of the limit that other processes may refund during a lease.
+/// A lease is safe if other processes refund at most the limit divided by this number.
 const SAFETY_MARGIN: u64 = 4;
 
 /// The balance of one quota, with instants in nanoseconds of this process's clock.
@@ -42,7 +43,7 @@ pub(super) enum Balance {
     Window { units: u32, until: u64 },
 }
 
-/// Returns `true` if units of the quota can be borrowed, because the proof covers it.
+/// Returns `true` if units of the quota can be borrowed without exceeding its limit.
 pub(super) fn is_borrowable(quota: &Quota) -> bool {
     let algorithm_fits = matches!(
         quota.counted_by(),
@@ -59,7 +60,7 @@ pub(super) fn is_borrowable(quota: &Quota) -> bool {
 impl Balance {
     /// Returns the balance after a charge that was made at `requested_at` or later.
     ///
-    /// Returns `None` if the store does not report enough.
+    /// Returns `None` if `outcome` does not determine the balance.
     pub(super) fn new(
         quota: &Quota,
         outcome: &Outcome,
@@ -82,7 +83,7 @@ impl Balance {
         Some(Self::Refilling { from, until: from.saturating_add(borrowed), interval })
     }
 
-    /// Returns the units left.
+    /// Returns the number of units left in the balance.
     pub(super) fn units(&self, now: u64) -> u32 {
         match *self {
             Self::Refilling { from, until, interval } => {
@@ -99,7 +100,7 @@ impl Balance {
         }
     }
 
-    /// Uses units, which the balance must contain.
+    /// Uses `units` of the balance, which must have that many units left.
     pub(super) fn spend(&mut self, now: u64, units: u32) {
         match self {
             Self::Refilling { from, interval, .. } => {
@@ -115,11 +116,11 @@ mod tests {
     use super::*;
     use crate::{decision::Snapshot, rule::RuleName};
 
-    /// One unit comes back per second. A quarter of the limit takes 25 seconds.
+    /// One unit is refilled per second. A quarter of the limit takes 25 seconds.
     const QUOTA: Quota = Quota::per_minute(60).burst(100);
     const SECOND: u64 = 1_000_000_000;
 
-    /// Borrows ten units at 7 s, from an account that has used `used_before` seconds.
+    /// Borrows ten units at 7 s from an account that needs `used_before` seconds to refill.
     fn ten(used_before: u64) -> Balance {
         let reset_ns = (used_before + 10) * SECOND;
         let numbers = Snapshot::Refilling { reset_ns, interval: SECOND, limit: 100, retry_ns: 0 };

@@ -1,4 +1,4 @@
-//! The operation in which a call borrows units.
+//! The operation that borrows units for several calls from the inner store.
 
 use std::{
     mem,
@@ -29,7 +29,7 @@ pub(super) struct Borrow<S: Store> {
     request: BorrowRequest,
     requested_at: u64,
     changes: u64,
-    /// `true` if the store had fewer units than wanted.
+    /// `true` if the store had fewer units than requested.
     partial: bool,
     finished: bool,
 }
@@ -89,7 +89,7 @@ where
         }
     }
 
-    /// Admits the call, and keeps or returns the other units.
+    /// Admits the call. The other units become a lease, or are returned to the store.
     fn handle_allowed(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
         let instants = (self.requested_at, self.leases.table.now());
         let of_store = taken.source().is_of_store();
@@ -115,9 +115,9 @@ where
         taken
     }
 
-    /// Borrows what is left, or only for this call, or denies the call.
+    /// Handles a denial: borrows the units left, borrows for this call only, or denies the call.
     ///
-    /// If nothing is left, calls are denied until a whole lease is available. At the limit, one
+    /// If no units are left, calls are denied until a whole lease is available. At the limit, one
     /// round trip then serves many units.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
         let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, SPAN / 2));
@@ -172,13 +172,13 @@ fn outcomes<'a>(
     each.zip(decision.outcomes())
 }
 
-/// Returns the number of calls that fit.
+/// Returns the number of calls for which enough units are left.
 fn calls_left(charges: &[Charge<'_>], denial: &Decision) -> u32 {
     let known = outcomes(charges, denial).filter(|(_, it)| it.is_known() || it.is_denied());
     known.map(|(charge, it)| it.remaining() / charge.cost().max(1)).min().unwrap_or(0)
 }
 
-/// Returns the number of calls whose units come back within `time`.
+/// Returns the number of calls whose units are refilled within `time`.
 fn calls_in(charges: &[Charge<'_>], denial: &Decision, time: u64) -> u32 {
     let calls = |(charge, outcome): (&Charge<'_>, &Outcome)| {
         let each = outcome.interval()?.as_nanos().saturating_mul(charge.cost().into());
@@ -192,7 +192,9 @@ fn longest_wait(denial: &Decision) -> u64 {
     denial.outcomes().iter().map(Outcome::retry_ns).max().unwrap_or(NEVER)
 }
 
-/// Converts the denial of many calls into that of one, or returns `None` if one call fits.
+/// Converts the denial of several calls to the denial of one call.
+///
+/// Returns `None` if one call fits.
 fn for_one_call(charges: &[Charge<'_>], denial: &Decision) -> Option<Decision> {
     let mut own = Decision::new(false, denial.instant()).from_source(denial.source());
     for (charge, outcome) in outcomes(charges, denial) {

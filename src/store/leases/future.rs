@@ -65,7 +65,7 @@ impl<S> LeasedFuture<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    /// Waits until another call has borrowed, then decides again.
+    /// Waits until another call has finished borrowing, then decides again.
     pub(super) fn wait(
         leases: Arc<Leases<S>>,
         call: CallKey,
@@ -112,7 +112,8 @@ impl<S: Store> fmt::Debug for LeasedFuture<S> {
 
 /// Ends the leases of an account on drop, after a reset or a block.
 ///
-/// Their units are not returned to that account, because the change may have removed their charge.
+/// The units of these leases are not returned to that account, because the change may have removed
+/// their charge.
 pub(super) struct EndOnDrop<S: Store> {
     leases: Arc<Leases<S>>,
     account: u64,

@@ -30,7 +30,9 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Creates a lease after a charge for `calls` calls, or returns `None` without enough data.
+    /// Creates a lease after a charge for `calls` calls.
+    ///
+    /// Returns `None` if the decision lacks data for a balance.
     pub(super) fn new(
         charges: &[Charge<'_>],
         accounts: &[u64],
@@ -66,7 +68,7 @@ impl Lease {
         })
     }
 
-    /// Returns `true` if the lease has units of the account.
+    /// Returns `true` if the lease has borrowed units of the account.
     pub(super) fn is_of(&self, account: u64) -> bool {
         self.accounts.contains(&account)
     }
@@ -75,7 +77,7 @@ impl Lease {
         now.saturating_sub(self.requested_at)
     }
 
-    /// Returns the number of calls left.
+    /// Returns the number of calls that the lease can still admit.
     pub(super) fn calls_left(&self, now: u64) -> u32 {
         let at = self.with_clock_error(now);
         self.charges.with(|charges| {
@@ -114,9 +116,9 @@ impl Lease {
 
     /// Returns the store's decision as of `now`, with the units left in this process.
     ///
-    /// It is also the receipt of the call. Under GCRA, each call owns one piece of the borrowed
-    /// span, which ends where the balance begins. The pieces do not overlap, so all calls together
-    /// refund no more than was borrowed.
+    /// The decision is also the receipt of the call. Under GCRA, each call owns one piece of the
+    /// borrowed span, which ends where the balance begins. The pieces do not overlap, so all calls
+    /// together refund no more than was borrowed.
     fn decision(&self, now: u64) -> Decision {
         let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
         let instant = self.taken.instant().saturating_add(age);
@@ -127,7 +129,7 @@ impl Lease {
         decision
     }
 
-    /// Adds a thousandth of the age, by which the clock may be slow.
+    /// Returns `now` plus a thousandth of the lease's age, because the clock may be slow.
     fn with_clock_error(&self, now: u64) -> u64 {
         now + self.age(now) / 1_000
     }
@@ -148,7 +150,9 @@ impl Lease {
         });
     }
 
-    /// Returns the units of one charge, which may differ between its quotas.
+    /// Returns the unused units of one charge to the store.
+    ///
+    /// The number of unused units may differ between the quotas.
     fn return_charge<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());

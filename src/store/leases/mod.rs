@@ -57,9 +57,9 @@ const MAX_WAITS: u8 = 2;
 ///   process. Keys with fewer than four calls in that time use the inner store, and so do shares of
 ///   less than two calls. While a lease is being borrowed, other calls with the same keys wait for
 ///   it, for at most two round trips.
-/// - **Never more than the store** admits, in any period of time. A lease shrinks as its units
-///   would come back, with a margin for clock errors and network latency. In windows, a lease ends
-///   with the window.
+/// - **Never more than the store** admits, in any period of time. A lease shrinks at the rate of
+///   the refill, with a margin for clock errors and network latency. In windows, a lease ends with
+///   the window.
 /// - **The last units** are used, too. If the store has fewer units than a lease needs, the lease
 ///   is for the rest. Under GCRA, calls may then be denied for up to 200 ms, until the units of 100
 ///   ms are available. One round trip then serves many units. The denials report that wait.
@@ -76,12 +76,13 @@ const MAX_WAITS: u8 = 2;
 ///   share of that key.
 ///
 /// A decision with leased units has the [source](Decision::source)
-/// [`Source::Leased`](crate::decision::Source::Leased). Its numbers do not include later charges by
-/// other processes. A charge of cost 0 calls the store, in which all leased units count as charged.
+/// [`Source::Leased`](crate::decision::Source::Leased). The units left in such a decision do not
+/// include later charges by other processes. A charge of cost 0 calls the store, in which all
+/// leased units count as charged.
 ///
 /// | charge | borrowed units |
 /// |---|---|
-/// | [`Gcra`](crate::Algorithm::Gcra) | shrink as units come back |
+/// | [`Gcra`](crate::Algorithm::Gcra) | shrink as units are refilled |
 /// | [`FixedWindow`](crate::Algorithm::FixedWindow) | valid until the window ends |
 /// | [`AnchoredWindow`](crate::Algorithm::AnchoredWindow) | valid until the window ends |
 /// | `FixedWindow` that paces or carries over | never borrowed |
@@ -149,10 +150,10 @@ const MAX_WAITS: u8 = 2;
 /// | 30 per second, at random | 6 |
 /// | 100 per second, at random | 19 |
 /// | 800 per second | 148 |
-/// | two processes, together at half of 1 000 per second | 47 |
-/// | the same at that limit | 92 |
-/// | the same at 1.5 times the limit | 73 |
-/// | the same at ten times the limit | 311 |
+/// | two processes, together at half of the limit of 1 000 per second | 47 |
+/// | two processes, together at the limit | 92 |
+/// | two processes, together at 1.5 times the limit | 73 |
+/// | two processes, together at ten times the limit | 311 |
 ///
 /// # Limitations
 ///
@@ -162,7 +163,7 @@ const MAX_WAITS: u8 = 2;
 ///   after it.
 /// - Each refund by [`undo`](Store::undo) or [`adjust`](crate::StoreExt::adjust) is a round trip to
 ///   the store.
-/// - If the full limit comes back within seconds, units that expire unused stay charged for that
+/// - If the full limit is refilled within seconds, units that expire unused stay charged for that
 ///   time. About a quarter of one burst may be lost, or somewhat more.
 /// - If some processes refund more than a quarter of a limit while others hold its units, the
 ///   others may admit as many units too early.
@@ -173,7 +174,7 @@ struct Leases<S: Store> {
     inner: Arc<S>,
     settings: LeaseConfig,
     table: LeaseTable,
-    /// `true` if the inner store does not report enough to hold units.
+    /// `true` if the decisions of the inner store lack the data that leases need.
     disabled: AtomicBool,
     sweeper: Mutex<Option<JoinHandle<()>>>,
 }

@@ -14,9 +14,9 @@ use smallvec::SmallVec;
 
 use crate::store::Charge;
 
-/// The value of a full limit in a counter.
+/// The value of a counter when a full limit is borrowed.
 const FULL_LIMIT: u64 = 1_000_000_000;
-/// The number of counters. Two accounts with one counter can borrow less.
+/// The number of counters. Accounts with the same counter can borrow less together.
 const STRIPES: usize = 1_024;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Shares {
     max: u64,
 }
 
-/// A reserved part of some limits, released on drop.
+/// The reserved part of each limit for one lease, released on drop.
 #[derive(Debug, Default)]
 pub(super) struct Share(Option<Arc<Shares>>, SmallVec<[(usize, u64); 2]>);
 
@@ -35,7 +35,7 @@ impl Shares {
         Arc::new(Self { borrowed, max: FULL_LIMIT / 100 * u64::from(percent) })
     }
 
-    /// Reserves room for up to `calls` calls. Returns the number that fit.
+    /// Reserves a part of each limit for up to `calls` calls. Returns the number of calls that fit.
     pub(super) fn reserve(
         self: &Arc<Self>,
         charges: &[Charge<'_>],

@@ -1,17 +1,17 @@
 //! The size of leases.
 //!
 //! A lease is for the calls of the last 200 ms, at most the share of this process. If the store has
-//! less, the next leases are for the calls that come back in half of that time.
+//! fewer units, the next leases are for the calls whose units are refilled in 100 ms.
 
 use super::lease::Lease;
 
-/// The target duration of a lease, after which an unused lease is returned.
+/// The time that a lease should last. An unused lease is returned after this time.
 pub(super) const SPAN: u64 = 200_000_000;
 /// The number of calls from which a lease is worth its round trip.
 const HOT: u64 = 4;
-/// The unit of counts: a thousandth of a call.
+/// The count for one call, because calls are counted in thousandths.
 const CALL: u64 = 1_000;
-/// The largest count of calls.
+/// The maximum count.
 const MAX: u64 = u32::MAX as u64 * CALL;
 
 /// The recent calls of one kind. Instants are nanoseconds.
@@ -26,7 +26,7 @@ pub(super) struct Sizing {
 }
 
 impl Sizing {
-    /// Returns the number of calls to borrow. Below 2, only this call is sent.
+    /// Returns the number of calls to borrow units for. Below 2, no units are borrowed in advance.
     pub(super) fn calls_to_borrow(&self, now: u64, max_lease: u32) -> u32 {
         let calls = (self.recent(now) + CALL / 2) / CALL + 1;
         if calls < HOT {
@@ -45,7 +45,7 @@ impl Sizing {
         self.last = self.last.max(now);
     }
 
-    /// Counts the calls of a lease that were used or have expired.
+    /// Counts the calls of an ended lease whose units were used or have expired.
     ///
     /// Units that expire soon show that the account is nearly full, so a larger lease harms no
     /// other process.
@@ -63,7 +63,7 @@ impl Sizing {
         now < self.scarce_until
     }
 
-    /// Forgets the calls after a failure or a useless lease.
+    /// Sets the count to 0 after a failure or an unusable lease.
     pub(super) fn reset(&mut self) {
         self.recent = 0;
     }

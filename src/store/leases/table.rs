@@ -28,7 +28,7 @@ use crate::{
 };
 
 const WAYS: usize = 8;
-/// The number of change counters, each for many accounts.
+/// The number of counters of account changes. Several accounts share a counter.
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct LeaseTable {
 
 #[derive(Debug, Default)]
 struct LeaseSet {
-    /// Calls admitted by leases.
+    /// The number of calls that leases admitted.
     admitted: u64,
     borrows: u64,
     /// At most `WAYS` entries.
@@ -82,15 +82,15 @@ pub(super) enum Lookup {
     Bypass,
     /// Waits for another call to borrow.
     Wait(u64),
-    /// Borrows for several calls.
+    /// Borrows units for several calls.
     Borrow(BorrowRequest),
 }
 
-/// The calls to borrow.
+/// A request to borrow units for several calls.
 pub(super) struct BorrowRequest {
     pub(super) id: u64,
     pub(super) calls: u32,
-    /// `true` if the store recently had fewer units than wanted.
+    /// `true` if the store recently had fewer units than requested.
     pub(super) scarce: bool,
     pub(super) share: Share,
 }
@@ -100,7 +100,7 @@ pub(super) enum BorrowResult {
     Lease(Box<Lease>),
     /// The store denied the call.
     Denied,
-    /// No lease is possible.
+    /// No lease was created.
     Failed,
 }
 
@@ -195,7 +195,9 @@ impl LeaseTable {
         true
     }
 
-    /// Ends a borrow operation. Its lease is dropped if an account has changed since `changes`.
+    /// Ends a borrow operation.
+    ///
+    /// The lease is dropped if an account has changed since `changes` were counted.
     pub(super) fn finish_borrow(
         &self,
         call: &CallKey,
@@ -232,19 +234,20 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the number of changes of the accounts of a call, and of a few others.
+    /// Returns the number of changes of a call's accounts, including accounts with the same
+    /// counter.
     pub(super) fn changes(&self, call: &CallKey) -> u64 {
         let count = |account: &u64| self.stripe(*account).load(Acquire);
         call.accounts.iter().map(count).fold(0, u64::wrapping_add)
     }
 
-    /// Ends all leases of an account, also those that are being borrowed.
+    /// Ends all leases of an account, including leases that are being borrowed.
     pub(super) fn end_account(&self, account: u64) -> EndedLeases {
         self.stripe(account).fetch_add(1, AcqRel);
         self.end_where(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
     }
 
-    /// Ends leases that are unused or too old.
+    /// Ends leases that are unused or held for longer than `at_most`.
     pub(super) fn sweep(&self, at_most: u64) -> EndedLeases {
         let idle = |lease: &Lease, now: u64| {
             lease.age(now) >= at_most || now.saturating_sub(lease.last) >= SPAN
@@ -292,9 +295,10 @@ fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
 }
 
 impl LeaseSet {
-    /// Drops the leases that were borrowed under other quotas.
+    /// Drops the leases of the same call that were borrowed under other quotas.
     ///
-    /// Their units are not returned, because the account may now be counted in a different way.
+    /// The units of these leases are not returned, because the account may now be counted in a
+    /// different way.
     fn end_other_plans(&mut self, call: &CallKey) {
         let other = |it: &&mut LeaseEntry| it.tag == call.tag && it.revision != call.revision;
         self.entries.iter_mut().filter(other).for_each(|entry| drop(entry.lease.take()));

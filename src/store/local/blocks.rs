@@ -11,7 +11,7 @@ use super::{
 /// The instants at which blocks end. The first block allocates the table.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// The instant at which the last block ends. After it, no lookup is needed.
+    /// The instant at which the last block ends. After that instant, no lookup is needed.
     latest: AtomicU64,
     sets: OnceLock<Sets<()>>,
 }
@@ -38,7 +38,7 @@ impl Blocks {
         }
     }
 
-    /// Counts the keys that are blocked now. Reads every slot.
+    /// Counts the keys that are blocked now, by reading every slot.
     pub(super) fn len(&self, now: u64) -> usize {
         self.sets.get().map_or(0, |sets| sets.active(now))
     }
@@ -49,7 +49,7 @@ impl Blocks {
         self.latest.load(Acquire) > now
     }
 
-    /// Returns the nanoseconds until the block of `id` ends, or 0 if it is not blocked.
+    /// Returns the nanoseconds until the block of `id` ends, or 0 if `id` is not blocked.
     pub(super) fn left(&self, id: u64, now: u64) -> u64 {
         let Some(sets) = self.sets.get() else { return 0 };
         let set = sets.lock(sets.index(id));

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Shared, because it takes microseconds to create a clock on a virtual machine.
+/// The shared clock. On a virtual machine, creating a clock takes microseconds.
 static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     let ticks = quanta::Clock::new();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -16,7 +16,7 @@ static SHARED: LazyLock<Clock> = LazyLock::new(|| {
 
 /// A clock that never goes back.
 ///
-/// It starts with the Unix time, and later changes of the wall clock do not affect it.
+/// The clock starts with the Unix time. Later changes of the wall clock have no effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     ticks: quanta::Clock,

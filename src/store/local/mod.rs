@@ -40,7 +40,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// | algorithm | seconds until a key is full again after *n* units |
 /// |---|---|
 /// | GCRA | *n · period / units* |
-/// | token bucket | *period* for each refill that brings *n* units back |
+/// | token bucket | *period* for each refill that *n* units need |
 /// | fixed window | *period* at most; twice that with `carry_over` |
 /// | anchored window, sliding log | *period* |
 /// | sliding window | *period + period / buckets* at most |
@@ -158,7 +158,9 @@ impl LocalStore {
         stats
     }
 
-    /// Runs an operation. Not part of [`call`](Store::call), so that a `take` is inlined alone.
+    /// Runs an operation other than `take`.
+    ///
+    /// A separate function, so that [`call`](Store::call) inlines only `take`.
     fn change(&self, op: Op<'_>) -> Decision {
         match op {
             Op::Take(charges) => self.ledger.take(charges, |decision| decision),

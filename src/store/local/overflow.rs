@@ -5,8 +5,8 @@
 //! neither frees an exhausted key nor affects other rules.
 //!
 //! At its capacity, a table is half empty, but four in a thousand of its sets are full. Each set
-//! has an instant until which its new keys may be in debt. Otherwise, all sets of a group would
-//! start new keys with the debt from one full set.
+//! has an instant until which its new keys may be in debt. Without this instant, one full set would
+//! put the new keys of its whole group into debt.
 
 use std::collections::HashMap;
 

@@ -14,7 +14,7 @@ const QUIET: u64 = 60 * SECOND;
 /// A line per decision would amplify the flood.
 #[derive(Debug, Default)]
 pub(super) struct OverflowWarning {
-    /// The instant of the last overflow, to a second. 0 before the first.
+    /// The instant of the last overflow, rounded to a second, or 0 before the first overflow.
     last: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Returns `true` for the first overflow, also after a quiet time.
+    /// Returns `true` for the first overflow, and for the first one after a quiet time.
     fn is_first(&self, now: u64) -> bool {
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);

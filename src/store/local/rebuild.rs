@@ -1,6 +1,6 @@
 //! Detects layers that are built per request or per connection.
 //!
-//! Each starts with new accounts, so it limits no client.
+//! Each such layer starts with new accounts, so it limits no client.
 //!
 //! A few dropped stores prove nothing: tests drop stores, and so does a server that stops. The
 //! detector counts dropped stores that had a layer, by the line of code that created them. It logs
@@ -23,11 +23,11 @@ use std::{
 use super::clock::Clock;
 
 const MINUTE: u64 = 60 * 1_000_000_000;
-/// The number of stores in a row with one decision each.
+/// The warning threshold for consecutive stores with one decision each.
 const MIN_SINGLE_USE: u32 = 16;
-/// The number of stores dropped in one minute, and again in the next.
+/// The warning threshold for stores dropped per minute, in two consecutive minutes.
 const MIN_DROPPED: u32 = 32;
-/// The number of short-lived stores dropped in one minute.
+/// The warning threshold for short-lived stores dropped in one minute.
 const MIN_SHORT_LIVED: u32 = 1_000;
 /// The maximum number of lines of code that are counted.
 const MAX_SITES: usize = 64;
@@ -101,11 +101,11 @@ struct Site {
     minute: u64,
     /// The number of stores dropped in this minute.
     dropped: u32,
-    /// The number of those that were less than a minute old.
+    /// The number of stores dropped in this minute that were less than a minute old.
     short_lived: u32,
     /// The number of stores dropped in the previous minute.
     previous: u32,
-    /// The number of stores in a row with one decision each.
+    /// The number of consecutive stores with one decision each.
     single_use: u32,
     warned: bool,
 }

@@ -13,10 +13,10 @@ pub(super) trait Stored: Clone {
     /// The quota of the account.
     type Quota;
 
-    /// Returns the account that is one instant.
+    /// Creates an account whose whole state is `instant`.
     fn from_instant(instant: u64) -> Self;
 
-    /// Returns the instant, if it is the whole account.
+    /// Returns the state of the account if it is a single instant.
     fn as_instant(&self, expires_at: u64) -> Option<u64>;
 
     /// Returns the instant from which the account equals a new one.
@@ -37,12 +37,12 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct Set<A> {
     slots: [Slot; WAYS],
-    /// The accounts that are more than one instant, allocated with the first of them.
+    /// The states of accounts that need more than one instant, allocated on first use.
     states: Option<Box<[Option<A>; WAYS]>>,
     /// The latest instant at which an account was dropped.
     ///
-    /// A thread with an older reading of the clock opens accounts as of this instant. Otherwise it
-    /// could charge the same window twice.
+    /// A thread that read the clock earlier creates accounts as of this instant. Otherwise it could
+    /// charge the same window twice.
     dropped_at: u64,
 }
 
@@ -94,19 +94,19 @@ impl<A> Set<A> {
         self.slots[at % WAYS].expires_at
     }
 
-    /// Returns the account in this slot, if it is one instant.
+    /// Returns the account in this slot, if its state is a single instant.
     #[inline]
     pub(super) fn instant(&mut self, at: usize) -> Option<&mut u64> {
         let is_instant = self.state(at).is_none();
         is_instant.then(|| &mut self.slots[at % WAYS].expires_at)
     }
 
-    /// Stores an account that is one instant.
+    /// Stores an account whose state is a single instant.
     pub(super) fn store_instant(&mut self, at: usize, instant: u64) {
         self.slots[at % WAYS].expires_at = instant;
     }
 
-    /// Returns the state beside this slot.
+    /// Returns the state that is kept beside this slot.
     #[inline]
     pub(super) fn state(&self, at: usize) -> Option<&A> {
         self.states.as_ref()?[at % WAYS].as_ref()

@@ -51,7 +51,7 @@ struct Denial {
 }
 
 impl Denial {
-    /// Returns the decision of the inner store, or the denial.
+    /// Returns the decision of the inner store, or a denial if the store failed.
     ///
     /// `attempt` is `Some` only for `take`, because other operations may fail without an outage.
     fn unless_decided<E: Into<BoxError>>(

@@ -37,7 +37,7 @@ fn allowed() -> Decision {
     Decision::allow().from_source(Source::FailedOpen)
 }
 
-/// Returns the decision of the inner store, or allows the request.
+/// Returns the decision of the inner store, or an allowed decision if the store failed.
 ///
 /// `attempt` is `Some` only for `take`, because other operations may fail without an outage.
 fn decision<E: Into<BoxError>>(

@@ -48,7 +48,7 @@ impl Attempt<&OutageLog> {
         Attempt { log: self.log.clone(), epoch: self.epoch }
     }
 
-    /// Records the result of the call. Returns the decision, if any.
+    /// Records the result of the call. Returns the decision, or `None` if the call failed.
     pub(super) fn finish<E: Into<BoxError>>(self, answer: Result<Decision, E>) -> Option<Decision> {
         let Self { log: OutageLog { state, effect }, epoch } = self;
         match answer {

@@ -54,8 +54,8 @@ use crate::{
 
 /// Store that keeps accounts in Redis or Valkey, shared by many processes.
 ///
-/// A decision is one script call, for any number of rules and quotas. It uses the server's clock
-/// and returns the same numbers as [`LocalStore`](crate::LocalStore).
+/// A decision is one script call, for any number of rules and quotas. The script uses the server's
+/// clock and returns the same results as [`LocalStore`](crate::LocalStore).
 ///
 /// On a cluster, the accounts of a request may be on different servers. They are called
 /// concurrently, and the charges are undone if one of them denies. The limit is never exceeded.
@@ -218,9 +218,9 @@ where
 
     /// Enables or disables batching. Defaults to `true`, but a cluster never batches.
     ///
-    /// A call with 64 decisions occupies the server for some tenths of a millisecond. That is
-    /// several times shorter than 64 single calls, but without a gap. Pass `false` if other users
-    /// of the server cannot wait for that time.
+    /// A call with 64 decisions occupies the server for some tenths of a millisecond. 64 single
+    /// calls take several times longer, but other commands can run between them. Pass `false` if
+    /// other users of the server cannot wait for that time.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
@@ -261,7 +261,7 @@ where
 
     /// Returns the settings for a change after which the store uses other accounts.
     ///
-    /// The store then shares neither its rules nor its queue with its clones.
+    /// After the change, the store shares neither its rules nor its queue with its clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -336,7 +336,7 @@ where
         Ok(reply?)
     }
 
-    /// Returns `read`, and replaces the connection after an invalid reply.
+    /// Returns `read`. If the reply was invalid, the connection is replaced.
     fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         let connection: &dyn Any = &self.connection;
         if let (Err(_), Some(link)) = (&read, connection.downcast_ref::<Link>()) {

@@ -12,13 +12,17 @@ use tokio::time::Instant;
 
 /// The time after which a connection without any reply is replaced.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The minimum number of requests without a reply. One caller may have been dropped.
+/// A connection is replaced only after more requests without a reply than this.
+///
+/// A single request may belong to a dropped caller.
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
     created: Instant,
-    /// Milliseconds from `created` to the first request without a reply, plus one, or 0.
+    /// Milliseconds from `created` to the first request without a reply, plus one.
+    ///
+    /// The value is 0 if every request has a reply.
     since: AtomicU64,
     requests: AtomicU32,
 }
