@@ -54,13 +54,13 @@
 //! The result of a dry run may be out of date immediately, because concurrent requests charge the
 //! accounts.
 
+mod arithmetic;
 mod look;
-mod reckoning;
-mod sum;
+mod quota_report;
 mod text;
 mod time;
 
-pub use self::reckoning::Reckoning;
+pub use self::quota_report::Reckoning;
 use crate::{
     decision::Decision,
     fingerprint::FingerprintKey,
@@ -144,7 +144,7 @@ impl Explanation {
     /// Adds quotas, costs and keys from the charges.
     pub fn charges(mut self, charges: &[Charge<'_>]) -> Self {
         if let About::Decision(decision, reckonings) = &mut self.about {
-            *reckonings = reckoning::list(decision, charges);
+            *reckonings = quota_report::list(decision, charges);
         }
         self
     }
@@ -204,7 +204,7 @@ impl Explanation {
     }
 
     pub(crate) fn decided(decision: Decision, charges: &[Charge<'_>]) -> Self {
-        let reckonings = reckoning::list(&decision, charges);
+        let reckonings = quota_report::list(&decision, charges);
         Self::of(About::Decision(Box::new(decision), reckonings))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{About, Explanation, reckoning::Reckoning, sum::Sum, time::Exact};
+use super::{About, Explanation, arithmetic::Sum, quota_report::Reckoning, time::Exact};
 use crate::{
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},

@@ -13,7 +13,7 @@ use http::{
 use smallvec::SmallVec;
 
 use super::{
-    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, digits::number, kept::Kept, seconds,
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, cache::Kept, digits::number, seconds,
     template::Template,
 };
 

@@ -2,9 +2,9 @@
 //!
 //! Only this module converts times to seconds, always rounded up.
 
+mod cache;
 mod digits;
 mod item;
-mod kept;
 mod lines;
 mod template;
 mod variants;

@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 
 use super::{
     Headers,
+    cache::Kept,
     digits::number,
     item::{Item, Items},
-    kept::Kept,
     lines::{self, Lines, Reading},
     retry_seconds,
     variants::Variants,

@@ -3,30 +3,30 @@
 //! Labels have closed sets of values, and never contain a key. Log lines and spans contain at most
 //! the fingerprint of a key.
 
+#[cfg(feature = "admin")]
+mod denial_log;
+#[cfg(not(feature = "admin"))]
+#[path = "denial_log_noop.rs"]
+mod denial_log;
 #[cfg(feature = "metrics")]
 mod metered;
 #[cfg(not(feature = "metrics"))]
-#[path = "unmetered.rs"]
+#[path = "metered_noop.rs"]
 mod metered;
-#[cfg(feature = "admin")]
-mod noted;
-#[cfg(not(feature = "admin"))]
-#[path = "unnoted.rs"]
-mod noted;
 #[cfg(feature = "tracing")]
 mod traced;
 #[cfg(not(feature = "tracing"))]
-#[path = "untraced.rs"]
+#[path = "traced_noop.rs"]
 mod traced;
 
 use std::time::Duration;
 
+#[cfg(feature = "admin")]
+pub(crate) use self::denial_log::Denial;
+pub(crate) use self::denial_log::Noted;
 pub(crate) use self::metered::{
     Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
 };
-#[cfg(feature = "admin")]
-pub(crate) use self::noted::Denial;
-pub(crate) use self::noted::Noted;
 pub(crate) use self::traced::late_charge_cut;
 use self::traced::trace;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{reckoning::Asked, time::Exact};
+use super::{quota_report::Asked, time::Exact};
 use crate::{
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
