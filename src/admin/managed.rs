@@ -9,7 +9,7 @@ use crate::{
     fingerprint::FingerprintKey,
     key::Key,
     middleware::{RateLimitLayer, Toggle},
-    observe::Noted,
+    observe::DenialLog,
     rule::{LivePlan, Quotas, RuleInfo, Rules},
     store::{Charge, DynStore, Health, Store, StoreExt, Unsupported},
 };
@@ -28,7 +28,7 @@ pub(super) struct ManagedLayer {
     pub(super) store: Arc<DynStore<Infallible>>,
     pub(super) switch: Toggle,
     pub(super) report_only: Toggle,
-    pub(super) noted: Noted,
+    pub(super) denial_log: DenialLog,
     pub(super) secret: FingerprintKey,
 }
 
@@ -47,15 +47,15 @@ impl ManagedLayer {
         let settings = &mut layer.settings;
         let secret = *settings.secret.get_or_insert(secret);
         // Two routers with the same layer show the same denials.
-        if !settings.meter.noted().watches() {
+        if !settings.meter.denial_log().is_enabled() {
             let mut infos = Vec::new();
             rules.info(&mut infos);
-            let noted = Noted::watching(infos.iter().map(|info| info.name));
-            settings.meter = settings.meter.clone().noting(noted);
+            let denial_log = DenialLog::enabled(infos.iter().map(|info| info.name));
+            settings.meter = settings.meter.clone().with_denial_log(denial_log);
         }
         Self {
             name: name.into(),
-            noted: settings.meter.noted().clone(),
+            denial_log: settings.meter.denial_log().clone(),
             switch: settings.enabled.clone(),
             report_only: settings.report_only.clone(),
             store: layer.store.clone().boxed(),

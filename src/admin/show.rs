@@ -8,7 +8,7 @@ use super::{
     kind,
     managed::{self, ManagedLayer},
 };
-use crate::{observe::Denial, quota::Quota, rule::RuleInfo, store::Health};
+use crate::{observe::RecordedDenial, quota::Quota, rule::RuleInfo, store::Health};
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
@@ -31,7 +31,7 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
         (None, Some(_)) => "live",
         (None, None) => "per request",
     };
-    let counted = layer.noted.counted(info.name);
+    let counted = layer.denial_log.counted(info.name);
     json!({
         "rule": info.name,
         "key_kind": kind::json(&info.key_kind),
@@ -61,7 +61,7 @@ fn quota(quota: &Quota) -> Value {
 pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
         let rule = |info: &RuleInfo<'_>| {
-            let recent = layer.noted.last(info.name);
+            let recent = layer.denial_log.last(info.name);
             let recent: Vec<_> = recent.iter().map(denial).collect();
             json!({ "rule": info.name, "recent": recent })
         };
@@ -70,7 +70,7 @@ pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     }))
 }
 
-fn denial(denial: &Denial) -> Value {
+fn denial(denial: &RecordedDenial) -> Value {
     let at = denial.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     json!({
         "at_ms": millis(at),

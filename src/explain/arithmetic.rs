@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use super::{quota_report::Asked, time::Exact};
+use super::{quota_report::ChargedQuota, time::Exact};
 use crate::{
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
 };
 
 /// The inputs of the arithmetic of one quota.
-pub(super) struct Sum<'a> {
+pub(super) struct Arithmetic<'a> {
     pub(super) decision: &'a Decision,
     pub(super) outcome: &'a Outcome,
-    pub(super) asked: Option<&'a Asked>,
+    pub(super) asked: Option<&'a ChargedQuota>,
     pub(super) looked: bool,
 }
 
-impl Sum<'_> {
+impl Arithmetic<'_> {
     /// Returns the quota of the rule, or `None` if the decision was made with another quota.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);

@@ -60,7 +60,7 @@ mod quota_report;
 mod text;
 mod time;
 
-pub use self::quota_report::Reckoning;
+pub use self::quota_report::QuotaReport;
 use crate::{
     decision::Decision,
     fingerprint::FingerprintKey,
@@ -72,7 +72,7 @@ use crate::{
 /// Explained decision. See the [module](self) for an example.
 ///
 /// The text of an explanation is for people and may change. Programs read
-/// [`decision`](Explanation::decision) and [`reckonings`](Explanation::reckonings).
+/// [`decision`](Explanation::decision) and [`quota_reports`](Explanation::quota_reports).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Explanation {
@@ -86,7 +86,7 @@ pub struct Explanation {
 
 #[derive(Clone, Debug)]
 enum About {
-    Decision(Box<Decision>, Vec<Reckoning>),
+    Decision(Box<Decision>, Vec<QuotaReport>),
     /// No rule limits the request, for this reason.
     Free(&'static str),
     Unkeyed(KeyError),
@@ -120,7 +120,7 @@ impl Explanation {
     /// let charge = Charge::new(RuleName::default(), &key, &quotas).with_cost(3);
     /// let would = Explanation::look(&store, &[charge]).await?;
     /// assert!(would.is_allowed());
-    /// assert_eq!(would.reckonings()[0].outcome().remaining(), 5);
+    /// assert_eq!(would.quota_reports()[0].outcome().remaining(), 5);
     /// # Ok::<(), std::convert::Infallible>(())
     /// # });
     /// ```
@@ -143,8 +143,8 @@ impl Explanation {
 
     /// Adds quotas, costs and keys from the charges.
     pub fn charges(mut self, charges: &[Charge<'_>]) -> Self {
-        if let About::Decision(decision, reckonings) = &mut self.about {
-            *reckonings = quota_report::list(decision, charges);
+        if let About::Decision(decision, reports) = &mut self.about {
+            *reports = quota_report::list(decision, charges);
         }
         self
     }
@@ -191,9 +191,9 @@ impl Explanation {
 
     /// Returns the arithmetic of each quota, in the order of the outcomes.
     #[must_use]
-    pub fn reckonings(&self) -> &[Reckoning] {
+    pub fn quota_reports(&self) -> &[QuotaReport] {
         match &self.about {
-            About::Decision(_, reckonings) => reckonings,
+            About::Decision(_, reports) => reports,
             About::Free(_) | About::Unkeyed(_) | About::Unsaid(_) => &[],
         }
     }
@@ -204,8 +204,8 @@ impl Explanation {
     }
 
     pub(crate) fn decided(decision: Decision, charges: &[Charge<'_>]) -> Self {
-        let reckonings = quota_report::list(&decision, charges);
-        Self::of(About::Decision(Box::new(decision), reckonings))
+        let reports = quota_report::list(&decision, charges);
+        Self::of(About::Decision(Box::new(decision), reports))
     }
 
     /// Creates the explanation of a request that no rule limits.

@@ -9,14 +9,14 @@ use crate::{
 
 /// Outcome of one quota in an [`Explanation`](super::Explanation), with its charge if known.
 #[derive(Clone, Debug)]
-pub struct Reckoning {
+pub struct QuotaReport {
     pub(super) outcome: Outcome,
-    pub(super) asked: Option<Asked>,
+    pub(super) asked: Option<ChargedQuota>,
 }
 
 /// The sum of a request's charges to one account.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct ChargedQuota {
     pub(super) key: Key,
     pub(super) quota: Quota,
     /// The number of quotas in the rule.
@@ -25,7 +25,7 @@ pub(super) struct Asked {
     pub(super) headroom: u32,
 }
 
-impl Reckoning {
+impl QuotaReport {
     /// Returns the outcome of the quota.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
@@ -57,8 +57,8 @@ impl Reckoning {
     }
 }
 
-/// Creates one reckoning for each outcome of the decision.
-pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning> {
+/// Creates one report for each outcome of the decision.
+pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
     let placed = |charge| {
         let of = move |(place, quota): (usize, &Quota)| (charge, place, *quota);
         Charge::charged_quotas(charge).map(of)
@@ -70,20 +70,20 @@ pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<Reckoning
         };
         let known = all.get(at).filter(of_it).or_else(|| all.iter().find(of_it));
         let asked = known.map(|(charge, _, quota)| asked(charge, *quota, charges));
-        Reckoning { outcome: *outcome, asked }
+        QuotaReport { outcome: *outcome, asked }
     };
     decision.outcomes().iter().enumerate().map(reckon).collect()
 }
 
 /// Adds up the charges to the account of `charge` and `quota`.
-fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> Asked {
+fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> ChargedQuota {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()
             && other.key() == charge.key()
             && other.quota_index() == charge.quota_index()
     };
     let all = || charges.iter().filter(same);
-    Asked {
+    ChargedQuota {
         key: charge.key().clone(),
         quota,
         quotas: charge.quotas().len(),

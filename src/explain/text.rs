@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{About, Explanation, arithmetic::Sum, quota_report::Reckoning, time::Exact};
+use super::{About, Explanation, arithmetic::Arithmetic, quota_report::QuotaReport, time::Exact};
 use crate::{
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},
@@ -11,7 +11,7 @@ use crate::{
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.about {
-            About::Decision(decision, reckonings) => self.decision_text(f, decision, reckonings),
+            About::Decision(decision, reports) => self.decision_text(f, decision, reports),
             About::Free(why) => writeln!(f, "{}: {why}", self.allowed()),
             About::Unkeyed(error) => {
                 write!(f, "{} with {}: {error}", self.rejected(), error.status().as_u16())?;
@@ -47,14 +47,14 @@ impl Explanation {
         &self,
         f: &mut fmt::Formatter<'_>,
         decision: &Decision,
-        reckonings: &[Reckoning],
+        reports: &[QuotaReport],
     ) -> fmt::Result {
         let source = decision.source();
         if decision.is_allowed() {
             f.write_str(self.allowed())?;
             if source == Source::FailedOpen {
                 f.write_str(", uncharged: the store failed open")?;
-            } else if reckonings.is_empty() {
+            } else if reports.is_empty() {
                 f.write_str(": no quota applies")?;
             } else if !decision.wait().is_zero() {
                 write!(f, ", after {} in the queue", Exact(decision.wait()))?;
@@ -64,7 +64,7 @@ impl Explanation {
                 f.write_str(" as overage, beyond a quota that is soft")?;
             }
             self.end(f)?;
-            return reckonings.iter().try_for_each(|one| self.block(f, decision, one, false));
+            return reports.iter().try_for_each(|one| self.block(f, decision, one, false));
         }
         if source == Source::FailedClosed {
             write!(f, "{}: the store failed closed", self.denied())?;
@@ -75,17 +75,17 @@ impl Explanation {
             write!(f, "{} by the store ({source}), which names no quota", self.denied())?;
             return self.end(f);
         };
-        let binds = |one: &&Reckoning| {
+        let binds = |one: &&QuotaReport| {
             let (outcome, only) = (&one.outcome, one.outcome.is_report_only());
             outcome.rule() == binding.rule() && outcome.place() == binding.place() && !only
         };
-        let first = reckonings.iter().position(|one| binds(&one)).unwrap_or(0);
+        let first = reports.iter().position(|one| binds(&one)).unwrap_or(0);
         if let Some(because) = self.beside {
             writeln!(f, "allowed anyway: {because}")?;
         }
         write!(f, "{} by ", self.denied())?;
-        for at in [first].into_iter().chain((0..reckonings.len()).filter(|at| *at != first)) {
-            self.block(f, decision, &reckonings[at], at == first)?;
+        for at in [first].into_iter().chain((0..reports.len()).filter(|at| *at != first)) {
+            self.block(f, decision, &reports[at], at == first)?;
         }
         Ok(())
     }
@@ -95,7 +95,7 @@ impl Explanation {
         &self,
         f: &mut fmt::Formatter<'_>,
         decision: &Decision,
-        one: &Reckoning,
+        one: &QuotaReport,
         binding: bool,
     ) -> fmt::Result {
         let (outcome, asked) = (&one.outcome, one.asked.as_ref());
@@ -137,9 +137,14 @@ impl Explanation {
         } else {
             f.write_str("the units left are unknown")?;
         }
-        let sum = Sum { decision, outcome, asked, looked: self.looked };
+        let arithmetic = Arithmetic { decision, outcome, asked, looked: self.looked };
         let mut gap = "\n  ";
-        for part in [sum.comes_back(), sum.state(), sum.need(), sum.decided_by().into()] {
+        for part in [
+            arithmetic.comes_back(),
+            arithmetic.state(),
+            arithmetic.need(),
+            arithmetic.decided_by().into(),
+        ] {
             if !part.is_empty() {
                 write!(f, "{gap}{part}")?;
                 gap = "; ";

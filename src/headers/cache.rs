@@ -12,16 +12,16 @@ const UNITS: usize = 128;
 const SECONDS: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Kept(Box<[OnceLock<HeaderValue>]>);
+pub(super) struct ValueCache(Box<[OnceLock<HeaderValue>]>);
 
-impl Kept {
+impl ValueCache {
     pub(super) fn new() -> Self {
         Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
     }
 
     /// Returns the cache slot for these units left and this wait, or `None` if they are not cached.
-    pub(super) fn place(&self, told: &Reading) -> Option<&OnceLock<HeaderValue>> {
-        let (units, seconds) = (usize::try_from(told.remaining), usize::try_from(told.next));
+    pub(super) fn slot(&self, reading: &Reading) -> Option<&OnceLock<HeaderValue>> {
+        let (units, seconds) = (usize::try_from(reading.remaining), usize::try_from(reading.next));
         self.0.get(match (units.ok()?, seconds.ok()?) {
             (units @ ..UNITS, seconds @ ..=1) => 2 * units + seconds,
             (0, seconds @ ..SECONDS) => 2 * UNITS + seconds,

@@ -13,8 +13,8 @@ use http::{
 use smallvec::SmallVec;
 
 use super::{
-    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, cache::Kept, digits::number, seconds,
-    template::Template,
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, cache::ValueCache, digits::number,
+    seconds, template::Template,
 };
 
 /// The header values of one decision, kept until the response is available.
@@ -141,13 +141,13 @@ impl Lines {
 
     /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
     fn list(&self) -> Option<HeaderValue> {
-        if let ([told], Some(kept)) = (&*self.readings, &self.template.kept)
-            && let Some(place) = kept.get_or_init(Kept::new).place(told)
+        if let ([reading], Some(cache)) = (&*self.readings, &self.template.cache)
+            && let Some(slot) = cache.get_or_init(ValueCache::new).slot(reading)
         {
-            if place.get().is_none() {
-                place.set(self.make_list()?).ok();
+            if slot.get().is_none() {
+                slot.set(self.make_list()?).ok();
             }
-            return place.get().cloned();
+            return slot.get().cloned();
         }
         self.make_list()
     }

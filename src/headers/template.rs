@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{
     Headers,
-    cache::Kept,
+    cache::ValueCache,
     digits::number,
     item::{Item, Items},
     lines::{self, Lines, Reading},
@@ -39,7 +39,7 @@ pub(crate) struct Template {
     /// The header fields of a plain-text rejection, with placeholder values.
     denial: OnceLock<HeaderMap>,
     /// The cache of rendered values, for templates with one quota that serve many requests.
-    pub(super) kept: Option<OnceLock<Kept>>,
+    pub(super) cache: Option<OnceLock<ValueCache>>,
     /// Templates for requests that are charged by other rules or with other report-only flags.
     variants: Variants,
 }
@@ -59,13 +59,13 @@ impl Template {
         let policy = policy.filter(|_| !policies.is_empty());
         let (prepared, denial) = (OnceLock::new(), OnceLock::new());
         let variants = Variants::new(items.rules());
-        Self { family, items, quoted, policy, prepared, denial, kept: None, variants }
+        Self { family, items, quoted, policy, prepared, denial, cache: None, variants }
     }
 
     /// Enables the cache of rendered values, because many requests use the template.
     pub(crate) fn for_all(self) -> Self {
         let one = self.family == Headers::Draft11 && self.items.list.len() == 1;
-        Self { kept: one.then(OnceLock::new), ..self }
+        Self { cache: one.then(OnceLock::new), ..self }
     }
 
     /// Returns the template for a request, or `None` if this template fits.

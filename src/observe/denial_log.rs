@@ -14,19 +14,19 @@ use crate::{fingerprint::Fingerprint, rule::RuleName};
 
 /// Recorded denials of a layer's rules, if enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Noted(Option<Arc<[RuleRecord]>>);
+pub(crate) struct DenialLog(Option<Arc<[RuleRecord]>>);
 
 #[derive(Debug)]
 struct RuleRecord {
     name: RuleName,
     denied: AtomicU64,
     reported: AtomicU64,
-    last: Mutex<VecDeque<Denial>>,
+    last: Mutex<VecDeque<RecordedDenial>>,
 }
 
 /// A request that was denied, or would have been denied by a report-only rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Denial {
+pub(crate) struct RecordedDenial {
     pub(crate) at: SystemTime,
     /// The fingerprint of the key.
     pub(crate) key: Option<Fingerprint>,
@@ -41,11 +41,11 @@ pub(crate) struct Counted {
     pub(crate) reported: u64,
 }
 
-impl Noted {
+impl DenialLog {
     /// The number of denials kept per rule.
     pub(crate) const MOST: usize = 50;
 
-    pub(crate) fn watching(rules: impl IntoIterator<Item = RuleName>) -> Self {
+    pub(crate) fn enabled(rules: impl IntoIterator<Item = RuleName>) -> Self {
         let rule = |name| RuleRecord {
             name,
             denied: AtomicU64::new(0),
@@ -56,14 +56,14 @@ impl Noted {
     }
 
     #[inline]
-    pub(crate) fn watches(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.0.is_some()
     }
 
     /// Records a denial.
     ///
     /// This never blocks. Of two simultaneous denials, one may be counted but not kept.
-    pub(super) fn note(
+    pub(super) fn record(
         &self,
         rule: RuleName,
         verdict: Verdict,
@@ -82,18 +82,18 @@ impl Noted {
         if last.len() >= Self::MOST {
             last.pop_back();
         }
-        last.push_front(Denial { at, key, result, retry_after });
+        last.push_front(RecordedDenial { at, key, result, retry_after });
     }
 
     /// Records a denial without a rule, under every rule.
-    pub(super) fn note_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
+    pub(super) fn record_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
         for rule in self.0.iter().flat_map(|rules| rules.iter()) {
-            self.note(rule.name, verdict, || (None, retry_after));
+            self.record(rule.name, verdict, || (None, retry_after));
         }
     }
 
     /// Returns the latest denials of a rule, newest first.
-    pub(crate) fn last(&self, rule: RuleName) -> Vec<Denial> {
+    pub(crate) fn last(&self, rule: RuleName) -> Vec<RecordedDenial> {
         let Some(rule) = self.find(rule) else { return Vec::new() };
         rule.last.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }

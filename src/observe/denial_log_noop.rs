@@ -6,15 +6,15 @@ use super::Verdict;
 use crate::{fingerprint::Fingerprint, rule::RuleName};
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Noted(());
+pub(crate) struct DenialLog(());
 
-impl Noted {
+impl DenialLog {
     #[expect(clippy::unused_self, reason = "matches the `admin` version")]
-    pub(super) fn watches(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         false
     }
 
-    pub(super) fn note(
+    pub(super) fn record(
         &self,
         _: RuleName,
         _: Verdict,
@@ -22,5 +22,5 @@ impl Noted {
     ) {
     }
 
-    pub(super) fn note_all(&self, _: Verdict, _: Option<Duration>) {}
+    pub(super) fn record_all(&self, _: Verdict, _: Option<Duration>) {}
 }

@@ -11,7 +11,7 @@ use metrics::{
     histogram,
 };
 
-use super::{Noted, Verdict};
+use super::{DenialLog, Verdict};
 use crate::{
     decision::{Decision, Outcome, Source},
     rule::RuleName,
@@ -24,7 +24,7 @@ pub(crate) struct Meter {
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
     /// The percentage of used units from which a rule counts as near its limit.
     near: u8,
-    noted: Noted,
+    denial_log: DenialLog,
 }
 
 #[derive(Debug)]
@@ -72,17 +72,17 @@ impl Meter {
             rules: rules.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
             near: 80,
-            noted: Noted::default(),
+            denial_log: DenialLog::default(),
         }
     }
 
-    pub(crate) fn noted(&self) -> &Noted {
-        &self.noted
+    pub(crate) fn denial_log(&self) -> &DenialLog {
+        &self.denial_log
     }
 
     #[cfg(feature = "admin")]
-    pub(crate) fn noting(self, noted: Noted) -> Self {
-        Self { noted, ..self }
+    pub(crate) fn with_denial_log(self, denial_log: DenialLog) -> Self {
+        Self { denial_log, ..self }
     }
 
     pub(crate) fn near_limit(self, percent: u8) -> Self {

@@ -1,13 +1,13 @@
 //! No-op metrics, used without the `metrics` feature.
 
-use super::{Noted, Verdict};
+use super::{DenialLog, Verdict};
 use crate::{
     decision::{Decision, Outcome},
     rule::RuleName,
 };
 
 #[derive(Clone, Debug)]
-pub(crate) struct Meter(Noted);
+pub(crate) struct Meter(DenialLog);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Started;
@@ -23,17 +23,17 @@ impl Meter {
     pub(super) const COUNTS: bool = false;
 
     pub(crate) fn new(_: impl IntoIterator<Item = RuleName>) -> Self {
-        Self(Noted::default())
+        Self(DenialLog::default())
     }
 
-    pub(crate) fn noted(&self) -> &Noted {
+    pub(crate) fn denial_log(&self) -> &DenialLog {
         &self.0
     }
 
     #[cfg(feature = "admin")]
     #[expect(clippy::unused_self, reason = "matches the `metrics` version")]
-    pub(crate) fn noting(self, noted: Noted) -> Self {
-        Self(noted)
+    pub(crate) fn with_denial_log(self, denial_log: DenialLog) -> Self {
+        Self(denial_log)
     }
 
     /// Does nothing.

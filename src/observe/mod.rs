@@ -21,9 +21,9 @@ mod traced;
 
 use std::time::Duration;
 
+pub(crate) use self::denial_log::DenialLog;
 #[cfg(feature = "admin")]
-pub(crate) use self::denial_log::Denial;
-pub(crate) use self::denial_log::Noted;
+pub(crate) use self::denial_log::RecordedDenial;
 pub(crate) use self::metered::{
     Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
 };
@@ -113,12 +113,12 @@ impl Meter {
         who: impl Fn(RuleName) -> Option<Fingerprint>,
         of: impl Fn(bool) -> Option<Verdict>,
     ) {
-        let (outcomes, noted) = (decision.outcomes(), self.noted());
-        if !Self::COUNTS && !noted.watches() {
+        let (outcomes, denial_log) = (decision.outcomes(), self.denial_log());
+        if !Self::COUNTS && !denial_log.is_enabled() {
             return;
         }
         if outcomes.is_empty() {
-            noted.note_all(verdict, decision.retry_after());
+            denial_log.record_all(verdict, decision.retry_after());
             return self.count_all(verdict);
         }
         for (place, outcome) in outcomes.iter().enumerate() {
@@ -140,7 +140,7 @@ impl Meter {
                 let mut waits = denied.map(Outcome::retry_after);
                 waits.try_fold(Duration::ZERO, |longest, wait| wait.map(|wait| longest.max(wait)))
             };
-            noted.note(rule, verdict, || (who(rule), wait()));
+            denial_log.record(rule, verdict, || (who(rule), wait()));
             if decision.is_allowed() && all().any(|outcome| self.is_near(outcome)) {
                 self.count_near(rule);
             }

@@ -98,7 +98,7 @@ fn the_root_of_the_crate_has_few_names() {
 /// Names that are defined twice, each with its reason.
 const DEFINED_TWICE: [(&str, &str); 5] = [
     ("Meter", "its twin without the feature metrics"),
-    ("Noted", "its twin without the feature admin"),
+    ("DenialLog", "its twin without the feature admin"),
     ("Sealed", "each module seals its own trait"),
     ("SharedPeerCheck", "its twin without the feature tracing"),
     ("Started", "its twin without the feature metrics"),

@@ -137,7 +137,7 @@ rule \"user\", quota 2 of 2 (10000/day, gcra), Key(..): cost 3, 9981 left
 needs 3, has 9981: it fits
 ";
     assert_eq!(would.to_string(), expected);
-    let one = &would.reckonings()[0];
+    let one = &would.quota_reports()[0];
     assert_eq!((one.cost(), one.headroom(), one.quota()), (Some(3), Some(0), Some(quotas[0])));
     assert_eq!(one.key(), Some(&Key::from("alice")));
 
@@ -417,11 +417,11 @@ async fn an_explanation_opens_no_account() {
         let charge = if report_only { charge.with_report_only() } else { charge };
         for _ in 0..3 {
             let would = Explanation::look(&store, &[charge]).await.expect("infallible");
-            assert_eq!(would.reckonings()[1].outcome().retry_after(), Some(secs(1)));
+            assert_eq!(would.quota_reports()[1].outcome().retry_after(), Some(secs(1)));
             clock.advance(secs(5));
         }
         let only =
             Explanation::look(&store, &[charge.with_quota_index(1)]).await.expect("infallible");
-        assert_eq!((only.reckonings().len(), store.stats().active), (1, 0));
+        assert_eq!((only.quota_reports().len(), store.stats().active), (1, 0));
     }
 }

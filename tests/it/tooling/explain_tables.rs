@@ -105,7 +105,7 @@ async fn play(case: &Value) -> usize {
         );
         assert_eq!(expected.is_overage(), step["overage"] == true, "{place}");
         let rows = step["outcomes"].as_array().expect("outcomes");
-        assert_eq!(would.reckonings().len(), rows.len(), "{place}");
+        assert_eq!(would.quota_reports().len(), rows.len(), "{place}");
         for (row, outcome) in rows.iter().zip(expected.outcomes()) {
             let left = format!(", {} left", row["remaining"]);
             assert!(said.contains(&left), "{left:?} is not in {place}");
