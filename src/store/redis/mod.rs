@@ -218,9 +218,10 @@ where
     /// Enables or disables batching. With batching, decisions that wait at the same time are sent
     /// in one call. Defaults to `true`. A cluster never batches.
     ///
-    /// A call with 64 decisions occupies the server for some tenths of a millisecond. This is
-    /// several times shorter than 64 single calls, but the server cannot do anything else in
-    /// between. Pass `false` if other users of the server cannot wait for that time.
+    /// The server does nothing else during a call. A call was measured as 0.2 ms for 64 keys of one
+    /// rule or for 1 024 equal requests of three rules, and as 1 ms for 256 accounts, the most that
+    /// a call has. This is several times shorter than single calls. Pass `false` if other users of
+    /// the server cannot wait for that time.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
