@@ -204,7 +204,7 @@ local function write(account)
       ms = math.max(ms, redis.call('PTTL', account.key) - linger)
     end
     ms = math.max(1, math.min(ms, 315360000000)) + linger
-    redis.call('SET', account.key, value, 'PX', ms)
+    redis.call('PSETEX', account.key, ms, value)
     if account.lists then
       for _, place in ipairs(account.places) do
         if place.list then

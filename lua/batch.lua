@@ -1,79 +1,219 @@
 -- Many requests in one call, decided one after another at one instant: GCRA quotas that start full
 -- and are all charged.
 --
--- KEYS: the accounts of all requests, in order. ARGV: each distinct plan, then the layout. The
--- layout has entries for consecutive groups of equal requests: the number of groups, the number of
--- requests in each group, the number of accounts, and the index of the plan of each account.
+-- KEYS: the distinct accounts. ARGV: each distinct plan, then the layout, in numbers of two bytes.
+-- The layout has entries for consecutive groups of equal requests: the number of groups, the number
+-- of requests in each group, the number of accounts, the index of the plan of each account, and for
+-- each group the index of the key of each account.
 --
--- The reply is the instant, then for each group one or more runs: the number of requests, the
--- number of allowed ones (they come first), and the accounts after the call, as in other replies.
-local told, shape, first, at = { struct.pack('<I7H', now, nano) }, ARGV[plans], 1, 1
+-- The reply is the instant, then for each group the number of allowed requests (they come first) and
+-- the accounts after the group, as in other replies.
+--
+-- One command reads all accounts. `values` holds each account as the groups so far left it, and
+-- `lives` the time to live of each account to write. Each account is written once, at the end.
+local call, pack, take = redis.call, struct.pack, struct.unpack
+local size = #ARGV[plans] / 2
+local layout = { take('<' .. string.rep('H', size), ARGV[plans]) }
+local values, lives = call('MGET', unpack(KEYS)), {}
+local reply, n, at = { pack('<I7H', now, nano) }, 1, 1
+-- Parts of the reply that occur often: the number of allowed requests, and with it or without it the
+-- flags and the length of an account of one quota.
+local number = { [0] = pack('<H', 0), pack('<H', 1) }
+local head = { [0] = pack('<BI4', 0, 19), pack('<BI4', 1, 19) }
+local both = { [0] = number[0] .. head[0], number[1] .. head[1] }
 
--- Decides the requests of one group by the general path, one at a time until one is denied.
-local function ask(key, args, count)
-  local keys = {}
-  for i = 1, #args do
-    keys[i] = KEYS[key + i - 1]
+-- MGET finds no value at a key of another type.
+local missing = {}
+for key = 1, #KEYS do
+  if not values[key] then
+    missing[#missing + 1] = KEYS[key]
   end
-  while count > 0 do
-    local answer = general(keys, args, #args)
-    local passed = string.byte(answer)
-    local run = passed == 1 and 1 or count
-    told[#told + 1] = struct.pack('<HH', run, passed) .. string.sub(answer, 11)
-    count = count - run
+end
+if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
+  for key = 1, #KEYS do
+    values[key] = values[key] or redis.pcall('GET', KEYS[key])
   end
 end
 
-while at <= #shape do
-  local times, count, accounts = struct.unpack('<HHH', shape, at)
-  local args = {}
-  for i = 1, accounts do
-    args[i] = ARGV[struct.unpack('<H', shape, at + 4 + 2 * i)]
+-- Returns the milliseconds from now until an account of this TAT may be dropped, as text: Redis
+-- takes longer to format a number.
+local texts = {}
+local function life(tat)
+  local ms = (tat + 1000 - now) / 1000
+  ms = ms - ms % 1
+  if not texts[ms] then
+    texts[ms] = string.format('%d', math.min(ms, 315360000000) + linger)
   end
-  at = at + 6 + 2 * accounts
+  return texts[ms]
+end
 
-  -- One account of one quota, the most common case: no tables, and one read per group.
-  local short = accounts == 1 and #args[1] == 41
-  local cost, cost_nano, room, room_nano = struct.unpack('<I7Hi7H', args[1], 6)
-  local most, most_nano = plus(now, nano, room, room_nano)
-  -- The furthest TAT that is possible under this quota.
-  local furthest = now + 2 * (room + cost)
-  for key = first, first + accounts * times - 1, accounts do
-    local value, simple = nil, false
-    local tat, tat_nano = now, nano
-    if short then
-      value = redis.pcall('GET', KEYS[key])
-      simple = not value
-      if value and #value == 19 then
-        -- The number of the three bytes of `g` and its length.
-        local last, head, us, ns = struct.unpack('<I7I3I7H', value)
-        simple = head == 2407 and last <= now and ns < 1000 and us <= furthest
-        if us > now or us == now and ns > nano then
-          tat, tat_nano = us, ns
-        end
-      end
+local function flush(key)
+  if lives[key] then
+    call('PSETEX', KEYS[key], lives[key], values[key])
+    lives[key] = nil
+  end
+end
+
+-- Reads an account by the general path: an invalid value, a block, a reset, or a value of another
+-- quota or another clock.
+local read, write, tat_of
+local function read_any(key, plan)
+  flush(key)
+  if not read then
+    read, write, tat_of = general()
+  end
+  local found = read(KEYS[key], plan.text)
+  for i = 1, #plan do
+    plan[i].tat, plan[i].tat_nano = tat_of(found.places[i])
+  end
+  return found
+end
+
+-- Parses the plans of a group.
+local function parse(from, accounts)
+  local parsed = {}
+  for i = 1, accounts do
+    local text = ARGV[layout[from + i - 1]]
+    local plan = { text = text, length = 7 + (#text - 2) / 39 * 12 }
+    for at = 6, #text, 39 do
+      local cost, cost_nano, room, room_nano = take('<I7Hi7H', text, at)
+      local most, most_nano = plus(now, nano, room, room_nano)
+      plan[#plan + 1] = {
+        cost = cost, cost_nano = cost_nano, most = most, most_nano = most_nano,
+        -- The furthest TAT that is possible under this quota.
+        furthest = now + 2 * (room + cost),
+      }
     end
-    if simple then
-      local passed = 0
-      while passed < count and (tat < most or tat == most and tat_nano <= most_nano) do
-        passed = passed + 1
-        tat, tat_nano = tat + cost, tat_nano + cost_nano
+    parsed[i] = plan
+  end
+  return parsed
+end
+
+-- Decides a group of requests. The layout has its keys after `before`.
+local function decide(count, parsed, before)
+  local passed, others = count, nil
+  -- Counts the requests that fit.
+  for i = 1, #parsed do
+    local plan, key = parsed[i], layout[before + i]
+    local value, last, letter, tat, tat_nano, from = values[key], now, 2407, now, nano, 0
+    if value and #value == plan.length then
+      -- The number of the three bytes of `g` and its length.
+      last, letter, tat, tat_nano, from = take('<I7I3I7H', value)
+    end
+    local simple = not value or from > 0 and last <= now
+    for j = 1, #plan do
+      local quota = plan[j]
+      if j > 1 and from > 0 then
+        letter, tat, tat_nano, from = take('<I3I7H', value, from)
+      end
+      simple = simple and letter == 2407 and tat_nano < 1000 and tat <= quota.furthest
+      if tat < now or tat == now and tat_nano < nano then
+        tat, tat_nano = now, nano
+      end
+      quota.tat, quota.tat_nano = tat, tat_nano
+    end
+    if not simple then
+      others = others or {}
+      others[i] = read_any(key, plan)
+      passed = others[i].block and 0 or passed
+    end
+    for j = 1, #plan do
+      local quota, fit = plan[j], 0
+      local tat, tat_nano, most, most_nano = quota.tat, quota.tat_nano, quota.most, quota.most_nano
+      while fit < passed and (tat < most or tat == most and tat_nano <= most_nano) do
+        fit, tat, tat_nano = fit + 1, tat + quota.cost, tat_nano + quota.cost_nano
         if tat_nano >= 1000 then
           tat, tat_nano = tat + 1, tat_nano - 1000
         end
       end
-      if passed > 0 then
-        value = struct.pack('<I7I3I7H', now, 2407, tat, tat_nano)
-        local ms = math.ceil((tat + 1 - now) / 1000)
-        redis.call('SET', KEYS[key], value, 'PX', math.min(ms, 315360000000) + linger)
-      end
-      value = value or ''
-      local charged = passed > 0 and 1 or 0
-      told[#told + 1] = struct.pack('<HHBI4c0', count, passed, charged, #value, value)
-    else
-      ask(key, args, count)
+      passed = fit
     end
   end
-  first = first + accounts * times
+
+  -- Charges these.
+  n = n + 1
+  reply[n] = number[passed] or pack('<H', passed)
+  for i = 1, #parsed do
+    local plan, key, found = parsed[i], layout[before + i], others and others[i]
+    local value, latest, flags = values[key] or '', now, passed > 0 and 1 or 0
+    for j = 1, passed > 0 and #plan or 0 do
+      local quota = plan[j]
+      local tat, nanos = quota.tat + passed * quota.cost, quota.tat_nano + passed * quota.cost_nano
+      if nanos >= 1000 then
+        tat, nanos = tat + (nanos - nanos % 1000) / 1000, nanos % 1000
+      end
+      latest = tat > latest and tat or latest
+      if found then
+        found.places[j].state = { us = tat, ns = nanos }
+      elseif j == 1 then
+        value = pack('<I7I3I7H', now, 2407, tat, nanos)
+      else
+        value = value .. pack('<I3I7H', 2407, tat, nanos)
+      end
+    end
+    if found then
+      if passed > 0 or found.changed then
+        write(found)
+      end
+      value, flags = found.value or '', found.healed and flags + 2 or flags
+      values[key] = value ~= '' and value
+    elseif passed > 0 then
+      values[key], lives[key] = value, life(latest)
+    end
+    reply[n + 1] = #value == 19 and head[flags] or pack('<BI4', flags, #value)
+    reply[n + 2] = value
+    n = n + 2
+  end
 end
-return table.concat(told)
+
+while at <= size do
+  local groups, count, accounts = layout[at], layout[at + 1], layout[at + 2]
+  local parsed = parse(at + 3, accounts)
+  local first = at + 3 + accounts
+  at = first + groups * accounts
+  local quota = accounts == 1 and #parsed[1] == 1 and parsed[1][1]
+  if not quota then
+    for before = first - 1, at - 2, accounts do
+      decide(count, parsed, before)
+    end
+  else
+    -- One account of one quota, the most common case: the same without loops over either.
+    local cost, cost_nano, most, most_nano = quota.cost, quota.cost_nano, quota.most, quota.most_nano
+    local furthest = quota.furthest
+    for index = first, at - 1 do
+      local key = layout[index]
+      local value, tat, tat_nano = values[key], now, nano
+      local simple = not value
+      if value and #value == 19 then
+        local last, letter, us, ns = take('<I7I3I7H', value)
+        simple = letter == 2407 and last <= now and ns < 1000 and us <= furthest
+        if us > now or us == now and ns > nano then
+          tat, tat_nano = us, ns
+        end
+      end
+      if simple then
+        local passed = 0
+        while passed < count and (tat < most or tat == most and tat_nano <= most_nano) do
+          passed, tat, tat_nano = passed + 1, tat + cost, tat_nano + cost_nano
+          if tat_nano >= 1000 then
+            tat, tat_nano = tat + 1, tat_nano - 1000
+          end
+        end
+        if passed > 0 then
+          value = pack('<I7I3I7H', now, 2407, tat, tat_nano)
+          values[key], lives[key] = value, life(tat)
+        end
+        value, n = value or '', n + 2
+        reply[n - 1] = #value == 19 and both[passed]
+          or pack('<HBI4', passed, passed > 0 and 1 or 0, #value)
+        reply[n] = value
+      else
+        decide(count, parsed, index - 1)
+      end
+    end
+  end
+end
+for key = 1, #KEYS do
+  flush(key)
+end
+return table.concat(reply)

@@ -27,7 +27,7 @@ if plans == 1 and #ARGV[1] == 41 then
       end
       value = struct.pack('<I7c1HI7H', now, 'g', 9, tat, tat_nano)
       local ms = math.ceil((tat + 1 - now) / 1000)
-      redis.call('SET', KEYS[1], value, 'PX', math.min(ms, 315360000000) + linger)
+      redis.call('PSETEX', KEYS[1], math.min(ms, 315360000000) + linger, value)
     end
     value = value or ''
     local said = allowed and 1 or 0

@@ -55,7 +55,7 @@ if accounts then
     local value, charged, ends = unpack(accounts[i])
     if allowed then
       local ms = math.ceil((ends - now) / 1000)
-      redis.call('SET', KEYS[i], charged, 'PX', math.min(ms, 315360000000) + linger)
+      redis.call('PSETEX', KEYS[i], math.min(ms, 315360000000) + linger, charged)
       value = charged
     end
     answer = struct.pack('<c0BI4c0', answer, said, #value, value)

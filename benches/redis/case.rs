@@ -25,6 +25,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     rules: Vec<(RuleName, Vec<Quota>)>,
+    /// The rule with one account for all keys.
+    shared: Option<usize>,
 }
 
 impl Case {
@@ -33,17 +35,26 @@ impl Case {
         let rule = |(at, quotas): (usize, &&[Quota])| {
             (RuleName::new(&format!("{name} {at}")).expect("a name"), quotas.to_vec())
         };
-        Self { name, rules: rules.iter().enumerate().map(rule).collect() }
+        Self { name, rules: rules.iter().enumerate().map(rule).collect(), shared: None }
     }
 
     pub(crate) fn one(name: &'static str, quota: Quota) -> Self {
         Self::new(name, &[&[quota]])
     }
 
+    /// Lets all keys share the account of the rule with this index.
+    pub(crate) fn sharing(self, rule: usize) -> Self {
+        Self { shared: Some(rule), ..self }
+    }
+
     /// Passes the charges of one request to `with`.
     pub(crate) fn charges<R>(&self, key: u32, with: impl FnOnce(&[Charge<'_>]) -> R) -> R {
-        let key = Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + key)));
-        let charges = self.rules.iter().map(|(rule, quotas)| Charge::new(*rule, &key, quotas));
+        let [key, shared] =
+            [key, 0].map(|n| Key::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + n))));
+        let charges = self.rules.iter().enumerate().map(|(at, (rule, quotas))| {
+            let key = if self.shared == Some(at) { &shared } else { &key };
+            Charge::new(*rule, key, quotas)
+        });
         with(&charges.collect::<SmallVec<[_; 3]>>())
     }
 

@@ -80,6 +80,27 @@ impl Server {
         line.and_then(|line| line.split(',').next()).map_or(0.0, number)
     }
 
+    /// Logs script calls that take a tenth of a millisecond or longer.
+    pub(crate) fn log_long_calls(&mut self) {
+        self.call(&["CONFIG", "SET", "slowlog-log-slower-than", "100"]);
+        self.call(&["SLOWLOG", "RESET"]);
+    }
+
+    /// Returns the microseconds of the longest logged script call, or 0.
+    pub(crate) fn longest_call(&mut self) -> f64 {
+        let Reply::List(entries) = self.call(&["SLOWLOG", "GET", "1000"]) else { return 0.0 };
+        let micros = entries.iter().filter_map(|entry| match entry {
+            Reply::List(fields) => match fields.get(2..4)? {
+                [micros, Reply::List(words)] => {
+                    (words.first()?.bytes() == b"EVALSHA").then(|| micros.int() as f64)
+                }
+                _ => None,
+            },
+            _ => None,
+        });
+        micros.fold(0.0, f64::max)
+    }
+
     pub(crate) fn memory(&mut self) -> f64 {
         number(&self.info("memory", "used_memory"))
     }

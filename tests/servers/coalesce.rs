@@ -1,6 +1,6 @@
 //! Batched decisions, which equal sequential ones.
 
-use std::{cell::Cell, pin::pin, time::Duration};
+use std::{cell::Cell, collections::HashSet, pin::pin, time::Duration};
 
 use futures::{future::join_all, poll};
 use proptest::{collection::vec, prelude::*, test_runner::Config};
@@ -29,6 +29,17 @@ async fn calls(server: &Server) -> u32 {
         let name = line.strip_prefix("cmdstat_eval")?;
         let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
         calls.split(',').next()?.parse::<u32>().ok()
+    };
+    text.lines().filter_map(count).sum()
+}
+
+/// Returns the reads and writes of accounts so far.
+async fn accesses(server: &Server) -> u32 {
+    let text: String = server.command("INFO commandstats").await;
+    let count = |line: &str| {
+        let (name, calls) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        let calls = calls.split(',').next()?.parse::<u32>().ok()?;
+        ["get", "mget", "exists", "set", "psetex", "pttl"].contains(&name).then_some(calls)
     };
     text.lines().filter_map(count).sum()
 }
@@ -93,12 +104,13 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Requests with one or two rules, and the order in which they are sent, possibly more than once.
+/// Requests with one to three rules, and the order in which they are sent, possibly more than once.
 fn batch() -> impl Strategy<Value = Vec<Vec<Demand>>> {
-    (vec(vec(asked(), 1..3), 1..10), vec(0..100_usize, 1..60)).prop_map(|(mut kinds, order)| {
+    (vec(vec(asked(), 1..4), 1..10), vec(0..100_usize, 1..60)).prop_map(|(mut kinds, order)| {
         for all in &mut kinds {
             // A request names each rule once.
-            all.dedup_by_key(|asked| asked.rule);
+            let mut rules = HashSet::new();
+            all.retain(|asked| rules.insert(asked.rule));
         }
         order.iter().map(|n| kinds[n % kinds.len()].clone()).collect()
     })
@@ -256,26 +268,71 @@ async fn odd_accounts_are_decided_as_one_by_one() {
     let mut subject = Redis::connect(&server.url()).await.expect("a store");
     let batched = subject.open();
     let alone = batched.clone().prefix("alone").coalesce(false);
-    let quota = |units: u32, period| [Quota::new(units, period).expect("a quota")];
-    let (second, day) = (quota(10, Duration::from_secs(1)), quota(10, DAY));
+    let quota = |units: u32, period| Quota::new(units, period).expect("a quota");
+    let (second, day) = ([quota(10, Duration::from_secs(1))], [quota(10, DAY)]);
+    let both = [second[0], quota(20, DAY)];
     let keys: Vec<_> = (0..12_u32).map(Key::from).collect();
     let start = Duration::from_secs(1_700_000_000);
     let first_callers = first_callers();
-    for (back, quotas) in [(0, &second), (700, &second), (699, &day), (600, &second), (0, &day)] {
+    let steps: [(u64, &[Quota]); 7] = [
+        (0, &second),
+        (700, &second),
+        (699, &day),
+        (600, &second),
+        (600, &both),
+        (650, &both),
+        (0, &day),
+    ];
+    for (back, quotas) in steps {
         subject.set(start - Duration::from_millis(back));
-        let charges: Vec<_> = (0..36_u32)
+        let requests: Vec<_> = (0..36_u32)
             .map(|n| {
-                Charge::new(RuleName::default(), &keys[n as usize % 12], quotas)
-                    .with_cost(1 + n % 3)
+                let key = &keys[n as usize % 12];
+                let own = Charge::new(RuleName::default(), key, quotas).with_cost(1 + n % 3);
+                // Some of the requests charge an account that all of them share.
+                let shared = Charge::new(rule("shared"), &keys[0], quotas);
+                if n % 4 == 0 { vec![own, shared] } else { vec![own] }
             })
             .collect();
         let others = join_all(first_callers.iter().map(async |one| one.passes(&batched).await));
-        let takes = charges.iter().map(|charge| batched.take(&[*charge]).into_future());
+        let takes = requests.iter().map(|charges| batched.take(charges).into_future());
         let (_, taken) = tokio::join!(biased; others, join_all(takes));
-        for (charge, taken) in charges.iter().zip(taken) {
-            let single = alone.take(&[*charge]).await.expect("a decision");
-            assert_eq!(parts(&taken.expect("a decision")), parts(&single), "{back} {quotas:?}");
+        // Equal requests are adjacent, at the position of the first.
+        for at in (0..12).flat_map(|at| [at, at + 12, at + 24]) {
+            let single = alone.take(&requests[at]).await.expect("a decision");
+            let taken = taken[at].as_ref().expect("a decision");
+            assert_eq!(parts(taken), parts(&single), "{back} {at} {quotas:?}");
         }
+    }
+}
+
+#[tokio::test]
+async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
+    const CALLERS: u32 = 500;
+    for flavour in Flavour::ALL {
+        let server = Server::start(flavour, &[]).await;
+        let store = connect(&server.url()).await;
+        let (first_callers, key) = (first_callers(), Key::from("hot"));
+        let quotas = [700, 300, 500].map(|units| [slow(units), slow(1_000)]);
+        let names = ["one", "two", "three"].map(rule);
+        let charges: Vec<_> = names
+            .iter()
+            .zip(&quotas)
+            .map(|(name, quotas)| Charge::new(*name, &key, quotas))
+            .collect();
+        let (calls_before, before) = (calls(&server).await, accesses(&server).await);
+        let others = join_all(first_callers.iter().map(async |one| one.passes(&store).await));
+        let takes = join_all((0..CALLERS).map(|_| store.take(&charges).into_future()));
+        let (_, taken) = tokio::join!(biased; others, takes);
+        let passed = taken.into_iter().filter(|one| one.as_ref().is_ok_and(Decision::is_allowed));
+        assert_eq!(passed.count(), 300, "{flavour:?}: the limit of the second rule");
+        let batches = calls(&server).await - calls_before - ALONE;
+        assert!((1..=2 + CALLERS / 64).contains(&batches), "{flavour:?}: {batches} batches");
+        // A lone call reads and writes its account. A batch has two commands that read, and one for
+        // each account that it writes.
+        let most = ALONE * 2 + batches * 5;
+        let made = accesses(&server).await - before;
+        assert!(made <= most, "{flavour:?}: {made} commands in {batches} batches");
     }
 }
 

@@ -13,6 +13,7 @@ use std::{
 };
 
 use futures::{future::join_all, poll};
+use redis::cmd;
 use tokio::{
     runtime::Builder,
     sync::mpsc::{UnboundedSender, unbounded_channel},
@@ -229,18 +230,19 @@ async fn a_foreign_value_at_our_key_is_replaced_once() {
     let mut connection = raw(&server.url()).await;
     let key = crate::accounts::address("default", "odd");
     let odd = Account::new("odd", Quota::per_day(30));
-    // The last value has our form, is full again in a century, and its key expires earlier.
+    // The last string has our form, is full again in a century, and its key expires earlier.
     let far = b"\0\0\0\0\0\0\0g\x09\0\0\0\0\0\0\0\x10\0\0";
-    for value in [&b"noise"[..], b"g", b"noise of nineteen b", far] {
-        let mut set = redis::cmd("SET");
-        let () = set
-            .arg(&key)
-            .arg(value)
-            .arg("PX")
-            .arg(60_000)
-            .query_async(&mut connection)
-            .await
-            .expect("set");
+    let set = |value: &[u8]| cmd("SET").arg(&key).arg(value).arg("PX").arg(60_000).to_owned();
+    for put in [
+        set(b"noise"),
+        set(b"g"),
+        set(b"noise of nineteen b"),
+        set(far),
+        cmd("SADD").arg(&key).arg("a").to_owned(),
+    ] {
+        let () = cmd("DEL").arg(&key).query_async(&mut connection).await.expect("deleted");
+        let () = put.query_async(&mut connection).await.expect("written");
+        let value = put.args_iter().nth(2).map(|arg| format!("{arg:?}"));
         let others: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), ample())).collect();
         let before = store.healed();
         let (_, taken) = tokio::join!(biased;

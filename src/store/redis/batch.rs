@@ -1,4 +1,7 @@
-//! Batches. A batch sends several requests in one call, and sends equal requests once.
+//! Batches. A batch sends several requests in one call. Equal requests are sent once, and so is
+//! each account.
+
+use std::collections::HashMap;
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -11,7 +14,8 @@ use super::{
 };
 use crate::decision::Decision;
 
-/// The maximum number of different requests in a batch.
+/// The maximum number of different requests in a batch. Each has at most
+/// [`MAX_ACCOUNTS`](super::coalesce::MAX_ACCOUNTS), so a call has at most 256 accounts.
 pub(super) const MAX_GROUPS: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
 const MAX_CALLERS: usize = 1_024;
@@ -37,17 +41,15 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct BatchReply {
     now: u64,
-    /// The runs of all groups, in the order of the groups. Each group has one or more runs.
-    runs: Vec<Run>,
+    /// The results of the groups, in their order.
+    groups: Vec<GroupReply>,
 }
 
-/// The result of consecutive callers of a group. The first `allowed` callers were allowed, and the
-/// others were denied.
+/// The result of a group. The first `allowed` callers were allowed, and the others were denied.
 #[derive(Debug)]
-struct Run {
-    callers: usize,
+struct GroupReply {
     allowed: usize,
-    /// The accounts after the call.
+    /// The accounts after the requests of the group.
     accounts: SmallVec<[AccountReply; 2]>,
 }
 
@@ -84,18 +86,24 @@ impl Batch {
 
     /// Returns the keys and the arguments of the script.
     pub(super) fn encode(&self) -> (Vec<&str>, Vec<Vec<u8>>) {
-        let keys = self.groups.iter().flat_map(|group| &group.request().accounts);
-        let keys = keys.map(|account| account.address.as_str()).collect();
+        let (mut keys, mut indices) = (Vec::new(), HashMap::new());
         let mut layout = Vec::new();
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
             let plans = group.plans.iter().map(|plan| usize::from(*plan));
-            let numbers = [equal_groups.len(), group.callers.len(), group.plans.len()];
-            for number in numbers.into_iter().chain(plans) {
-                // A batch is small enough that all numbers fit.
-                layout.extend(u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
+            layout.extend([equal_groups.len(), group.callers.len(), group.plans.len()]);
+            layout.extend(plans);
+            for account in equal_groups.iter().flat_map(|group| &group.request().accounts) {
+                let address = account.address.as_str();
+                layout.push(*indices.entry(address).or_insert_with(|| {
+                    keys.push(address);
+                    keys.len()
+                }));
             }
         }
+        // A batch is small enough that all numbers fit.
+        let layout = layout.into_iter().map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+        let layout = layout.flat_map(u16::to_le_bytes).collect();
         let plans = self.plans.iter().map(|(_, plan)| plan.clone());
         (keys, plans.chain([layout]).collect())
     }
@@ -107,28 +115,19 @@ impl Batch {
         };
         let mut bytes = Reader(bytes);
         let now = bytes.instant()?;
-        let mut runs = Vec::with_capacity(self.groups.len());
-        for group in &self.groups {
-            let mut left = group.callers.len();
-            while left > 0 {
-                let run = Run::read(&mut bytes, group.request(), now)?;
-                let rest = left.checked_sub(run.callers);
-                left =
-                    rest.ok_or_else(|| RedisError::invalid_reply("more results than requests"))?;
-                runs.push(run);
-            }
-        }
+        let groups = self.groups.iter().map(|group| GroupReply::read(&mut bytes, group, now));
+        let groups = groups.collect::<Result<_, _>>()?;
         bytes.end()?;
-        Ok(BatchReply { now, runs })
+        Ok(BatchReply { now, groups })
     }
 
     /// Sends each caller its own decision.
     pub(super) fn reply(self, reply: &BatchReply) {
-        let positions =
-            reply.runs.iter().flat_map(|run| (0..run.callers).map(move |position| (run, position)));
-        for (caller, (run, position)) in self.callers().zip(positions) {
-            let decision = run.decision(&caller.request, reply.now, position);
-            drop(caller.tx.send(Ok(decision)));
+        for (group, result) in self.groups.into_iter().zip(&reply.groups) {
+            for (position, caller) in group.callers.into_iter().enumerate() {
+                let decision = result.decision(&caller.request, reply.now, position);
+                drop(caller.tx.send(Ok(decision)));
+            }
         }
     }
 
@@ -141,7 +140,7 @@ impl Batch {
 impl BatchReply {
     /// Returns the number of accounts whose key held an invalid value.
     pub(super) fn healed(&self) -> usize {
-        let accounts = self.runs.iter().flat_map(|run| &run.accounts);
+        let accounts = self.groups.iter().flat_map(|group| &group.accounts);
         accounts.filter(|account| account.healed).count()
     }
 }
@@ -156,24 +155,21 @@ impl Group {
     }
 }
 
-impl Run {
-    fn read(bytes: &mut Reader<'_>, request: &Request, now: u64) -> Result<Self, RedisError> {
-        let number = |bytes: &mut Reader<'_>| {
-            bytes.int::<2>().map(|number| usize::try_from(number).unwrap_or(usize::MAX))
-        };
-        let (callers, allowed) = (number(bytes)?, number(bytes)?);
-        if callers == 0 || allowed > callers {
-            return Err(RedisError::invalid_reply("a caller count out of range"));
+impl GroupReply {
+    fn read(bytes: &mut Reader<'_>, group: &Group, now: u64) -> Result<Self, RedisError> {
+        let allowed = usize::try_from(bytes.int::<2>()?).unwrap_or(usize::MAX);
+        if allowed > group.callers.len() {
+            return Err(RedisError::invalid_reply("more allowed than requests"));
         }
         let mut accounts = SmallVec::new();
-        for account in &request.accounts {
+        for account in &group.request().accounts {
             let reply = AccountReply::read(bytes, account, allowed > 0)?;
             if allowed > 0 && !reply.was_charged(allowed, account, now) {
                 return Err(RedisError::invalid_reply("inconsistent charges"));
             }
             accounts.push(reply);
         }
-        Ok(Self { callers, allowed, accounts })
+        Ok(Self { allowed, accounts })
     }
 
     /// Returns the decision for the caller at `position`. It equals the decision of a separate call
@@ -211,79 +207,103 @@ mod tests {
 
     const NOW: u64 = 1_700_000_000_000_000;
 
-    /// Creates a batch of two equal requests and one other request with two quotas.
-    fn batch() -> Batch {
-        let (one, two) = (Key::from("one"), Key::from("two"));
-        let quota = |units| Quota::new(units, Duration::from_secs(10)).expect("a quota");
-        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+    fn batch_of(requests: &[&[Charge<'_>]]) -> Batch {
         let mut batch = Batch::default();
-        for charge in [
-            Charge::new(RuleName::default(), &one, &few),
-            Charge::new(RuleName::default(), &two, &more).with_cost(2),
-            Charge::new(RuleName::default(), &one, &few),
-        ] {
-            let request = Box::new(Request::new(&[charge], &Addresses::new()));
+        for charges in requests {
+            let request = Box::new(Request::new(charges, &Addresses::new()));
             let (tx, _rx) = oneshot::channel();
             batch.add(QueuedRequest { request, tx, runtime: Handle::current() });
         }
         batch
     }
 
+    fn quota(units: u32) -> Quota {
+        Quota::new(units, Duration::from_secs(10)).expect("a quota")
+    }
+
+    /// Creates a batch of two equal requests and one other request with two quotas.
+    fn batch() -> Batch {
+        let (one, two) = (Key::from("one"), Key::from("two"));
+        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let one = Charge::new(RuleName::default(), &one, &few);
+        let two = Charge::new(RuleName::default(), &two, &more).with_cost(2);
+        batch_of(&[&[one], &[two], &[one]])
+    }
+
     fn instant(micros: u64) -> Vec<u8> {
         [&micros.to_le_bytes()[..7], &[0, 0]].concat()
     }
 
-    /// Encodes a run: callers, allowed, flags, and the TATs in microseconds from now.
-    fn run(callers: u8, allowed: u8, flags: u8, tats: &[u64]) -> Vec<u8> {
+    /// Encodes the reply to a group: allowed, flags, and the TATs in microseconds from now.
+    fn group(allowed: u8, flags: u8, tats: &[u64]) -> Vec<u8> {
         let quota = |tat: &u64| [&[b'g', 9, 0][..], &instant(NOW + tat)].concat();
         let quotas: Vec<_> = tats.iter().flat_map(quota).collect();
         let account = [&NOW.to_le_bytes()[..7], &quotas].concat();
         let length = u32::try_from(account.len()).expect("short").to_le_bytes();
-        [&[callers, 0, allowed, 0, flags][..], &length, &account].concat()
+        [&[allowed, 0, flags][..], &length, &account].concat()
     }
 
-    fn answer(runs: &[Vec<u8>]) -> Value {
-        Value::BulkString([instant(NOW), runs.concat()].concat())
+    fn answer(groups: &[Vec<u8>]) -> Value {
+        Value::BulkString([instant(NOW), groups.concat()].concat())
     }
 
     #[tokio::test]
-    async fn equal_questions_are_one_kind_and_plans_are_sent_once() {
-        let batch = batch();
+    async fn equal_requests_plans_and_accounts_are_sent_once() {
+        let keys = ["one", "two"].map(Key::from);
+        let (few, more) = ([quota(10)], [quota(10), quota(100)]);
+        let one = Charge::new(RuleName::default(), &keys[0], &few);
+        let two = Charge::new(RuleName::default(), &keys[1], &more);
+        let batch = batch_of(&[&[one], &[two], &[one], &[two, one], &[two, one]]);
         let groups: Vec<_> = batch.groups.iter().map(|group| group.callers.len()).collect();
-        assert_eq!(groups, [2, 1]);
+        assert_eq!(groups, [2, 1, 2]);
         let (keys, args) = batch.encode();
         assert_eq!((keys.len(), args.len()), (2, 3));
-        // One group of two callers with one account of plan 1, then the other group.
-        let numbers = [1, 2, 1, 1, 1, 1, 1, 2_u16];
-        assert_eq!(args[2], numbers.map(u16::to_le_bytes).concat());
+        // For each group: one of its kind, its callers, its accounts, their plans and their keys.
+        let first = [1, 2, 1, 1, 1];
+        let (second, third) = ([1, 1, 1, 2, 2], [1, 2, 2, 2, 1, 2, 1]);
+        let numbers = [&first[..], &second, &third].concat();
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
+        assert_eq!(args[2], bytes);
+    }
+
+    #[tokio::test]
+    async fn a_call_is_bounded_by_its_accounts_and_its_callers() {
+        let quotas = [quota(10)];
+        let names = ["a", "b", "c", "d"].map(|name| RuleName::new(name).expect("a name"));
+        // All callers have their own accounts, or all share theirs.
+        for (distinct, callers, accounts) in [(true, 64, 256), (false, 1_024, 4)] {
+            let (mut batch, mut added) = (Batch::default(), 0_u32);
+            while batch.room() > 0 {
+                let key = Key::from(if distinct { added } else { 0 });
+                let charges = names.map(|name| Charge::new(name, &key, &quotas));
+                batch_of(&[&charges]).callers().for_each(|caller| batch.add(caller));
+                added += 1;
+            }
+            assert_eq!((added, batch.encode().0.len()), (callers, accounts));
+        }
     }
 
     #[tokio::test]
     async fn inconsistent_replies_are_errors() {
         let (batch, second) = (batch(), 1_000_000);
-        let two = || run(1, 1, 1, &[2 * second, second / 5]);
-        let fine = [run(2, 2, 1, &[2 * second]), two()];
+        let two = || group(1, 1, &[2 * second, second / 5]);
+        let fine = [group(2, 1, &[2 * second]), two()];
         assert!(batch.read(&answer(&fine)).is_ok());
-        assert!(batch.read(&answer(&[run(2, 0, 0, &[10 * second]), two()])).is_ok());
-        assert!(
-            batch.read(&answer(&[run(1, 1, 1, &[second]), run(1, 0, 0, &[second]), two()])).is_ok()
-        );
-        for (what, runs) in [
-            ("no run", vec![]),
-            ("one run of two", vec![fine[0].clone()]),
-            ("three runs of two", vec![fine[0].clone(), two(), two()]),
-            ("more callers than sent", vec![run(3, 2, 1, &[2 * second]), two()]),
-            ("fewer callers than sent", vec![run(1, 1, 1, &[2 * second]), two()]),
-            ("a run of no callers", vec![run(0, 0, 0, &[second]), fine[0].clone(), two()]),
-            ("more allowed than callers", vec![run(2, 3, 1, &[3 * second]), two()]),
-            ("allowed but not charged", vec![run(2, 2, 0, &[2 * second]), two()]),
-            ("charged but not allowed", vec![run(2, 0, 1, &[2 * second]), two()]),
-            ("invalid flags", vec![run(2, 2, 5, &[2 * second]), two()]),
-            ("one of two charges missing", vec![run(2, 2, 1, &[2 * second - 1]), two()]),
-            ("no quota", vec![run(2, 2, 1, &[]), two()]),
-            ("one quota of two", vec![fine[0].clone(), run(1, 1, 1, &[2 * second])]),
+        assert!(batch.read(&answer(&[group(0, 0, &[10 * second]), two()])).is_ok());
+        assert!(batch.read(&answer(&[group(1, 1, &[second]), two()])).is_ok());
+        for (what, groups) in [
+            ("no group", vec![]),
+            ("one group of two", vec![fine[0].clone()]),
+            ("three groups of two", vec![fine[0].clone(), two(), two()]),
+            ("more allowed than sent", vec![group(3, 1, &[3 * second]), two()]),
+            ("allowed but not charged", vec![group(2, 0, &[2 * second]), two()]),
+            ("charged but not allowed", vec![group(0, 1, &[2 * second]), two()]),
+            ("invalid flags", vec![group(2, 5, &[2 * second]), two()]),
+            ("one of two charges missing", vec![group(2, 1, &[2 * second - 1]), two()]),
+            ("no quota", vec![group(2, 1, &[]), two()]),
+            ("one quota of two", vec![fine[0].clone(), group(1, 1, &[2 * second])]),
         ] {
-            assert!(batch.read(&answer(&runs)).is_err(), "{what}");
+            assert!(batch.read(&answer(&groups)).is_err(), "{what}");
         }
         let Value::BulkString(bytes) = answer(&fine) else { unreachable!() };
         for cut in 0..bytes.len() {
@@ -297,7 +317,7 @@ mod tests {
     async fn random_bytes_never_panic() {
         let batch = batch();
         let Value::BulkString(real) =
-            answer(&[run(2, 1, 1, &[1_000_000]), run(1, 1, 1, &[2_000_000, 200_000])])
+            answer(&[group(1, 1, &[1_000_000]), group(1, 1, &[2_000_000, 200_000])])
         else {
             unreachable!()
         };
@@ -321,14 +341,9 @@ mod tests {
             // Every reply that parses yields decisions.
             if let Ok(reply) = batch.read(&Value::BulkString(bytes)) {
                 read += 1;
-                for run in &reply.runs {
-                    for position in 0..run.callers {
-                        let group = batch
-                            .groups
-                            .iter()
-                            .find(|group| group.plans.len() == run.accounts.len());
-                        let request = group.expect("a group").request();
-                        let _ = run.decision(request, reply.now, position).remaining();
+                for (group, result) in batch.groups.iter().zip(&reply.groups) {
+                    for position in 0..group.callers.len() {
+                        let _ = result.decision(group.request(), reply.now, position).remaining();
                     }
                 }
             }

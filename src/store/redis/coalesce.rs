@@ -155,6 +155,20 @@ where
         Ok(reply)
     }
 
+    /// Decides requests in one batch, even without load.
+    pub(super) async fn take_together(
+        &self,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> Result<(), RedisError> {
+        let (mut batch, runtime) = (Batch::default(), runtime()?);
+        for request in requests {
+            let (tx, _) = oneshot::channel();
+            let request = Box::new(request);
+            batch.add(QueuedRequest { request, tx, runtime: runtime.clone() });
+        }
+        self.call_batch(&batch).await.map(drop)
+    }
+
     async fn take_alone(&self, request: &Request) -> Result<Decision, RedisError> {
         Ok(self.execute_unrecorded(request, ScriptOp::Take).await?.decision(request))
     }

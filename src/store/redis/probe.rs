@@ -19,8 +19,9 @@ use crate::{
 };
 
 /// The commands that the scripts use, and those that call the scripts.
-const PERMISSIONS: &str = "+eval +evalsha +time +get +set +del +pttl +pexpire +lindex +lrange \
-                           +lset +rpush +lpop +rpop +lrem +info +select +script|load";
+const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
+                           +lindex +lrange +lset +rpush +lpop +rpop +lrem +info +select \
+                           +script|load";
 /// The additional commands for a cluster.
 const CLUSTER_PERMISSIONS: &str = " +cluster|slots +ping";
 const MIN_VERSION: u32 = 6;
@@ -53,6 +54,7 @@ where
         for op in [ScriptOp::Take, ScriptOp::Refund(1)] {
             self.execute(&request, op).await.map_err(|error| self.with_fix(error))?;
         }
+        self.probe_batch().await.map_err(|error| self.with_fix(error))?;
         self.load_scripts().await;
         let mut info = Cmd::new();
         info.arg("INFO");
@@ -61,6 +63,23 @@ where
             // The store also works if the user has no permission for INFO.
             Err(_) => Ok(Probe::default()),
         }
+    }
+
+    /// Runs a batch of two requests. Otherwise, a missing permission of batches would be an error
+    /// only under load.
+    async fn probe_batch(&self) -> Result<(), RedisError> {
+        if !self.settings.coalesces {
+            return Ok(());
+        }
+        let quotas = [Quota::per_second(1_000)];
+        let requests = ["one", "two"].map(|name| {
+            Request::new(&[Charge::new(rule(), &Key::from(name), &quotas)], self.addresses())
+        });
+        self.take_together(requests.clone()).await?;
+        for request in requests {
+            self.execute(&request, ScriptOp::Refund(1)).await?;
+        }
+        Ok(())
     }
 
     /// Loads the most common scripts on every server, so that the first request does not need a

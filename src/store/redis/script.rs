@@ -15,9 +15,9 @@ const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
-/// The text around the general path that makes it a function. Some requests of a batch call this
-/// function.
-const GENERAL: [&str; 2] = ["local function general(KEYS, ARGV, plans)\n", "end\n"];
+/// The text around the general path that makes it a function. A batch calls it only for unusual
+/// accounts.
+const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
 const ALGORITHMS: [(u8, &str); 5] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
     (b't', include_str!("../../../lua/token_bucket.lua")),
@@ -84,17 +84,17 @@ impl Scripts {
     }
 
     fn assemble(&self, kind: ScriptKind, set: usize) -> Script {
-        let mut parts = match kind {
-            ScriptKind::Plain => vec![self.clock, ONE, TIME, PLAIN, ACCOUNT],
-            ScriptKind::Take | ScriptKind::Adjust => vec![self.clock, TIME, ACCOUNT],
-            ScriptKind::Batch => vec![self.clock, TIME, GENERAL[0], PLAIN, ACCOUNT],
-        };
         let algorithms = ALGORITHMS.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
-        parts.extend(algorithms.map(|(_, (_, text))| *text));
-        parts.push(if kind == ScriptKind::Adjust { SETTLE } else { TAKE });
-        if kind == ScriptKind::Batch {
-            parts.extend([GENERAL[1], BATCH]);
-        }
+        let algorithms = algorithms.map(|(_, (_, text))| *text);
+        let general = [ACCOUNT].into_iter().chain(algorithms);
+        let (before, after) = match kind {
+            ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE][..]),
+            ScriptKind::Take => (&[TIME][..], &[TAKE][..]),
+            ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
+            ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
+        };
+        let before = [self.clock].into_iter().chain(before.iter().copied());
+        let parts: Vec<_> = before.chain(general).chain(after.iter().copied()).collect();
         let text = strip(&parts.concat());
         Script { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
