@@ -9,6 +9,7 @@
 mod hello;
 
 use std::{
+    array,
     convert::Infallible,
     fs,
     hint::black_box,
@@ -27,10 +28,14 @@ use tower_sluice::{
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 6] = [
+const PATHS: [(&str, Option<&str>); 10] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, refused", None),
+    ("store, two accounts, admitted", None),
+    ("store, two accounts, denied", None),
+    ("store, three accounts, admitted", None),
+    ("store, three accounts, denied", None),
     ("layer, admitted, no fields", Some("bare service")),
     ("layer, admitted, two fields", Some("bare service")),
     ("layer, refused", Some("bare service")),
@@ -78,7 +83,7 @@ fn compare(counts: &[(&str, u64)]) -> ExitCode {
         let line = known.lines().find_map(|line| line.trim_start().strip_suffix(path));
         let before: u64 =
             line.and_then(|line| line.trim().parse().ok()).expect("every path is there");
-        println!("  {path:<28} {count:>6} {before:>6}");
+        println!("  {path:<32} {count:>6} {before:>6}");
         if *count > before + before / 10 {
             eprintln!("{path}: {count} instructions, where {before} are recorded");
             code = ExitCode::FAILURE;
@@ -113,6 +118,10 @@ fn run(path: &str, calls: u64) {
         "bare service" => serve(Hello, calls),
         "store, admitted" => decide(&AMPLE, calls),
         "store, refused" => decide(&ONE, calls),
+        "store, two accounts, admitted" => decide_all([AMPLE; 2], calls),
+        "store, two accounts, denied" => decide_all([AMPLE, ONE], calls),
+        "store, three accounts, admitted" => decide_all([AMPLE; 3], calls),
+        "store, three accounts, denied" => decide_all([AMPLE, AMPLE, ONE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
         "layer, admitted, two fields" => serve(layer(AMPLE, Headers::Draft11), calls),
         "layer, refused" => serve(layer(ONE, Headers::Draft11), calls),
@@ -126,6 +135,18 @@ fn decide(quota: &Quota, calls: u64) {
     for _ in 0..calls {
         let key = Key::from(black_box(Ipv4Addr::LOCALHOST));
         let decision = store.take(&[Charge::new(rule, &key, &quotas)]).now();
+        black_box(decision.is_allowed());
+    }
+}
+
+/// Decides by one rule per quota, and each rule by its own key.
+fn decide_all<const N: usize>(quotas: [Quota; N], calls: u64) {
+    let (store, names) = (LocalStore::new(), ["default", "b", "c"]);
+    let rules: [_; N] = array::from_fn(|at| RuleName::new(names[at]).expect("a name"));
+    for _ in 0..calls {
+        let keys: [_; N] = array::from_fn(|_| Key::from(black_box(Ipv4Addr::LOCALHOST)));
+        let charge = |at: usize| Charge::new(rules[at], &keys[at], quotas[at].as_ref());
+        let decision = store.take(&array::from_fn::<_, N, _>(charge)).now();
         black_box(decision.is_allowed());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::{hint::black_box, time::Duration};
 
-use tower_sluice::{Key, LocalStore, StoreExt, rule::RuleName, store::Charge};
+use tower_sluice::{
+    Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge, testing::FakeClock,
+};
 
 use crate::{
     accounts::{BATCH, DEEP, address, decide, put_in_debt, take},
@@ -10,6 +12,7 @@ use crate::{
 };
 
 const KEYS: u32 = 131_072;
+const ONE: Quota = Quota::per_hour(1);
 /// The numbers of keys in debt, in percent of the capacity. There are twice as many slots.
 const LOADS: [u32; 5] = [1, 50, 100, 150, 200];
 
@@ -39,6 +42,26 @@ pub(crate) fn tables(time: Duration) {
         })
     });
     table("store, a newcomer, by load", time, new.into());
+}
+
+/// Prints the shares of new keys that find no slot, and of those that are denied for it, by load of a
+/// store for a million keys. Each takes the one unit of its quota. The clock stands still.
+pub(crate) fn denials() {
+    const KEYS: u32 = 1_000_000;
+    const NEW: u32 = 20_000;
+    println!("new keys without a slot, and denied, by load of a store for {KEYS} keys");
+    for load in [50, 80, 100, 120, 150] {
+        let (store, known) = (FakeClock::new().store(KEYS as usize), KEYS / 100 * load);
+        for key in 0..known {
+            take(&store, address(key), ONE, 1);
+        }
+        let before = store.stats().overflowed;
+        let admitted = (known..known + NEW).filter(|key| take(&store, address(*key), ONE, 1));
+        let denied = f64::from(NEW) - admitted.count() as f64;
+        let shared = (store.stats().overflowed - before) as f64;
+        let percent = |keys: f64| keys * 100.0 / f64::from(NEW);
+        println!("  {load:>3} %: {:6.2} % {:6.2} %", percent(shared), percent(denied));
+    }
 }
 
 /// Frees the key's slot, so that the load of the store stays constant.

@@ -12,7 +12,7 @@ use std::{
 
 use super::Subject;
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Outcome, Source},
     key::Key,
     quota::Quota,
     rule::RuleName,
@@ -82,7 +82,7 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let second = Charge::new(RuleName::default(), &two, &large);
 
     let left = |decision: &Decision| -> Vec<u32> {
-        decision.outcomes().iter().map(crate::decision::Outcome::remaining).collect()
+        decision.outcomes().iter().map(Outcome::remaining).collect()
     };
     let both = take(&store, &[first.with_cost(5), second.with_cost(5)]).await?;
     holds(left(&both) == [0, 95, 95], || format!("5 of each left {:?}", left(&both)))?;
@@ -96,6 +96,55 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let never = take(&store, &[second.with_cost(101)]).await?;
     let help = never.retry_after();
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
+}
+
+/// Checks that a [report-only](Charge::with_report_only) charge denies no decision, alone or beside
+/// others. It must charge all of its quotas or none of them, and nothing in a denied decision. A
+/// store without report-only charges must return an error from [`Store::supports`].
+///
+/// # Errors
+///
+/// Fails if the store accepts such charges, and one denies a decision or charges a wrong number of
+/// units. The error contains the units left.
+pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
+    let store = subject.open();
+    subject.set(Duration::ZERO);
+    let names = ["one", "two", "three"];
+    let (keys, rules) = (names.map(Key::from), names.map(|name| RuleName::new(name).ok()));
+    let (trial, real) = ([Quota::per_hour(100), Quota::per_hour(2)], [Quota::per_hour(4)]);
+    let charge = |at: usize, quotas| Charge::new(rules[at].unwrap_or_default(), &keys[at], quotas);
+    let [one, two] = [0, 1].map(|at| charge(at, &trial[..]).with_report_only());
+    let charges = [one, charge(2, &real), two.with_cost(2)];
+    if store.supports(&charges).is_err() {
+        return Ok(());
+    }
+    for (at, left) in [
+        [99, 1, 3, 98, 0],
+        [98, 0, 2, 98, 0],
+        [98, 0, 1, 98, 0],
+        [98, 0, 0, 98, 0],
+        [98, 0, 0, 98, 0],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let decision = take(&store, &charges).await?;
+        subject.undone().await;
+        let (allowed, would_deny) = (decision.is_allowed(), decision.would_deny());
+        holds(allowed == (at < 4), || {
+            let result = if allowed { "allowed" } else { "denied" };
+            format!("call {at} beside report-only charges: {result}")
+        })?;
+        holds(would_deny == (at > 0), || format!("would_deny of call {at} is {would_deny}"))?;
+        let found: Vec<_> = decision.outcomes().iter().map(Outcome::remaining).collect();
+        holds(found == left, || format!("call {at} left {found:?}, expected {left:?}"))?;
+    }
+    for charges in [&[one][..], &[one, two]] {
+        let decision = take(&store, charges).await?;
+        let (allowed, would_deny) = (decision.is_allowed(), decision.would_deny());
+        holds(allowed && would_deny, || format!("{} report-only charges deny", charges.len()))?;
+    }
+    Ok(())
 }
 
 /// Checks that concurrent threads together take exactly the units that are left.

@@ -1,13 +1,13 @@
 //! A set of slots that is charged like the embedded store, by the simplest GCRA.
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use loom::thread;
 use tower_sluice::rule::RuleName;
 
 use super::{
     sets::Stored,
-    table::{Address, LockedAccounts, Table},
+    table::{Located, LockedAccounts, Table},
 };
 
 /// The time in which one unit returns.
@@ -75,46 +75,58 @@ impl Ledger {
         ledger
     }
 
-    /// Creates two sets whose accounts are kept beside their slots.
-    pub(crate) fn wide(limit: u64) -> Self {
-        Self { table: Table::new(3), limit, beside: true }
+    /// Creates two sets whose accounts are kept beside their slots, or in them.
+    pub(crate) fn wide(limit: u64, beside: bool) -> Self {
+        Self { table: Table::new(3), limit, beside }
     }
 
     fn open(&self, debts: &[(u64, Instant)]) {
         for (id, until) in debts {
             let debt = Account { tat: *until, beside: self.beside };
-            self.table.lock(&[address(*id)], 1).update(0, &(), |account| *account = Some(debt));
+            let mut at = address(*id);
+            let mut locked = self.table.lock(slice::from_mut(&mut at), 1);
+            locked.update(&mut at, &(), |account| *account = Some(debt));
         }
     }
 
     /// Charges a unit, if it fits.
     pub(crate) fn take(&self, id: u64, now: Instant) -> Option<Charged> {
-        let at_once = |tat| {
+        let at_once = |[tat]: [Instant; 1]| {
             let new = self.step(tat, now);
-            (new, new.map(Charged::Own))
+            ([new], new.map(Charged::Own))
         };
-        if let Some(charged) = self.table.update_instant(id, at_once) {
+        if let Some(charged) = self.table.update_instants([id], at_once) {
             return charged;
         }
-        let mut locked = self.table.lock(&[address(id)], now);
+        let mut at = address(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
         let shared = locked.overflowed();
-        let new = self.charge(&mut locked, 0, 1);
+        let new = self.charge(&mut locked, &mut at, 1);
         new.map(if shared { Charged::Shared } else { Charged::Own })
     }
 
     /// Charges a unit of each account, if both fit.
     pub(crate) fn take_both(&self, ids: [u64; 2], now: Instant) -> bool {
-        let mut locked = self.table.lock(&ids.map(address), now);
-        let tats = [0, 1].map(|at| locked.look(at, |account| account.map_or(0, |it| it.tat)));
-        let units = if locked.first_of(1) == 0 { 2 } else { 1 };
+        let at_once = |tats: [Instant; 2]| {
+            let new = tats.map(|tat| self.step(tat, now));
+            let fits = new.iter().all(Option::is_some);
+            (if fits { new } else { [None; 2] }, fits)
+        };
+        if let Some(fits) = self.table.update_instants(ids, at_once) {
+            return fits;
+        }
+        let mut both = ids.map(address);
+        let mut locked = self.table.lock(&mut both, now);
+        let tats = both.map(|at| locked.look(&at, |account| account.map_or(0, |it| it.tat)));
+        let units = if both[0].shares(&both[1]) { 2 } else { 1 };
         let fits = tats.iter().all(|tat| self.steps(*tat, locked.now(), units).is_some());
-        fits && [0, 1].into_iter().all(|at| self.charge(&mut locked, at, 1).is_some())
+        fits && both.iter_mut().all(|at| self.charge(&mut locked, at, 1).is_some())
     }
 
     fn charge(
         &self,
         locked: &mut LockedAccounts<'_, Account>,
-        at: usize,
+        at: &mut Located,
         units: u64,
     ) -> Option<Instant> {
         let (now, beside) = (locked.now(), self.beside);
@@ -140,9 +152,10 @@ impl Ledger {
 
     /// Lowers the key's own account to `to`, or drops it if that is in the past.
     pub(crate) fn lower(&self, id: u64, now: Instant, to: Instant) {
-        let mut locked = self.table.lock(&[address(id)], now);
+        let mut at = address(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
         let to = to.max(locked.now());
-        let _ = locked.lower(0, &(), |account| {
+        let _ = locked.lower(&mut at, &(), |account| {
             if let Some(account) = account {
                 account.tat = account.tat.min(to);
             }
@@ -151,14 +164,16 @@ impl Ledger {
 
     /// Drops the account. The clock reads `now` once it is dropped.
     pub(crate) fn reset(&self, id: u64, now: Instant) {
-        self.table.lock(&[address(id)], now).reset(0, &(), || now);
+        let mut at = address(id);
+        self.table.lock(slice::from_mut(&mut at), now).reset(&mut at, &(), || now);
     }
 
     /// Undoes a unit that was charged at that instant.
     pub(crate) fn undo(&self, id: u64, now: Instant, charged: Instant) {
-        let mut locked = self.table.lock(&[address(id)], now);
+        let mut at = address(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
         let now = locked.now();
-        locked.undo(0, &(), charged, |account| {
+        locked.undo(&mut at, &(), charged, |account| {
             if let Some(account) = account {
                 account.tat = account.tat.saturating_sub(T).max(now);
             }
@@ -167,16 +182,18 @@ impl Ledger {
 
     /// Returns the state of the key's own account, if it has one.
     pub(crate) fn look(&self, id: u64) -> Option<Instant> {
-        let mut locked = self.table.lock(&[address(id)], 0);
+        let mut at = address(id);
+        let mut locked = self.table.lock(slice::from_mut(&mut at), 0);
         let tat = |account: Option<&Account>| account.map(|account| account.tat);
-        if locked.has_slot(0) { locked.look(0, tat) } else { None }
+        if at.has_slot() { locked.look(&at, tat) } else { None }
     }
 
     /// Returns the state of the account that new keys share, as a key without a slot reads it.
     pub(crate) fn look_shared(&self, now: Instant) -> Instant {
-        let mut locked = self.table.lock(&[address(CAROL + 2)], now);
+        let mut at = address(CAROL + 2);
+        let mut locked = self.table.lock(slice::from_mut(&mut at), now);
         assert!(locked.overflowed(), "there is room");
-        locked.look(0, |account| account.map_or(0, |account| account.tat))
+        locked.look(&at, |account| account.map_or(0, |account| account.tat))
     }
 
     pub(crate) fn active(&self, now: Instant) -> usize {
@@ -213,6 +230,6 @@ impl Ledger {
     }
 }
 
-fn address(id: u64) -> Address {
-    Address { id, rule: RuleName::default(), quota_index: 0 }
+fn address(id: u64) -> Located {
+    Located::new(id, RuleName::default(), 0)
 }

@@ -8,26 +8,33 @@ use super::{
 /// Each thread names the accounts in another order.
 #[test]
 fn opposite_orders_do_not_deadlock() {
-    every_order(|| {
-        let (ledger, one, other) = Ledger::wide(3)
-            .both(|it| it.take_both([ALICE, FAR], 20), |it| it.take_both([FAR, ALICE], 20));
-        assert!(one && other);
-        assert_eq!((ledger.look(ALICE), ledger.look(FAR)), (Some(20 + 2 * T), Some(20 + 2 * T)));
-    });
+    for beside in [true, false] {
+        every_order(move || {
+            let ledger = Ledger::wide(4, beside);
+            assert!(ledger.take_both([ALICE, FAR], 20));
+            let (ledger, one, other) = ledger
+                .both(|it| it.take_both([ALICE, FAR], 20), |it| it.take_both([FAR, ALICE], 20));
+            assert!(one && other);
+            let tat = Some(20 + 3 * T);
+            assert_eq!((ledger.look(ALICE), ledger.look(FAR)), (tat, tat));
+        });
+    }
 }
 
 /// Some order of the three decisions explains every result: nothing is charged and undone.
 #[test]
 fn a_denied_decision_charges_no_account_for_a_moment() {
-    every_order(|| {
-        let ledger = Ledger::wide(1);
-        assert!(ledger.take_both([FAR, BOB], 20));
-        let (ledger, both, alice) =
-            ledger.both(|it| it.take_both([ALICE, FAR], 20), |it| it.take(ALICE, 20).is_some());
-        assert!(!both, "one of its accounts is exhausted");
-        assert!(alice, "and the other is never charged");
-        assert_eq!(ledger.look(ALICE), Some(20 + T));
-    });
+    for beside in [true, false] {
+        every_order(move || {
+            let ledger = Ledger::wide(2, beside);
+            assert!(ledger.take_both([ALICE, FAR], 20) && ledger.take_both([FAR, BOB], 20));
+            let (ledger, both, alice) =
+                ledger.both(|it| it.take_both([ALICE, FAR], 20), |it| it.take(ALICE, 20).is_some());
+            assert!(!both, "one of its accounts is exhausted");
+            assert!(alice, "and the other is charged once");
+            assert_eq!(ledger.look(ALICE), Some(20 + 2 * T));
+        });
+    }
 }
 
 /// Two new keys of one decision share an account that has one unit.

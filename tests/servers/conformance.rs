@@ -36,6 +36,7 @@ where
     }
     assert_eq!(properties::patience(&mut subject, TICK).await, Ok(()));
     assert_eq!(properties::all_or_nothing(&mut subject).await, Ok(()));
+    assert_eq!(properties::report_only(&mut subject).await, Ok(()));
     assert_eq!(properties::queueing(&mut subject).await, Ok(()));
     assert_eq!(properties::overage(&mut subject).await, Ok(()));
     assert_eq!(properties::blocks(&mut subject).await, Ok(()));

@@ -175,7 +175,13 @@ async fn an_evicted_account_starts_full_and_so_does_its_log() {
 async fn keys_of_other_versions_and_programs_stay_untouched() {
     let mut bench = Bench::open().await;
     let mut dice = Dice(3);
-    let others = ["sluice:2:{default:%02a}", "sluice:{default:%02a}", "sluice", "other:1:{a}"];
+    let others = [
+        "sluice:1:{default:%02a}",
+        "sluice:3:{default:%02a}",
+        "sluice:{default:%02a}",
+        "sluice",
+        "other:1:{a}",
+    ];
     for key in others {
         let value = dice.bytes(30);
         let mut set = redis::cmd("SET");

@@ -22,10 +22,10 @@ use crate::{
 
 const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Returns `true` if the name is `<prefix>:1:{<22 characters>}`, with `:<place>` for a log's list.
+/// Returns `true` if the name is `<prefix>:2:{<22 characters>}`, with `:<place>` for a log's list.
 fn is_ours(name: &[u8], prefix: &str) -> bool {
     let parts = || {
-        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":1:{")?;
+        let rest = std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix(":2:{")?;
         rest.split_once('}')
     };
     let url_safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -37,7 +37,7 @@ fn is_ours(name: &[u8], prefix: &str) -> bool {
 
 fn hostile() -> Vec<Key> {
     let long = "x".repeat(10_000);
-    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:1:{a}", &long];
+    let texts = ["", "}", "{", "{a}", "}{", "a\r\nDEL b\r\n", "\0", "*", "sluice:2:{a}", &long];
     let bytes: [&[u8]; 3] = [b"\xff\xfe", b"\xc3\x28}", &[0x80; 64]];
     let texts = texts.into_iter().map(Key::from);
     texts.chain(bytes.into_iter().map(Key::from)).collect()
@@ -102,7 +102,7 @@ async fn all_keys_have_one_form_and_an_expiry() {
         most = most.max(found.len());
         for (name, left) in found {
             let shown = String::from_utf8_lossy(&name);
-            let prefix = shown.split(":1:{").next().expect("a prefix");
+            let prefix = shown.split(":2:{").next().expect("a prefix");
             assert!(prefix == "sluice" || prefix.starts_with("test-"), "{shown}");
             assert!(is_ours(&name, prefix), "{shown}");
             assert!(left >= 0, "{shown} has no expiry: {left}");

@@ -20,6 +20,7 @@ mod exact;
 mod examples;
 mod explain;
 mod failover;
+mod format;
 mod found;
 mod keys;
 mod kit;

@@ -1,50 +1,40 @@
 //! The accounts of a decision: their addresses, without duplicates, in the order of the charges.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::{
+    borrow::{Borrow, BorrowMut},
+    hash::{BuildHasher, Hasher, RandomState},
+};
 
 use foldhash::{SharedSeed, quality::SeedableRandomState};
 use smallvec::SmallVec;
 
-use super::{sets::Stored, table::Address};
+use super::{sets::Stored, table::Located};
 use crate::{
     algorithm::{AccountState, Demand, Evaluation},
-    decision::{Decision, Outcome},
+    decision::{Decision, Outcome, Snapshot},
     quota::Quota,
-    rule::RuleName,
     store::Charge,
 };
 
-/// One quota of one charge, with the address of its account.
-#[derive(Clone, Copy)]
+/// One quota of one charge, with its account.
 pub(super) struct Account<'a> {
-    pub(super) id: u64,
-    pub(super) rule: RuleName,
-    pub(super) quota_index: usize,
+    pub(super) at: Located,
     pub(super) quota: &'a Quota,
     pub(super) demand: Demand,
     pub(super) report_only: bool,
+    /// The result of the demand, once it is known.
+    pub(super) evaluation: Evaluation,
 }
 
-impl Account<'_> {
-    #[inline]
-    pub(super) fn address(&self) -> Address {
-        Address { id: self.id, rule: self.rule, quota_index: self.quota_index }
+impl Borrow<Located> for Account<'_> {
+    fn borrow(&self) -> &Located {
+        &self.at
     }
+}
 
-    #[inline]
-    pub(super) fn outcome(&self, evaluation: &Evaluation) -> Outcome {
-        Outcome::with(self.rule, self.quota_index, evaluation.snapshot)
-            .report_only(self.report_only)
-    }
-
-    /// Returns the account with a demand that may not queue.
-    pub(super) fn without_queueing(&self) -> Self {
-        Self { demand: Demand { max_wait: 0, ..self.demand }, ..*self }
-    }
-
-    /// Returns `true` if the evaluation does not deny the decision.
-    pub(super) fn permits(&self, evaluation: &Evaluation) -> bool {
-        evaluation.allowed || self.report_only
+impl BorrowMut<Located> for Account<'_> {
+    fn borrow_mut(&mut self) -> &mut Located {
+        &mut self.at
     }
 }
 
@@ -84,28 +74,25 @@ pub(super) struct Accounts<'a> {
 
 impl<'a> Accounts<'a> {
     /// Adds an account. Charges of the same account become one charge with the sum of their costs.
-    pub(super) fn add(&mut self, account: Account<'a>) {
-        let known = self.distinct.iter().position(|known| known.id == account.id);
+    fn add(&mut self, account: Account<'a>) {
+        let known = self.distinct.iter().position(|known| known.at.id == account.at.id);
         let index = known.unwrap_or(self.distinct.len());
-        match known {
-            Some(index) => {
-                let known = &mut self.distinct[index];
-                known.demand.cost = known.demand.cost.saturating_add(account.demand.cost);
-                known.demand.headroom = known.demand.headroom.max(account.demand.headroom);
-                known.demand.max_wait = known.demand.max_wait.min(account.demand.max_wait);
-                known.report_only &= account.report_only;
-            }
-            None => self.distinct.push(account),
-        }
         self.order.push(u16::try_from(index).unwrap_or(u16::MAX));
+        let Some(known) = self.distinct.get_mut(index) else { return self.distinct.push(account) };
+        known.demand.cost = known.demand.cost.saturating_add(account.demand.cost);
+        known.demand.headroom = known.demand.headroom.max(account.demand.headroom);
+        known.demand.max_wait = known.demand.max_wait.min(account.demand.max_wait);
+        known.report_only &= account.report_only;
     }
 
-    /// Returns `true` if an allowed decision charges `account`. A report-only rule charges all of
-    /// its accounts or none.
-    pub(super) fn charges(&self, account: &Account<'_>, evaluations: &[Evaluation]) -> bool {
+    /// Returns `true` if an allowed decision charges the account at `index`. A report-only rule
+    /// charges all of its accounts or none.
+    #[inline]
+    pub(super) fn charges(&self, index: usize) -> bool {
+        let account = &self.distinct[index];
         let fits = || {
-            let mut all = self.distinct.iter().zip(evaluations);
-            all.all(|(other, it)| other.rule != account.rule || it.allowed)
+            let mut all = self.distinct.iter().filter(|other| other.at.rule == account.at.rule);
+            all.all(|other| other.evaluation.allowed)
         };
         account.demand.cost > 0 && (!account.report_only || fits())
     }
@@ -115,16 +102,16 @@ impl<'a> Accounts<'a> {
         self.order.iter().position(|account| usize::from(*account) == index)
     }
 
-    pub(super) fn decision(&self, evaluations: &[Evaluation], now: u64, allowed: bool) -> Decision {
-        let deciding =
-            || self.distinct.iter().zip(evaluations).filter(|(account, _)| !account.report_only);
+    /// Returns the decision, once all demands are evaluated.
+    pub(super) fn decision(&self, now: u64) -> Decision {
+        let all = self.distinct.iter().map(|it| (it.report_only, &it.evaluation));
+        let (allowed, overage, wait) = combined(all);
         let mut decision = Decision::new(allowed, now);
-        if allowed {
-            let wait = deciding().map(|(_, it)| it.wait).max().unwrap_or(0);
-            decision.set_allowed(deciding().any(|(_, it)| it.overage), wait);
-        }
-        for index in self.order.iter().map(|index| usize::from(*index)) {
-            decision.push(self.distinct[index].outcome(&evaluations[index]));
+        decision.set_allowed(overage, wait);
+        for index in &self.order {
+            let Account { at, report_only, evaluation, .. } = &self.distinct[usize::from(*index)];
+            let outcome = Outcome::with(at.rule, at.quota_index, evaluation.snapshot);
+            decision.push(outcome.report_only(*report_only));
         }
         decision
     }
@@ -142,14 +129,16 @@ impl AddressHasher {
         Self { seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()) }
     }
 
+    #[inline]
     pub(super) fn accounts<'a>(&self, charges: &[Charge<'a>]) -> Accounts<'a> {
         let mut accounts = Accounts::default();
         for charge in charges {
-            let (id, rule, report_only) = (self.id(charge), charge.rule(), charge.is_report_only());
+            let (id, demand, report_only) =
+                (self.id(charge), charge.demand(), charge.is_report_only());
             for (quota_index, quota) in charge.charged_quotas() {
-                let id = quota_id(id, quota_index);
-                let demand = charge.demand();
-                accounts.add(Account { id, rule, quota_index, quota, demand, report_only });
+                let at = Located::new(quota_id(id, quota_index), charge.rule(), quota_index);
+                let evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
+                accounts.add(Account { at, quota, demand, report_only, evaluation });
             }
         }
         accounts
@@ -170,14 +159,32 @@ fn quota_id(first: u64, quota_index: usize) -> u64 {
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }
 
-/// Creates the decision about one charge of one quota.
+/// Creates the decision about charges of one quota each.
 #[inline]
-pub(super) fn decision(charge: &Charge<'_>, evaluation: Evaluation, now: u64) -> Decision {
-    let report_only = charge.is_report_only();
-    let mut decision = Decision::new(evaluation.allowed || report_only, now);
-    if !report_only {
-        decision.set_allowed(evaluation.overage, evaluation.wait);
+pub(super) fn plain_decision<const N: usize>(
+    charges: [&Charge<'_>; N],
+    evaluations: [Evaluation; N],
+    now: u64,
+) -> Decision {
+    let all = || charges.iter().zip(&evaluations);
+    let (allowed, overage, wait) = combined(all().map(|(it, by)| (it.is_report_only(), by)));
+    let mut decision = Decision::new(allowed, now);
+    decision.set_allowed(overage, wait);
+    for (charge, it) in all() {
+        let outcome = Outcome::with(charge.rule(), 0, it.snapshot);
+        decision.push(outcome.report_only(charge.is_report_only()));
     }
-    decision.push(Outcome::with(charge.rule(), 0, evaluation.snapshot).report_only(report_only));
     decision
+}
+
+/// Combines evaluations, each with `true` if it is report-only. Returns whether the decision is
+/// allowed, whether it is an overage, and its wait.
+#[inline]
+fn combined<'a>(all: impl Iterator<Item = (bool, &'a Evaluation)>) -> (bool, bool, u64) {
+    let deciding = all.filter(|(report_only, _)| !report_only);
+    let (allowed, overage, wait) =
+        deciding.fold((true, false, 0), |(allowed, overage, wait), (_, it)| {
+            (allowed && it.allowed, overage || it.overage, it.wait.max(wait))
+        });
+    if allowed { (true, overage, wait) } else { (false, false, 0) }
 }

@@ -1,16 +1,14 @@
 //! Decisions over one or several accounts. All accounts are charged, or none.
 
-use std::time::Duration;
-
-use smallvec::SmallVec;
+use std::{array, time::Duration};
 
 use super::{
     Stats,
-    accounts::{Account, Accounts, AddressHasher, decision},
+    accounts::{Account, Accounts, AddressHasher, plain_decision},
     blocks::Blocks,
     clock::Clock,
     overflow_warning::OverflowWarning,
-    table::{Address, LockedAccounts, Table},
+    table::{LockedAccounts, Table},
 };
 use crate::{
     algorithm::{self, AccountState, Demand, Evaluation, Receipt, gcra::Gcra},
@@ -28,8 +26,6 @@ pub(super) const SLOTS_PER_KEY: usize = 2;
 const SLOTS_PER_BLOCK: usize = 8;
 /// The maximum number of times that a denial is repeated with a later reading of the clock.
 const MAX_REPEATS: usize = 2;
-
-type Evaluations = SmallVec<[Evaluation; 4]>;
 
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
@@ -69,21 +65,19 @@ impl Ledger {
         self.take_at(charges, self.clock.now(), then)
     }
 
-    /// Decides with an earlier reading of the clock. One charge of one plain GCRA quota is the
-    /// common case, so it needs no list. [`decide_all`](Ledger::decide_all) decides about all
-    /// others, and about new keys.
+    /// Decides with an earlier reading of the clock. One charge of one plain GCRA quota is the common
+    /// case, so it needs no list.
     #[inline]
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
-        match self.take_plain(charges, now) {
-            Some((charge, evaluation)) if evaluation.allowed => {
-                then(decision(charge, evaluation, now))
-            }
-            plain => then(self.decide_again(charges, now, plain)),
+        match self.take_one(charges, now) {
+            Some((charge, one)) if one.allowed => then(plain_decision([charge], [one], now)),
+            one => then(self.decide_again(charges, now, one)),
         }
     }
 
+    /// Decides about one rule with one plain GCRA quota, if its key has an account.
     #[inline]
-    fn take_plain<'c, 'a>(
+    fn take_one<'c, 'a>(
         &self,
         charges: &'c [Charge<'a>],
         now: u64,
@@ -99,6 +93,53 @@ impl Ledger {
         Some((charge, gcra.evaluation(charged)))
     }
 
+    /// Decides without lists if possible, which [`decide_all`](Ledger::decide_all) needs.
+    #[inline(never)]
+    fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        if let Some((two, by)) = self.take_plain::<2>(charges, now) {
+            return plain_decision(two, by, now);
+        }
+        match self.take_plain::<3>(charges, now) {
+            Some((three, by)) => plain_decision(three, by, now),
+            None => self.decide_all(charges, now),
+        }
+    }
+
+    /// Decides about rules with one plain GCRA quota each, if their keys have accounts.
+    #[inline]
+    fn take_plain<'c, 'a, const N: usize>(
+        &self,
+        charges: &'c [Charge<'a>],
+        now: u64,
+    ) -> Option<([&'c Charge<'a>; N], [Evaluation; N])> {
+        let charges: &[Charge<'_>; N] = charges.try_into().ok()?;
+        for (at, charge) in charges.iter().enumerate() {
+            let [quota] = charge.quotas() else { return None };
+            let again = charges[..at].iter().any(|other| other.rule() == charge.rule());
+            if Gcra::plain(quota).is_none() || charge.quota_index().is_some() || again {
+                return None;
+            }
+        }
+        if self.blocks.any(now) {
+            return None;
+        }
+        let ids = charges.each_ref().map(|charge| self.hasher.id(charge));
+        let gcra = |at: usize| Gcra::new(&charges[at].quotas()[0]);
+        let evaluations = self.table.update_instants(ids, |tats| {
+            let charge = |at: usize| gcra(at).charge(tats[at], now, charges[at].demand());
+            let charged: [_; N] = array::from_fn(charge);
+            let permits = |at: usize| charged[at].1.0.allowed || charges[at].is_report_only();
+            if (0..N).all(permits) {
+                let evaluations = array::from_fn(|at| gcra(at).evaluation(charged[at].1));
+                return (charged.map(|(new, _)| new), evaluations);
+            }
+            // The waits of a denial are those of callers that do not queue.
+            let demand = |at: usize| Demand { max_wait: 0, ..charges[at].demand() };
+            ([None; N], array::from_fn(|at| gcra(at).look(tats[at], now, demand(at))))
+        })?;
+        Some((charges.each_ref(), evaluations))
+    }
+
     /// Repeats a denial with a later reading of the clock, at most twice, if enough time has passed
     /// to change the result. A thread may be interrupted between its reading and its charge, while
     /// other threads charge by later readings. Without the repetition, it would be denied because
@@ -108,11 +149,11 @@ impl Ledger {
         &self,
         charges: &[Charge<'_>],
         mut now: u64,
-        plain: Option<(&Charge<'_>, Evaluation)>,
+        one: Option<(&Charge<'_>, Evaluation)>,
     ) -> Decision {
-        let mut decision = match plain {
-            Some((charge, evaluation)) => decision(charge, evaluation, now),
-            None => self.decide_all(charges, now),
+        let mut decision = match one {
+            Some((charge, one)) => plain_decision([charge], [one], now),
+            None => self.take_several(charges, now),
         };
         for _ in 0..MAX_REPEATS {
             if decision.is_allowed() {
@@ -139,9 +180,10 @@ impl Ledger {
         {
             return denial;
         }
-        let accounts = self.hasher.accounts(charges);
-        let mut locked = self.lock(&accounts, now);
-        let decision = take_all(&accounts, &mut locked);
+        let mut accounts = self.hasher.accounts(charges);
+        let mut locked = self.table.lock(&mut accounts.distinct, now);
+        take_all(&mut accounts, &mut locked);
+        let decision = accounts.decision(locked.now());
         if locked.overflowed() {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
@@ -157,28 +199,22 @@ impl Ledger {
         self.warning.record(now, self.table.sets().slots());
     }
 
-    fn lock(&self, accounts: &Accounts<'_>, now: u64) -> LockedAccounts<'_, AccountState> {
-        let addresses: SmallVec<[Address; 4]> =
-            accounts.distinct.iter().map(Account::address).collect();
-        self.table.lock(&addresses, now)
-    }
-
     pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
         let (mut cut, mut overflowed, late) = (None, false, units.unsigned_abs());
-        let decision = self.each(charge, |index, account, locked| {
+        let decision = self.each(charge, |account, locked| {
             let (quota, now) = (account.quota, locked.now());
             let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
             if units <= 0 {
                 // A key without an account receives no units, because it shares its account.
-                let lowered = locked.lower(index, quota, adjust);
-                return lowered.unwrap_or_else(|| snapshot(index, account, locked));
+                let lowered = locked.lower(&mut account.at, quota, adjust);
+                return lowered.unwrap_or_else(|| snapshot(account, locked));
             }
             let caps = |state: Option<&_>| algorithm::caps_late_charge(state, quota, now, late);
-            if locked.look(index, caps) {
+            if locked.look(&account.at, caps) {
                 cut = Some(quota);
             }
             overflowed |= locked.overflowed();
-            locked.update(index, quota, adjust)
+            locked.update(&mut account.at, quota, adjust)
         });
         if overflowed {
             self.record_overflow(decision.instant());
@@ -191,24 +227,25 @@ impl Ledger {
     }
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
-        self.each(charge, |index, account, locked| {
-            locked.reset(index, account.quota, || self.clock.now());
-            snapshot(index, account, locked)
+        self.each(charge, |account, locked| {
+            locked.reset(&mut account.at, account.quota, || self.clock.now());
+            snapshot(account, locked)
         })
     }
 
     pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let accounts = self.hasher.accounts(charges);
+        let mut accounts = self.hasher.accounts(charges);
         let decided = taken.on(Charge::quota_ids(charges));
-        let mut locked = self.lock(&accounts, self.clock.now());
+        let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
         let now = locked.now();
-        for (index, account) in accounts.distinct.iter().enumerate() {
+        for index in 0..accounts.distinct.len() {
             let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
+            let account = &mut accounts.distinct[index];
             let charged = first.filter(|outcome| taken.charged(outcome.rule()));
             let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
             if let Some(receipt) = receipt {
                 let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
-                locked.undo(index, account.quota, receipt.charged, undo);
+                locked.undo(&mut account.at, account.quota, receipt.charged, undo);
             }
         }
     }
@@ -217,15 +254,14 @@ impl Ledger {
     fn each<'a>(
         &self,
         charge: &Charge<'a>,
-        mut change: impl FnMut(usize, &Account<'a>, &mut LockedAccounts<'_, AccountState>) -> Snapshot,
+        mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_, AccountState>) -> Snapshot,
     ) -> Decision {
-        let accounts = self.hasher.accounts(&[charge.with_cost(0)]);
-        let mut locked = self.lock(&accounts, self.clock.now());
-        let mut evaluations = Evaluations::new();
-        for (index, account) in accounts.distinct.iter().enumerate() {
-            evaluations.push(Evaluation::allowed(change(index, account, &mut locked)));
+        let mut accounts = self.hasher.accounts(&[charge.with_cost(0)]);
+        let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
+        for account in &mut accounts.distinct {
+            account.evaluation.snapshot = change(account, &mut locked);
         }
-        accounts.decision(&evaluations, locked.now(), true)
+        accounts.decision(locked.now())
     }
 
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
@@ -258,88 +294,83 @@ impl Ledger {
     }
 }
 
-/// Decides about all accounts, and charges them if every demand fits.
-fn take_all(accounts: &Accounts<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Decision {
-    let (all, now) = (&accounts.distinct, locked.now());
-    let mut evaluations = look_all(all, locked, |account| account.demand);
-    let permits = |(account, it): (&Account<'_>, &_)| account.permits(it);
-    if !all.iter().zip(&evaluations).all(permits) {
-        // The waits of a denial are those of callers that do not queue.
-        evaluations = look_all(all, locked, |account| account.without_queueing().demand);
-        let mut deciding = all.iter().zip(&evaluations).filter(|(account, _)| !account.report_only);
-        if !deciding.any(|(_, it)| it.is_never()) {
-            for (index, account) in all.iter().enumerate() {
-                open(index, account, locked);
-            }
-        }
-        return accounts.decision(&evaluations, now, false);
+/// Evaluates the demands of all accounts, and charges them if every demand fits.
+#[inline]
+fn take_all(accounts: &mut Accounts<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
+    let (now, mut allowed, mut queues) = (locked.now(), true, false);
+    for index in 0..accounts.distinct.len() {
+        let evaluation = look(&accounts.distinct, index, locked);
+        let account = &mut accounts.distinct[index];
+        allowed &= evaluation.allowed || account.report_only;
+        queues |= account.demand.max_wait > 0;
+        account.evaluation = evaluation;
     }
-    for (index, account) in all.iter().enumerate() {
-        if accounts.charges(account, &evaluations) {
-            let (quota, demand) = (account.quota, account.demand);
+    if !allowed {
+        return deny_all(&mut accounts.distinct, queues, locked);
+    }
+    for index in 0..accounts.distinct.len() {
+        let charges = accounts.charges(index);
+        let account = &mut accounts.distinct[index];
+        let (quota, demand) = (account.quota, account.demand);
+        if charges {
             let take = |state: &mut _| algorithm::take(state, quota, now, demand);
-            evaluations[index] = locked.update(index, quota, take);
+            account.evaluation = locked.update(&mut account.at, quota, take);
         } else {
             // A report-only rule that is not charged still creates the account.
-            open(index, account, locked);
+            open(account, locked);
         }
     }
-    accounts.decision(&evaluations, now, true)
 }
 
-/// Evaluates the demand of each account.
-fn look_all(
-    all: &[Account<'_>],
-    locked: &mut LockedAccounts<'_, AccountState>,
-    demand: impl Fn(&Account<'_>) -> Demand,
-) -> Evaluations {
-    let (mut evaluations, now) = (Evaluations::new(), locked.now());
-    for (index, account) in all.iter().enumerate() {
-        let (quota, demand) = (account.quota, demand(account));
-        let others = if locked.overflowed() { shared_cost(all, index, locked) } else { 0 };
-        evaluations.push(locked.look(index, |state| {
-            if others == 0 {
-                return algorithm::look(state, quota, now, demand);
-            }
-            let mut after = state.cloned();
-            algorithm::adjust(&mut after, quota, now, others);
-            algorithm::look(after.as_ref(), quota, now, demand)
-        }));
+/// Evaluates the demands of a denial, and creates the accounts that start with the first demand.
+fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut LockedAccounts<'_, AccountState>) {
+    // The waits of a denial are those of callers that do not queue.
+    for index in (0..all.len()).filter(|_| queues) {
+        all[index].demand.max_wait = 0;
+        all[index].evaluation = look(all, index, locked);
     }
-    evaluations
+    if !all.iter().any(|account| !account.report_only && account.evaluation.is_never()) {
+        all.iter_mut().for_each(|account| open(account, locked));
+    }
 }
 
-/// Returns the cost of the other charges of the same account. Only new keys without a slot share
-/// an account.
-fn shared_cost(
+/// Evaluates the demand of an account. Other new keys of the decision may share the account.
+#[inline]
+fn look(
     all: &[Account<'_>],
     index: usize,
-    locked: &LockedAccounts<'_, AccountState>,
-) -> i64 {
-    let first = locked.first_of(index);
-    let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-    let same = others.filter(|(other, _)| locked.first_of(*other) == first);
-    same.map(|(_, other)| i64::from(other.demand.cost)).sum()
+    locked: &mut LockedAccounts<'_, AccountState>,
+) -> Evaluation {
+    let Account { at, quota, demand, .. } = &all[index];
+    let (now, mut others) = (locked.now(), 0);
+    if locked.overflowed() {
+        let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));
+        others = same.map(|(_, other)| i64::from(other.demand.cost)).sum();
+    }
+    locked.look(at, |state| {
+        if others == 0 {
+            return algorithm::look(state, quota, now, *demand);
+        }
+        let mut after = state.cloned();
+        algorithm::adjust(&mut after, quota, now, others);
+        algorithm::look(after.as_ref(), quota, now, *demand)
+    })
 }
 
 /// Creates an account with `initial` units, although the decision does not charge it.
-fn open(index: usize, account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
-    let Account { quota, demand, .. } = *account;
+#[inline]
+fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
+    let (quota, demand, now) = (account.quota, account.demand, locked.now());
     if quota.initial_units().is_some() {
-        let now = locked.now();
-        locked.update(index, quota, |state| algorithm::open(state, quota, now, demand));
+        let open = |state: &mut _| algorithm::open(state, quota, now, demand);
+        locked.update(&mut account.at, quota, open);
     }
 }
 
 /// Returns the values of an account.
-fn snapshot(
-    index: usize,
-    account: &Account<'_>,
-    locked: &mut LockedAccounts<'_, AccountState>,
-) -> Snapshot {
-    let Account { quota, demand, .. } = *account;
-    let now = locked.now();
-    locked.look(index, |state| algorithm::look(state, quota, now, demand)).snapshot
+fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Snapshot {
+    let (quota, demand, now) = (account.quota, account.demand, locked.now());
+    locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
 }
 
 #[cfg(test)]

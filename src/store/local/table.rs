@@ -4,6 +4,8 @@
 //! it were alone. The lock of the shared accounts is always the last. Under these locks no line is
 //! logged and no code of the user runs.
 
+use std::{array, borrow::BorrowMut};
+
 use smallvec::SmallVec;
 
 use super::{
@@ -19,12 +21,50 @@ use crate::rule::RuleName;
 /// Groups of sets that share the instant of the latest reset.
 const RESET_GROUPS: usize = 1_024;
 
-/// The address of an account.
+/// An account of a decision: its address, and its place in the table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Address {
+pub(super) struct Located {
     pub(super) id: u64,
     pub(super) rule: RuleName,
     pub(super) quota_index: usize,
+    /// The index of the set in the table.
+    set: usize,
+    /// The index of the set's lock in the decision.
+    lock: usize,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Slot(usize),
+    /// The key has no account. A new account can use this slot. It starts with the debt of the
+    /// shared account, which the key may have used.
+    Room(usize),
+    /// The key has no account, and there is no room for one.
+    Shared,
+}
+
+impl Located {
+    /// Creates the address of an account, whose place [`Table::lock`] finds.
+    #[inline]
+    pub(super) fn new(id: u64, rule: RuleName, quota_index: usize) -> Self {
+        Self { id, rule, quota_index, set: 0, lock: 0, place: Place::Shared }
+    }
+
+    /// Returns `true` if the key has an account of its own.
+    pub(super) fn has_slot(&self) -> bool {
+        matches!(self.place, Place::Slot(_))
+    }
+
+    /// Returns `true` if both keys are new and share one account.
+    pub(super) fn shares(&self, other: &Self) -> bool {
+        let is_shared = self.place == Place::Shared && other.place == Place::Shared;
+        is_shared && self.shared_address() == other.shared_address()
+    }
+
+    fn shared_address(&self) -> SharedAddress {
+        SharedAddress::new(self.set, self.rule, self.quota_index)
+    }
 }
 
 #[derive(Debug)]
@@ -70,126 +110,144 @@ impl<A> Table<A> {
         Some(result)
     }
 
+    /// Like [`update_instant`](Table::update_instant), for several accounts whose ids must differ.
+    #[inline]
+    pub(super) fn update_instants<T, const N: usize>(
+        &self,
+        ids: [u64; N],
+        change: impl FnOnce([u64; N]) -> ([Option<u64>; N], T),
+    ) -> Option<T> {
+        let sets = ids.map(|id| self.sets.index(id));
+        let mut order: [usize; N] = array::from_fn(|at| at);
+        order.sort_unstable_by_key(|at| sets[*at]);
+        // Accounts of one set have the lock of the first of them.
+        let (mut locks, mut lock) = ([const { None }; N], [0; N]);
+        for (n, at) in order.into_iter().enumerate() {
+            let is_locked = n > 0 && sets[order[n - 1]] == sets[at];
+            lock[at] = if is_locked { lock[order[n - 1]] } else { at };
+            if !is_locked {
+                locks[at] = Some(self.sets.lock(sets[at]));
+            }
+        }
+        let (mut slots, mut instants) = ([0; N], [0; N]);
+        for at in 0..N {
+            let set: &mut MutexGuard<'_, _> = locks[lock[at]].as_mut()?;
+            slots[at] = set.find(ids[at])?;
+            instants[at] = *set.instant(slots[at])?;
+        }
+        let (new, result) = change(instants);
+        for at in 0..N {
+            if let (Some(set), Some(new)) = (&mut locks[lock[at]], new[at]) {
+                set.store_instant(slots[at], new);
+            }
+        }
+        Some(result)
+    }
+
     fn void_before(&self, set: usize) -> Option<&AtomicU64> {
         self.void_before.get().map(|groups| &groups[set % groups.len()])
     }
 }
 
 impl<A: Stored> Table<A> {
-    /// Locks the accounts of a decision, whose addresses must differ.
-    pub(super) fn lock(&self, addresses: &[Address], now: u64) -> LockedAccounts<'_, A> {
-        let index = |address: &Address| self.sets.index(address.id);
-        let mut order: SmallVec<[usize; 4]> = addresses.iter().map(index).collect();
-        order.sort_unstable();
-        order.dedup();
-        let sets: SmallVec<[_; 4]> =
-            order.iter().map(|index| (*index, self.sets.lock(*index))).collect();
-        let now = sets.iter().map(|(_, set)| set.dropped_at()).fold(now, u64::max);
-        let accounts = SmallVec::new();
-        let mut locked =
-            LockedAccounts { table: self, sets, overflow: None, accounts, now, overflowed: false };
-        for address in addresses {
-            locked.locate(address);
+    /// Locks the accounts of a decision, whose ids must differ, and finds their places.
+    #[inline]
+    pub(super) fn lock<T: BorrowMut<Located>>(
+        &self,
+        accounts: &mut [T],
+        now: u64,
+    ) -> LockedAccounts<'_, A> {
+        let mut locked = LockedAccounts {
+            table: self,
+            sets: SmallVec::new(),
+            overflow: None,
+            now,
+            overflowed: false,
+        };
+        let (mut first, mut is_known) = (usize::MAX, true);
+        for account in accounts.iter_mut().map(T::borrow_mut) {
+            account.set = self.sets.index(account.id);
+            first = first.min(account.set);
         }
-        for account in 0..addresses.len() {
-            if let Place::Shared(shared) = locked.accounts[account].place {
-                locked.find_room(account, shared);
+        while first < usize::MAX {
+            let (set, mut next) = (self.sets.lock(first), usize::MAX);
+            for account in accounts.iter_mut().map(T::borrow_mut) {
+                if account.set == first {
+                    account.lock = locked.sets.len();
+                    account.place = set.find(account.id).map_or(Place::Shared, Place::Slot);
+                    is_known &= account.has_slot();
+                } else if account.set > first {
+                    next = next.min(account.set);
+                }
             }
+            locked.now = locked.now.max(set.dropped_at());
+            locked.sets.push(set);
+            first = next;
+        }
+        if !is_known {
+            locked.find_rooms(accounts);
         }
         locked
     }
 }
 
-/// The accounts of one decision, under the locks of their sets.
+/// The locks of the accounts of one decision.
 pub(super) struct LockedAccounts<'a, A> {
     table: &'a Table<A>,
-    /// The sets with their indexes, ascending.
-    sets: SmallVec<[(usize, MutexGuard<'a, Set<A>>); 4]>,
+    /// The sets, in ascending order of their indexes.
+    sets: SmallVec<[MutexGuard<'a, Set<A>>; 4]>,
     overflow: Option<MutexGuard<'a, SharedAccounts<A>>>,
-    accounts: SmallVec<[Located; 4]>,
     now: u64,
     overflowed: bool,
 }
 
-/// An account and its place.
-#[derive(Clone, Copy)]
-struct Located {
-    id: u64,
-    /// The index in the locked sets.
-    set: usize,
-    place: Place,
-}
-
-#[derive(Clone, Copy)]
-enum Place {
-    Slot(usize),
-    /// The key has no account. A new account can use this slot. It starts with the debt of the
-    /// shared account, which the key may have used.
-    Room(usize, SharedAddress),
-    /// The key has no account, and there is no room for one.
-    Shared(SharedAddress),
-}
-
 impl<A: Stored> LockedAccounts<'_, A> {
     /// Returns the instant of the decision.
+    #[inline]
     pub(super) fn now(&self) -> u64 {
         self.now
     }
 
     /// Returns `true` if an account is one that new keys share.
+    #[inline]
     pub(super) fn overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// Returns the index of the first account that is the same as this one. Two new keys may share
-    /// an account.
-    pub(super) fn first_of(&self, account: usize) -> usize {
-        let Place::Shared(address) = self.accounts[account].place else { return account };
-        let same = |other: &Located| matches!(other.place, Place::Shared(at) if at == address);
-        self.accounts.iter().position(same).unwrap_or(account)
-    }
-
-    #[inline]
-    fn locate(&mut self, address: &Address) {
-        let Address { id, rule, quota_index } = *address;
-        let index = self.table.sets.index(id);
-        let set = self.sets.iter().position(|(locked, _)| *locked == index).unwrap_or(0);
-        let shared = || Place::Shared(SharedAddress::new(index, rule, quota_index));
-        let place = self.sets[set].1.find(id).map_or_else(shared, Place::Slot);
-        self.accounts.push(Located { id, set, place });
-    }
-
-    /// Finds a slot for a new account, apart from those of the other accounts.
+    /// Finds a slot for each new account, apart from those of the other accounts.
     #[cold]
     #[inline(never)]
-    fn find_room(&mut self, account: usize, address: SharedAddress) {
-        let (now, Located { id, set, .. }) = (self.now, self.accounts[account]);
-        let is_used = |at| {
-            let mut all = self.accounts.iter().filter(|other| other.set == set);
-            all.any(|other| matches!(other.place, Place::Slot(used) | Place::Room(used, _) if used == at))
-        };
-        match self.sets[set].1.room(id, now, is_used) {
-            Some(at) => self.accounts[account].place = Place::Room(at, address),
-            None => self.overflowed = true,
+    fn find_rooms<T: BorrowMut<Located>>(&mut self, accounts: &mut [T]) {
+        for index in 0..accounts.len() {
+            let Located { id, lock, place, .. } = *accounts[index].borrow();
+            let is_used = |at| {
+                let mut all = accounts.iter().map(T::borrow).filter(|other| other.lock == lock);
+                all.any(|other| [Place::Slot(at), Place::Room(at)].contains(&other.place))
+            };
+            if place == Place::Shared {
+                match self.sets[lock].room(id, self.now, is_used) {
+                    Some(at) => accounts[index].borrow_mut().place = Place::Room(at),
+                    None => self.overflowed = true,
+                }
+            }
         }
     }
 
     /// Calls `read` with the account.
     #[inline]
-    pub(super) fn look<T>(&mut self, account: usize, read: impl FnOnce(Option<&A>) -> T) -> T {
+    pub(super) fn look<T>(&mut self, account: &Located, read: impl FnOnce(Option<&A>) -> T) -> T {
         let now = self.now;
-        let Located { set, place, .. } = self.accounts[account];
-        match place {
+        match account.place {
             Place::Slot(at) => {
-                let set = &self.sets[set].1;
+                let set = &self.sets[account.lock];
                 match (set.state(at), set.expires_at(at)) {
                     (_, expires_at) if expires_at <= now => read(None),
                     (Some(state), _) => read(Some(state)),
                     (None, instant) => read(Some(&A::from_instant(instant))),
                 }
             }
-            Place::Room(_, address) => read(self.inherited(account, address).as_ref()),
-            Place::Shared(address) => read(self.shared(address)),
+            Place::Room(_) => read(self.inherited(account).as_ref()),
+            Place::Shared => read(self.shared(account)),
         }
     }
 
@@ -197,29 +255,29 @@ impl<A: Stored> LockedAccounts<'_, A> {
     #[inline]
     pub(super) fn update<T>(
         &mut self,
-        account: usize,
+        account: &mut Located,
         quota: &A::Quota,
         change: impl FnOnce(&mut Option<A>) -> T,
     ) -> T {
-        let (now, Located { id, set, place }) = (self.now, self.accounts[account]);
-        match place {
+        let now = self.now;
+        match account.place {
             Place::Slot(at) => {
-                let set = &mut self.sets[set].1;
+                let set = &mut self.sets[account.lock];
                 let mut stored = set.take(at, now);
                 let result = change(&mut stored);
                 set.put(at, stored, quota, now);
                 result
             }
-            Place::Room(at, address) => {
-                let mut stored = self.inherited(account, address);
+            Place::Room(at) => {
+                let mut stored = self.inherited(account);
                 let result = change(&mut stored);
-                let set = &mut self.sets[set].1;
-                set.claim(at, id, now);
+                let set = &mut self.sets[account.lock];
+                set.claim(at, account.id, now);
                 set.put(at, stored, quota, now);
-                self.accounts[account].place = Place::Slot(at);
+                account.place = Place::Slot(at);
                 result
             }
-            Place::Shared(address) => self.update_shared(account, address, quota, change),
+            Place::Shared => self.update_shared(account, quota, change),
         }
     }
 
@@ -227,82 +285,78 @@ impl<A: Stored> LockedAccounts<'_, A> {
     /// none.
     pub(super) fn lower<T>(
         &mut self,
-        account: usize,
+        account: &mut Located,
         quota: &A::Quota,
         change: impl FnOnce(&mut Option<A>) -> T,
     ) -> Option<T> {
-        self.has_slot(account).then(|| self.update(account, quota, change))
-    }
-
-    /// Returns `true` if the key has an account of its own.
-    pub(super) fn has_slot(&self, account: usize) -> bool {
-        matches!(self.accounts[account].place, Place::Slot(_))
+        account.has_slot().then(|| self.update(account, quota, change))
     }
 
     /// Applies `change` to undo a charge made at the instant `charged`. A key without an account
     /// was charged in the shared account. Does nothing if an account of the group was reset since.
     pub(super) fn undo(
         &mut self,
-        account: usize,
+        account: &mut Located,
         quota: &A::Quota,
         charged: u64,
         change: impl FnOnce(&mut Option<A>),
     ) {
-        let Located { set, place, .. } = self.accounts[account];
-        let void_before = self.table.void_before(self.sets[set].0);
+        let void_before = self.table.void_before(account.set);
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
             return;
         }
-        match place {
-            Place::Slot(_) => self.update(account, quota, change),
-            Place::Room(_, address) | Place::Shared(address) => {
-                self.update_shared(account, address, quota, change);
-            }
+        if account.has_slot() {
+            self.update(account, quota, change);
+        } else {
+            self.update_shared(account, quota, change);
         }
     }
 
     /// Drops the key's own account, if it has one, and voids the receipts of its charges. `clock` is
     /// read after that: other threads may have charged by later readings than this one.
-    pub(super) fn reset(&mut self, account: usize, quota: &A::Quota, clock: impl FnOnce() -> u64) {
+    pub(super) fn reset(
+        &mut self,
+        account: &mut Located,
+        quota: &A::Quota,
+        clock: impl FnOnce() -> u64,
+    ) {
         let _ = self.lower(account, quota, |stored| *stored = None);
         let groups = self.table.sets.len().min(RESET_GROUPS);
         let new = || (0..groups).map(|_| AtomicU64::new(0)).collect();
         let all = self.table.void_before.get_or_init(new);
-        let set = self.sets[self.accounts[account].set].0;
-        all[set % groups].fetch_max(clock() + 1, AcqRel);
+        all[account.set % groups].fetch_max(clock() + 1, AcqRel);
     }
 
     /// Returns the account with which a new account starts.
     #[cold]
-    fn inherited(&mut self, account: usize, address: SharedAddress) -> Option<A> {
-        let set = self.sets[self.accounts[account].set].0;
-        let in_debt = self.table.overflow.may_be_in_debt(set, self.now);
-        in_debt.then(|| self.shared(address).map(A::condensed)).flatten()
+    fn inherited(&mut self, account: &Located) -> Option<A> {
+        let in_debt = self.table.overflow.may_be_in_debt(account.set, self.now);
+        in_debt.then(|| self.shared(account).map(A::condensed)).flatten()
     }
 
-    fn shared(&mut self, address: SharedAddress) -> Option<&A> {
+    #[cold]
+    fn shared(&mut self, account: &Located) -> Option<&A> {
         let now = self.now;
         let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
-        let (expires_at, account) = accounts.get(&address)?;
+        let (expires_at, account) = accounts.get(&account.shared_address())?;
         (*expires_at > now).then_some(account)
     }
 
     #[cold]
     fn update_shared<T>(
         &mut self,
-        account: usize,
-        address: SharedAddress,
+        account: &Located,
         quota: &A::Quota,
         change: impl FnOnce(&mut Option<A>) -> T,
     ) -> T {
-        let now = self.now;
+        let (now, address) = (self.now, account.shared_address());
         let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
         let stored = accounts.remove(&address).filter(|(expires_at, _)| *expires_at > now);
         let mut stored = stored.map(|(_, account)| account);
         let result = change(&mut stored);
         if let Some(stored) = stored {
             let expires_at = stored.expires_at(quota);
-            self.table.overflow.extend_debt(self.sets[self.accounts[account].set].0, expires_at);
+            self.table.overflow.extend_debt(account.set, expires_at);
             accounts.insert(address, (expires_at, stored));
         }
         result

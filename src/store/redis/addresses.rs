@@ -8,7 +8,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use crate::{fingerprint::FingerprintKey, key::Key, rule::RuleName};
 
 /// The version of the stored format. Different versions use different keys.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Builds keys `<prefix>:<version>:{<hash>}`. The hash is the 128-bit SipHash-2-4 of the rule's
 /// name and the key.
@@ -65,8 +65,8 @@ mod tests {
         let (rule, long) = (RuleName::default(), "x".repeat(10_000));
         for key in ["", "}", "{a}b", "a\r\nb\0*", &long] {
             let address = addresses.account(rule, &Key::from(key));
-            assert_eq!(address.len(), "sluice:1:{}".len() + 22, "{address}");
-            let inside = &address["sluice:1:{".len()..address.len() - 1];
+            assert_eq!(address.len(), "sluice:2:{}".len() + 22, "{address}");
+            let inside = &address["sluice:2:{".len()..address.len() - 1];
             assert!(inside.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)));
         }
     }
@@ -78,7 +78,7 @@ mod tests {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");
         let addresses = Addresses { secret, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("alice"));
-        assert_eq!(address, "sluice:1:{qy8D-8W5JMFQOhgV5NIJ5g}");
+        assert_eq!(address, "sluice:2:{qy8D-8W5JMFQOhgV5NIJ5g}");
     }
 
     #[test]
@@ -98,6 +98,6 @@ mod tests {
     fn readable_addresses_escape_braces_of_keys() {
         let addresses = Addresses { readable: true, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("}{ü"));
-        assert_eq!(address, "sluice:1:{default:%02%7d%7b%c3%bc}");
+        assert_eq!(address, "sluice:2:{default:%02%7d%7b%c3%bc}");
     }
 }

@@ -18,6 +18,8 @@ mod max_debt;
 #[cfg(feature = "testing")]
 mod properties;
 #[cfg(feature = "testing")]
+mod report_only;
+#[cfg(feature = "testing")]
 mod serial;
 #[cfg(feature = "testing")]
 mod stale_clock;

@@ -13,7 +13,7 @@ use crate::support::live;
 
 /// Slots of one set. A store with a capacity of one key has one set.
 const WAYS: u32 = 16;
-const ALGORITHMS: [Algorithm; 7] = [
+pub(super) const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Gcra,
     Algorithm::TokenBucket,
     Algorithm::fixed_window(),
@@ -29,7 +29,7 @@ fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) 
 }
 
 /// Returns a store of one set in which every slot is in debt for a second.
-fn full(clock: &FakeClock) -> LocalStore {
+pub(super) fn full(clock: &FakeClock) -> LocalStore {
     let store = clock.store(1);
     let second = Quota::per_second(1);
     assert!((0..WAYS).all(|key| charged(&store, "filler", key, &second, 1).is_allowed()));

@@ -18,6 +18,7 @@ async fn the_local_store_passes() {
     let mut local = Local::default();
     assert_eq!(properties::patience(&mut local, TICK).await, Ok(()));
     assert_eq!(properties::all_or_nothing(&mut local).await, Ok(()));
+    assert_eq!(properties::report_only(&mut local).await, Ok(()));
     assert_eq!(properties::no_over_admission(&mut local, block_on), Ok(()));
     assert_eq!(properties::queueing(&mut local).await, Ok(()));
     assert_eq!(properties::overage(&mut local).await, Ok(()));
@@ -61,12 +62,48 @@ mod example {
     async fn the_store_of_the_example_keeps_every_promise() {
         let mut example = Example::default();
         assert_eq!(properties::all_or_nothing(&mut example).await, Ok(()));
+        assert_eq!(properties::report_only(&mut example).await, Ok(()));
         assert_eq!(properties::no_over_admission(&mut example, block_on), Ok(()));
         assert_eq!(properties::queueing(&mut example).await, Ok(()));
         assert_eq!(properties::overage(&mut example).await, Ok(()));
         assert_eq!(properties::blocks(&mut example).await, Ok(()));
         assert_eq!(properties::undo(&mut example).await, Ok(()));
     }
+}
+
+/// A store that denies what a report-only charge would deny.
+struct Strict(LocalStore);
+
+impl Store for Strict {
+    type Error = Infallible;
+    type Future = Never<Result<Decision, Infallible>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let decision = self.0.call(op).now();
+        let denies = decision.would_deny();
+        Answer::Now(Ok(if denies { Decision::deny() } else { decision }))
+    }
+}
+
+#[derive(Default)]
+struct StrictOne(Local);
+
+impl Subject for StrictOne {
+    type Store = Strict;
+
+    fn open(&mut self) -> Strict {
+        Strict(self.0.open())
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.0.set(now);
+    }
+}
+
+#[tokio::test]
+async fn a_store_whose_report_only_charges_deny_fails() {
+    let broken = properties::report_only(&mut StrictOne::default()).await;
+    assert_eq!(broken, Err("call 1 beside report-only charges: denied".into()));
 }
 
 /// A store that does not charge the last account of a decision.

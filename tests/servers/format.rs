@@ -1,0 +1,225 @@
+//! The stored format of each algorithm, with golden values: the names of the keys, their bytes, and
+//! the decisions of a store that reads them. A change of `format.txt` needs another version in
+//! `src/store/redis/addresses.rs`, because stores of two releases share accounts.
+
+use std::{fmt::Write, time::Duration};
+
+use redis::{RedisResult, aio::MultiplexedConnection};
+use tower_sluice::{
+    Algorithm, Quota, RedisStore, StoreExt,
+    testing::{Redis, Subject},
+};
+
+use crate::{
+    accounts::{Account, connect, keys, raw},
+    servers::{Flavour, Server},
+};
+
+const GOLDEN: &str = include_str!("format.txt");
+/// The time of the first operation: 13 s after the start of a minute. Every part of an instant has
+/// a value.
+const START: Duration = Duration::new(1_700_000_053, 123_456_789);
+
+/// An operation. A take charges the cost, and an adjustment the units.
+#[derive(Clone, Copy)]
+enum Step {
+    Take(u32),
+    Adjust(i64),
+    Block(Duration),
+    Reset,
+    /// Moves the clock.
+    Pass(Duration),
+}
+
+use Step::{Adjust, Block, Pass, Reset, Take};
+
+const SECOND: Step = Pass(Duration::from_secs(1));
+const MINUTE: Step = Pass(Duration::from_secs(60));
+
+/// Returns the quotas of a rule and the operations on its account, by name.
+fn cases() -> Vec<(&'static str, Vec<Quota>, Vec<Step>)> {
+    let five = Quota::per_minute(5);
+    let of = |algorithm| vec![five.algorithm(algorithm)];
+    let tokens = five.algorithm(Algorithm::TokenBucket);
+    let (window, log) = (Algorithm::fixed_window(), Algorithm::SlidingLog);
+    let three = || vec![Take(2), SECOND, Take(1)];
+    vec![
+        ("gcra", vec![five], three()),
+        ("gcra, burst", vec![five.burst(20)], three()),
+        ("gcra, initial", vec![five.initial(4)], three()),
+        ("gcra, burst and initial", vec![five.burst(20).initial(8)], three()),
+        ("gcra, denied with initial", vec![five.initial(1)], vec![Take(2)]),
+        ("gcra, late charge", vec![five.max_debt(5)], vec![Take(2), Adjust(9)]),
+        ("gcra, several quotas", vec![five, Quota::per_hour(100)], three()),
+        ("token bucket", vec![tokens], three()),
+        ("token bucket, initial", vec![tokens.initial(4)], three()),
+        ("token bucket, late charge", vec![tokens.max_debt(5)], vec![Take(2), Adjust(8)]),
+        ("fixed window", of(window), three()),
+        ("fixed window, carry-over", of(window.carry_over(3)), vec![Take(3), MINUTE, Take(6)]),
+        ("fixed window, paced", of(window.paced()), vec![Take(1), SECOND, Take(1)]),
+        (
+            "fixed window, paced, carry-over",
+            of(window.paced().carry_over(3)),
+            vec![Take(1), MINUTE, Take(1)],
+        ),
+        ("anchored window", of(Algorithm::AnchoredWindow), three()),
+        (
+            "sliding window",
+            of(Algorithm::SlidingWindow { buckets: 1 }),
+            vec![Take(3), MINUTE, Take(1)],
+        ),
+        ("sliding window, several buckets", of(Algorithm::SlidingWindow { buckets: 60 }), three()),
+        ("sliding log", of(log), three()),
+        ("every kind", vec![five, tokens, five.algorithm(window), five.algorithm(log)], three()),
+        ("block", vec![five], vec![Block(Duration::from_secs(90))]),
+        ("block and charge", vec![five], vec![Take(2), Block(Duration::from_secs(90))]),
+        ("reset", vec![five], vec![Take(2), SECOND, Reset]),
+        ("reset, block and charge", vec![five], {
+            vec![Take(2), Reset, Take(1), Block(Duration::from_secs(90))]
+        }),
+    ]
+}
+
+struct Bench {
+    _server: Server,
+    connection: MultiplexedConnection,
+    subject: Redis,
+    store: RedisStore,
+    now: Duration,
+}
+
+impl Bench {
+    async fn open(flavour: Flavour) -> Self {
+        let server = Server::start(flavour, &[]).await;
+        let mut subject = Redis::new(connect(&server.url()).await);
+        let store = subject.open().prefix("golden");
+        let connection = raw(&server.url()).await;
+        let mut bench = Self { _server: server, connection, subject, store, now: START };
+        bench.set(START);
+        bench
+    }
+
+    fn set(&mut self, now: Duration) {
+        self.now = now;
+        self.subject.set(now);
+    }
+
+    async fn run(&mut self, account: &Account, step: Step) {
+        let (store, charge) = (&self.store, account.charge(0));
+        let answer = match step {
+            Pass(time) => return self.set(self.now + time),
+            Take(cost) => return drop(account.take(store, cost).await.expect("a decision")),
+            Adjust(units) => store.adjust(&charge, units),
+            Block(time) => store.block(&charge, time),
+            Reset => store.reset(&charge),
+        };
+        answer.await.expect("an answer");
+    }
+
+    /// Returns a line for each key on the server: its name and its bytes. A list is `[entries]`.
+    async fn stored(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (name, _) in keys(&mut self.connection).await {
+            let mut get = redis::cmd("GET");
+            let value: RedisResult<Vec<u8>> =
+                get.arg(&name).query_async(&mut self.connection).await;
+            let bytes = match value {
+                Ok(value) => hex(&value),
+                Err(_) => {
+                    let mut range = redis::cmd("LRANGE");
+                    let range = range.arg(&name).arg(0).arg(-1);
+                    let entries: Vec<Vec<u8>> =
+                        range.query_async(&mut self.connection).await.expect("a list");
+                    let entries: Vec<_> = entries.iter().map(|entry| hex(entry)).collect();
+                    format!("[{}]", entries.join(" "))
+                }
+            };
+            lines.push(format!("{} {bytes}", String::from_utf8(name).expect("text")));
+        }
+        lines.sort();
+        lines
+    }
+
+    /// Writes the keys of lines that [`stored`](Bench::stored) returned.
+    async fn write(&mut self, lines: &[String]) {
+        for line in lines {
+            let (name, bytes) = line.split_once(' ').expect("a name and bytes");
+            let list = bytes.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
+            let mut command = redis::cmd(if list.is_some() { "RPUSH" } else { "SET" });
+            command.arg(name);
+            for bytes in list.unwrap_or(bytes).split(' ') {
+                command.arg(unhex(bytes));
+            }
+            // A key without an expiry is not one of the store's.
+            let mut pipe = redis::pipe();
+            pipe.add_command(command).ignore().expire(name, 3_600).ignore();
+            let () = pipe.query_async(&mut self.connection).await.expect("written");
+        }
+    }
+
+    async fn clear(&mut self) {
+        let () = redis::cmd("FLUSHALL").query_async(&mut self.connection).await.expect("empty");
+    }
+
+    /// Returns the decisions half a second later: of a look, and of a charge of the limit.
+    async fn decisions(&mut self, account: &Account) -> String {
+        self.set(self.now + Duration::from_millis(500));
+        let look = account.take(&self.store, 0).await.expect("a decision");
+        let limit = account.quotas.iter().map(Quota::limit).max().expect("a quota");
+        let all = account.take(&self.store, limit).await.expect("a decision");
+        let looks = look.outcomes().iter().map(|outcome| {
+            format!("{} left, full after {:?}", outcome.remaining(), outcome.reset_after())
+        });
+        let passes = match (all.is_allowed(), all.is_blocked()) {
+            (true, _) => "allowed",
+            (false, true) => "blocked",
+            (false, false) => "denied",
+        };
+        let retry = all.retry_after().map(|time| format!(", retry after {time:?}"));
+        let retry = retry.unwrap_or_default();
+        format!("{}; {limit} {passes}{retry}", looks.collect::<Vec<_>>().join("; "))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("a byte");
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+async fn keeps_its_format(flavour: Flavour) {
+    let (mut bench, mut text) = (Bench::open(flavour).await, String::new());
+    for (name, quotas, steps) in cases() {
+        bench.clear().await;
+        bench.set(START);
+        let account = Account { quotas: quotas.into(), ..Account::new(name, Quota::per_hour(1)) };
+        for step in steps {
+            bench.run(&account, step).await;
+        }
+        let (stored, now) = (bench.stored().await, bench.now);
+        let decisions = bench.decisions(&account).await;
+        let _ = writeln!(text, "{name}\n  {}\n  {decisions}", stored.join("\n  "));
+        bench.clear().await;
+        bench.set(now);
+        bench.write(&stored).await;
+        assert_eq!(bench.decisions(&account).await, decisions, "{name}: read from its bytes");
+    }
+    assert_eq!(bench.store.healed(), 0, "every value is valid");
+    assert!(GOLDEN == text, "{flavour:?} differs from tests/servers/format.txt:\n{text}");
+}
+
+#[tokio::test]
+async fn redis_keeps_the_format() {
+    keeps_its_format(Flavour::Redis).await;
+}
+
+#[tokio::test]
+async fn valkey_keeps_the_format() {
+    keeps_its_format(Flavour::Valkey).await;
+}
