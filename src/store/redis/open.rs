@@ -6,7 +6,7 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
     RedisConnectionInfo, TlsMode,
     cluster::ClusterClientBuilder,
-    io::tcp::TcpSettings,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
@@ -22,6 +22,9 @@ use super::{
 /// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
+/// The idle time after which TCP sends a probe. Many NATs drop a flow that is idle for a few minutes,
+/// and do not notify its ends.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 /// The maximum pause before a cluster connection retries, in milliseconds.
 const CLUSTER_MAX_BACKOFF_MS: u64 = 100;
 
@@ -150,7 +153,10 @@ fn config() -> AsyncConnectionConfig {
 }
 
 fn tcp() -> TcpSettings {
-    let settings = TcpSettings::default().set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+    let keepalive = keepalive.with_interval(TCP_KEEPALIVE / 3);
+    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
     let settings = settings.set_user_timeout(TCP_USER_TIMEOUT);
     settings
