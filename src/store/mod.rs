@@ -449,6 +449,25 @@ pub trait Store {
         Ok(())
     }
 
+    /// Sets the time budget of the callers. A [`Timeout`] calls this method when it is built, so that
+    /// a store of several servers can give up a silent server before its caller leaves. Defaults to
+    /// the unchanged store.
+    #[must_use]
+    fn with_budget(self, budget: Duration) -> Self
+    where
+        Self: Sized,
+    {
+        let _ = budget;
+        self
+    }
+
+    /// Returns `true` if the store consists of several servers and stops calling those that fail. A
+    /// [`Breaker`] around the store then has no effect, because it would stop the calls to all of
+    /// them. Defaults to `false`.
+    fn isolates_failures(&self) -> bool {
+        false
+    }
+
     /// Returns the health of the store, for operators. This method may call a server, so do not
     /// call it for every request. A wrapper also reports the stores that it wraps. Defaults to an
     /// unknown health.

@@ -46,6 +46,9 @@ use crate::{
 /// - An error that is ready immediately. The store called no server, for example because it does
 ///   not support the quota. Such a request of one client must not affect other clients.
 ///
+/// Around a store of several servers that [stops calling](Store::isolates_failures) those that fail,
+/// such as a Redis Cluster, the breaker has no effect: it would stop the calls to all servers.
+///
 /// Clones share the breaker. Each setter creates a new breaker, so call the setters before you
 /// clone.
 ///
@@ -182,7 +185,8 @@ where
     /// Makes the call if the breaker permits it.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let permit = match self.circuit.acquire() {
-            Ok(permit) => permit,
+            _ if self.inner.isolates_failures() => None,
+            Ok(permit) => Some(permit),
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match self.inner.call(op) {
@@ -190,11 +194,11 @@ where
             // immediate error.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Ok(decision)) => {
-                permit.record(true);
+                permit.into_iter().for_each(|permit| permit.record(true));
                 Answer::Now(Ok(decision))
             }
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit: Some(permit) }),
+            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit }),
         }
     }
 
@@ -210,6 +214,10 @@ where
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.register(charges)
+    }
+
+    fn isolates_failures(&self) -> bool {
+        self.inner.isolates_failures()
     }
 
     fn health(&self) -> BoxFuture<Health> {
