@@ -1,7 +1,7 @@
 //! A circuit breaker around a store.
 
 mod call_stats;
-mod circuit;
+pub(super) mod circuit;
 
 use std::{
     error::Error,
