@@ -103,4 +103,7 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.supports(charges)
     }
+    fn isolates_failures(&self) -> bool {
+        self.inner.isolates_failures()
+    }
 }
