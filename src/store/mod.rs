@@ -324,6 +324,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 3 | [`supports`](Store::supports) | every charge is accepted when a layer is built |
 /// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
 /// | 5 | [`health`](Store::health) | the health is unknown |
+/// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
 ///
 /// - **Decisions.** Add one [`Outcome`](crate::decision::Outcome) per charged quota, in the order
 ///   of the charges and of their quotas. Mark the outcomes of [report-only](Charge::is_report_only)
