@@ -115,7 +115,7 @@
 //! | `ratelimit.unidentified` | counter: requests rejected before the store was called | |
 //! | `ratelimit.decision.duration` | histogram: seconds until the store answered | `store` |
 //! | `ratelimit.store.errors` | counter | `kind` |
-//! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | |
+//! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | on a cluster `server` |
 //! | `ratelimit.overflows` | counter: decisions over accounts that new keys share | |
 //! | `ratelimit.blocks.denied` | counter: keys not blocked because the block table was full | |
 //! | `ratelimit.keys`, `ratelimit.slots` | gauges, as of the last [`LocalStore::stats`] | |
@@ -125,6 +125,7 @@
 //! - `store` is a [`Source`](decision::Source). For example, `deny_cache` is a denial without a
 //!   call of the store.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`](store).
+//! - `server` is the address of a server of the cluster that has failed so far.
 //!
 //! `ratelimit.decisions` counts each request once per rule. A denied request increments only the
 //! rules that denied it. A decision without a rule, such as that of a failed store, increments

@@ -25,8 +25,8 @@
 //!   190 ns more. The cost does not grow further, and each core waits independently.
 //! - *A full store*: a known key costs the same at any load. A new key costs a third more if it
 //!   finds no slot, because it searches its set under the set's lock.
-//! - *Rules and quotas*: one rule of one GCRA quota takes 307 instructions, two take 950, and three
-//!   1320 (`cargo bench --bench paths`). With four or more, or with several quotas of a rule,
+//! - *Rules and quotas*: one rule of one GCRA quota takes 250 instructions, two take 740, and three
+//!   1080 (`cargo bench --bench paths`). With four or more, or with several quotas of a rule,
 //!   accounts are listed, all are checked, and then all are charged: about 2 250 instructions for
 //!   two accounts, and 800 for each further one. Eight rules therefore cost 12 to 15 times as much
 //!   as one in the store, and 5 to 6 times through the layer. This work is local to a core, so it

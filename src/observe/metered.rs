@@ -183,9 +183,14 @@ pub(crate) fn store_failed(kind: &'static str) {
     counter!("ratelimit.store.errors", "kind" => kind).increment(1);
 }
 
-/// Sets the state of a breaker: closed (0), probing (1) or open (2).
-pub(crate) fn circuit(state: u8) {
-    gauge!("ratelimit.store.circuit").set(state);
+/// Sets the state of a breaker, or of one server of a cluster: closed (0), probing (1) or open (2).
+pub(crate) fn circuit(server: Option<&str>, state: u8) {
+    match server {
+        Some(server) => {
+            gauge!("ratelimit.store.circuit", "server" => server.to_owned()).set(state);
+        }
+        None => gauge!("ratelimit.store.circuit").set(state),
+    }
 }
 
 /// Counts a decision on an account that new keys share.

@@ -55,7 +55,7 @@ pub(crate) fn unidentified() {}
 
 pub(crate) fn store_failed(_: &'static str) {}
 
-pub(crate) fn circuit(_: u8) {}
+pub(crate) fn circuit(_: Option<&str>, _: u8) {}
 
 pub(crate) fn overflowed() {}
 

@@ -56,6 +56,10 @@ where
         self.0.register(charges)
     }
 
+    fn isolates_failures(&self) -> bool {
+        self.0.isolates_failures()
+    }
+
     fn health(&self) -> BoxFuture<Health> {
         self.0.health()
     }

@@ -323,6 +323,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 3 | [`supports`](Store::supports) | every charge is accepted when a layer is built |
 /// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
 /// | 5 | [`health`](Store::health) | the health is unknown |
+/// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
 ///
 /// - **Decisions.** Add one [`Outcome`](crate::decision::Outcome) per charged quota, in the order
 ///   of the charges and of their quotas. Mark the outcomes of [report-only](Charge::is_report_only)
@@ -437,6 +438,27 @@ pub trait Store {
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let _ = charges;
         Ok(())
+    }
+
+    /// Sets the time budget of the callers. A [`Timeout`] calls this method when it is built.
+    ///
+    /// A store of several servers can then give up a silent server before its caller leaves.
+    /// Defaults to the unchanged store.
+    #[must_use]
+    fn with_budget(self, budget: Duration) -> Self
+    where
+        Self: Sized,
+    {
+        let _ = budget;
+        self
+    }
+
+    /// Returns `true` if the store has several servers and stops calling those that fail.
+    ///
+    /// A [`Breaker`] around the store then has no effect, because it would stop the calls to all of
+    /// them. Defaults to `false`.
+    fn isolates_failures(&self) -> bool {
+        false
     }
 
     /// Returns the health of the store, with the stores that it wraps.

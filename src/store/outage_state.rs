@@ -13,7 +13,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::store::{BoxFuture, Health, Status};
+use crate::store::{BoxFuture, Health, Status, Store};
 
 /// The minimum time between two log lines about failures.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
@@ -28,9 +28,17 @@ pub(super) struct OutageState {
     last_logged: Mutex<Option<Instant>>,
     /// `true` if the current failure was logged.
     logged: AtomicBool,
+    /// `true` if the inner store logs its own failures.
+    is_silent: bool,
 }
 
 impl OutageState {
+    /// Creates the state of `inner`. While one server of several fails, calls fail and succeed in
+    /// turn. A store of several servers therefore logs each of them by itself.
+    pub(super) fn of(inner: &impl Store) -> Self {
+        Self { is_silent: inner.isolates_failures(), ..Self::default() }
+    }
+
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Acquire)
     }
@@ -52,7 +60,7 @@ impl OutageState {
     /// Returns `true` if a new outage should be logged.
     pub(super) fn should_log(&self) -> bool {
         let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let should_log = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        let should_log = !self.is_silent && last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         if should_log {
             *last = Some(Instant::now());
         }

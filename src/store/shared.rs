@@ -28,6 +28,10 @@ macro_rules! forward {
                 (**self).register(charges)
             }
 
+            fn isolates_failures(&self) -> bool {
+                (**self).isolates_failures()
+            }
+
             fn health(&self) -> BoxFuture<Health> {
                 (**self).health()
             }

@@ -47,7 +47,7 @@ impl Timeout<()> {
     pub const DEFAULT: Duration = Duration::from_millis(100);
 }
 
-impl<S> Timeout<S> {
+impl<S: Store> Timeout<S> {
     #[track_caller]
     pub(crate) fn new(inner: S, budget: Duration) -> Self {
         literal(Self::try_new(inner, budget))
@@ -64,7 +64,7 @@ impl<S> Timeout<S> {
             const FIX: &str = "give the store time to answer, such as 100 ms (Timeout::DEFAULT)";
             return Err(SettingError::new("timeout: limit", "0 s", FIX));
         }
-        Ok(Self { inner, budget })
+        Ok(Self { inner: inner.with_budget(budget), budget })
     }
 }
 
@@ -95,6 +95,10 @@ where
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.register(charges)
+    }
+
+    fn isolates_failures(&self) -> bool {
+        self.inner.isolates_failures()
     }
 
     fn health(&self) -> BoxFuture<Health> {

@@ -20,7 +20,7 @@ use tower_sluice::{Decision, Limiter, store::Answer};
 use crate::{
     child::Child,
     control::Control,
-    log::{Entry, Log, now},
+    log::{Entry, LineCount, Log, now},
     random::mix,
     stack::{Door, Policy, QUOTA, Stack},
 };
@@ -80,6 +80,7 @@ pub(crate) fn run(
     see: impl FnMut(&Entry),
 ) -> Log {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (lines, _guard) = LineCount::start();
     runtime.block_on(async {
         let stack = Stack::build(&plan.door, plan.policy).await.expect("the app connects");
         let control = Control::default();
@@ -91,7 +92,8 @@ pub(crate) fn run(
         let counts = stack.heard.counts();
         let ((stalls, lag), healed) = (control.seen(), (stack.healed)());
         let (answered, errors, texts) = (counts.answered, counts.errors, counts.texts);
-        Log { entries, errors, texts, answered, healed, stalls, lag }
+        let lines = lines.get();
+        Log { entries, errors, texts, answered, healed, stalls, lag, lines }
     })
 }
 

@@ -36,7 +36,7 @@ struct Order {
 enum Line {
     Ready,
     Decision { key: u16, asked: i64, answered: i64, allowed: bool, source: String, at_once: bool },
-    End { errors: std::collections::BTreeMap<String, u64>, answered: u64 },
+    End { errors: std::collections::BTreeMap<String, u64>, answered: u64, lines: usize },
 }
 
 /// Runs in the child. Ends when its input ends.
@@ -61,7 +61,7 @@ pub(crate) fn obey(order: &str) {
             print(&Line::Decision { key, asked, answered, allowed, source, at_once });
         },
     );
-    print(&Line::End { errors: log.errors, answered: log.answered });
+    print(&Line::End { errors: log.errors, answered: log.answered, lines: log.lines });
 }
 
 fn micros(time: Duration) -> i64 {
@@ -90,8 +90,8 @@ impl Child {
             // The last line of a killed child may be incomplete.
             for line in lines.map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Line::End { errors, answered }) => {
-                        (log.errors, log.answered) = (errors, answered);
+                    Ok(Line::End { errors, answered, lines }) => {
+                        (log.errors, log.answered, log.lines) = (errors, answered, lines);
                     }
                     Ok(line) => log.entries.extend(entry(&line)),
                     Err(_) => {}

@@ -99,10 +99,6 @@ impl Must {
         Self { open: Some(Duration::from_millis(millis)), ..self }
     }
 
-    pub(crate) const fn recovers(self, millis: u64) -> Self {
-        Self { recover: Some(Duration::from_millis(millis)), ..self }
-    }
-
     /// Permits the fault to have no effect.
     pub(crate) const fn may_pass(self) -> Self {
         Self { may_pass: true, ..self }

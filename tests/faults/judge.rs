@@ -23,6 +23,8 @@ use crate::{
 const SLACK: Duration = Duration::from_millis(if cfg!(debug_assertions) { 15 } else { 5 });
 /// The highest permitted 99th percentile of decisions while the breaker is open.
 const OPEN: Duration = Duration::from_micros(if cfg!(debug_assertions) { 500 } else { 50 });
+/// The most lines that an app may log in one fault.
+const LINES: usize = 20;
 /// The margin for a breaker to open.
 const SLOWER: u32 = if cfg!(debug_assertions) { 2 } else { 1 };
 
@@ -38,6 +40,9 @@ pub(crate) fn judge(
     durations(&mut row, ran);
     sources(&mut row, must, ran);
     errors(&mut row, must, ran);
+    let lines = ran.logs.iter().map(|log| log.lines).max().unwrap_or_default();
+    row.lines = Some(lines);
+    row.demand(lines <= LINES, || format!("{lines} log lines"));
     let healed: u64 = ran.logs.iter().map(|log| log.healed).sum();
     if healed > 0 {
         row.notes.push(format!("{healed} accounts healed"));

@@ -2,11 +2,17 @@
 
 use std::{
     collections::BTreeMap,
-    sync::LazyLock,
+    io,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use tower_sluice::decision::Source;
+use tracing::{Level, subscriber::DefaultGuard};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// The start of this program, by both clocks.
 static EPOCH: LazyLock<(Instant, SystemTime)> =
@@ -71,6 +77,38 @@ pub(crate) struct Log {
     pub(crate) stalls: Vec<Stall>,
     /// The longest delay of the control task.
     pub(crate) lag: Duration,
+    /// The lines that the app logged at info or above, and those of the crates that it uses.
+    pub(crate) lines: usize,
+}
+
+/// Counts the lines that this thread logs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LineCount(Arc<AtomicUsize>);
+
+impl LineCount {
+    /// Starts to count. The count ends when the guard is dropped.
+    pub(crate) fn start() -> (Self, DefaultGuard) {
+        let count = Self::default();
+        let writer = count.clone();
+        let lines = tracing_subscriber::fmt().with_max_level(Level::INFO);
+        let guard = lines.with_writer(move || writer.clone()).finish().set_default();
+        (count, guard)
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl io::Write for LineCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.fetch_add(bytes.iter().filter(|byte| **byte == b'\n').count(), Relaxed);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Log {

@@ -23,6 +23,8 @@ pub(crate) struct Row {
     pub(crate) recover: Option<Option<Duration>>,
     /// The longest delay of the control task.
     pub(crate) lag: Duration,
+    /// The lines that the noisier app logged.
+    pub(crate) lines: Option<usize>,
     pub(crate) notes: Vec<String>,
     pub(crate) broken: Vec<String>,
 }
@@ -95,7 +97,7 @@ impl Row {
         format!("{}: {}", self.name, self.verdict())
     }
 
-    fn cells(&self) -> [String; 11] {
+    fn cells(&self) -> [String; 12] {
         let time = |time: Option<Duration>| time.map_or("–".into(), whole);
         let detect = match (self.detect, self.opened) {
             (None, None) => "–".into(),
@@ -117,6 +119,7 @@ impl Row {
                 Some(Some(time)) => whole(time),
             },
             if self.lag.is_zero() { "–".into() } else { millis(self.lag) },
+            self.lines.map_or("–".into(), |lines| lines.to_string()),
             list(&[&[self.verdict()], &self.notes[..]].concat()),
         ]
     }
@@ -135,6 +138,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "noticed / breaker open after",
         "recovered after",
         "lag, ms",
+        "log lines",
         "verdict",
     ];
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));

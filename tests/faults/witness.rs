@@ -102,4 +102,7 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.supports(charges)
     }
+    fn isolates_failures(&self) -> bool {
+        self.inner.isolates_failures()
+    }
 }

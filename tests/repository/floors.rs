@@ -34,6 +34,8 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/governor", 4),
     ("store/redis/*", 4),
     ("store/breaker/*", 4),
+    ("store/breaker/call_stats", 2),
+    ("store/breaker/circuit", 3),
     ("store/deny_cache/*", 4),
     ("store/fallback/*", 4),
     ("store/leases/*", 4),

@@ -15,7 +15,7 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, Dice, connect, lazy, raw, rule},
-    servers::{Mode, Proxy, Server, eventually},
+    servers::{Cluster, Flavour, Mode, Proxy, Sentinels, Server, eventually},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -249,4 +249,55 @@ async fn answers_match_their_requests_when_half_of_the_callers_leave() {
         (list.lines().count() == 2).then_some(())
     };
     eventually("one connection, and the one that asks", count).await;
+}
+
+/// Returns the time until TCP sends a probe, for each connection of this process to `port` that
+/// sends probes while it is idle.
+#[cfg(target_os = "linux")]
+fn keepalive_timers(port: u16) -> Vec<Duration> {
+    const ESTABLISHED: &str = "01";
+    let connections = std::fs::read_to_string("/proc/net/tcp").expect("a table");
+    let own = std::fs::read_dir("/proc/self/fd").expect("a folder");
+    let own: Vec<_> = own.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()).collect();
+    let timer = |line: &str| {
+        let mut fields = line.split_whitespace().skip(2);
+        let (remote, state, timer) = (fields.next()?, fields.next()?, fields.nth(1)?);
+        let socket = format!("socket:[{}]", fields.nth(3)?);
+        // The kind of the timer, 2 for a probe, and the time left in hundredths of a second.
+        let left = timer.strip_prefix("02:")?;
+        let found = remote.ends_with(&format!(":{port:04X}")) && state == ESTABLISHED;
+        let found = found && own.iter().any(|own| own.as_os_str() == socket.as_str());
+        found.then(|| Duration::from_millis(10 * u64::from_str_radix(left, 16).expect("a number")))
+    };
+    connections.lines().filter_map(timer).collect()
+}
+
+/// A user-space proxy cannot drop a flow: the kernel below it answers the probes. So the test reads
+/// the timers of the kernel.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn idle_connections_send_tcp_probes() {
+    let sentinels = Sentinels::start(Flavour::Redis).await;
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let (names, nodes) = (sentinels.urls(), cluster.urls());
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let nodes: Vec<_> = nodes.iter().map(String::as_str).collect();
+    let master = &sentinels.servers()[sentinels.master().await];
+    let probed = async |server: &Server| {
+        let timers = async || Some(keepalive_timers(server.port())).filter(|all| !all.is_empty());
+        let timers = eventually("a connection with a timer", timers).await;
+        assert!(timers.iter().all(|left| *left <= 15 * SECOND), "{timers:?}");
+    };
+    assert!(keepalive_timers(master.port()).is_empty(), "the test's own connections have none");
+    let single = connect(&master.url()).await;
+    probed(master).await;
+    drop(single);
+    let gone = async || keepalive_timers(master.port()).is_empty().then_some(());
+    eventually("the connection is closed", gone).await;
+    let _sentinel = RedisStore::sentinel(&names, Sentinels::NAME).await.expect("a store");
+    probed(master).await;
+    let _cluster = RedisStore::cluster(&nodes).await.expect("a store");
+    for server in &cluster.nodes()[..3] {
+        probed(server).await;
+    }
 }

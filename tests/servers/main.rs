@@ -26,6 +26,9 @@ mod keys;
 mod kit;
 mod leased;
 mod link;
+#[path = "../support/log.rs"]
+mod log;
+mod lost_shard;
 mod parity;
 mod patterns;
 mod probe;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use tracing::{Level, subscriber::DefaultGuard};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// The lines of this thread.
 ///
@@ -23,7 +24,7 @@ impl Log {
             .with_ansi(false)
             .with_max_level(level)
             .with_writer(move || writer.clone());
-        (log, tracing::subscriber::set_default(lines.finish()))
+        (log, lines.finish().set_default())
     }
 
     /// Returns the lines since the last call.

@@ -30,7 +30,7 @@ const OPEN: u64 = 1;
 const PROBING: u64 = 2;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BreakerConfig {
+pub(in crate::store) struct BreakerConfig {
     pub(super) failures: u32,
     pub(super) percent: u32,
     pub(super) answers: u32,
@@ -60,7 +60,9 @@ impl BreakerConfig {
 }
 
 #[derive(Debug)]
-pub(super) struct Circuit {
+pub(in crate::store) struct Circuit {
+    /// The address of the server, for a circuit of one server of a cluster.
+    server: Option<String>,
     config: BreakerConfig,
     created: Instant,
     word: AtomicU64,
@@ -79,6 +81,7 @@ struct History {
 impl Circuit {
     pub(super) fn new(config: BreakerConfig) -> Self {
         Self {
+            server: None,
             config,
             created: Instant::now(),
             word: AtomicU64::new(CLOSED),
@@ -86,21 +89,49 @@ impl Circuit {
         }
     }
 
+    /// Creates the circuit of one server of a cluster.
+    pub(in crate::store) fn of_server(config: BreakerConfig, address: String) -> Self {
+        Self { server: Some(address), ..Self::new(config) }
+    }
+
     pub(super) fn config(&self) -> BreakerConfig {
         self.config
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::store) fn is_open(&self) -> bool {
         self.word.load(Acquire) & STATE != CLOSED
     }
 
     /// Permits a call, or returns the time until the next attempt.
-    pub(super) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
+    pub(in crate::store) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
         let mut word = self.word.load(Acquire);
         if word & STATE != CLOSED {
             word = self.probe(word)?;
         }
         Ok(Permit { circuit: self.clone(), word })
+    }
+
+    /// Returns the time until a call is permitted again. Returns `None` if it is permitted now.
+    pub(in crate::store) fn retry_after(&self) -> Option<Duration> {
+        let word = self.word.load(Acquire);
+        let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
+        match word & STATE {
+            CLOSED => None,
+            OPEN => Some(left).filter(|left| !left.is_zero()),
+            _ => Some(self.config.min_open / 2),
+        }
+    }
+
+    /// Closes the circuit, because the server is not needed any more.
+    pub(in crate::store) fn retire(&self) {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_open() {
+            history.close();
+            self.word.store(history.closings << 2 | CLOSED, Release);
+            drop(history);
+            self.report(0);
+            log_retired(self.server.as_deref());
+        }
     }
 
     /// Permits the probe if the open time is over and no probe is in flight.
@@ -116,7 +147,7 @@ impl Circuit {
         if !is_probe {
             return Err(self.config.min_open / 2);
         }
-        circuit(1);
+        self.report(1);
         Ok(probing)
     }
 
@@ -134,16 +165,16 @@ impl Circuit {
             history.close();
             self.word.store(history.closings << 2 | CLOSED, Release);
             drop(history);
-            circuit(0);
-            log_closed();
+            self.report(0);
+            log_closed(self.server.as_deref());
         } else if probe || self.config.trips(&history.stats, now) {
             let time = history.open(&self.config);
             let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
             self.word.store(until.min(u64::MAX >> 2) << 2 | OPEN, Release);
             drop(history);
-            circuit(2);
+            self.report(2);
             if !probe {
-                log_opened(time);
+                log_opened(self.server.as_deref(), time);
             }
         }
     }
@@ -154,9 +185,16 @@ impl Circuit {
             let open = word & !STATE | OPEN;
             // The exchange fails if the probe was answered.
             if self.word.compare_exchange(word, open, AcqRel, Acquire).is_ok() {
-                circuit(2);
+                self.report(2);
             }
         }
+    }
+}
+
+impl Circuit {
+    /// Sets the gauge of the state.
+    fn report(&self, state: u8) {
+        circuit(self.server.as_deref(), state);
     }
 }
 
@@ -182,13 +220,13 @@ fn jitter(time: Duration) -> Duration {
 
 /// A permitted call. A probe that is dropped before its answer permits another.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub(in crate::store) struct Permit {
     circuit: Arc<Circuit>,
     word: u64,
 }
 
 impl Permit {
-    pub(super) fn record(self, ok: bool) {
+    pub(in crate::store) fn record(self, ok: bool) {
         self.circuit.record(self.word, ok);
     }
 }
@@ -200,19 +238,37 @@ impl Drop for Permit {
 }
 
 #[cfg(feature = "tracing")]
-fn log_opened(time: Duration) {
-    tracing::warn!(
-        "the breaker of a store opened: the store failed and is not called for {time:?}"
-    );
+fn log_opened(server: Option<&str>, time: Duration) {
+    match server {
+        Some(server) => tracing::warn!(
+            "redis: {server} failed and is not called for {time:?}; requests for its keys fail"
+        ),
+        None => tracing::warn!(
+            "the breaker of a store opened: the store failed and is not called for {time:?}"
+        ),
+    }
 }
 
 #[cfg(not(feature = "tracing"))]
-fn log_opened(_: Duration) {}
+fn log_opened(_: Option<&str>, _: Duration) {}
 
 #[cfg(feature = "tracing")]
-fn log_closed() {
-    tracing::info!("the breaker of a store closed: the store recovered");
+fn log_closed(server: Option<&str>) {
+    match server {
+        Some(server) => tracing::info!("redis: {server} recovered"),
+        None => tracing::info!("the breaker of a store closed: the store recovered"),
+    }
 }
 
 #[cfg(not(feature = "tracing"))]
-fn log_closed() {}
+fn log_closed(_: Option<&str>) {}
+
+#[cfg(feature = "tracing")]
+fn log_retired(server: Option<&str>) {
+    if let Some(server) = server {
+        tracing::info!("redis: other servers have replaced {server}");
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+fn log_retired(_: Option<&str>) {}

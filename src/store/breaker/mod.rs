@@ -1,7 +1,7 @@
 //! A circuit breaker around a store.
 
 mod call_stats;
-mod circuit;
+pub(super) mod circuit;
 
 use std::{
     error::Error,
@@ -42,6 +42,9 @@ use crate::{
 ///   the charge remains.
 /// - An immediate error. No server was called, for example because the store does not support the
 ///   quota.
+///
+/// Around a store of several servers that [stops calling](Store::isolates_failures) those that fail,
+/// such as a Redis Cluster, the breaker has no effect: it would stop the calls to all servers.
 ///
 /// Clones share the breaker. Call the setters before you clone, because each creates a new breaker.
 ///
@@ -178,18 +181,19 @@ where
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let permit = match self.circuit.acquire() {
-            Ok(permit) => permit,
+            _ if self.inner.isolates_failures() => None,
+            Ok(permit) => Some(permit),
             Err(retry_after) => return Answer::Now(Err(BreakerError::Open { retry_after })),
         };
         match self.inner.call(op) {
             // No server was called, so nothing is recorded.
             Answer::Now(Ok(decision)) if decision.source().is_known() => Answer::Now(Ok(decision)),
             Answer::Now(Ok(decision)) => {
-                permit.record(true);
+                permit.into_iter().for_each(|permit| permit.record(true));
                 Answer::Now(Ok(decision))
             }
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit: Some(permit) }),
+            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit }),
         }
     }
 
@@ -205,6 +209,10 @@ where
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         self.inner.register(charges)
+    }
+
+    fn isolates_failures(&self) -> bool {
+        self.inner.isolates_failures()
     }
 
     fn health(&self) -> BoxFuture<Health> {

@@ -274,6 +274,10 @@ impl<S: Store> Store for DenyCache<S> {
         self.inner.register(charges)
     }
 
+    fn isolates_failures(&self) -> bool {
+        self.inner.isolates_failures()
+    }
+
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("deny_cache", self.inner.health(), Health::status_of)
     }

@@ -94,9 +94,9 @@ struct Stores<S, L> {
     stripes: Stripes,
 }
 
-impl<S, L> Fallback<S, L> {
+impl<S: Store, L> Fallback<S, L> {
     pub(crate) fn new(inner: S, local: L) -> Self {
-        let (outages, journal) = (OutageState::default(), Journal::default());
+        let (outages, journal) = (OutageState::of(&inner), Journal::default());
         let stores = Stores { inner, local, outages, journal, stripes: Stripes::default() };
         Self { stores: Arc::new(stores), instances: NonZeroU32::MIN, journal_capacity: ACCOUNTS }
     }
@@ -328,7 +328,7 @@ impl<S: fmt::Debug, L: fmt::Debug> fmt::Debug for Fallback<S, L> {
             .field("inner", &self.stores.inner)
             .field("local", &self.stores.local)
             .field("instances", &self.instances)
-            .field("failing", &self.is_failing())
+            .field("failing", &self.stores.outages.is_failing())
             .finish_non_exhaustive()
     }
 }

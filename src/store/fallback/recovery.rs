@@ -1,8 +1,8 @@
 //! Late charges after an outage, for the units that the local store allowed.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     Fallback, Immediate, Stores,
@@ -13,6 +13,9 @@ use crate::{
     decision::Decision,
     store::{Answer, BoxError, Charge, Op, Store},
 };
+
+/// The pause after a replay while some servers of the inner store fail.
+const REPLAY_PAUSE: Duration = Duration::from_secs(1);
 
 impl<S, L> Fallback<S, L>
 where
@@ -97,9 +100,8 @@ where
     /// Charges accounts until the journal is empty or the inner store fails.
     async fn run(self) {
         let Self(store) = &self;
-        let journal = &store.stores.journal;
-        let mut accounts = 0;
-        'replay: loop {
+        let (journal, mut accounts, mut failed) = (&store.stores.journal, 0, false);
+        while !failed {
             let addresses = journal.addresses();
             if addresses.is_empty() {
                 break;
@@ -109,14 +111,22 @@ where
                 match store.charge_account(&address, &mut admitted).await {
                     Some(charged) => accounts += u64::from(charged),
                     None => {
+                        failed = true;
                         journal.restore(address, admitted);
-                        break 'replay;
+                        // The other accounts may be on servers that work.
+                        if !store.stores.inner.isolates_failures() {
+                            break;
+                        }
                     }
                 }
             }
         }
         if journal.should_log() {
             log_recovered(accounts);
+        }
+        if failed && store.stores.inner.isolates_failures() {
+            // Other calls still succeed, and each of them would start a replay.
+            sleep(REPLAY_PAUSE).await;
         }
     }
 }

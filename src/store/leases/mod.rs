@@ -442,6 +442,10 @@ where
         self.0.inner.register(charges)
     }
 
+    fn isolates_failures(&self) -> bool {
+        self.0.inner.isolates_failures()
+    }
+
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("leased", self.0.inner.health(), Health::status_of)
     }

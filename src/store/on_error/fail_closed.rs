@@ -31,9 +31,9 @@ pub struct FailClosed<S> {
     retry_after: Duration,
 }
 
-impl<S> FailClosed<S> {
+impl<S: Store> FailClosed<S> {
     pub(crate) fn new(inner: S) -> Self {
-        let outage = OutageLog::new("requests are rejected with 503");
+        let outage = OutageLog::new(&inner, "requests are rejected with 503");
         Self { inner, outage, retry_after: Duration::from_secs(1) }
     }
 

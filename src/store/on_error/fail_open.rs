@@ -27,9 +27,10 @@ pub struct FailOpen<S> {
     outage: OutageLog,
 }
 
-impl<S> FailOpen<S> {
+impl<S: Store> FailOpen<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, outage: OutageLog::new("requests are allowed without a limit") }
+        let outage = OutageLog::new(&inner, "requests are allowed without a limit");
+        Self { inner, outage }
     }
 }
 

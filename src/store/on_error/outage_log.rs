@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::store::outage_state::OutageState;
 use crate::{
     decision::Decision,
-    store::{BoxError, BoxFuture, Health},
+    store::{BoxError, BoxFuture, Health, Store},
 };
 
 /// The outages of the inner store of a wrapper. Clones share the state.
@@ -24,8 +24,8 @@ pub(super) struct Attempt<L> {
 }
 
 impl OutageLog {
-    pub(super) fn new(effect: &'static str) -> Self {
-        Self { state: Arc::default(), effect }
+    pub(super) fn new(inner: &impl Store, effect: &'static str) -> Self {
+        Self { state: Arc::new(OutageState::of(inner)), effect }
     }
 
     pub(super) fn health(

@@ -1,145 +1,188 @@
-//! The connections to a cluster. All of them are replaced if a part of the cluster no longer
-//! replies.
+//! Calls to the servers of a cluster. Each key selects its server.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{
-            AtomicBool,
-            Ordering::{AcqRel, Release},
-        },
-    },
-    time::Duration,
-};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use redis::{
-    Arg, Cmd, Pipeline, RedisFuture, Value, aio::ConnectionLike, cluster::ClusterClient,
-    cluster_async::ClusterConnection,
+    Arg, Cmd, ConnectionInfo, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
+    ServerErrorKind as Server, Value, aio::ConnectionLike,
 };
-use tokio::{
-    runtime::Handle,
-    time::{sleep, timeout},
-};
+use tokio::time::{Instant, sleep_until};
 
-use super::{link::TIMEOUT, watchdog::Watchdog};
+use super::{RedisStore, link::TIMEOUT, node::Node, routes::Routes, slots::slot};
+use crate::key::Key;
 
-/// The number of slot groups. Each group has a watchdog. Neighbouring slots are usually on the same
-/// server.
-const SLOT_GROUPS: u16 = 64;
-const SLOTS: u16 = 16_384;
-/// The pause between two attempts to reconnect.
-const RENEW_PAUSE: Duration = Duration::from_millis(100);
+/// The maximum number of redirections of a call.
+const MAX_REDIRECTIONS: u32 = 5;
+/// The pause before a call is repeated because some of its keys are still moving. Each pause is
+/// twice as long.
+const TRY_AGAIN: Duration = Duration::from_millis(1);
 
-/// Connections to the masters of a cluster, which follow moved slots and failovers.
+/// The number of keys among which a probe looks for one of each server.
+const MAX_PROBE_KEYS: u32 = 10_000;
+
+/// Connections to the servers of a cluster, which follow moved slots and failovers.
 ///
-/// The connections follow a slot when its old master redirects the call or is gone. A frozen master
-/// does not redirect calls, and its connection seems to be open. After a failover, calls would
-/// still be sent to the frozen master until it resumes. Therefore new connections are opened beside
-/// the old ones if a part of the cluster has not replied for a second. The new connections replace
-/// the old ones when that part replies on a new connection. Callers do not wait for the
-/// replacement.
+/// There is one connection per server. It reconnects by itself. After several failures in a row,
+/// calls to the server fail immediately, as with a [`Breaker`](crate::store::Breaker). The other
+/// servers are not affected. When a server fails or redirects a call, one task asks the cluster for
+/// the slots again, at most every quarter of a second while the failure lasts.
 ///
-/// Created by [`RedisStore::cluster`](super::RedisStore::cluster). Clones share the connections.
+/// Created by [`RedisStore::cluster`](super::RedisStore::cluster) and
+/// [`cluster_lazy`](super::RedisStore::cluster_lazy). Clones share the connections.
 #[derive(Clone)]
-pub struct ClusterLink(Arc<ClusterInner>);
-
-struct ClusterInner {
-    client: ClusterClient,
-    connection: Mutex<ClusterConnection>,
-    watchdogs: [Watchdog; SLOT_GROUPS as usize],
-    is_renewing: AtomicBool,
+pub struct ClusterLink {
+    routes: Arc<Routes>,
+    /// The time budget of the callers, if it is known.
+    budget: Option<Duration>,
 }
 
 impl ClusterLink {
-    pub(super) async fn connect(client: ClusterClient) -> redis::RedisResult<Self> {
-        let connection = Mutex::new(client.get_async_connection().await?);
-        let watchdogs = std::array::from_fn(|_| Watchdog::new());
-        let is_renewing = AtomicBool::new(false);
-        Ok(Self(Arc::new(ClusterInner { client, connection, watchdogs, is_renewing })))
+    /// Creates a link that connects on the first command.
+    pub(super) fn new(seeds: &[ConnectionInfo]) -> RedisResult<Self> {
+        Ok(Self { routes: Routes::new(seeds)?, budget: None })
     }
 
-    /// Starts to replace the connections, because a call with `key` got no reply. Does nothing if a
-    /// replacement is in progress.
-    fn renew(&self, key: &[u8]) {
-        // Without a runtime, the next command starts the replacement.
-        let Ok(runtime) = Handle::try_current() else { return };
-        if !self.0.is_renewing.swap(true, AcqRel) {
-            let guard = RenewGuard(Arc::downgrade(&self.0));
-            drop(runtime.spawn(renew(guard, self.0.client.clone(), key.to_vec())));
+    /// Sets the time after which callers no longer wait. A server that has not replied shortly
+    /// before then has failed.
+    fn set_budget(&mut self, budget: Duration) {
+        self.budget = Some(self.budget.map_or(budget, |known| known.min(budget)));
+    }
+
+    /// Returns `true` if calls to a server that fails soon fail immediately. Without a time budget,
+    /// callers may leave before a silent server has failed.
+    pub(super) fn isolates_failures(&self) -> bool {
+        self.budget.is_some()
+    }
+
+    /// Returns an error if a server of one of these keys fails and is not called at the moment.
+    pub(super) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
+        let masters =
+            keys.into_iter().filter_map(|key| self.routes.master(slot(key.as_bytes())).ok());
+        let checked = masters.into_iter().try_for_each(|node| node.check());
+        checked.inspect_err(|_| drop(self.routes.refresh()))
+    }
+
+    /// Returns the addresses of the servers that fail.
+    pub(super) fn failing(&self) -> Vec<String> {
+        let masters = self.routes.masters().into_iter();
+        masters.filter(|node| node.is_failing()).map(|node| node.address.clone()).collect()
+    }
+
+    /// Returns the address and one key of each server, among keys that are numbers. `account`
+    /// returns the account of a key.
+    pub(super) async fn key_per_server(
+        &self,
+        account: impl Fn(&Key) -> String,
+    ) -> RedisResult<Vec<(String, Key)>> {
+        self.routes.loaded(self.deadline()).await?;
+        let (mut missing, mut found) = (self.routes.masters(), Vec::new());
+        // A server with few slots may have none of these keys, and is then not probed.
+        for key in (0..MAX_PROBE_KEYS).map(Key::from) {
+            let Ok(master) = self.routes.master(slot(account(&key).as_bytes())) else { continue };
+            if let Some(at) = missing.iter().position(|node| Arc::ptr_eq(node, &master)) {
+                found.push((missing.swap_remove(at).address.clone(), key));
+            }
+            if missing.is_empty() {
+                break;
+            }
         }
+        Ok(found)
+    }
+
+    /// Returns the instant until which a call that starts now waits for servers.
+    fn deadline(&self) -> Instant {
+        // The rest of the budget is enough to return the error in time.
+        Instant::now() + self.budget.map_or(TIMEOUT, |budget| (budget / 10 * 9).min(TIMEOUT))
+    }
+
+    /// Sends a command to the master of `slot`. Follows redirections.
+    async fn call(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
+        let deadline = self.deadline();
+        self.routes.loaded(deadline).await?;
+        let mut node = self.routes.master(slot).inspect_err(|_| drop(self.routes.refresh()))?;
+        let (mut asking, mut redirections, mut pause) = (false, 0, TRY_AGAIN);
+        loop {
+            let error = match node.call(command, asking, deadline).await {
+                Err(error) => error,
+                reply => return reply,
+            };
+            match error.kind() {
+                Raw::Server(kind @ (Server::Moved | Server::Ask))
+                    if redirections < MAX_REDIRECTIONS =>
+                {
+                    redirections += 1;
+                    asking = kind == Server::Ask;
+                    if !asking {
+                        self.routes.refresh()?;
+                    }
+                    node = self.routes.redirect(&error, &node, !asking)?;
+                }
+                Raw::Server(Server::TryAgain) if Instant::now() + pause < deadline => {
+                    sleep_until(Instant::now() + pause).await;
+                    pause *= 2;
+                }
+                Raw::Server(Server::NoScript) => return Err(error),
+                _ => {
+                    self.routes.refresh()?;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Sends a command to all masters. Returns the replies of those that reply, or an error if no
+    /// master replies.
+    async fn call_all(&self, command: &Cmd) -> RedisResult<Value> {
+        let deadline = self.deadline();
+        self.routes.loaded(deadline).await?;
+        let masters = self.routes.masters();
+        let calls = masters.iter().map(|node| node.call(command, false, deadline));
+        let (mut replies, mut failed) = (Vec::new(), None);
+        for reply in join_all(calls).await {
+            match reply {
+                Ok(reply) => replies.push(reply),
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.filter(|_| replies.is_empty()).map_or(Ok(Value::Array(replies)), Err)
     }
 }
 
-impl ClusterInner {
-    fn connection(&self) -> MutexGuard<'_, ClusterConnection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+/// Sets the time budget of the callers, if the connection is one to a cluster.
+pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
+    let connection: &mut dyn Any = connection;
+    if let Some(cluster) = connection.downcast_mut::<ClusterLink>() {
+        cluster.set_budget(budget);
     }
 }
 
-/// The guard of the one task that opens new connections. It is released when the task ends or the
-/// runtime drops the task.
-struct RenewGuard(Weak<ClusterInner>);
-
-impl Drop for RenewGuard {
-    fn drop(&mut self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.is_renewing.store(false, Release);
-        }
-    }
-}
-
-/// Opens new connections and keeps them if a command with `key` gets a reply. Before a replica is
-/// promoted, new connections do not help.
-async fn renew(guard: RenewGuard, client: ClusterClient, key: Vec<u8>) {
-    let connect = async {
-        let mut fresh = client.get_async_connection().await.ok()?;
-        let mut get = Cmd::new();
-        // GET changes nothing. The scripts also need GET, so the user has the permission.
-        get.arg("GET").arg(key);
-        fresh.req_packed_command(&get).await.and_then(Value::extract_error).ok()?;
-        Some(fresh)
-    };
-    match timeout(2 * TIMEOUT, connect).await {
-        Ok(Some(fresh)) => {
-            let Some(inner) = guard.0.upgrade() else { return };
-            *inner.connection() = fresh;
-            inner.watchdogs.iter().for_each(Watchdog::reply_received);
-        }
-        _ => sleep(RENEW_PAUSE).await,
+impl<C: 'static> RedisStore<C> {
+    /// Returns the connection, if it is one to a cluster.
+    pub(super) fn cluster_link(&self) -> Option<&ClusterLink> {
+        (&self.connection as &dyn Any).downcast_ref()
     }
 }
 
 impl ConnectionLike for ClusterLink {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
-            let key = key(command);
-            let watchdog = &self.0.watchdogs[slot_group(key.unwrap_or_default())];
-            if watchdog.request_sent()
-                && let Some(key) = key
-            {
-                self.renew(key);
+            match key(command) {
+                Some(key) => self.call(slot(key), command).await,
+                None => self.call_all(command).await,
             }
-            let mut connection = self.0.connection().clone();
-            let reply = connection.req_packed_command(command).await;
-            let reply = reply.and_then(Value::extract_error);
-            if !reply.as_ref().is_err_and(redis::RedisError::is_timeout) {
-                watchdog.reply_received();
-            }
-            reply
         })
     }
 
+    /// Fails, because the commands of a pipeline may belong to different servers.
     fn req_packed_commands<'a>(
         &'a mut self,
-        commands: &'a Pipeline,
-        offset: usize,
-        count: usize,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(async move {
-            let mut connection = self.0.connection().clone();
-            connection.req_packed_commands(commands, offset, count).await
-        })
+        const PROBLEM: &str = "a pipeline on a cluster is not supported";
+        Box::pin(async { Err(RedisError::from((Raw::InvalidClientConfig, PROBLEM))) })
     }
 
     fn get_db(&self) -> i64 {
@@ -149,7 +192,9 @@ impl ConnectionLike for ClusterLink {
 
 impl fmt::Debug for ClusterLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClusterLink").finish_non_exhaustive()
+        let masters = self.routes.masters();
+        let addresses: Vec<_> = masters.iter().map(|node: &Arc<Node>| &node.address).collect();
+        f.debug_struct("ClusterLink").field("masters", &addresses).finish_non_exhaustive()
     }
 }
 
@@ -164,29 +209,12 @@ fn key(command: &Cmd) -> Option<&[u8]> {
     Some(key)
 }
 
-/// Returns the slot group of a key of this store. Such a key contains braces.
-fn slot_group(key: &[u8]) -> usize {
-    let inside =
-        key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
-    let slot = inside.unwrap_or(key).iter().fold(0, |crc, byte| {
-        // CRC-16 as defined by Redis Cluster.
-        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc: u16, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
-        })
-    }) % SLOTS;
-    usize::from(slot / (SLOTS / SLOT_GROUPS))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn slots_match_those_of_redis_cluster() {
-        // The output of CLUSTER KEYSLOT: 12182, 5061, 15495.
-        for (key, slot) in [("sluice:2:{foo}", 12_182_usize), ("{bar}:0", 5_061), ("a", 15_495)] {
-            assert_eq!(slot_group(key.as_bytes()), slot / 256, "{key}");
-        }
+    fn the_key_of_a_script_call_is_found() {
         let mut command = Cmd::new();
         command.arg("EVALSHA").arg("0123").arg(1).arg("{foo}").arg("plan");
         assert_eq!(key(&command), Some(&b"{foo}"[..]));

@@ -64,6 +64,13 @@ impl RedisErrorKind {
     }
 }
 
+impl RedisErrorKind {
+    /// Returns `true` if the server is not there, or not ready yet.
+    pub(super) fn is_absence(self) -> bool {
+        matches!(self, Self::Disconnected | Self::Timeout | Self::Busy | Self::Cluster)
+    }
+}
+
 impl RedisError {
     pub(super) fn new(kind: RedisErrorKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
@@ -107,14 +114,8 @@ impl From<redis::RedisError> for RedisError {
 
 fn kind(error: &redis::RedisError) -> RedisErrorKind {
     match (error.kind(), code(error)) {
-        // A cluster connection reports the loss of all nodes in this form.
-        (Raw::Io, _)
-            if error.detail().is_some_and(|text| text.contains("AuthenticationFailed")) =>
-        {
-            RedisErrorKind::Denied
-        }
         (Raw::Io, _) if error.is_timeout() => RedisErrorKind::Timeout,
-        (Raw::Io | Raw::ClusterConnectionNotFound, _) => RedisErrorKind::Disconnected,
+        (Raw::Io, _) => RedisErrorKind::Disconnected,
         (Raw::MasterNameNotFoundBySentinel, _) => RedisErrorKind::Disconnected,
         (Raw::Parse | Raw::UnexpectedReturnType, _) => RedisErrorKind::Reply,
         (Raw::AuthenticationFailed, _) => RedisErrorKind::Denied,

@@ -18,7 +18,7 @@ use super::{
     reply::{AccountReply, Reply},
     request::{Request, ScriptOp},
 };
-use crate::decision::Decision;
+use crate::{decision::Decision, observe::store_failed};
 
 /// Charges all accounts of `request`, or none.
 ///
@@ -27,6 +27,13 @@ pub(super) async fn take<C>(store: RedisStore<C>, request: Request) -> Result<De
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
+    if let Some(cluster) = store.cluster_link() {
+        // Without this, the charges on the other servers would be made and undone.
+        let checked = cluster.check(request.accounts.iter().map(|it| it.address.as_str()));
+        checked
+            .map_err(RedisError::from)
+            .inspect_err(|error| store_failed(error.kind().as_str()))?;
+    }
     let (tx, rx) = oneshot::channel();
     runtime()?.spawn(async move {
         let parts: Vec<_> = request.split().map(Request::standalone).collect();

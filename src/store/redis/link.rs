@@ -1,6 +1,7 @@
 //! A shared connection that reconnects by itself.
 
 use std::{
+    any::Any,
     fmt,
     hash::{BuildHasher, RandomState},
     sync::{
@@ -16,7 +17,8 @@ use std::{
 
 use futures_util::poll;
 use redis::{
-    Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult, Value,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture,
+    RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::{
@@ -43,6 +45,23 @@ const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
 pub(super) type Dial = Box<dyn Fn() -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
+
+/// Returns a function that connects to the server of `client`.
+pub(super) fn dial(client: Client) -> Dial {
+    Box::new(move || {
+        let client = client.clone();
+        Box::pin(
+            async move { client.get_multiplexed_async_connection_with_config(&config()).await },
+        )
+    })
+}
+
+/// Returns the settings of a connection.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(TIMEOUT))
+        .set_response_timeout(Some(TIMEOUT))
+}
 
 /// A multiplexed connection to one server, or to the master that sentinels report. The connection
 /// reconnects by itself, with exponential backoff and full jitter. Only one attempt runs at a time.
@@ -116,7 +135,7 @@ impl Link {
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
         if !self.0.dialing.swap(true, AcqRel) {
-            drop(runtime.spawn(dial(DialGuard(Arc::downgrade(&self.0)))));
+            drop(runtime.spawn(reconnect(DialGuard(Arc::downgrade(&self.0)))));
         }
         Ok(())
     }
@@ -140,8 +159,15 @@ impl Link {
         }
     }
 
-    /// Discards the current connection, because its replies do not match the requests.
-    pub(super) fn discard_current(&self) {
+    /// Discards the current connection, because its replies do not match the requests. Has no effect
+    /// on a connection of another type.
+    pub(super) fn discard_current(connection: &dyn Any) {
+        if let Some(link) = connection.downcast_ref::<Self>() {
+            link.discard_invalid();
+        }
+    }
+
+    fn discard_invalid(&self) {
         let current = match &*self.0.state.borrow() {
             LinkState::Up { since, .. } => Some(*since),
             LinkState::Down { .. } => None,
@@ -171,7 +197,7 @@ impl Drop for DialGuard {
 }
 
 /// Dials until a connection is open or the link is dropped.
-async fn dial(guard: DialGuard) {
+async fn reconnect(guard: DialGuard) {
     loop {
         let Some(inner) = guard.0.upgrade() else { return };
         let attempt = inner.attempts.fetch_add(1, Relaxed);

@@ -7,24 +7,27 @@ mod coalesce;
 mod error;
 mod fan_out;
 mod link;
+mod node;
 mod open;
 mod plan;
 mod probe;
 mod queue;
 mod reply;
 mod request;
+mod routes;
 mod script;
+mod slots;
 mod watchdog;
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::AtomicUsize;
 use std::{
-    any::Any,
     fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
@@ -112,6 +115,7 @@ use crate::{
 /// - All decisions of one call fail together. A tokio runtime that shuts down also drops the
 ///   replies for callers on other runtimes. These callers receive an error.
 /// - A client that can write to the server can change the limits.
+#[derive(Clone)]
 pub struct RedisStore<C = Link> {
     settings: Arc<RedisConfig>,
     shared: Arc<RedisShared>,
@@ -340,12 +344,8 @@ where
 
     /// Returns `read`. If the reply was invalid, the connection is replaced.
     fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
-        let connection: &dyn Any = &self.connection;
-        if let (Err(_), Some(link)) = (&read, connection.downcast_ref::<Link>()) {
-            // Later replies may belong to other requests, too.
-            link.discard_current();
-        }
-        read
+        // Later replies may belong to other requests, too.
+        read.inspect_err(|_| Link::discard_current(&self.connection))
     }
 
     fn note_healed(&self, accounts: usize) {
@@ -436,17 +436,18 @@ where
         self.settings.rules.register(charges)
     }
 
+    fn with_budget(mut self, budget: Duration) -> Self {
+        cluster::set_budget(&mut self.connection, budget);
+        self
+    }
+
+    fn isolates_failures(&self) -> bool {
+        self.cluster_link().is_some_and(ClusterLink::isolates_failures)
+    }
+
     /// Decides on a charge of cost 0, in the same way as a request.
     fn health(&self) -> BoxFuture<Health> {
         Box::pin(probe::health(self.clone()))
-    }
-}
-
-impl<C: Clone> Clone for RedisStore<C> {
-    fn clone(&self) -> Self {
-        let Self { settings, shared, connection } = self;
-        let (settings, shared) = (settings.clone(), shared.clone());
-        Self { settings, shared, connection: connection.clone() }
     }
 }
 

@@ -3,27 +3,25 @@
 use std::time::Duration;
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    RedisConnectionInfo, TlsMode,
-    cluster::ClusterClientBuilder,
-    io::tcp::TcpSettings,
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, TlsMode,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
 
 use super::{
     RedisStore,
-    addresses::Addresses,
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
-    link::{Link, TIMEOUT},
-    probe::{Probe, with_fix},
+    link::{Link, config, dial},
+    probe::Probe,
 };
 
 /// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The maximum pause before a cluster connection retries, in milliseconds.
-const CLUSTER_MAX_BACKOFF_MS: u64 = 100;
+/// The idle time after which TCP sends a probe. Many NATs drop a flow that is idle for a few minutes,
+/// and do not notify its ends.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 
 impl RedisStore {
     /// Connects to one server, at `redis://[user:password@]host[:port][/db]`.
@@ -54,13 +52,7 @@ impl RedisStore {
     ///
     /// Fails if the address is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisError> {
-        let client = Client::open(address(url)?)?;
-        Ok(Self::new(Link::new(Box::new(move || {
-            let client = client.clone();
-            Box::pin(
-                async move { client.get_multiplexed_async_connection_with_config(&config()).await },
-            )
-        }))))
+        Ok(Self::new(Link::new(dial(Client::open(address(url)?)?))))
     }
 
     /// Connects to the master `name` that the sentinels at `urls` report.
@@ -74,14 +66,26 @@ impl RedisStore {
     ///
     /// Fails as [`connect`](RedisStore::connect) does.
     pub async fn sentinel(urls: &[&str], name: &str) -> Result<Self, RedisError> {
+        let store = Self::sentinel_lazy(urls, name)?.probe_and_log().await;
+        store.map_err(|error| without(error, "`sentinel_lazy`"))
+    }
+
+    /// Like [`sentinel`](RedisStore::sentinel), but connects on the first request and does not
+    /// probe.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an address is invalid, or if there is no address.
+    pub fn sentinel_lazy(urls: &[&str], name: &str) -> Result<Self, RedisError> {
         let mut sentinels = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
-        let (mut master, mut tls) = (RedisConnectionInfo::default(), None);
-        if let Some(first) = sentinels.first_mut() {
-            (master, tls) = (first.redis_settings().clone(), tls_of(first.addr()));
-            *first = first.clone().set_redis_settings(RedisConnectionInfo::default());
-        }
+        let Some(first) = sentinels.first_mut() else {
+            let text = "no address of a sentinel is given";
+            return Err(RedisError::new(RedisErrorKind::Config, text));
+        };
+        let (master, tls) = (first.redis_settings().clone(), tls_of(first.addr()));
+        *first = first.clone().set_redis_settings(RedisConnectionInfo::default());
         let name = name.to_owned();
-        let store = Self::new(Link::new(Box::new(move || {
+        Ok(Self::new(Link::new(Box::new(move || {
             let node = SentinelNodeConnectionInfo::default()
                 .set_redis_connection_info(master.clone())
                 .set_tcp_settings(tcp());
@@ -89,8 +93,7 @@ impl RedisStore {
             let kind = SentinelServerType::Master;
             let client = SentinelClient::build(sentinels.clone(), name.clone(), Some(node), kind);
             Box::pin(async move { client?.get_async_connection_with_config(&config()).await })
-        })));
-        store.probe_and_log().await
+        }))))
     }
 }
 
@@ -100,25 +103,30 @@ impl RedisStore<ClusterLink> {
     /// The store follows moved slots and failovers.
     ///
     /// With the server setting `cluster-require-full-coverage no`, the loss of one shard does not
-    /// affect the other shards.
+    /// affect the other shards. After several failures of a server, calls to it fail immediately.
+    /// For this, apply [`timeout`](crate::StoreExt::timeout) directly to this store. A
+    /// [`breaker`](crate::StoreExt::breaker) around it then has no effect.
+    ///
+    /// The constructor [probes](RedisStore::probe) each master and logs warnings. A master that
+    /// cannot be reached is a warning.
     ///
     /// # Errors
     ///
-    /// Fails as [`connect`](RedisStore::connect) does.
+    /// Fails if an address is invalid, no master can be reached, or the probe fails. To start
+    /// without the cluster, use [`cluster_lazy`](RedisStore::cluster_lazy).
     pub async fn cluster(urls: &[&str]) -> Result<Self, RedisError> {
+        let store = Self::cluster_lazy(urls)?.probe_and_log().await;
+        store.map_err(|error| without(error, "`cluster_lazy`"))
+    }
+
+    /// Like [`cluster`](RedisStore::cluster), but connects on the first request and does not probe.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an address is invalid, or if there is no address.
+    pub fn cluster_lazy(urls: &[&str]) -> Result<Self, RedisError> {
         let nodes = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
-        let client = ClusterClientBuilder::new(nodes)
-            .connection_timeout(TIMEOUT)
-            .response_timeout(TIMEOUT)
-            .overall_response_timeout(Some(TIMEOUT))
-            .min_retry_wait(1)
-            .max_retry_wait(CLUSTER_MAX_BACKOFF_MS)
-            .tcp_settings(tcp())
-            .build()?;
-        let connection = ClusterLink::connect(client).await;
-        let connection =
-            connection.map_err(|error| with_fix(error.into(), &Addresses::new().prefix, true))?;
-        Self::sharded(connection).probe_and_log().await
+        Ok(Self::sharded(ClusterLink::new(&nodes)?))
     }
 }
 
@@ -137,6 +145,14 @@ where
     }
 }
 
+/// Names the constructor that does not need the servers, if they cannot be reached.
+fn without(error: RedisError, constructor: &str) -> RedisError {
+    match error.kind() {
+        RedisErrorKind::Disconnected => error.with_fix(&format!("{constructor} starts without it")),
+        _ => error,
+    }
+}
+
 fn tls_of(address: &ConnectionAddr) -> Option<TlsMode> {
     match address {
         ConnectionAddr::TcpTls { insecure: true, .. } => Some(TlsMode::Insecure),
@@ -145,14 +161,11 @@ fn tls_of(address: &ConnectionAddr) -> Option<TlsMode> {
     }
 }
 
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(TIMEOUT))
-        .set_response_timeout(Some(TIMEOUT))
-}
-
 fn tcp() -> TcpSettings {
-    let settings = TcpSettings::default().set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+    let keepalive = keepalive.with_interval(TCP_KEEPALIVE / 3);
+    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
     let settings = settings.set_user_timeout(TCP_USER_TIMEOUT);
     settings

@@ -3,10 +3,12 @@
 
 use std::time::Instant;
 
+use futures_util::future::join_all;
 use redis::{Cmd, Value, aio::ConnectionLike};
 
 use super::{
     RedisStore,
+    cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     request::{Request, ScriptOp},
     script::ScriptKind,
@@ -23,7 +25,7 @@ const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del 
                            +lindex +lrange +lset +rpush +lpop +rpop +lrem +info +select \
                            +script|load";
 /// The additional commands for a cluster.
-const CLUSTER_PERMISSIONS: &str = " +cluster|slots +ping";
+const CLUSTER_PERMISSIONS: &str = " +cluster|slots +asking";
 const MIN_VERSION: u32 = 6;
 
 /// The result of a [probe](RedisStore::probe).
@@ -43,26 +45,59 @@ where
 {
     /// Runs the scripts on a separate key and reads the settings of the server.
     ///
+    /// On a cluster, probes each master. A master that cannot be reached is a warning, unless no
+    /// master can be reached.
+    ///
     /// # Errors
     ///
     /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6, or
     /// does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Probe, RedisError> {
-        let key = Key::everyone();
-        let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
-        let request = Request::new(&[Charge::new(rule(), &key, &quotas)], self.addresses());
-        for op in [ScriptOp::Take, ScriptOp::Refund(1)] {
-            self.execute(&request, op).await.map_err(|error| self.with_fix(error))?;
-        }
-        self.probe_batch().await.map_err(|error| self.with_fix(error))?;
+        let mut probe = self.probe_scripts().await.map_err(|error| self.with_fix(error))?;
         self.load_scripts().await;
         let mut info = Cmd::new();
         info.arg("INFO");
-        match self.send(&info).await {
-            Ok(value) => report(&info_text(&value)),
-            // The store also works if the user has no permission for INFO.
-            Err(_) => Ok(Probe::default()),
+        // The store also works if the user has no permission for INFO.
+        let info = self.send(&info).await.unwrap_or(Value::Nil);
+        for text in info_texts(&info) {
+            let Probe { version, warnings } = report(&text)?;
+            probe.version = probe.version.or(version);
+            let new = warnings.into_iter().filter(|it| !probe.warnings.contains(it));
+            probe.warnings.extend(new.collect::<Vec<_>>());
         }
+        Ok(probe)
+    }
+
+    /// Runs the scripts on each server. Returns a warning for each missing one.
+    async fn probe_scripts(&self) -> Result<Probe, RedisError> {
+        let Some(cluster) = self.cluster_link() else {
+            self.probe_key(&Key::everyone()).await?;
+            self.probe_batch().await?;
+            return Ok(Probe::default());
+        };
+        let keys = cluster.key_per_server(|key| self.addresses().account(rule(), key)).await?;
+        let (mut warnings, mut missing) = (Vec::new(), None);
+        let probes = keys.iter().map(|(_, key)| self.probe_key(key));
+        for (probed, (server, _)) in join_all(probes).await.into_iter().zip(&keys) {
+            match probed {
+                Err(error) if error.kind().is_absence() => {
+                    warnings.push(format!("{server}: {error}; the requests for its keys fail"));
+                    missing = Some(error);
+                }
+                probed => probed?,
+            }
+        }
+        let all_missing = missing.filter(|_| warnings.len() == keys.len());
+        all_missing.map_or(Ok(Probe { version: None, warnings }), Err)
+    }
+
+    async fn probe_key(&self, key: &Key) -> Result<(), RedisError> {
+        let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
+        let request = Request::new(&[Charge::new(rule(), key, &quotas)], self.addresses());
+        for op in [ScriptOp::Take, ScriptOp::Refund(1)] {
+            self.execute(&request, op).await?;
+        }
+        Ok(())
     }
 
     /// Runs a batch of two requests. Otherwise, a missing permission of batches would be an error
@@ -111,7 +146,11 @@ where
         0 => String::new(),
         n => format!("; {n} accounts were invalid and have been replaced"),
     };
+    let failing = store.cluster_link().map(ClusterLink::failing).unwrap_or_default();
     match store.take(&[look]).await {
+        Ok(_) if !failing.is_empty() => {
+            Health::failing("redis", format!("failing servers: {}", failing.join(", ")))
+        }
         Ok(_) => Health::healthy("redis", format!("answered in {:?}{healed}", started.elapsed())),
         Err(error) => Health::failing("redis", error.to_string()),
     }
@@ -138,14 +177,14 @@ pub(super) fn with_fix(error: RedisError, prefix: &str, sharded: bool) -> RedisE
     }
 }
 
-/// Returns the text of an INFO reply. On a cluster, returns the joined texts of all nodes.
-fn info_text(value: &Value) -> String {
+/// Returns the text of an INFO reply. On a cluster, returns the texts of all servers.
+fn info_texts(value: &Value) -> Vec<String> {
     match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
-        Value::Array(values) => values.iter().map(info_text).collect(),
-        Value::Map(pairs) => pairs.iter().map(|(_, value)| info_text(value)).collect(),
-        _ => String::new(),
+        Value::BulkString(bytes) => vec![String::from_utf8_lossy(bytes).into_owned()],
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => vec![text.clone()],
+        Value::Array(values) => values.iter().flat_map(info_texts).collect(),
+        Value::Map(pairs) => pairs.iter().flat_map(|(_, value)| info_texts(value)).collect(),
+        _ => Vec::new(),
     }
 }
 

@@ -20,6 +20,7 @@ mod fallback_bound;
 mod fallback_threads;
 #[cfg(feature = "testing")]
 mod health;
+mod isolated;
 #[cfg(feature = "testing")]
 mod leased;
 #[cfg(feature = "testing")]

@@ -516,9 +516,15 @@ mod redis {
             ("redis://localhost/x", "redis://localhost/x"),
             ("redis://localhost:99999", "redis://localhost:99999"),
         ] {
-            let said = error(RedisStore::connect_lazy(url));
-            assert!(said.starts_with(&format!("redis: {shown:?} is not an address: ")), "{said}");
-            assert!(said.ends_with(FIX), "{said}");
+            for said in [
+                error(RedisStore::connect_lazy(url)),
+                error(RedisStore::cluster_lazy(&["redis://127.0.0.1", url])),
+                error(RedisStore::sentinel_lazy(&["redis://127.0.0.1", url], "primary")),
+            ] {
+                let start = format!("redis: {shown:?} is not an address: ");
+                assert!(said.starts_with(&start), "{said}");
+                assert!(said.ends_with(FIX), "{said}");
+            }
         }
     }
 
@@ -529,6 +535,20 @@ mod redis {
             "redis: \"localhost:6379\" is not an address: it lacks redis://; give \
              redis://localhost:6379"
         );
+    }
+
+    #[test]
+    fn a_missing_address_and_one_without_tcp_are_errors() {
+        for (said, expected) in [
+            (error(RedisStore::cluster_lazy(&[])), "no address of a cluster is given"),
+            (error(RedisStore::sentinel_lazy(&[], "primary")), "no address of a sentinel is given"),
+            (
+                error(RedisStore::cluster_lazy(&["unix:///run/redis.sock"])),
+                "a server of a cluster is reached by TCP; give redis://host:port",
+            ),
+        ] {
+            assert!(said.starts_with("redis: ") && said.contains(expected), "{said}");
+        }
     }
 
     #[test]

@@ -1,0 +1,115 @@
+//! One server of a cluster: its connection, and a circuit that stops calls to it while it fails.
+
+use std::{
+    io::{Error, ErrorKind},
+    sync::Arc,
+    time::Duration,
+};
+
+use redis::{
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as Raw, IntoConnectionInfo, Pipeline,
+    RedisResult, ServerErrorKind as Server, Value, aio::ConnectionLike,
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    link::{Link, dial},
+    slots::{SlotRange, ranges},
+};
+use crate::store::breaker::circuit::{BreakerConfig, Circuit};
+
+/// A server of a cluster.
+pub(super) struct Node {
+    host: String,
+    /// The host and the port.
+    pub(super) address: String,
+    link: Link,
+    circuit: Arc<Circuit>,
+}
+
+impl Node {
+    /// Creates a node that connects on its first call, with the settings of `seed`.
+    pub(super) fn new(seed: &ConnectionInfo, host: &str, port: u16) -> RedisResult<Arc<Self>> {
+        let mut addr = seed.addr().clone();
+        if let ConnectionAddr::Tcp(name, number)
+        | ConnectionAddr::TcpTls { host: name, port: number, .. } = &mut addr
+        {
+            (*name, *number) = (host.to_owned(), port);
+        }
+        let info = addr.into_connection_info()?;
+        let info = info.set_redis_settings(seed.redis_settings().clone());
+        let client = Client::open(info.set_tcp_settings(seed.tcp_settings().clone()))?;
+        let address = format!("{host}:{port}");
+        let circuit = Circuit::of_server(BreakerConfig::default(), address.clone());
+        let link = Link::new(dial(client));
+        Ok(Arc::new(Self { host: host.to_owned(), address, link, circuit: Arc::new(circuit) }))
+    }
+
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Sends a command, unless the circuit is open. `asking` permits the server to use a slot that
+    /// is moving to it.
+    pub(super) async fn call(
+        &self,
+        command: &Cmd,
+        asking: bool,
+        deadline: Instant,
+    ) -> RedisResult<Value> {
+        let permit = self.circuit.acquire().map_err(|left| self.not_called(left))?;
+        let reply = timeout_at(deadline, self.send(command, asking)).await;
+        let reply = reply.unwrap_or_else(|_| {
+            let text = format!("{} did not reply in time", self.address);
+            Err(Error::new(ErrorKind::TimedOut, text).into())
+        });
+        permit.record(reply.as_ref().map_or_else(is_answer, |_| true));
+        reply
+    }
+
+    /// Returns the error of a call, if the server is not called at the moment.
+    pub(super) fn check(&self) -> RedisResult<()> {
+        self.circuit.retry_after().map_or(Ok(()), |left| Err(self.not_called(left)))
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.circuit.is_open()
+    }
+
+    /// Notes that other servers have replaced this one.
+    pub(super) fn retire(&self) {
+        self.circuit.retire();
+    }
+
+    /// Asks the server for all slots of the cluster.
+    pub(super) async fn slots(&self) -> RedisResult<Vec<SlotRange>> {
+        let mut command = Cmd::new();
+        command.arg("CLUSTER").arg("SLOTS");
+        ranges(&self.link.clone().req_packed_command(&command).await?, &self.host)
+    }
+
+    async fn send(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
+        let mut link = self.link.clone();
+        if !asking {
+            return link.req_packed_command(command).await;
+        }
+        // Other commands must not come in between.
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(command.clone());
+        let mut replies = link.req_packed_commands(&both, 1, 1).await?;
+        replies.pop().unwrap_or(Value::Nil).extract_error()
+    }
+
+    fn not_called(&self, left: Duration) -> redis::RedisError {
+        let text = format!("{} failed and is not called again for {left:?}", self.address);
+        Error::new(ErrorKind::NotConnected, text).into()
+    }
+}
+
+/// Returns `true` if a server that works may send this error.
+fn is_answer(error: &redis::RedisError) -> bool {
+    matches!(
+        error.kind(),
+        Raw::Server(Server::Moved | Server::Ask | Server::TryAgain | Server::NoScript)
+    )
+}

@@ -1,0 +1,273 @@
+//! The servers of a cluster and their slots. One task at a time asks a server for the slots.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Weak,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{AcqRel, Relaxed, Release},
+        },
+    },
+    time::Duration,
+};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind as Raw, RedisError, RedisResult};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+use super::{
+    link::runtime,
+    node::Node,
+    slots::{SLOTS, SlotRange, split_address},
+};
+
+/// The pause after a refresh. While further refreshes are wanted, each pause is twice as long, up
+/// to [`MAX_PAUSE`], and shortened at random by up to a half.
+const MIN_PAUSE: Duration = Duration::from_millis(50);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+/// The time after which another server is asked, too.
+const STAGGER: Duration = Duration::from_millis(25);
+
+/// The routes of a cluster.
+pub(super) struct Routes {
+    seeds: Vec<Arc<Node>>,
+    /// The settings of all connections.
+    settings: ConnectionInfo,
+    owners: watch::Sender<SlotOwners>,
+    is_refreshing: AtomicBool,
+    is_wanted: AtomicBool,
+    refreshes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct SlotOwners {
+    /// The master of each slot. Empty until a server has reported the slots.
+    masters: Vec<Option<Arc<Node>>>,
+    /// All servers by address, with replicas.
+    nodes: HashMap<String, Arc<Node>>,
+    /// The reason why the last refresh failed.
+    failed: Option<RedisError>,
+}
+
+impl Routes {
+    pub(super) fn new(seeds: &[ConnectionInfo]) -> RedisResult<Arc<Self>> {
+        const NO_TCP: &str = "a server of a cluster is reached by TCP; give redis://host:port";
+        let [settings, ..] = seeds else {
+            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
+        };
+        let node = |info: &ConnectionInfo| match info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Node::new(info, host, *port)
+            }
+            _ => Err((Raw::InvalidClientConfig, NO_TCP).into()),
+        };
+        Ok(Arc::new(Self {
+            seeds: seeds.iter().map(node).collect::<RedisResult<_>>()?,
+            settings: settings.clone(),
+            owners: watch::Sender::default(),
+            is_refreshing: AtomicBool::new(false),
+            is_wanted: AtomicBool::new(false),
+            refreshes: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Waits until a server has reported the slots.
+    pub(super) async fn loaded(self: &Arc<Self>, deadline: Instant) -> RedisResult<()> {
+        if !self.owners.borrow().masters.is_empty() {
+            return Ok(());
+        }
+        // A later call does not wait for a cluster that was not there.
+        let (mut updates, mut waits) = (self.owners.subscribe(), self.refresh()?);
+        loop {
+            match &*updates.borrow_and_update() {
+                owners if !owners.masters.is_empty() => return Ok(()),
+                SlotOwners { failed: Some(failed), .. } if !waits => return Err(failed.clone()),
+                _ => waits = false,
+            }
+            if timeout_at(deadline, updates.changed()).await.is_err() {
+                return Err(error("no server of the cluster has reported its slots in time"));
+            }
+        }
+    }
+
+    /// Returns the master of a slot.
+    pub(super) fn master(&self, slot: u16) -> RedisResult<Arc<Node>> {
+        let master = self.owners.borrow().masters.get(usize::from(slot)).cloned().flatten();
+        master.ok_or_else(|| error("no server of the cluster has the slot"))
+    }
+
+    /// Returns the masters of all slots.
+    pub(super) fn masters(&self) -> Vec<Arc<Node>> {
+        let owners = self.owners.borrow();
+        let masters = owners.masters.iter().flatten().map(|node| (&node.address, node));
+        masters.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
+    }
+
+    /// Returns the server that a redirection names. If the slot has `moved`, its later calls go to
+    /// that server.
+    pub(super) fn redirect(
+        &self,
+        redirection: &RedisError,
+        from: &Node,
+        moved: bool,
+    ) -> RedisResult<Arc<Node>> {
+        let target = redirection.redirect_node();
+        let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
+        let Some(((host, port), slot)) = target else { return Err(redirection.clone()) };
+        let host = if host.is_empty() { from.host() } else { host };
+        let mut found = Err(redirection.clone());
+        self.owners.send_if_modified(|owners| {
+            found = self.node(&owners.nodes, host, port);
+            if let Ok(node) = &found {
+                owners.nodes.insert(node.address.clone(), node.clone());
+                if let Some(master) = owners.masters.get_mut(usize::from(slot)).filter(|_| moved) {
+                    *master = Some(node.clone());
+                }
+            }
+            false
+        });
+        found
+    }
+
+    /// Starts to ask for the slots, unless a task does. Returns `true` if it was started now.
+    pub(super) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
+        let runtime = runtime()?;
+        self.is_wanted.store(true, Release);
+        let starts = !self.is_refreshing.swap(true, AcqRel);
+        if starts {
+            drop(runtime.spawn(refresh(RefreshGuard(Arc::downgrade(self)))));
+        }
+        Ok(starts)
+    }
+
+    /// Returns the servers to ask for the slots, best first.
+    fn candidates(&self) -> Vec<Arc<Node>> {
+        let (mut all, owners) = (self.masters(), self.owners.borrow());
+        let count = all.len().max(1);
+        // Each refresh asks another server, because one may have an old view.
+        all.rotate_left(self.refreshes.fetch_add(1, Relaxed) % count);
+        all.extend(owners.nodes.values().cloned());
+        all.extend(self.seeds.iter().cloned());
+        all.sort_by_key(|node| node.is_failing());
+        let mut distinct: Vec<Arc<Node>> = Vec::new();
+        for node in all {
+            if distinct.iter().all(|known| known.address != node.address) {
+                distinct.push(node);
+            }
+        }
+        distinct
+    }
+
+    fn node(
+        &self,
+        nodes: &HashMap<String, Arc<Node>>,
+        host: &str,
+        port: u16,
+    ) -> RedisResult<Arc<Node>> {
+        let address = format!("{host}:{port}");
+        let seed = || self.seeds.iter().find(|seed| seed.address == address);
+        match nodes.get(&address).or_else(seed) {
+            Some(node) => Ok(node.clone()),
+            None => Node::new(&self.settings, host, port),
+        }
+    }
+
+    fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
+        let before = self.masters();
+        self.owners.send_modify(|owners| {
+            let ranges = match ranges {
+                Ok(ranges) => ranges,
+                Err(error) => {
+                    if owners.failed.is_none() {
+                        log_unreachable(&error);
+                    }
+                    return owners.failed = Some(error);
+                }
+            };
+            let (mut nodes, mut masters) = (HashMap::new(), vec![None; SLOTS.into()]);
+            for range in &ranges {
+                let servers = range.servers.iter().map(|(host, port)| {
+                    let node = self.node(&owners.nodes, host, *port)?;
+                    Ok::<_, RedisError>(nodes.entry(node.address.clone()).or_insert(node).clone())
+                });
+                let servers: Vec<_> = servers.filter_map(Result::ok).collect();
+                masters[range.first.into()..=range.last.into()].fill(servers.first().cloned());
+            }
+            *owners = SlotOwners { masters, nodes, failed: None };
+        });
+        let after = self.masters();
+        let is_gone = |node: &&Arc<Node>| !after.iter().any(|other| Arc::ptr_eq(node, other));
+        before.iter().filter(is_gone).for_each(|node| node.retire());
+    }
+}
+
+/// The guard of the one task that asks for the slots. It is released when the task ends or the
+/// runtime drops the task.
+struct RefreshGuard(Weak<Routes>);
+
+impl Drop for RefreshGuard {
+    fn drop(&mut self) {
+        if let Some(routes) = self.0.upgrade() {
+            routes.is_refreshing.store(false, Release);
+        }
+    }
+}
+
+/// Asks for the slots until nobody wants to know them any more.
+async fn refresh(guard: RefreshGuard) {
+    let mut pause = MIN_PAUSE;
+    loop {
+        let Some(routes) = guard.0.upgrade() else { return };
+        routes.is_wanted.store(false, Release);
+        let ranges = ask(routes.candidates()).await;
+        routes.update(ranges);
+        drop(routes);
+        sleep(jitter(pause)).await;
+        pause = (2 * pause).min(MAX_PAUSE);
+        match guard.0.upgrade() {
+            Some(routes) if routes.is_wanted.load(Relaxed) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Asks the first server for the slots. Asks the next one too if a server fails or is slow.
+async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
+    let (mut candidates, mut asked) = (candidates.into_iter(), FuturesUnordered::new());
+    let mut failed = error("no server of the cluster replies");
+    loop {
+        match candidates.next() {
+            Some(node) => asked.push(async move { node.slots().await }),
+            None if asked.is_empty() => return Err(failed),
+            None => {}
+        }
+        match timeout(STAGGER, asked.next()).await {
+            Ok(Some(Ok(ranges))) => return Ok(ranges),
+            Ok(Some(Err(error))) => failed = error,
+            Ok(None) | Err(_) => {}
+        }
+    }
+}
+
+/// Returns a random time between half of `time` and `time`, so that processes do not ask together.
+fn jitter(time: Duration) -> Duration {
+    let random = u32::try_from(RandomState::new().hash_one(0) % 1_000).unwrap_or(0);
+    time / 2 + time / 2 * random / 1_000
+}
+
+fn error(text: &'static str) -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::NotConnected, text).into()
+}
+
+#[cfg(feature = "tracing")]
+fn log_unreachable(error: &RedisError) {
+    tracing::warn!("redis: no server of the cluster reports its slots: {error}");
+}
+
+#[cfg(not(feature = "tracing"))]
+fn log_unreachable(_: &RedisError) {}
