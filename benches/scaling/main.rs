@@ -27,10 +27,9 @@
 //!   finds no slot, because it searches its set under the set's lock.
 //! - *Rules and quotas*: one rule of one GCRA quota takes 250 instructions, two take 740, and three
 //!   1080 (`cargo bench --bench paths`). With four or more, or with several quotas of a rule,
-//!   accounts are listed, all are checked, and then all are charged: about 2 250 instructions for
-//!   two accounts, and 800 for each further one. Eight rules therefore cost 12 to 15 times as much
-//!   as one in the store, and 5 to 6 times through the layer. This work is local to a core, so it
-//!   scales with the cores.
+//!   accounts are listed, all are checked, and then all are charged. Eight rules therefore cost 12 to
+//!   15 times as much as one in the store, and 5 to 6 times through the layer. This work is local to
+//!   a core, so it scales with the cores.
 //! - *Algorithms other than GCRA*: a lock per set of sixteen accounts. Two threads on one key take
 //!   about 1 µs each, 2 million decisions per second for that key. The length of a log and the
 //!   number of buckets cost memory, not time.

@@ -159,28 +159,10 @@ fn quota_id(first: u64, quota_index: usize) -> u64 {
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }
 
-/// Creates the decision about charges of one quota each.
-#[inline]
-pub(super) fn plain_decision<const N: usize>(
-    charges: [&Charge<'_>; N],
-    evaluations: [Evaluation; N],
-    now: u64,
-) -> Decision {
-    let all = || charges.iter().zip(&evaluations);
-    let (allowed, overage, wait) = combined(all().map(|(it, by)| (it.is_report_only(), by)));
-    let mut decision = Decision::new(allowed, now);
-    decision.set_allowed(overage, wait);
-    for (charge, it) in all() {
-        let outcome = Outcome::with(charge.rule(), 0, it.snapshot);
-        decision.push(outcome.report_only(charge.is_report_only()));
-    }
-    decision
-}
-
 /// Combines evaluations, each with `true` if it is report-only. Returns whether the decision is
 /// allowed, whether it is an overage, and its wait.
 #[inline]
-fn combined<'a>(all: impl Iterator<Item = (bool, &'a Evaluation)>) -> (bool, bool, u64) {
+pub(super) fn combined<'a>(all: impl Iterator<Item = (bool, &'a Evaluation)>) -> (bool, bool, u64) {
     let deciding = all.filter(|(report_only, _)| !report_only);
     let (allowed, overage, wait) =
         deciding.fold((true, false, 0), |(allowed, overage, wait), (_, it)| {

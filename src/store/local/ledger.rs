@@ -1,17 +1,18 @@
 //! Decisions over one or several accounts. All accounts are charged, or none.
 
-use std::{array, time::Duration};
+use std::time::Duration;
 
 use super::{
     Stats,
-    accounts::{Account, Accounts, AddressHasher, plain_decision},
+    accounts::{Account, Accounts, AddressHasher},
     blocks::Blocks,
     clock::Clock,
     overflow_warning::OverflowWarning,
+    plain::plain_decision,
     table::{LockedAccounts, Table},
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Evaluation, Receipt, gcra::Gcra},
+    algorithm::{self, AccountState, Evaluation, Receipt},
     decision::{Decision, NEVER, Outcome, Snapshot, Source},
     observe::late_charge_cut,
     quota::Quota,
@@ -30,10 +31,10 @@ const MAX_REPEATS: usize = 2;
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
     clock: Clock,
-    hasher: AddressHasher,
-    table: Table<AccountState>,
+    pub(super) hasher: AddressHasher,
+    pub(super) table: Table<AccountState>,
     warning: OverflowWarning,
-    blocks: Blocks,
+    pub(super) blocks: Blocks,
     block_warning: OverflowWarning,
 }
 
@@ -75,71 +76,6 @@ impl Ledger {
         }
     }
 
-    /// Decides about one rule with one plain GCRA quota, if its key has an account.
-    #[inline]
-    fn take_one<'c, 'a>(
-        &self,
-        charges: &'c [Charge<'a>],
-        now: u64,
-    ) -> Option<(&'c Charge<'a>, Evaluation)> {
-        let [charge] = charges else { return None };
-        let [quota] = charge.quotas() else { return None };
-        let gcra = Gcra::plain(quota)?;
-        if charge.quota_index().is_some() || self.blocks.any(now) {
-            return None;
-        }
-        let take = |tat| gcra.charge(tat, now, charge.demand());
-        let charged = self.table.update_instant(self.hasher.id(charge), take)?;
-        Some((charge, gcra.evaluation(charged)))
-    }
-
-    /// Decides without lists if possible, which [`decide_all`](Ledger::decide_all) needs.
-    #[inline(never)]
-    fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
-        if let Some((two, by)) = self.take_plain::<2>(charges, now) {
-            return plain_decision(two, by, now);
-        }
-        match self.take_plain::<3>(charges, now) {
-            Some((three, by)) => plain_decision(three, by, now),
-            None => self.decide_all(charges, now),
-        }
-    }
-
-    /// Decides about rules with one plain GCRA quota each, if their keys have accounts.
-    #[inline]
-    fn take_plain<'c, 'a, const N: usize>(
-        &self,
-        charges: &'c [Charge<'a>],
-        now: u64,
-    ) -> Option<([&'c Charge<'a>; N], [Evaluation; N])> {
-        let charges: &[Charge<'_>; N] = charges.try_into().ok()?;
-        for (at, charge) in charges.iter().enumerate() {
-            let [quota] = charge.quotas() else { return None };
-            let again = charges[..at].iter().any(|other| other.rule() == charge.rule());
-            if Gcra::plain(quota).is_none() || charge.quota_index().is_some() || again {
-                return None;
-            }
-        }
-        if self.blocks.any(now) {
-            return None;
-        }
-        let ids = charges.each_ref().map(|charge| self.hasher.id(charge));
-        let gcra = |at: usize| Gcra::new(&charges[at].quotas()[0]);
-        let evaluations = self.table.update_instants(ids, |tats| {
-            let charge = |at: usize| gcra(at).charge(tats[at], now, charges[at].demand());
-            let charged: [_; N] = array::from_fn(charge);
-            let permits = |at: usize| charged[at].1.0.allowed || charges[at].is_report_only();
-            if (0..N).all(permits) {
-                let evaluations = array::from_fn(|at| gcra(at).evaluation(charged[at].1));
-                return (charged.map(|(new, _)| new), evaluations);
-            }
-            // The waits of a denial are those of callers that do not queue.
-            let demand = |at: usize| Demand { max_wait: 0, ..charges[at].demand() };
-            ([None; N], array::from_fn(|at| gcra(at).look(tats[at], now, demand(at))))
-        })?;
-        Some((charges.each_ref(), evaluations))
-    }
-
     /// Repeats a denial with a later reading of the clock, at most twice, if enough time has passed
     /// to change the result. A thread may be interrupted between its reading and its charge, while
     /// other threads charge by later readings. Without the repetition, it would be denied because
@@ -174,7 +110,7 @@ impl Ledger {
     }
 
     #[inline(never)]
-    fn decide_all(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+    pub(super) fn decide_all(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if self.blocks.any(now)
             && let Some(denial) = self.deny_blocked(charges, now)
         {

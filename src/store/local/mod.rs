@@ -6,6 +6,7 @@ mod clock;
 mod ledger;
 mod overflow;
 mod overflow_warning;
+mod plain;
 mod rebuild;
 mod sets;
 mod sync;
