@@ -90,6 +90,7 @@ impl Circuit {
     }
 
     /// Creates the circuit of one server of a cluster.
+    #[cfg(feature = "redis")]
     pub(in crate::store) fn of_server(config: BreakerConfig, address: String) -> Self {
         Self { server: Some(address), ..Self::new(config) }
     }
@@ -112,6 +113,7 @@ impl Circuit {
     }
 
     /// Returns the time until a call is permitted again. Returns `None` if it is permitted now.
+    #[cfg(feature = "redis")]
     pub(in crate::store) fn retry_after(&self) -> Option<Duration> {
         let word = self.word.load(Acquire);
         let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
@@ -123,6 +125,7 @@ impl Circuit {
     }
 
     /// Closes the circuit, because the server is not needed any more.
+    #[cfg(feature = "redis")]
     pub(in crate::store) fn retire(&self) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() {
@@ -263,12 +266,12 @@ fn log_closed(server: Option<&str>) {
 #[cfg(not(feature = "tracing"))]
 fn log_closed(_: Option<&str>) {}
 
-#[cfg(feature = "tracing")]
+#[cfg(all(feature = "redis", feature = "tracing"))]
 fn log_retired(server: Option<&str>) {
     if let Some(server) = server {
         tracing::info!("redis: other servers have replaced {server}");
     }
 }
 
-#[cfg(not(feature = "tracing"))]
+#[cfg(all(feature = "redis", not(feature = "tracing")))]
 fn log_retired(_: Option<&str>) {}
