@@ -48,7 +48,7 @@ pub(super) trait Counter {
         0
     }
 
-    /// Returns the number of units that a late charge can still add.
+    /// Returns the number of units that charges after the response can still add.
     fn late_room(&self, quota: &Quota, now: u64) -> u64;
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64);

@@ -59,7 +59,7 @@ pub(crate) struct LayerConfig {
     pub(crate) secret: Option<FingerprintKey>,
 }
 
-/// The reason why a denied request runs.
+/// The reason why a request runs although the store denied it.
 pub(crate) enum Override {
     ReportOnly,
     Overcommit(InFlight),

@@ -1,4 +1,4 @@
-//! Quotas with another limit, to measure the limit that a trace of requests needs.
+//! Copies of quotas with a changed limit, to find the smallest limit for a trace of requests.
 
 use super::{Algorithm, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 

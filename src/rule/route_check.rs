@@ -38,7 +38,7 @@ impl RouteCheck {
         }
     }
 
-    /// Checks a request without a route. `matched` is the router's template, if any.
+    /// Checks a request that no route of the rule matches. `matched` is the router's own template.
     #[inline]
     pub(super) fn check<'a>(
         &self,

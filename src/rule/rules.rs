@@ -33,7 +33,7 @@ pub trait Rules: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// Fails if the request needs no store. `then` is then not called.
+    /// Fails if the request bypasses the store. `then` is not called in this case.
     fn charge(
         &self,
         head: &RequestHead<'_>,

@@ -8,7 +8,7 @@ use std::{
 use super::{Charge, Unsupported};
 use crate::{quota::Quota, rule::RuleName};
 
-/// The quotas of each rule that a layer registered.
+/// The quotas of each rule that a layer has registered, to detect a layer with different ones.
 ///
 /// Layers with different quotas for one rule would charge the same accounts.
 #[derive(Debug, Default)]

@@ -26,7 +26,7 @@ impl fmt::Display for SettingError {
 
 impl Error for SettingError {}
 
-/// Returns a setting that is written in code, and panics if it is invalid.
+/// Returns a valid setting, and panics with the error of an invalid one.
 #[track_caller]
 pub(crate) fn literal<T>(setting: Result<T, impl fmt::Display>) -> T {
     match setting {

@@ -29,7 +29,7 @@ pub(super) struct HashedCharge {
     pub(super) cacheable: bool,
     /// `true` if a quota has `initial` units, so that the first call creates the account.
     pub(super) has_initial: bool,
-    /// The version of the cache set at the start of the call.
+    /// The version of the account's cache set when the call started.
     pub(super) version: u64,
 }
 

@@ -72,7 +72,7 @@ impl<A> Overflow<A> {
         self.accounts.lock()
     }
 
-    /// Counts a decision over a shared account.
+    /// Counts a decision that used a shared account.
     pub(super) fn count(&self) {
         self.decisions.fetch_add(1, Relaxed);
     }

@@ -37,8 +37,8 @@ pub(super) struct Located {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Slot(usize),
-    /// The key has no account. A new account can use this slot. It starts with the debt of the
-    /// shared account, which the key may have used.
+    /// The key has no account, and this slot is free for a new one. The new account starts with the
+    /// debt of the shared account, because the key may have used that account before.
     Room(usize),
     /// The key has no account, and there is no room for one.
     Shared,

@@ -47,7 +47,8 @@ impl EncodedPlan {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
-    /// Appends one quota with its change. `key` is the index of its list among the keys.
+    /// Appends one quota with its demand and its change. `key` is the index of the account among the
+    /// keys of the call.
     pub(super) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
         let capacity = u64::from(quota.limit()) + u64::from(quota.soft_units());
         let possible = ask.need() <= capacity;
