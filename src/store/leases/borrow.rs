@@ -89,7 +89,7 @@ where
         }
     }
 
-    /// Admits the call, and keeps the remaining borrowed units as a lease or returns them to the store.
+    /// Admits the call. Keeps the remaining units as a lease, or returns them to the store.
     fn handle_allowed(&mut self, charges: &[Charge<'_>], taken: Decision) -> Decision {
         let instants = (self.requested_at, self.leases.table.now());
         let of_store = taken.source().is_of_store();
