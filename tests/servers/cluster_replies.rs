@@ -1,0 +1,103 @@
+//! Clusters whose only server always redirects, asks for a repetition, or reports useless slots. Each
+//! decision ends in an error, after few commands.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use tokio::time::timeout;
+use tower_sluice::{
+    Quota, RedisStore,
+    store::{ClusterLink, RedisErrorKind as Kind},
+};
+
+use crate::{
+    accounts::Account,
+    servers::{FakeServer, PATIENCE, Reply, name},
+};
+
+/// Decisions of a test.
+const DECISIONS: usize = 20;
+
+/// Returns the reply of `CLUSTER SLOTS` of a server that has all slots.
+fn all_slots(port: u16) -> String {
+    format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
+}
+
+/// Starts a server that gives these replies to `CLUSTER SLOTS` and to every other command. `PORT` is
+/// replaced by its port.
+async fn cluster(slots: fn(u16) -> String, reply: &'static str) -> FakeServer {
+    let address = Arc::new(OnceLock::<SocketAddr>::new());
+    let known = address.clone();
+    let server = FakeServer::start(move |words| {
+        let port = known.get().expect("the server has started").port();
+        let text = match name(words).as_str() {
+            "CLUSTER" => slots(port),
+            "ASKING" => "+OK\r\n".into(),
+            _ => reply.replace("PORT", &port.to_string()),
+        };
+        Reply::from(text)
+    });
+    let server = server.await;
+    address.set(server.addr()).expect("the first address");
+    server
+}
+
+fn lazy(server: &FakeServer) -> RedisStore<ClusterLink> {
+    RedisStore::cluster_lazy(&[&server.url()]).expect("an address")
+}
+
+fn commands(server: &FakeServer, wanted: &str) -> usize {
+    server.asked().iter().filter(|words| name(words) == wanted).count()
+}
+
+/// Makes decisions, which must all fail with an error of this kind. Returns the time that they took.
+async fn fail(store: &RedisStore<ClusterLink>, decisions: usize, kinds: &[Kind]) -> Duration {
+    let (account, start) = (Account::new("a", Quota::per_hour(5)), Instant::now());
+    for _ in 0..decisions {
+        let answer = timeout(PATIENCE, account.take(store, 1)).await.expect("an answer in time");
+        let error = answer.expect_err("no decision");
+        assert!(kinds.contains(&error.kind()), "{:?}: {error}", error.kind());
+    }
+    start.elapsed()
+}
+
+#[tokio::test]
+async fn endless_redirections_end_in_an_error_after_few_commands() {
+    for reply in ["-MOVED 1 127.0.0.1:PORT\r\n", "-ASK 1 127.0.0.1:PORT\r\n"] {
+        let server = cluster(all_slots, reply).await;
+        let took = fail(&lazy(&server), DECISIONS, &[Kind::Cluster]).await;
+        let scripts = commands(&server, "EVALSHA") + commands(&server, "EVAL");
+        assert!(scripts <= 6 * DECISIONS, "{reply}: {scripts} calls of {DECISIONS} decisions");
+        let (refreshes, most) = (commands(&server, "CLUSTER"), 2 + took.as_millis() / 25);
+        assert!(refreshes as u128 <= most, "{reply}: {refreshes} refreshes in {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn endless_repetitions_end_in_an_error_in_time() {
+    let server = cluster(all_slots, "-TRYAGAIN later\r\n").await;
+    let took = fail(&lazy(&server), 1, &[Kind::Cluster]).await;
+    let scripts = commands(&server, "EVALSHA");
+    assert!(scripts <= 12, "{scripts} calls in {took:?}");
+}
+
+#[tokio::test]
+async fn useless_slots_are_an_error_and_not_a_panic() {
+    let slots: [fn(u16) -> String; 5] = [
+        |_| "*0\r\n".into(),
+        |_| "$-1\r\n".into(),
+        |_| "*1\r\n*3\r\n:-1\r\n:99999\r\n*0\r\n".into(),
+        |_| "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$1\r\n?\r\n:0\r\n$2\r\nid\r\n".into(),
+        |port| format!("*1\r\n*3\r\n:7\r\n:7\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n"),
+    ];
+    for slots in slots {
+        let server = cluster(slots, ":1\r\n").await;
+        let kinds = [Kind::Cluster, Kind::Disconnected, Kind::Timeout, Kind::Other];
+        let took = fail(&lazy(&server), 3, &kinds).await;
+        assert_eq!(commands(&server, "EVALSHA"), 0, "{:?}", slots(0));
+        assert!(took < 4 * Duration::from_secs(1), "{took:?}");
+    }
+}
