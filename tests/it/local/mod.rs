@@ -20,6 +20,8 @@ mod properties;
 #[cfg(feature = "testing")]
 mod serial;
 #[cfg(feature = "testing")]
+mod sliding;
+#[cfg(feature = "testing")]
 mod stale_clock;
 #[cfg(feature = "testing")]
 mod table;
