@@ -5,7 +5,8 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, advance, sleep};
+use tokio_test::{assert_pending, assert_ready, task};
 use tower_sluice::{
     Decision, Key, LocalStore, Quota, Store, StoreExt,
     rule::RuleName,
@@ -177,4 +178,37 @@ async fn a_second_call_for_fewer_units_is_part_of_the_budget() {
         shaky.is(Mood::Late(millis(late)));
         assert_eq!((take(&store).await, shaky.calls()), (millis(both), 5));
     }
+}
+
+/// The task of the later request runs first when a lease is used up, and borrows the next one.
+#[tokio::test(start_paused = true)]
+async fn a_request_does_not_wait_for_a_lease_that_a_later_request_borrows() {
+    let shaky = Shaky::new(FakeClock::new().store(64));
+    let store = shaky.clone().timeout(BUDGET).leases(5);
+    for _ in 0..3 {
+        take(&store).await;
+    }
+    let request = || {
+        let mut request = task::spawn(take(&store));
+        assert_pending!(request.poll());
+        request
+    };
+    shaky.is(Mood::Late(millis(50)));
+    let first = [(); 4].map(|()| request());
+    advance(millis(10)).await;
+    let mut early = request();
+    advance(millis(39)).await;
+    let mut later = request();
+    advance(millis(1)).await;
+    for mut request in first {
+        assert_eq!(assert_ready!(request.poll()), millis(50));
+    }
+    shaky.is(Mood::Hanging);
+    assert_pending!(later.poll());
+    assert_pending!(early.poll());
+    advance(millis(60)).await;
+    assert_eq!(assert_ready!(early.poll()), BUDGET);
+    assert_pending!(later.poll());
+    advance(millis(39)).await;
+    assert_eq!(assert_ready!(later.poll()), BUDGET);
 }
