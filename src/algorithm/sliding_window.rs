@@ -3,8 +3,11 @@
 //! The oldest bucket counts in proportion to its part inside the period. The other buckets count in
 //! full. With one bucket, this is the well-known algorithm with two counters.
 //!
-//! The algorithm assumes evenly spread charges within a bucket. The error is at most the units of
-//! one bucket, so more buckets are more precise.
+//! The algorithm assumes evenly spread charges within the oldest bucket. A charge counts in full
+//! until its bucket starts to leave, at most one bucket width before the charge is a period old. Any
+//! span of a period less one bucket width therefore has at most the units of the quota, and so have
+//! as many consecutive buckets as a period has. A whole period touches one bucket more, and has less
+//! than twice the units.
 //!
 //! Only charged buckets are kept. Each charged bucket keeps the instant of its last charge, so that
 //! the number of buckets can change.

@@ -10,7 +10,7 @@
 /// | [`TokenBucket`](Algorithm::TokenBucket) | `burst` | two numbers | "n more every minute" |
 /// | [`FixedWindow`](Algorithm::FixedWindow) | `units`, twice that around an edge | two numbers | quotas that people read on a clock |
 /// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `units`, twice that around an edge | two numbers | "n per hour from the first request" |
-/// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units` | `buckets` + 1 counts | nearly exact windows |
+/// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units`, nearly twice that in a period | `buckets` + 1 counts | smooth windows of many units |
 /// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -35,11 +35,15 @@ pub enum Algorithm {
     ///
     /// The oldest bucket counts in proportion to its part inside the period. With one bucket, this
     /// is the well-known algorithm with two counters.
+    ///
+    /// Allows at most `units` in any span of `period × (1 − 1 / buckets)`, and nearly twice that in
+    /// a whole period: a burst at the end of a bucket, and another while that bucket leaves. Use
+    /// [`SlidingLog`](Algorithm::SlidingLog) to bound every period.
     SlidingWindow {
         /// The number of buckets, 1 to 1 000.
         buckets: u32,
     },
-    /// Log of all charges of the last period.
+    /// Log of all charges of the last period. Allows at most `units` in any period.
     SlidingLog,
 }
 

@@ -122,6 +122,9 @@ pub trait StoreExt: Store {
     /// `percent` percent of each limit as unused units. The sum over all processes should be 25 or
     /// less.
     ///
+    /// Apply [`deny_cache`](StoreExt::deny_cache) before. Without it, each denial calls the store,
+    /// and leases save few calls at the limit.
+    ///
     /// # Panics
     ///
     /// Panics if `percent` is not 1 to 25. For a value from configuration, use [`Leased::try_new`].

@@ -59,6 +59,7 @@ mod outage_state;
 mod recompute;
 #[cfg(feature = "redis")]
 mod redis;
+mod request_start;
 mod rules;
 mod setting;
 mod shared;

@@ -11,7 +11,10 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::setting::{SettingError, literal};
+use super::{
+    request_start::request_start,
+    setting::{SettingError, literal},
+};
 use crate::{
     decision::Decision,
     observe::store_failed,
@@ -20,7 +23,8 @@ use crate::{
 
 /// Store that returns an error if an answer takes longer than a time budget.
 ///
-/// The time is measured from the call to the answer. A call that timed out is not retried, because
+/// The time is measured from the call to the answer. [Leases](crate::store::Leased) around it may
+/// wait or call more than once for one request: all of that has one budget, from the first. A call that timed out is not retried, because
 /// its charge may have been made. An immediate answer is not changed.
 ///
 /// To limit the time that a *request* may queue, use
@@ -76,11 +80,15 @@ where
     type Future = TimeoutFuture<S::Future>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let (called, budget) = (Instant::now(), self.budget);
+        let (now, budget) = (Instant::now(), self.budget);
+        let start = request_start().unwrap_or(now);
+        if now.saturating_duration_since(start) >= budget {
+            return Answer::Now(Err(elapsed(budget)));
+        }
         match self.inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision.map_err(TimeoutError::Store)),
             Answer::Later(inner) => {
-                Answer::Later(TimeoutFuture { inner, sleep: None, called, budget })
+                Answer::Later(TimeoutFuture { inner, sleep: None, start, budget })
             }
         }
     }
@@ -136,6 +144,11 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
 /// The bound is `Display` because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 
+fn elapsed<E>(budget: Duration) -> TimeoutError<E> {
+    store_failed("timeout");
+    TimeoutError::Elapsed(budget)
+}
+
 pin_project! {
     /// Future of a [`Timeout`].
     #[derive(Debug)]
@@ -146,7 +159,7 @@ pin_project! {
         // timer.
         #[pin]
         sleep: Option<Sleep>,
-        called: Instant,
+        start: Instant,
         budget: Duration,
     }
 }
@@ -164,12 +177,11 @@ where
             return Poll::Ready(decision.map_err(TimeoutError::Store));
         }
         if this.sleep.is_none() {
-            this.sleep.set(Some(sleep(this.budget.saturating_sub(this.called.elapsed()))));
+            this.sleep.set(Some(sleep(this.budget.saturating_sub(this.start.elapsed()))));
         }
         if let Some(sleep) = this.sleep.as_pin_mut() {
             ready!(sleep.poll(cx));
         }
-        store_failed("timeout");
-        Poll::Ready(Err(TimeoutError::Elapsed(*this.budget)))
+        Poll::Ready(Err(elapsed(*this.budget)))
     }
 }

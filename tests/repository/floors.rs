@@ -27,6 +27,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("store/hashes", 3),
     ("store/outage_state", 3),
     ("store/recompute", 3),
+    ("store/request_start", 3),
     ("store/rules", 3),
     ("store/setting", 3),
     ("store/shared", 3),

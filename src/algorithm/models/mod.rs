@@ -3,6 +3,7 @@
 //! A model keeps every charge and counts all charges each time. A model finds a wait by trying
 //! instants.
 
+mod bounds;
 mod hostile;
 mod properties;
 mod refilling;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::Instant};
 
 use super::{
     Leases,
@@ -19,7 +19,10 @@ use super::{
 use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
-    store::{Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute},
+    store::{
+        Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute,
+        request_start::call_since,
+    },
 };
 
 /// A borrow operation. If it is dropped early, other calls may borrow.
@@ -27,6 +30,8 @@ pub(super) struct Borrow<S: Store> {
     leases: Arc<Leases<S>>,
     call: CallKey,
     request: BorrowRequest,
+    /// The start of the caller's request.
+    start: Instant,
     requested_at: u64,
     changes: u64,
     /// `true` if the store had fewer units than requested.
@@ -38,9 +43,15 @@ impl<S> Borrow<S>
 where
     S: Store + Send + Sync + 'static,
 {
-    pub(super) fn new(leases: &Arc<Leases<S>>, call: CallKey, request: BorrowRequest) -> Self {
+    pub(super) fn new(
+        leases: &Arc<Leases<S>>,
+        call: CallKey,
+        request: BorrowRequest,
+        start: Instant,
+    ) -> Self {
         let (leases, changes) = (leases.clone(), leases.table.changes(&call));
-        Self { leases, call, request, requested_at: 0, changes, partial: false, finished: false }
+        let (requested_at, partial, finished) = (0, false, false);
+        Self { leases, call, request, start, requested_at, changes, partial, finished }
     }
 
     /// Borrows units. If the caller is dropped, the operation continues for other calls.
@@ -64,7 +75,7 @@ where
     fn send(&mut self, charges: &[Charge<'_>]) -> Answer<S::Future> {
         self.requested_at = self.leases.table.now();
         match with_calls(charges, self.request.calls, |chunk| {
-            self.leases.inner.call(Op::Take(chunk))
+            call_since(&*self.leases.inner, self.start, Op::Take(chunk))
         }) {
             Answer::Now(answer) => self.handle_answer(charges, answer),
             later => later,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 
 use super::{Leases, borrow::Detached, table::CallKey};
 use crate::{
@@ -66,13 +67,8 @@ where
     S: Store + Send + Sync + 'static,
 {
     /// Waits until another call has finished borrowing, then decides again.
-    pub(super) fn wait(
-        leases: Arc<Leases<S>>,
-        call: CallKey,
-        borrow_id: u64,
-        charges: OwnedCharges,
-        waits: u8,
-    ) -> Self {
+    pub(super) fn wait(leases: Arc<Leases<S>>, wait: Wait) -> Self {
+        let Wait { call, borrow_id, charges, start, waits } = wait;
         let decision = Box::pin(async move {
             let finished =
                 |cx: &mut Context<'_>| match leases.table.wait_for(&call, borrow_id, cx.waker()) {
@@ -80,7 +76,7 @@ where
                     false => Poll::Ready(()),
                 };
             poll_fn(finished).await;
-            let later = match charges.with(|charges| leases.take(charges, waits)) {
+            let later = match charges.with(|charges| leases.take(charges, Some(start), waits)) {
                 Answer::Now(answer) => return answer,
                 Answer::Later(later) => later,
             };
@@ -88,6 +84,17 @@ where
         });
         Self { state: LeasedState::Wait { decision } }
     }
+}
+
+/// A call that waits for another call to borrow.
+pub(super) struct Wait {
+    pub(super) call: CallKey,
+    pub(super) borrow_id: u64,
+    pub(super) charges: OwnedCharges,
+    /// The start of the request.
+    pub(super) start: Instant,
+    /// The number of waits of the request, with this one.
+    pub(super) waits: u8,
 }
 
 impl<S: Store> Future for LeasedFuture<S> {

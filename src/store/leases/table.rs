@@ -64,13 +64,15 @@ struct LeaseEntry {
     revision: u64,
     sizing: Sizing,
     lease: Option<Box<Lease>>,
-    pending: Option<PendingBorrow>,
+    pending: Option<Box<PendingBorrow>>,
 }
 
 /// A borrow operation in progress.
 #[derive(Debug)]
 struct PendingBorrow {
     id: u64,
+    /// The start of the request that borrows.
+    start: Instant,
     waiting: Vec<Waker>,
 }
 
@@ -119,7 +121,12 @@ impl LeaseTable {
     }
 
     pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.at(Instant::now())
+    }
+
+    fn at(&self, instant: Instant) -> u64 {
+        let age = instant.saturating_duration_since(self.created);
+        u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
@@ -139,14 +146,15 @@ impl LeaseTable {
         Some(CallKey { tag, revision, accounts })
     }
 
-    /// Admits a call with a lease, or returns the next step.
+    /// Admits a call of a request that started at `start` with a lease, or returns the next step.
     pub(super) fn lookup(
         &self,
         call: &CallKey,
         charges: &[Charge<'_>],
+        [start, now]: [Instant; 2],
         (max_lease, at_most): (u32, u64),
     ) -> (Lookup, EndedLeases) {
-        let (now, mut ended) = (self.now(), EndedLeases::new());
+        let (now, mut ended) = (self.at(now), EndedLeases::new());
         let mut set = self.set(call.tag);
         set.end_other_plans(call);
         let LeaseSet { admitted, borrows, entries } = &mut *set;
@@ -164,7 +172,9 @@ impl LeaseTable {
         }
         if let Some(pending) = &entry.pending {
             entry.sizing.count(1, now);
-            return (Lookup::Wait(pending.id), ended);
+            // The wait for a later request could exceed the timeout of this one.
+            let waits = pending.start <= start;
+            return (if waits { Lookup::Wait(pending.id) } else { Lookup::Bypass }, ended);
         }
         let calls = entry.sizing.calls_to_borrow(now, max_lease);
         let (calls, share) = self.shares.reserve(charges, &call.accounts, calls);
@@ -174,7 +184,7 @@ impl LeaseTable {
         }
         *borrows += 1;
         let borrow_id = *borrows;
-        entry.pending = Some(PendingBorrow { id: borrow_id, waiting: Vec::new() });
+        entry.pending = Some(Box::new(PendingBorrow { id: borrow_id, start, waiting: Vec::new() }));
         let scarce = entry.sizing.is_scarce(now);
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
@@ -186,7 +196,8 @@ impl LeaseTable {
         let mut set = self.set(call.tag);
         let entry = set.entries.iter_mut().find(|entry| entry.is_of(call));
         let is_it = |it: &&mut PendingBorrow| it.id == borrow_id;
-        let Some(it) = entry.and_then(|entry| entry.pending.as_mut()).filter(is_it) else {
+        let pending = entry.and_then(|entry| entry.pending.as_deref_mut());
+        let Some(it) = pending.filter(is_it) else {
             return false;
         };
         if !it.waiting.iter().any(|other| other.will_wake(waker)) {
@@ -346,7 +357,7 @@ mod tests {
     #[test]
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<Mutex<LeaseSet>>() <= 48, "{}", size_of::<Mutex<LeaseSet>>());
-        assert!(size_of::<LeaseEntry>() <= 88, "{}", size_of::<LeaseEntry>());
+        assert!(size_of::<LeaseEntry>() <= 64, "{}", size_of::<LeaseEntry>());
         assert!(size_of::<Lease>() <= 1_088, "{}", size_of::<Lease>());
     }
 }

@@ -22,6 +22,8 @@ mod report_only;
 #[cfg(feature = "testing")]
 mod serial;
 #[cfg(feature = "testing")]
+mod sliding;
+#[cfg(feature = "testing")]
 mod stale_clock;
 #[cfg(feature = "testing")]
 mod table;

@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)]
 
 use tower_sluice::{
-    Algorithm, Decision, Key, Quota, Store, StoreExt, rule::RuleName, store::Charge,
+    Algorithm, Decision, Key, LocalStore, Quota, Store, StoreExt, rule::RuleName, store::Charge,
 };
 
 use crate::support::driven::{AtOnce, Counting, Time, millis};
@@ -97,17 +97,19 @@ where
 }
 
 /// Runs the processes. None of their decisions exceeds the limit.
-async fn measure(case: &Case) -> Measured {
+async fn measure<P: Fn() -> bool>(
+    case: &Case,
+    process: impl Fn(Counting<LocalStore>) -> P,
+) -> Measured {
     let (time, quota) = (Time::default(), case.quota);
     let (inner, alone, exact) = (Counting::new(time.0.store(64)), time.store(), time.store());
-    let processes: Vec<_> =
-        case.loads.iter().map(|_| inner.clone().deny_cache().leases(case.percent)).collect();
+    let processes: Vec<_> = case.loads.iter().map(|_| process(inner.clone())).collect();
     let (mut random, mut asked, mut admitted, mut wanted) = (0x9E37_79B9, 0, 0, 0);
     for at in 0..case.seconds * 1_000 {
         for (process, load) in processes.iter().zip(case.loads) {
             for _ in 0..load.requests(at, &mut random) {
                 asked += 1;
-                if take(process, quota).is_allowed() {
+                if process() {
                     admitted += 1;
                     let exact = take(&exact, quota);
                     assert!(exact.is_allowed(), "{}: beyond the limit after {at} ms", case.name);
@@ -161,7 +163,11 @@ async fn trips_and_use_of_the_limit_by_load() {
     ];
     println!("| load | asked | admitted | of the limit | trips | asked/trip | trips/admitted |");
     for case in &cases {
-        let measured = measure(case).await;
+        let process = |inner: Counting<LocalStore>| {
+            let store = inner.deny_cache().leases(case.percent);
+            move || take(&store, case.quota).is_allowed()
+        };
+        let measured = measure(case, process).await;
         println!(
             "| {} | {} | {} | {:.1} % | {} | {:.1} | {:.3} |",
             case.name,
@@ -174,5 +180,25 @@ async fn trips_and_use_of_the_limit_by_load() {
         );
         assert!(measured.of_limit() >= 0.98, "{}: {measured:?}", case.name);
         assert!(measured.trips <= case.trips, "{}: {measured:?}", case.name);
+    }
+}
+
+/// Without the deny cache, each denial is a trip.
+#[tokio::test(start_paused = true)]
+async fn above_the_limit_leases_save_few_trips_without_the_deny_cache() {
+    const LOADS: [(&str, &[Load], f64); 2] = [
+        ("1.5 times the limit", &[Load::Steady(750); 2], 4.0),
+        ("ten times the limit", &[Load::Steady(5_000); 2], 1.2),
+    ];
+    for (name, loads, most) in LOADS {
+        let trips = usize::MAX;
+        let case = Case { name, quota: SECONDLY, percent: 10, loads, seconds: 20, trips };
+        let process = |inner: Counting<LocalStore>| {
+            let store = inner.leases(case.percent);
+            move || take(&store, case.quota).is_allowed()
+        };
+        let measured = measure(&case, process).await;
+        println!("| {name}, without the deny cache | {:.1} |", measured.asked_per_trip());
+        assert!(measured.asked_per_trip() <= most, "{name}: {measured:?}");
     }
 }

@@ -1,0 +1,214 @@
+//! One budget for all waits of a request, in every order of the wrappers.
+//!
+//! Time advances only by the tests.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use tokio::time::{Instant, advance, sleep};
+use tokio_test::{assert_pending, assert_ready, task};
+use tower_sluice::{
+    Decision, Key, LocalStore, Quota, Store, StoreExt,
+    rule::RuleName,
+    store::{Answer, BoxError, BoxFuture, Charge, DynStore, Op},
+    testing::FakeClock,
+};
+
+use crate::support::{
+    driven::millis,
+    shaky::{Mood, Shaky},
+};
+
+const BUDGET: Duration = Duration::from_millis(100);
+const HOURLY: Quota = Quota::per_hour(1_000);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrapper {
+    Timeout,
+    Breaker,
+    DenyCache,
+    Leases,
+    Fallback,
+    FailOpen,
+    FailClosed,
+}
+
+use Wrapper::{Breaker, DenyCache, FailClosed, FailOpen, Fallback, Leases, Timeout};
+
+const RECOMMENDED: [Wrapper; 5] = [Timeout, Breaker, DenyCache, Leases, Fallback];
+
+type Any = Arc<DynStore<BoxError>>;
+
+/// A store with a boxed error, so that every wrapper fits around it.
+struct AnyError<S>(S);
+
+impl<S> Store for AnyError<S>
+where
+    S: Store + Send + Sync + 'static,
+    S::Future: 'static,
+{
+    type Error = BoxError;
+    type Future = BoxFuture<Result<Decision, BoxError>>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        match self.0.call(op) {
+            Answer::Now(answer) => Answer::Now(answer.map_err(Into::into)),
+            Answer::Later(later) => {
+                Answer::Later(Box::pin(async { later.await.map_err(Into::into) }))
+            }
+        }
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.0.undo(charges, taken, units);
+    }
+}
+
+/// Wraps a store, from the inside.
+fn wrap(store: Any, wrappers: &[Wrapper]) -> Any {
+    let any = |store: Any, wrapper: &Wrapper| match wrapper {
+        Timeout => AnyError(store.timeout(BUDGET)).boxed(),
+        Breaker => AnyError(store.breaker()).boxed(),
+        DenyCache => AnyError(store.deny_cache()).boxed(),
+        Leases => AnyError(store.leases(5)).boxed(),
+        Fallback => AnyError(store.fallback(LocalStore::new())).boxed(),
+        FailOpen => AnyError(store.fail_open()).boxed(),
+        FailClosed => AnyError(store.fail_closed()).boxed(),
+    };
+    wrappers.iter().fold(store, any)
+}
+
+/// Every pair of wrappers with a timeout inside, between and outside, and the recommended order.
+fn stacks() -> Vec<Vec<Wrapper>> {
+    const OTHERS: [Wrapper; 6] = [Breaker, DenyCache, Leases, Fallback, FailOpen, FailClosed];
+    let pairs = OTHERS.into_iter().flat_map(|one| OTHERS.map(|other| [one, other]));
+    let stacks = pairs.flat_map(|[one, other]| {
+        [vec![Timeout, one, other], vec![one, Timeout, other], vec![one, other, Timeout]]
+    });
+    stacks.chain([RECOMMENDED.to_vec()]).collect()
+}
+
+/// Takes one unit for alice. Returns the time until the decision or the error.
+async fn take<S: Store>(store: &S) -> Duration {
+    let (start, alice, quotas) = (Instant::now(), Key::from("alice"), [HOURLY]);
+    let charge = Charge::new(RuleName::default(), &alice, &quotas);
+    let _ = store.take(&[charge]).await;
+    start.elapsed()
+}
+
+/// Returns the longest time of requests to a hot key, which has `left` units. The store is in the
+/// first mood for 150 ms, and in the second from then on.
+async fn longest(wrappers: &[Wrapper], left: u32, moods: [Mood; 2]) -> Duration {
+    let shaky = Shaky::new(FakeClock::new().store(64));
+    let store = wrap(AnyError(shaky.clone()).boxed(), wrappers);
+    for _ in 0..20 {
+        assert_eq!(take(&store).await, Duration::ZERO);
+    }
+    let (alice, quotas) = (Key::from("alice"), [HOURLY]);
+    let charge = Charge::new(RuleName::default(), &alice, &quotas);
+    let units = shaky.store.take(&[charge.with_cost(0)]).now().outcomes()[0].remaining();
+    shaky.store.take(&[charge.with_cost(units - left)]).now();
+
+    let change = async {
+        shaky.is(moods[0]);
+        sleep(millis(150)).await;
+        shaky.is(moods[1]);
+    };
+    let request = |at: u64| {
+        let store = &store;
+        async move {
+            sleep(millis(at)).await;
+            take(store).await
+        }
+    };
+    let requests = join_all((0..300).step_by(7).flat_map(|at| [at; 3]).map(request));
+    let ((), times) = tokio::join!(change, requests);
+    times.into_iter().max().expect("requests")
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_decision_is_later_than_the_timeout_in_any_order_of_the_wrappers() {
+    let late = |ms| Mood::Late(millis(ms));
+    let failing = |ms| Mood::FailingLate(millis(ms));
+    for wrappers in stacks() {
+        for moods in [
+            [Mood::Hanging; 2],
+            [late(99); 2],
+            [late(60), Mood::Hanging],
+            [failing(99), late(40)],
+            [failing(60), Mood::Well],
+        ] {
+            for left in [900, 3] {
+                let time = longest(&wrappers, left, moods).await;
+                assert!(time <= BUDGET, "{time:?} with {wrappers:?}, {moods:?}, {left} left");
+            }
+        }
+    }
+}
+
+/// Six requests at once: the first borrows a lease of four calls, and the last two borrow the next.
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_a_lease_is_part_of_the_budget() {
+    for (late, second) in [(30, 60), (60, 100), (99, 100)] {
+        let shaky = Shaky::new(FakeClock::new().store(64));
+        let store = shaky.clone().timeout(BUDGET).leases(5);
+        for _ in 0..3 {
+            take(&store).await;
+        }
+        shaky.is(Mood::Late(millis(late)));
+        let times = join_all((0..6).map(|_| take(&store))).await;
+        assert_eq!(times[..4], [millis(late); 4]);
+        assert_eq!(times[4..], [millis(second); 2]);
+        assert_eq!(shaky.calls(), 5, "a request without a budget does not call the store");
+    }
+}
+
+/// The store denies a lease of four calls, and is called again for the last two units.
+#[tokio::test(start_paused = true)]
+async fn a_second_call_for_fewer_units_is_part_of_the_budget() {
+    for (late, both) in [(30, 60), (60, 100)] {
+        let shaky = Shaky::new(FakeClock::new().store(64));
+        let store = shaky.clone().timeout(BUDGET).leases(5);
+        for _ in 0..3 {
+            take(&store).await;
+        }
+        let (alice, quotas) = (Key::from("alice"), [HOURLY]);
+        let charge = Charge::new(RuleName::default(), &alice, &quotas);
+        shaky.store.take(&[charge.with_cost(995)]).now();
+        shaky.is(Mood::Late(millis(late)));
+        assert_eq!((take(&store).await, shaky.calls()), (millis(both), 5));
+    }
+}
+
+/// The task of the later request runs first when a lease is used up, and borrows the next one.
+#[tokio::test(start_paused = true)]
+async fn a_request_does_not_wait_for_a_lease_that_a_later_request_borrows() {
+    let shaky = Shaky::new(FakeClock::new().store(64));
+    let store = shaky.clone().timeout(BUDGET).leases(5);
+    for _ in 0..3 {
+        take(&store).await;
+    }
+    let request = || {
+        let mut request = task::spawn(take(&store));
+        assert_pending!(request.poll());
+        request
+    };
+    shaky.is(Mood::Late(millis(50)));
+    let first = [(); 4].map(|()| request());
+    advance(millis(10)).await;
+    let mut early = request();
+    advance(millis(39)).await;
+    let mut later = request();
+    advance(millis(1)).await;
+    for mut request in first {
+        assert_eq!(assert_ready!(request.poll()), millis(50));
+    }
+    shaky.is(Mood::Hanging);
+    assert_pending!(later.poll());
+    assert_pending!(early.poll());
+    advance(millis(60)).await;
+    assert_eq!(assert_ready!(early.poll()), BUDGET);
+    assert_pending!(later.poll());
+    advance(millis(39)).await;
+    assert_eq!(assert_ready!(later.poll()), BUDGET);
+}
