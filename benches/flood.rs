@@ -66,12 +66,12 @@ fn run(limited: fn() -> Limited, times: &mut Times) {
         (flood.join().expect("no panic"), during_flood)
     });
     let (seconds, after) = (start.elapsed().as_secs_f64(), resident());
-    let refused = (0..EXHAUSTED).filter(|n| !asking(&key(*n))).count();
+    let denied = (0..EXHAUSTED).filter(|n| !asking(&key(*n))).count();
     let kib = |bytes: u64| bytes / 1_024;
     println!("{name}");
     println!("  resident: {} KiB before, {} built, {} after", kib(before), kib(built), kib(after));
-    println!("  the flood: {seconds:.1} s, {admitted} of {} newcomers admitted", FLOOD - EXHAUSTED);
-    println!("  exhausted keys: {refused} of {EXHAUSTED} are refused still");
+    println!("  the flood: {seconds:.1} s, {admitted} of {} new keys admitted", FLOOD - EXHAUSTED);
+    println!("  exhausted keys: {denied} of {EXHAUSTED} are denied still");
     println!("  the known key before: {quiet}");
     println!("  the known key meanwhile: {during_flood}");
     println!("  {}\n", says());

@@ -68,8 +68,8 @@ fn one_thread(c: &mut Criterion) {
         for (name, quota, headers) in [
             ("admitted", AMPLE, Headers::None),
             ("admitted, with headers", AMPLE, Headers::Draft11),
-            ("refused", Quota::per_hour(1), Headers::None),
-            ("refused, with headers", Quota::per_hour(1), Headers::Draft11),
+            ("denied", Quota::per_hour(1), Headers::None),
+            ("denied, with headers", Quota::per_hour(1), Headers::Draft11),
         ] {
             let mut service = limited(quota, headers);
             bench(name, Box::new(move |request| serve(&mut service, request)));

@@ -31,14 +31,14 @@ use tower_sluice::{
 const PATHS: [(&str, Option<&str>); 10] = [
     ("bare service", None),
     ("store, admitted", None),
-    ("store, refused", None),
+    ("store, denied", None),
     ("store, two accounts, admitted", None),
     ("store, two accounts, denied", None),
     ("store, three accounts, admitted", None),
     ("store, three accounts, denied", None),
     ("layer, admitted, no fields", Some("bare service")),
     ("layer, admitted, two fields", Some("bare service")),
-    ("layer, refused", Some("bare service")),
+    ("layer, denied", Some("bare service")),
 ];
 /// Calls of the shorter run. Startup costs, such as the clock's calibration, are part of both runs
 /// and cancel out.
@@ -117,14 +117,14 @@ fn run(path: &str, calls: u64) {
     match path {
         "bare service" => serve(Hello, calls),
         "store, admitted" => decide(&AMPLE, calls),
-        "store, refused" => decide(&ONE, calls),
+        "store, denied" => decide(&ONE, calls),
         "store, two accounts, admitted" => decide_all([AMPLE; 2], calls),
         "store, two accounts, denied" => decide_all([AMPLE, ONE], calls),
         "store, three accounts, admitted" => decide_all([AMPLE; 3], calls),
         "store, three accounts, denied" => decide_all([AMPLE, AMPLE, ONE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
         "layer, admitted, two fields" => serve(layer(AMPLE, Headers::Draft11), calls),
-        "layer, refused" => serve(layer(ONE, Headers::Draft11), calls),
+        "layer, denied" => serve(layer(ONE, Headers::Draft11), calls),
         _ => panic!("no such path: {path}"),
     }
 }

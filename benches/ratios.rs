@@ -41,11 +41,11 @@ type Subject<'a> = (&'static str, Box<dyn FnMut() -> f64 + 'a>);
 fn main() {
     let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(500);
     store(rounds, "store, one hot key, allowed", HOT, AMPLE);
-    store(rounds, "store, one hot key, refused", HOT, 1);
+    store(rounds, "store, one hot key, denied", HOT, 1);
     store(rounds, "store, 100 000 keys, allowed", MANY, AMPLE);
-    store(rounds, "store, 100 000 keys, refused", MANY, 1);
+    store(rounds, "store, 100 000 keys, denied", MANY, 1);
     store(rounds, "store, 1 000 000 keys, allowed", MILLION, AMPLE);
-    store(rounds, "store, 1 000 000 keys, refused", MILLION, 1);
+    store(rounds, "store, 1 000 000 keys, denied", MILLION, 1);
     layer(rounds, "layer, one hot key", HOT);
     layer(rounds, "layer, 100 000 keys", MANY);
 }
@@ -114,8 +114,8 @@ fn layer(rounds: usize, title: &str, keys: u32) {
         vec![
             ("admitted, with headers", layer(AMPLE, told)),
             ("admitted, without", layer(AMPLE, quiet)),
-            ("refused, with headers", layer(1, told)),
-            ("refused, Retry-After only", layer(1, quiet)),
+            ("denied, with headers", layer(1, told)),
+            ("denied, Retry-After only", layer(1, quiet)),
             ("bare service", served(keys, Hello)),
         ],
     );

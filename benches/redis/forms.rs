@@ -98,7 +98,7 @@ pub(crate) fn whole() -> [Case; 3] {
 pub(crate) fn all(server: &mut Server) -> Vec<Form> {
     let mut forms = known(server);
     forms.extend(allowed(server));
-    forms.extend(refused(server));
+    forms.extend(denied(server));
     forms
 }
 
@@ -115,7 +115,7 @@ fn known(server: &mut Server) -> Vec<Form> {
     vec![
         plain(PLAIN, PLAIN_SCRIPT, ["600000", "6000000000000"]),
         plain(PLAIN_ONE, PLAIN_ONE_SCRIPT, ["600000", "6000000000000"]),
-        plain("plain microsecond script, refused", PLAIN_SCRIPT, ["3600000000", "3600000000"]),
+        plain("plain microsecond script, denied", PLAIN_SCRIPT, ["3600000000", "3600000000"]),
         Form::new("PING", vec![pack(&["PING"])]),
         Form::new("EVALSHA return 1", vec![evalsha(&empty, vec!["0".into()])]),
     ]
@@ -151,15 +151,15 @@ fn allowed(server: &mut Server) -> Vec<Form> {
     forms
 }
 
-fn refused(server: &mut Server) -> Vec<Form> {
+fn denied(server: &mut Server) -> Vec<Form> {
     let [second, minute, _] = quotas();
     let one = Quota::per_hour(1);
     let mut forms: Vec<_> = [
-        Case::one("one quota, refused", one),
-        Case::new("three quotas of one key, refused", &[&[second, minute, one]]),
-        Case::new("three rules, refused", &[&[second], &[minute], &[one]]),
-        Case::one("token bucket, refused", one.algorithm(Algorithm::TokenBucket)),
-        Case::one("fixed window, refused", one.algorithm(Algorithm::AnchoredWindow)),
+        Case::one("one quota, denied", one),
+        Case::new("three quotas of one key, denied", &[&[second, minute, one]]),
+        Case::new("three rules, denied", &[&[second], &[minute], &[one]]),
+        Case::one("token bucket, denied", one.algorithm(Algorithm::TokenBucket)),
+        Case::one("fixed window, denied", one.algorithm(Algorithm::AnchoredWindow)),
     ]
     .into_iter()
     .map(|case| {

@@ -26,18 +26,18 @@ pub(crate) fn count(keys: u32) {
         store.take(&[Charge::new(rule, &key, TWO.as_ref())]).now().is_allowed()
     };
     // Both units of each key.
-    let refused = (0..keys).filter(|key| !(admits(*key) && admits(*key))).count();
+    let denied = (0..keys).filter(|key| !(admits(*key) && admits(*key))).count();
     let (bytes, per) = ((resident() - before) as f64, f64::from(keys));
     let without = keys as usize - store.stats().active;
     let freed = (0..keys).filter(|key| admits(*key)).count();
-    let newcomers = (keys..keys + keys / 100).filter(|key| !admits(*key)).count();
+    let late_denied = (keys..keys + keys / 100).filter(|key| !admits(*key)).count();
     println!(
-        "{keys:>7} keys: {:.1} bytes each; {:.3} % without a slot, {:.3} % refused early, {freed} in \
-         debt forgotten; of newcomers {:.2} % refused early",
+        "{keys:>7} keys: {:.1} bytes each; {:.3} % without a slot, {:.3} % denied early, {freed} in \
+         debt forgotten; of new keys {:.2} % denied early",
         bytes / per,
         100.0 * without as f64 / per,
-        100.0 * refused as f64 / per,
-        10_000.0 * newcomers as f64 / per,
+        100.0 * denied as f64 / per,
+        10_000.0 * late_denied as f64 / per,
     );
 }
 

@@ -23,11 +23,11 @@ pub(crate) fn tables(time: Duration) {
         Case::new(format!("{units} charges"), decide(log(units), units, every, every))
     });
     table("store, sliding log, admitted", time, admitted.into());
-    let refused = lengths.map(|units| {
+    let denied = lengths.map(|units| {
         let run = decide(log(units), units, SECOND / units / 2, Duration::ZERO);
         Case::new(format!("{units} charges"), run)
     });
-    table("store, sliding log, refused", time, refused.into());
+    table("store, sliding log, denied", time, denied.into());
     let windows = [2, 6, 12, 30, 60].map(|buckets| {
         let quota = Quota::per_minute(60_000_000).algorithm(Algorithm::SlidingWindow { buckets });
         let every = 60 * SECOND / 1_000;
