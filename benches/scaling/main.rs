@@ -12,26 +12,25 @@
 //!
 //! The figures are from a noisy two-core virtual machine, November 2026.
 //!
-//! - *One hot key*: a decision is one compare-and-swap of the account's word. All threads together
-//!   decide no faster than its cache line moves between cores. One thread takes 67 ns. Two on one
-//!   key take 160 to 200 each: 10 to 12 million decisions per second for that key, fewer than one
-//!   thread alone. More cores do not raise it, and two sockets lower it. A server spends about 8 µs
-//!   on a request (`peers/`, `--bin wire`), so about eighty cores would have to serve only that key
-//!   to reach the bound.
+//! - *One hot key*: a decision locks the set of its account. One thread takes 28 ns. Two on one key
+//!   take 75 each: 27 million decisions per second for that key, fewer than one thread alone. More
+//!   cores do not raise it, and two sockets lower it. A server spends about 8 µs on a request
+//!   (`peers/`, `--bin wire`), so some two hundred cores would have to serve only that key to reach
+//!   the bound.
 //! - *Separate keys* share no written memory: two threads take as long as one, and decide twice as
 //!   much.
 //! - *Many keys*: a decision usually reads one cache line, at any position. A million keys take 35
-//!   MB, more than caches hold, and cost 3 to 4 times as much as a thousand: the latency of memory,
-//!   190 ns more. The cost does not grow further, and each core waits independently.
+//!   MB, more than caches hold, and cost 8 to 9 times as much as a thousand: the latency of memory,
+//!   290 ns more. The cost does not grow further, and each core waits independently.
 //! - *A full store*: a known key costs the same at any load. A new key costs a third more if it
 //!   finds no slot, because it searches its set under the set's lock.
 //! - *Rules and quotas*: one rule of one GCRA quota takes 250 instructions, two take 740, and three
 //!   1080 (`cargo bench --bench paths`). With four or more, or with several quotas of a rule,
-//!   accounts are listed, all are checked, and then all are charged. Eight rules therefore cost 12 to
-//!   15 times as much as one in the store, and 5 to 6 times through the layer. This work is local to
-//!   a core, so it scales with the cores.
+//!   accounts are listed, all are checked, and then all are charged. Four rules
+//!   therefore cost 11 times as much as one in the store, and eight 25 times; through the layer 3
+//!   and 5 to 6 times. This work is local to a core, so it scales with the cores.
 //! - *Algorithms other than GCRA*: a lock per set of sixteen accounts. Two threads on one key take
-//!   about 1 µs each, 2 million decisions per second for that key. The length of a log and the
+//!   some 460 ns each, 4 million decisions per second for that key. The length of a log and the
 //!   number of buckets cost memory, not time.
 //! - *Redis*: one core runs all scripts in sequence. A decision over one quota takes 18 to 23 µs of
 //!   it, 44 000 to 56 000 per second; three quotas of one key take 28 to 36, and three keys about
