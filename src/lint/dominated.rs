@@ -16,7 +16,7 @@ use crate::quota::{Algorithm, Quota};
 
 /// Returns pairs of indices: a quota without effect, and the quota that denies first.
 ///
-/// Of two equal quotas, the later has no effect.
+/// If two quotas are equal, the later one has no effect.
 ///
 /// With `only_alike`, only quotas with equal settings are compared. Under other quotas, refunds and
 /// late charges can change the accounts in different ways.

@@ -10,9 +10,11 @@ use std::{
             Ordering::{Acquire, Relaxed, Release},
         },
     },
+    time::Duration,
 };
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::{key::Key, quota::Quota, rule::RuleName, store::Charge};
 
@@ -38,6 +40,8 @@ struct JournalEntries {
     replaying: bool,
     /// `true` if the task that charges the recorded units should log its end.
     should_log: bool,
+    /// The instant before which no further task starts.
+    paused_until: Option<Instant>,
 }
 
 /// The units that were allowed locally to one account, by index of the quota.
@@ -122,10 +126,14 @@ impl Journal {
 
     /// Returns `true` if the caller should start a task that charges the recorded units.
     ///
-    /// With `should_log`, that task logs its end. The result is `false` while such a task runs.
+    /// With `should_log`, that task logs its end. The result is `false` while such a task runs, and
+    /// during a [pause](Journal::pause).
     pub(super) fn start_replay(&self, should_log: bool) -> bool {
         let mut entries = self.entries();
         entries.should_log |= should_log;
+        if entries.paused_until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
         let free = !replace(&mut entries.replaying, true);
         if free {
             self.due.store(false, Release);
@@ -135,6 +143,11 @@ impl Journal {
 
     pub(super) fn end_replay(&self) {
         self.entries().replaying = false;
+    }
+
+    /// Starts no task that charges the recorded units for this time.
+    pub(super) fn pause(&self, time: Duration) {
+        self.entries().paused_until = Some(Instant::now() + time);
     }
 
     /// Returns `true` if the task that charges the recorded units should log its end.

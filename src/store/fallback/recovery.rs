@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use tokio::{runtime::Handle, time::sleep};
+use tokio::runtime::Handle;
 
 use super::{
     Fallback, Immediate, Stores,
@@ -14,7 +14,7 @@ use crate::{
     store::{Answer, BoxError, Charge, Op, Store},
 };
 
-/// The pause after a replay while some servers of the inner store fail.
+/// The time between two replays while some servers of the inner store fail.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
 
 impl<S, L> Fallback<S, L>
@@ -126,7 +126,7 @@ where
         }
         if failed && store.stores.inner.isolates_failures() {
             // Other calls still succeed, and each of them would start a replay.
-            sleep(REPLAY_PAUSE).await;
+            journal.pause(REPLAY_PAUSE);
         }
     }
 }

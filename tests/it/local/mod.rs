@@ -12,6 +12,8 @@ mod flood_layer;
 #[cfg(all(feature = "governor", feature = "testing"))]
 mod governor;
 #[cfg(feature = "testing")]
+mod lanes;
+#[cfg(feature = "testing")]
 mod linearizable;
 #[cfg(feature = "testing")]
 mod max_debt;

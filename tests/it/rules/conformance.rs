@@ -85,14 +85,14 @@ impl Store for Strict {
     }
 }
 
-#[derive(Default)]
-struct StrictOne(Local);
+/// A local store inside of a store with a planted fault.
+struct Planted<S>(Local, fn(LocalStore) -> S);
 
-impl Subject for StrictOne {
-    type Store = Strict;
+impl<S: Store<Error = Infallible>> Subject for Planted<S> {
+    type Store = S;
 
-    fn open(&mut self) -> Strict {
-        Strict(self.0.open())
+    fn open(&mut self) -> S {
+        self.1(self.0.open())
     }
 
     fn set(&mut self, now: Duration) {
@@ -102,7 +102,7 @@ impl Subject for StrictOne {
 
 #[tokio::test]
 async fn a_store_whose_report_only_charges_deny_fails() {
-    let broken = properties::report_only(&mut StrictOne::default()).await;
+    let broken = properties::report_only(&mut Planted(Local::default(), Strict)).await;
     assert_eq!(broken, Err("call 1 beside report-only charges: denied".into()));
 }
 
@@ -124,24 +124,9 @@ impl Store for Forgetful {
     }
 }
 
-#[derive(Default)]
-struct ForgetfulOne(Local);
-
-impl Subject for ForgetfulOne {
-    type Store = Forgetful;
-
-    fn open(&mut self) -> Forgetful {
-        Forgetful(self.0.open())
-    }
-
-    fn set(&mut self, now: Duration) {
-        self.0.set(now);
-    }
-}
-
 #[tokio::test]
 async fn a_store_that_skips_an_account_fails() {
-    let broken = properties::all_or_nothing(&mut ForgetfulOne::default()).await;
+    let broken = properties::all_or_nothing(&mut Planted(Local::default(), Forgetful)).await;
     assert!(broken.is_err_and(|broken| broken.contains("5 of each left")));
 }
 
