@@ -86,7 +86,7 @@ impl<S: Store> Limiter<S> {
     /// See [`Explanation::look`].
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
@@ -201,7 +201,7 @@ impl<S: Store> Limiter<S> {
     /// Takes `max` units, or all that are left. Returns their number.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(10));
@@ -241,7 +241,7 @@ impl<S: Store> Limiter<S> {
     /// behind it.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).burst(1));

@@ -24,7 +24,7 @@
 //! also explain the decision that they *would* make, without a charge:
 //!
 //! ```
-//! # tokio_test::block_on(async {
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use tower_sluice::{Limiter, Quota};
 //!
 //! let (limiter, quotas) = (Limiter::local(), [Quota::per_second(5).burst(20), Quota::per_day(10_000)]);
@@ -111,7 +111,7 @@ impl Explanation {
     /// [blocked](crate::Quota::blocked) quota, so that the store denies the call.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{
     ///     Key, LocalStore, Quota, explain::Explanation, rule::RuleName, store::Charge,
     /// };

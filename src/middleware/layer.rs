@@ -448,7 +448,7 @@ where
     /// that.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use http::Request;
     /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::HeaderKey};
     ///
