@@ -38,8 +38,9 @@ fn cargo(arguments: &[&str]) -> String {
 
 /// The packages that are compiled on this machine, including this one, as `name version`. `no-dev`
 /// edges are those of a user.
-fn tree(edges: &str, features: &str) -> BTreeSet<String> {
-    let lines = cargo(&["tree", "--locked", "--edges", edges, "--prefix", "none", features]);
+fn tree(edges: &str, features: &[&str]) -> BTreeSet<String> {
+    let tree = ["tree", "--locked", "--edges", edges, "--prefix", "none"];
+    let lines = cargo(&[&tree, features].concat());
     let package = |line: &str| {
         let mut words = line.split(' ');
         let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
@@ -73,15 +74,43 @@ fn rust(version: &str) -> (u32, u32) {
 
 #[test]
 fn without_default_features_there_are_few_packages() {
-    let packages = tree("no-dev", "--no-default-features");
+    let packages = tree("no-dev", &["--no-default-features"]);
     println!("packages without default features: {} (fewer than {MOST_PACKAGES})", packages.len());
     assert!(packages.len() < MOST_PACKAGES, "{packages:#?}");
+}
+
+/// The table of the READMEs has one line per set of features.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn the_readme_states_the_packages() {
+    let sets = [
+        ("| default |", "| 默认 |", &[][..]),
+        (
+            "features = [\"axum\", \"tracing\"]`: without governor |",
+            "features = [\"axum\", \"tracing\"]`：不带 governor |",
+            &["--no-default-features", "--features=axum,tracing"],
+        ),
+        (
+            "| `default-features = false` |",
+            "| `default-features = false` |",
+            &["--no-default-features"],
+        ),
+    ];
+    for (english, chinese, features) in sets {
+        let packages = tree("no-dev", features).len();
+        for (readme, row) in [("README.md", english), ("README.zh-CN.md", chinese)] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(readme);
+            let text = fs::read_to_string(path).expect(readme);
+            let line = format!("{row} {packages} |\n");
+            assert!(text.contains(&line), "{readme} does not state {line}");
+        }
+    }
 }
 
 /// A first build of the example of the README compiles these packages.
 #[test]
 fn the_quickstart_builds_few_packages() {
-    let packages = tree("normal,build,dev", "--features=default");
+    let packages = tree("normal,build,dev", &[]);
     println!("packages of the quickstart: {} (at most {MOST_FOR_THE_QUICKSTART})", packages.len());
     assert!(packages.len() <= MOST_FOR_THE_QUICKSTART, "{packages:#?}");
 }
@@ -108,7 +137,7 @@ fn the_features_of_the_tests_are_those_of_the_library() {
 
 #[test]
 fn no_dependency_needs_a_later_rust() {
-    let packages = tree("no-dev", "--all-features");
+    let packages = tree("no-dev", &["--all-features"]);
     let ours = rust(env!("CARGO_PKG_RUST_VERSION"));
     let mut seen = BTreeSet::new();
     for package in metadata() {
