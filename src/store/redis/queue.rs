@@ -17,8 +17,12 @@ use crate::decision::Decision;
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// While this number of batches is in flight, only a full batch is sent.
+/// While this number of batches is in flight, a batch is sent only if it is full, or if
+/// [`BATCH_INTERVAL`] is over.
 const MAX_IN_FLIGHT: usize = 2;
+/// The time after which a batch is sent even if no other was answered. On a slow link, requests
+/// would otherwise wait for one round trip before their own.
+const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which a batch no longer delays others. Its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -126,7 +130,9 @@ impl QueueState {
         self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
         let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
-        let has_room = collecting == 0 && in_flight < MAX_IN_FLIGHT;
+        let latest = self.batches.last().map(|batch| now.duration_since(batch.since));
+        let has_room = collecting == 0
+            && (in_flight < MAX_IN_FLIGHT || latest.is_some_and(|age| age >= BATCH_INTERVAL));
         has_room || self.waiting.len() >= MAX_GROUPS * (collecting + 1)
     }
 
