@@ -22,7 +22,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::call_stats::CallStats;
-use crate::observe::circuit;
+use crate::{observe::circuit, store::outage_state::LogLimit};
 
 const STATE: u64 = 3;
 const CLOSED: u64 = 0;
@@ -74,6 +74,7 @@ pub(in crate::store) struct Circuit {
 struct History {
     stats: CallStats,
     closings: u64,
+    log: LogLimit,
     /// The last open time, without jitter. Zero if the circuit has closed since then.
     open_for: Duration,
 }
@@ -129,11 +130,13 @@ impl Circuit {
     pub(in crate::store) fn retire(&self) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() {
-            history.close();
+            let should_log = history.close();
             self.word.store(history.closings << 2 | CLOSED, Release);
             drop(history);
             self.report(0);
-            log_retired(self.server.as_deref());
+            if should_log {
+                log_retired(self.server.as_deref());
+            }
         }
     }
 
@@ -165,18 +168,21 @@ impl Circuit {
             history.stats.record(now, ok);
         }
         if probe && ok {
-            history.close();
+            let should_log = history.close();
             self.word.store(history.closings << 2 | CLOSED, Release);
             drop(history);
             self.report(0);
-            log_closed(self.server.as_deref());
+            if should_log {
+                log_closed(self.server.as_deref());
+            }
         } else if probe || self.config.trips(&history.stats, now) {
             let time = history.open(&self.config);
             let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
             self.word.store(until.min(u64::MAX >> 2) << 2 | OPEN, Release);
+            let should_log = history.log.should_log_failure();
             drop(history);
             self.report(2);
-            if !probe {
+            if should_log {
                 log_opened(self.server.as_deref(), time);
             }
         }
@@ -202,8 +208,11 @@ impl Circuit {
 }
 
 impl History {
-    fn close(&mut self) {
-        *self = Self { closings: self.closings + 1, ..Self::default() };
+    /// Returns `true` if the end of the outage should be logged.
+    fn close(&mut self) -> bool {
+        let should_log = self.log.should_log_recovery();
+        *self = Self { closings: self.closings + 1, log: self.log, ..Self::default() };
+        should_log
     }
 
     /// Returns the open time that begins now.

@@ -27,9 +27,9 @@ where
         let Stores { outages, journal, .. } = &*self.stores;
         if outages.record_failure(epoch) {
             journal.mark_due();
-            if outages.should_log() {
-                log_failed(&error.into());
-            }
+        }
+        if outages.should_log_failure() {
+            log_failed(&error.into());
         }
     }
 

@@ -1,4 +1,4 @@
-//! Logs the beginning and the end of each outage, at most once a second.
+//! Logs the beginning and the end of each outage, at most one outage in ten seconds.
 
 use std::sync::Arc;
 
@@ -60,7 +60,8 @@ impl Attempt<&OutageLog> {
                 Some(decision)
             }
             Err(error) => {
-                if state.record_failure(epoch) && state.should_log() {
+                state.record_failure(epoch);
+                if state.should_log_failure() {
                     log_failed(effect, &error.into());
                 }
                 None
