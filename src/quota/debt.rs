@@ -3,34 +3,34 @@
 use super::{Algorithm, ErrorKind, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// Sets the maximum debt after late charges, in units. Defaults to the limit.
+    /// Sets the maximum debt of an account, in units. Defaults to the limit.
     ///
-    /// A late charge raises the cost of a request that was already admitted. A handler makes a late
-    /// charge by adjusting a charge upwards, or by a positive
-    /// [`Limiter::adjust`](crate::Limiter::adjust).
+    /// A handler may find that a request costs more than was charged, and charge the difference
+    /// (see [`ChargeHandle`](crate::middleware::ChargeHandle) and
+    /// [`Limiter::adjust`](crate::Limiter::adjust)). The difference can put the account into debt.
     ///
-    /// A late charge never fails. The charge stops at `limit + max_debt` charged units, and
-    /// **further units are lost**: the request used them, but they are never charged. With
-    /// `max_debt(0)`, a late charge can empty an account, but cannot put it into debt.
+    /// Such a charge never fails. It stops at `limit + max_debt` charged units, and **further units
+    /// are lost**: the request used them, but they are never charged. With `max_debt(0)`, an
+    /// account can be emptied, but not put into debt.
     ///
     /// # Parallel requests
     ///
-    /// Parallel requests are admitted by the units that they reserve, before their charges are
-    /// adjusted. Suppose that each request reserves *r* units and actually costs *a* units. A full
-    /// account then admits *n* = *limit* / *r* requests at once. They use *n·a* units, and at most
-    /// `limit + max_debt` are charged.
+    /// Parallel requests are admitted before their charges are adjusted. Suppose that each request
+    /// is charged *r* units first and actually costs *a* units. A full account then admits *n* =
+    /// *limit* / *r* requests at once. They use *n·a* units, and at most `limit + max_debt` are
+    /// charged.
     ///
     /// No unit is lost if `max_debt ≥ n·a − limit`, which is `limit · (a / r − 1)`.
     ///
-    /// For example, take a quota of 1 000 units per minute and waves of 1 000 requests. Each
-    /// request reserves 1 unit and costs 100 000 units.
+    /// For example, take a quota of 1 000 units per minute. Each request is charged 1 unit first
+    /// and costs 100 000 units. Clients send 1 000 requests at once, as often as they can.
     ///
-    /// - By default, each wave uses 10⁸ units but is charged only 2 000, so the next wave starts
-    ///   after two minutes. **That is 3·10⁹ units per hour, but the quota allows 61 000.**
+    /// - By default, each such wave uses 10⁸ units but is charged only 2 000, so the next wave
+    ///   starts after two minutes. **That is 3·10⁹ units per hour, but the quota allows 61 000.**
     /// - With `max_debt(99_999_000)`, the first wave puts the account into debt for 69 days.
     ///
-    /// A larger reservation is better than a large debt. Requests that reserve their maximum cost
-    /// never use more than the quota.
+    /// A larger first charge is better than a large debt. Requests that are charged their maximum
+    /// cost first never use more than the quota.
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -58,7 +58,7 @@ impl Quota {
     /// # Limitations
     ///
     /// This setting bounds the charged units, not the used units. The used units depend on the
-    /// reservations and on the number of parallel requests of a key.
+    /// first charges and on the number of parallel requests of a key.
     ///
     /// A refund of lost units returns more than was charged, until the account is full.
     #[track_caller]
@@ -83,12 +83,12 @@ impl Quota {
         }
     }
 
-    /// Returns the number of charged units at which a late charge stops.
+    /// Returns the limit plus the maximum debt.
     pub(crate) const fn late_limit(&self) -> u64 {
         self.burst as u64 + self.max_debt_units() as u64
     }
 
-    /// Returns the error of a debt that is too large.
+    /// Returns the error of a maximum debt that is too large.
     pub(super) const fn debt_fault(&self) -> Option<ErrorKind> {
         let Some(debt) = self.max_debt else { return None };
         if debt as u64 <= self.longest_debt() {
