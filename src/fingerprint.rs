@@ -49,7 +49,7 @@ const LENGTH: usize = 16;
 /// Secret of fingerprints: 128 bits that only the operator knows.
 ///
 /// Use sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a text with at least 128 bits
-/// of entropy. `Debug` never prints it.
+/// of entropy. `Debug` never prints the secret.
 #[derive(Clone, Copy)]
 pub struct FingerprintKey([u8; LENGTH]);
 
@@ -109,14 +109,14 @@ impl FingerprintKey {
     /// A fixed, public secret, for hashes that need not be secret.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
-    /// Returns the fingerprint of `parts` as one text.
+    /// Returns the fingerprint of the joined parts.
     pub(crate) fn fingerprint(&self, parts: &[&[u8]]) -> Fingerprint {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));
         Fingerprint(hasher.finish())
     }
 
-    /// Returns a 128-bit hash, to hide keys in a store from its other clients.
+    /// Returns a 128-bit hash, which hides keys from other clients of a store.
     pub(crate) fn hash128(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut hasher = SipHasher128::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));

@@ -62,7 +62,7 @@ pub trait Identify {
     /// The future of a lookup. It returns the head of the request and the identity, if any.
     type Future: Future<Output = (Parts, Option<Self::Identity>)>;
 
-    /// Looks up the identity of a request, and returns the head with it.
+    /// Looks up the identity of a request. The future also returns the head of the request.
     fn identify(&self, parts: Parts) -> Self::Future;
 }
 

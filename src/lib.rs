@@ -68,7 +68,7 @@
 //! | chapter | topic |
 //! |---|---|
 //! | [choosing](guide::choosing) | algorithm, numbers, place of the layer, exemptions |
-//! | [algorithms](guide::algorithms) | each algorithm, drawn |
+//! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |

@@ -70,7 +70,8 @@ impl<'a> ManagedAccount<'a> {
         })
     }
 
-    /// Returns the units left, the rest of a block, and an explanation of the next decision.
+    /// Returns the units left, the remaining time of a block, and an explanation of the next
+    /// decision.
     pub(super) async fn peek(self) -> Result<Value, Problem> {
         let store = &self.layer.store;
         self.check_supported()?;
@@ -180,7 +181,8 @@ fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem>
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
 }
 
-/// Returns the quotas of the rule. A rule without quotas of its own needs them in the request body.
+/// Returns the quotas of the rule. If the rule chooses quotas per request, the body must contain
+/// them.
 fn quotas(shape: &RuleInfo<'_>, given: Option<Quotas>) -> Result<Quotas, Problem> {
     let rule = shape.name;
     match (managed::own_quotas(shape), given) {

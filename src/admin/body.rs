@@ -136,7 +136,7 @@ fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Er
     de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
-/// Reads quotas without names. A name would stay in memory forever.
+/// Reads quotas. A named quota is an error, because names stay in memory forever.
 fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();

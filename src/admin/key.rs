@@ -32,11 +32,11 @@ enum ParseError {
     Invalid(String),
 }
 
-/// Parses a key of the given kind, for the rule named in errors.
+/// Parses a key of kind `kind`. Errors name the rule.
 ///
 /// # Errors
 ///
-/// Fails if `value` is not such a key, or if two different keys match.
+/// Fails if `value` is not a key of this kind, or if it is ambiguous.
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
@@ -182,8 +182,8 @@ fn number(value: &Value) -> Option<ParsedKey> {
 
 /// Parses an address, with an optional prefix length, as in `2001:db8::/48`.
 ///
-/// The prefix length must be the one of the rule. If the rule has none, the default is /32 for IPv4
-/// and /64 for IPv6.
+/// The prefix length must equal that of the rule. For a rule without a prefix length, the default
+/// is /32 for IPv4 and /64 for IPv6.
 fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),

@@ -24,8 +24,8 @@
 //!     .nest("/admin", admin.router(guard));
 //! ```
 //!
-//! The next example has two layers and a Tower layer as the guard. Its fingerprints are equal in
-//! every process.
+//! The next example has two layers and a Tower layer as the guard. All processes use one secret, so
+//! fingerprints are equal in every process.
 //!
 //! ```
 //! use axum::{Router, extract::Request, http::StatusCode, middleware, response::Response};
@@ -179,8 +179,8 @@
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
 //! Plain text may also be an address or a number, if the rule has such keys. Ambiguous text is an
-//! error, which lists the possible forms. For example, `"127.0.0.1"` is ambiguous if a rule uses a
-//! header or else the address.
+//! error, which lists the possible forms. For example, `"127.0.0.1"` is ambiguous if the keys of a
+//! rule are addresses or header values.
 //!
 //! The router masks an address as the extractor does. If the rule counts by /64, a block of one
 //! IPv6 address blocks the whole /64, and the response contains `"prefix": 64`. If the kind is

@@ -50,7 +50,7 @@ pub(super) trait Counter {
     /// Refunds up to `units` units, newest charges first.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Undoes a charge. Units that were already refilled are not returned.
+    /// Undoes a charge, except for units that were refilled since.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
 
     /// Returns the instant from which the account can be dropped.
@@ -116,9 +116,9 @@ pub(super) fn take(
     evaluation
 }
 
-/// Creates the account of a denied request, if the quota has `initial` units.
+/// Creates the account for a request that another quota denied.
 ///
-/// Needed if another account denied the request.
+/// Does nothing unless the quota has `initial` units.
 pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
     let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
     drop_expired(account, quota, now);
@@ -163,7 +163,7 @@ pub(super) fn caps_late_charge(
     units > room
 }
 
-/// Undoes a charge. Units that were already refilled are not returned.
+/// Undoes a charge, except for units that were refilled since.
 pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
     drop_expired(account, quota, now);
     if let Some(state) = account {
@@ -224,7 +224,7 @@ impl CountedState {
         }
     }
 
-    /// Returns an account of bounded size. No unit of the copy is refilled earlier.
+    /// Returns a copy of bounded size. The copy never has more units left than the account.
     pub(super) fn condensed(&self) -> Self {
         match self {
             Self::SlidingLog(log) => Self::SlidingLog(log.condensed()),

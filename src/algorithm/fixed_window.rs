@@ -1,8 +1,8 @@
 //! The fixed window: a count that restarts with each window.
 //!
 //! A window lasts one period. Aligned windows start at multiples of the period since the Unix
-//! epoch. An anchored window starts with the first charge. Two full windows can be used back to
-//! back, so one period can see twice the units.
+//! epoch. An anchored window starts with the first charge. Up to twice the units can be used within
+//! one period: at the end of a window, and at the start of the next.
 //!
 //! Aligned windows have two options:
 //!
@@ -114,7 +114,7 @@ impl Counter for FixedWindow {
         end + window.at(quota, end).offset(quota, need) - now
     }
 
-    /// Returns the time until more units are available, or 0 if there will be no more.
+    /// Returns the time until more units are available, or 0 if waiting adds no units.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
         let left = window.released(quota, now).saturating_sub(window.count);

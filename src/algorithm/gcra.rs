@@ -6,9 +6,6 @@
 //!
 //! A full account is dropped, because a new account is also full. With `initial`, a new account is
 //! not full, so a full account is kept for another `burst·T`.
-//!
-//! GCRA spaces requests evenly after the burst. One period can see nearly twice the units: the
-//! burst, and the units that are refilled meanwhile.
 
 use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{
@@ -119,9 +116,9 @@ impl Gcra {
         fit.with(self.snapshot(reset_ns, fit.retry_ns))
     }
 
-    /// Returns the new account of a denied request, or `None` without `initial`.
+    /// Returns the new account for a request that another quota denied.
     ///
-    /// Needed if another account denied the request.
+    /// Returns `None` unless the quota has `initial` units.
     #[inline]
     pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
         let opens = self.retention > 0
@@ -158,7 +155,7 @@ impl Gcra {
         self.interval.saturating_mul(units) > room
     }
 
-    /// Undoes a charge. Units that were already refilled are not returned.
+    /// Undoes a charge, except for units that were refilled since.
     ///
     /// Returns the new value of the account, or `None` if it does not change.
     pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {

@@ -68,7 +68,7 @@ impl Evaluation {
         Self { allowed: true, overage: false, wait: 0, snapshot }
     }
 
-    /// Returns `true` for a denial that waiting does not end.
+    /// Returns `true` if the demand was denied and waiting does not help.
     pub(crate) fn is_never(&self) -> bool {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }
@@ -157,7 +157,7 @@ impl AccountState {
         }
     }
 
-    /// Returns an account of bounded size. No unit of the copy is refilled earlier.
+    /// Returns a copy of bounded size. The copy never has more units left than the account.
     pub(crate) fn condensed(&self) -> Self {
         match self {
             Self::Gcra(tat) => Self::Gcra(*tat),
@@ -255,9 +255,9 @@ pub(crate) fn take(
     }
 }
 
-/// Creates the account of a denied request, if the quota has `initial` units.
+/// Creates the account for a request that another quota denied.
 ///
-/// Needed if another account denied the request.
+/// Does nothing unless the quota has `initial` units.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
@@ -296,7 +296,7 @@ pub(crate) fn caps_late_charge(
     }
 }
 
-/// Undoes a charge. Units that were already refilled are not returned.
+/// Undoes a charge, except for units that were refilled since.
 pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),

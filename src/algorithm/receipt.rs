@@ -10,7 +10,7 @@ pub(crate) struct Receipt {
     pub(crate) charged: u64,
     /// The instant of the decision.
     pub(crate) at: u64,
-    /// For GCRA the TAT after the charge, otherwise the instant of the next unit.
+    /// For GCRA, the TAT after the charge. Otherwise, the instant of the next unit.
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Receipt {
     pub(crate) units: u32,
     /// `true` if the charge queued.
     ///
-    /// Only the last charge in a queue is undone, because two callers must not get one turn.
+    /// Only the last charge in a queue can be undone. Otherwise two callers would get one turn.
     pub(crate) queued: bool,
 }
 

@@ -30,7 +30,7 @@ impl TokenBucket {
         Self { tokens, anchor, opened }
     }
 
-    /// Returns the instant at which the account has `tokens` tokens, at most the burst.
+    /// Returns the instant at which the account has `tokens` tokens. `tokens` is at most the burst.
     fn reached_at(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();
         let refills = missing.div_ceil(refill(quota));
@@ -90,7 +90,7 @@ impl Counter for TokenBucket {
         }
     }
 
-    /// Undoes a charge. Tokens that were already refilled are not returned.
+    /// Undoes a charge, except for tokens that were refilled since.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);

@@ -54,7 +54,7 @@ impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     }
 }
 
-/// Reads one field. As a seed, an error gets the position of the field in the file.
+/// Reads one field as a serde seed, so that errors have a position in the file.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,

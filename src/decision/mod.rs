@@ -35,7 +35,7 @@ pub struct Decision {
     at: u64,
     /// The instant of the charge, in nanoseconds of the store's clock.
     ///
-    /// Earlier than `at` if the units were leased before.
+    /// Earlier than the decision if the units come from an earlier lease.
     charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
@@ -59,7 +59,7 @@ impl Decision {
 
     /// Creates a decision that denies the request.
     ///
-    /// Without any outcomes, the denial means that waiting does not help.
+    /// A denial without outcomes means that waiting does not help.
     #[must_use]
     pub fn deny() -> Self {
         Self { allowed: false, ..Self::allow() }
@@ -297,7 +297,7 @@ impl Decision {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
 
-    /// Converts a denial into a permission beyond the quota, without a charge.
+    /// Allows a denied request beyond the quota, without a charge.
     pub(crate) fn into_overage(mut self) -> Self {
         (self.allowed, self.overage) = (true, true);
         self
@@ -326,9 +326,9 @@ impl Decision {
         Self { charged_at, ..self }
     }
 
-    /// Returns a decision with one outcome for each of `quotas`, given by rule and index.
+    /// Returns the decision with one outcome for each of `quotas`.
     ///
-    /// The outcome is unknown for a quota that this decision does not have exactly once.
+    /// A missing or ambiguous outcome becomes an unknown outcome.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {

@@ -15,8 +15,9 @@ pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// The microseconds by which the clock of the account's Redis node is ahead of the decision's
-    /// clock.
+    /// The lead of the account's clock over the decision's clock, in microseconds.
+    ///
+    /// Each Redis node has its own clock.
     #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
@@ -88,7 +89,7 @@ impl Outcome {
         self
     }
 
-    /// Sets the time until more units are available. Zero means that there will be no more.
+    /// Sets the time until more units are available. Zero means that waiting adds no units.
     #[must_use]
     pub fn with_next_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
@@ -218,7 +219,7 @@ impl Outcome {
         Duration::from_nanos(self.reset_ns())
     }
 
-    /// Returns the time until more units are available, or zero if there will be no more.
+    /// Returns the time until more units are available, or zero if waiting adds no units.
     #[must_use]
     pub fn next_after(&self) -> Duration {
         Duration::from_nanos(self.remaining_and_next().1)
@@ -247,8 +248,7 @@ impl Outcome {
         (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
     }
 
-    /// Returns `true` if the quota denied the cost and [does not know](Outcome::with_unknown_wait)
-    /// the wait.
+    /// Returns `true` for a denial with an [unknown](Outcome::with_unknown_wait) wait.
     #[must_use]
     pub fn is_wait_unknown(&self) -> bool {
         self.retry_ns() == UNKNOWN_WAIT

@@ -17,7 +17,7 @@ pub(super) struct Arithmetic<'a> {
 }
 
 impl Arithmetic<'_> {
-    /// Returns the quota, unless the store that decided uses another quota.
+    /// Returns the quota, or `None` if a fallback or a governor limiter decided with other values.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -162,7 +162,7 @@ impl Arithmetic<'_> {
         exact.then_some(missing)
     }
 
-    /// Returns a note on a store whose values differ from those of the quota.
+    /// Returns a note if a fallback or a governor limiter decided with other values.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
             Source::Fallback => {

@@ -1,9 +1,10 @@
 //! Dry runs of a decision.
 //!
 //! A denied call charges nothing. A dry run therefore adds a blocked quota to each charge, so that
-//! the store denies the call. The rest of the decision is then read from the outcomes.
+//! the store denies the call. The outcomes of the other quotas show the decision.
 //!
-//! Report-only charges need a call of their own, so that they do not hide outcomes of other rules.
+//! Report-only charges get a separate call. Their blocked quotas would otherwise hide the outcomes
+//! of other rules.
 
 use smallvec::SmallVec;
 
@@ -38,7 +39,7 @@ pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), U
     refusing(charges, true, |charges| store.supports(charges))
 }
 
-/// Calls the store with only the report-only charges, or only the others.
+/// Calls the store with the report-only charges alone, or with all other charges.
 async fn ask<S: Store>(
     store: &S,
     charges: &OwnedCharges,

@@ -1,9 +1,9 @@
 //! Explanations of decisions: the rule and the quota that decided, with the arithmetic.
 //!
-//! An [`Explanation`] answers the question of an operator why a request was denied. It shows the
-//! units that were left, the units that were needed, and the time until more are available.
+//! An [`Explanation`] shows why a request was denied: the units left, the units needed, and the
+//! time until more are available.
 //!
-//! An explanation is computed only on demand. Other requests pay nothing for it.
+//! Explanations are computed on demand, so requests without an explanation have no cost.
 //!
 //! To explain a decision, call [`Decision::explain`]:
 //!

@@ -6,7 +6,7 @@
 //! | chapter | topic |
 //! |---|---|
 //! | [`choosing`] | The algorithm, the numbers, the place of the layer, and exemptions |
-//! | [`algorithms`] | Each algorithm on one series of calls, drawn |
+//! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |

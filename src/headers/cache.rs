@@ -6,9 +6,9 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// The cache holds values with fewer units left than this, and with a wait of at most one second.
+/// Values with fewer units left than this are cached, if the wait is at most one second.
 const UNITS: usize = 128;
-/// The cache holds values without units left, and with a wait of fewer seconds than this.
+/// Values with fewer seconds to wait than this are cached, if no units are left.
 const SECONDS: usize = 64;
 
 #[derive(Debug)]

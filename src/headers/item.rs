@@ -25,7 +25,7 @@ pub(crate) struct Items {
 }
 
 impl Items {
-    /// Collects the quotas of a layer. Fails if two quotas have one name.
+    /// Collects the quotas of a layer. Fails if two quotas have the same name.
     ///
     /// Report-only rules are included, because they can be enforced at run time.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
@@ -67,7 +67,7 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if every rule charges the request, and no report-only flag has changed.
+    /// Returns `true` if all rules charge the request, with unchanged report-only flags.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules
@@ -130,8 +130,7 @@ impl Item {
 
 /// Returns the seconds in which an empty account refills.
 ///
-/// Uses the exact period. The rounded interval would give 2 instead of 1 for three units per
-/// second.
+/// Uses the exact period. With the rounded interval, three units per second would take 2 seconds.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

@@ -30,7 +30,7 @@ pub(super) struct Reading {
     /// `true` if the decision is overage.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The seconds until more units are available, or 0 if there will be no more.
+    /// The seconds until more units are available, or 0 if waiting adds no units.
     pub(super) next: u32,
 }
 
@@ -180,8 +180,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`. A field of an inner limiter with fewer units left
-    /// stays.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an inner limiter has set fewer units.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -201,7 +200,7 @@ impl Lines {
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
-    /// Sets the three fields. Fields of an inner limiter with fewer units left stay.
+    /// Sets the three fields, unless an inner limiter has set fewer units.
     ///
     /// Returns `true` if the fields were set.
     fn add_triplet(

@@ -23,7 +23,7 @@ use crate::{
     store::Charge,
 };
 
-/// Layers with more rules than this do not cache the values of partial templates.
+/// The maximum number of rules in a layer whose variants cache rendered values.
 const FEW: usize = 16;
 
 /// Precomputed header fields for a layer, or for one request.

@@ -12,7 +12,7 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 /// §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
 ///
 /// A request without the header, or with a blank value, has no identity. A request with two such
-/// headers is rejected with 400, because the inner service might read the other one.
+/// headers is rejected with 400, because the inner service might read the other value.
 ///
 /// ```
 /// use tower_sluice::key::HeaderKey;

@@ -43,7 +43,7 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    /// Returns the kind of a key that may be of either kind.
+    /// Returns a kind that includes this kind and `other`.
     ///
     /// ```
     /// use tower_sluice::key::KeyKind;

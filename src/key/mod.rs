@@ -132,8 +132,8 @@ pub trait KeyExtractor {
 
     /// Returns the kind of this extractor's keys. Defaults to [`KeyKind::Any`].
     ///
-    /// Override this method if all keys have one kind. The `admin` router then parses the keys of
-    /// operators as this kind, so an operator cannot block a text when the keys are addresses.
+    /// Override this method if all keys have one kind. The `admin` router then rejects keys of
+    /// another kind, which no request can have.
     ///
     /// ```
     /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};

@@ -1,12 +1,11 @@
 //! Finds quotas without effect, because another quota of the rule denies first.
 //!
 //! A request is charged to all quotas of a rule or to none. A looser quota therefore sees only
-//! requests that a tighter quota allows. The looser quota has no effect if one of these holds:
+//! requests that a tighter quota allows. The looser quota has no effect in these cases:
 //!
-//! - It never has more used units than the tighter quota, and has at least the same capacity.
-//! - It allows every sequence that the tighter quota allows in a time span. In network calculus (Le
-//!   Boudec and Thiran, chapter 1), the arrival curve of the tighter quota is below the service
-//!   curve of the looser.
+//! - The looser quota never has more used units than the tighter one, and has no lower capacity.
+//! - The looser quota allows the arrival curve of the tighter one (network calculus, Le Boudec and
+//!   Thiran, chapter 1).
 
 use crate::quota::{Algorithm, Quota};
 
@@ -137,9 +136,7 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// Returns an upper bound of [`most_in`], as a burst plus a constant rate.
-///
-/// The values are the burst, the units of the rate, and the nanoseconds for these units.
+/// Returns an upper bound of [`most_in`]: a burst, and a rate as units and nanoseconds.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

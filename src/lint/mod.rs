@@ -188,7 +188,7 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Makes the findings be logged again, after a setting has changed.
+    /// Lets findings be logged again, after a setting has changed.
     pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {

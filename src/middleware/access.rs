@@ -54,11 +54,11 @@ impl AccessList {
     /// Creates a list of the requests whose key is one of `keys`. `extractor` finds the key.
     ///
     /// A request without a key is not on the list, so it passes a deny list. Do not use a deny list
-    /// with a key that clients can omit, not even as a part of a tuple. After any other error of
-    /// `extractor`, a deny list denies the request.
+    /// with a key that clients can omit. After any other error of `extractor`, a deny list denies
+    /// the request.
     ///
-    /// To allow clients by address, use [`client_networks`](AccessList::client_networks) instead of
-    /// a list with [`ClientIp`]. A client may make the proxy drop the header, and would then have
+    /// To allow clients by address, use [`client_networks`](AccessList::client_networks). With
+    /// [`ClientIp`] as `extractor`, clients could make a proxy drop the header, and would then have
     /// the address of the proxy.
     ///
     /// ```
@@ -107,9 +107,8 @@ impl AccessList {
     /// `client` finds the address. If `client` fails, a deny list denies the request with the
     /// status of the error.
     ///
-    /// A client may make a proxy drop the header, and then has the address of the proxy. An allow
-    /// list therefore never matches a trusted proxy, but a deny list does. To allow clients in a
-    /// private network, trust only the proxies in that network.
+    /// An allow list never matches a trusted proxy, because clients may make a proxy drop the
+    /// header. To allow clients in a private network, trust only the proxies in that network.
     ///
     /// ```
     /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};

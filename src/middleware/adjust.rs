@@ -125,7 +125,7 @@ impl ChargeHandle {
         self.0.adjust(None, |_| 0);
     }
 
-    /// Blocks the keys of this request for `time`, under every rule that applied to it.
+    /// Blocks the keys of this request for `time`, under every rule that applied to the request.
     ///
     /// Use a block to penalize a client. Denials alone charge nothing.
     ///
@@ -134,7 +134,7 @@ impl ChargeHandle {
     ///
     /// # Errors
     ///
-    /// Returns the first error, such as [`BlockError::Full`]. All keys are tried.
+    /// Returns the first error, such as [`BlockError::Full`]. The other keys are still blocked.
     pub fn block(&self, time: Duration) -> Result<(), BlockError> {
         self.0.charges.with(|charges| {
             let block = |charge| self.0.accounts.block(charge, time);

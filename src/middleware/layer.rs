@@ -265,9 +265,10 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Sets the percentage of a limit from which on allowed requests count as near the limit.
+    /// Sets the percentage of a limit at which requests start to count as near the limit.
     ///
-    /// Defaults to 80. The metric `ratelimit.near_limit` counts these requests (feature `metrics`).
+    /// Defaults to 80. The metric `ratelimit.near_limit` counts allowed requests near a limit
+    /// (feature `metrics`).
     ///
     /// # Panics
     ///

@@ -59,7 +59,7 @@ impl Counters {
         Self::default()
     }
 
-    /// Returns the current counts. Concurrent requests may be counted in part.
+    /// Returns the current counts, which are read one after another.
     #[must_use]
     pub fn snapshot(&self) -> Counts {
         let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;

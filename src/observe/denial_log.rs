@@ -24,7 +24,7 @@ struct RuleRecord {
     last: Mutex<VecDeque<RecordedDenial>>,
 }
 
-/// A denial, or a denial that a report-only rule would have made.
+/// A denied request, or a request that a report-only rule would have denied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordedDenial {
     pub(crate) at: SystemTime,
@@ -34,7 +34,7 @@ pub(crate) struct RecordedDenial {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// The number of denials, and of denials that report-only rules would have made.
+/// The numbers of denied requests, and of requests that report-only rules would have denied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) denied: u64,

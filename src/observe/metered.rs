@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Meter {
     rules: Arc<[RuleCounters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
-    /// The percentage of a limit from which on requests count as near the limit.
+    /// The percentage of a limit at which requests start to count as near the limit.
     near: u8,
     denial_log: DenialLog,
 }
@@ -59,7 +59,7 @@ impl Started {
 }
 
 impl Meter {
-    /// `true`, because decisions are counted.
+    /// `true` if decisions are counted.
     pub(super) const COUNTS: bool = true;
 
     pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
@@ -195,7 +195,7 @@ pub(crate) fn circuit(server: Option<&str>, state: u8) {
     }
 }
 
-/// Counts a decision on a shared account, used for new keys while the store is full.
+/// Counts a decision on an account that new keys share while the store is full.
 pub(crate) fn overflowed() {
     counter!("ratelimit.overflows").increment(1);
 }

@@ -81,7 +81,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 
-/// Logs that a charge after the response exceeds `max_debt`. Logs only the first.
+/// Logs the first charge that was cut at `max_debt`.
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {

@@ -1,4 +1,4 @@
-//! The maximum debt of an account after late charges.
+//! The maximum debt of an account.
 
 use super::{Algorithm, ErrorKind, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
@@ -60,7 +60,7 @@ impl Quota {
     /// This setting bounds the charged units, not the used units. The used units depend on the
     /// first charges and on the number of parallel requests of a key.
     ///
-    /// A refund of lost units returns more than was charged, until the account is full.
+    /// If lost units are refunded, the account gets back more units than were charged.
     #[track_caller]
     pub const fn max_debt(self, units: u32) -> Self {
         Self { max_debt: Some(units), ..self }.or_panic()

@@ -374,9 +374,7 @@ impl Quota {
         self.algorithm
     }
 
-    /// Returns the interval in nanoseconds.
-    ///
-    /// The full limit, including soft units, refills within ten years.
+    /// Returns the interval in nanoseconds. `(limit + soft) × interval` is at most ten years.
     pub(crate) const fn interval_nanos(&self) -> u64 {
         self.interval
     }
@@ -385,7 +383,7 @@ impl Quota {
         self.period
     }
 
-    /// Returns the units of a new account, or `None` for a full account.
+    /// Returns the units of a new account, or `None` if a new account is full.
     pub(crate) const fn initial_units(&self) -> Option<u32> {
         self.initial
     }

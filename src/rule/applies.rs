@@ -28,7 +28,7 @@ pub enum OnMissingKey {
     Reject(StatusCode),
     /// Ignores the request. Clients can then avoid the rule by omitting their identity.
     Skip,
-    /// Charges all such requests to one account of the rule.
+    /// Charges all requests without an identity to one account of the rule.
     Share,
 }
 

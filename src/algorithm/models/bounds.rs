@@ -36,8 +36,7 @@ fn most_in(allowed: &Allowed, nanos: u64) -> usize {
     allowed.iter().enumerate().map(from).max().unwrap_or(0)
 }
 
-/// A pause: a flag to start at the next bucket, sixteenths of a bucket, and an offset in
-/// nanoseconds.
+/// A pause of sixteenths of a bucket plus nanoseconds, from now or from the next bucket.
 type Pause = (bool, u64, i64);
 
 fn takes() -> impl Strategy<Value = Vec<(Pause, Option<u32>)>> {

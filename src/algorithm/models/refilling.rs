@@ -11,7 +11,7 @@ pub(super) struct SlowGcra {
     late_limit: u64,
     soft: u64,
     initial: Option<u64>,
-    /// An instant, and the nanoseconds left to count at that instant.
+    /// An instant, and the nanoseconds left at that instant.
     account: Option<(u64, u64)>,
 }
 

@@ -8,9 +8,9 @@ use crate::{decision::NEVER, quota::Quota};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Jump {
     Nanos(u64),
-    /// A number of sixteenths of the period, and an offset in nanoseconds.
+    /// A jump by sixteenths of the period, plus nanoseconds.
     Period(u64, i64),
-    /// The time until the account is full, plus an offset in nanoseconds.
+    /// A jump to the instant at which the account is full, plus nanoseconds.
     Full(i64),
     Next(i64),
     Retry(i64),
@@ -24,7 +24,7 @@ pub(super) enum Op {
         max_wait: u64,
     },
     Adjust(i64),
-    /// The charge to undo, counted from the last one, and the maximum units.
+    /// Undoes the charge at an index, counted from the last charge, up to a number of units.
     Undo(usize, u32),
 }
 

@@ -33,7 +33,7 @@ impl SlowAligned {
         let offset = |k| if self.paced { spaced(k) } else { 0 };
         (0..allowance).map(|k| start + offset(k)).collect()
     }
-    /// Returns all instants of this window and the next at which a result may change.
+    /// Returns the instants in this and the next window at which a result may change.
     fn coming(&self, now: u64) -> impl Iterator<Item = u64> {
         let window = now / self.period;
         let mut instants = vec![now, (window + 1) * self.period];

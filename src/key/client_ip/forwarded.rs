@@ -1,13 +1,13 @@
-//! Parses the header `Forwarded`, from right to left (RFC 7239, 4; RFC 9110, 5.6).
+//! Parses the header `Forwarded` (RFC 7239, 4; RFC 9110, 5.6).
 //!
-//! Each line is split from the left, because quotes can be matched only in that order.
+//! Elements are read from right to left. Each line is first split from the left, because quotes can
+//! be matched only in that order.
 //!
 //! A client may send an opening quote to hide the text of the proxy. Such a header is an error, and
 //! never yields an address that the client chose:
 //!
 //! - The line then has an odd number of quotes, so its last string does not end.
-//! - An escaped quote can make the number even. A backslash is then outside a string, which is also
-//!   an error.
+//! - An escaped quote can make the number even. A backslash outside a string is also an error.
 
 use std::{iter::Rev, net::IpAddr};
 
@@ -120,8 +120,7 @@ impl<'a> Line<'a> {
 
 /// Returns the address in the `for` parameter of an element, or `None` if the element is invalid.
 ///
-/// Like some proxies, accepts colons and brackets without quotes, and white space around `;` and
-/// `=`.
+/// Also accepts colons and brackets without quotes, and white space around `;` and `=`.
 pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);

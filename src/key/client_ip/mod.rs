@@ -105,7 +105,7 @@ enum Trusted {
 pub enum Unreadable {
     /// Rejects the request with this status.
     Reject(StatusCode),
-    /// Charges all such requests to one account of the rule.
+    /// Charges all requests with an unreadable header to one account of the rule.
     ///
     /// [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share) uses the same account.
     Share,
