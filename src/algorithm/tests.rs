@@ -131,7 +131,7 @@ struct OutcomeRow {
     remaining: u32,
     full: u64,
     next: u64,
-    /// A time in nanoseconds, or "never". Adjustments have none.
+    /// A time in nanoseconds, or "never".
     retry: Option<serde_json::Value>,
 }
 

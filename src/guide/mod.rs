@@ -1,7 +1,6 @@
-//! The guide.
+//! A guide to this crate, by topic.
 //!
-//! The guide helps to choose between the items of this crate. All examples are compiled, and those
-//! without a server are also run.
+//! All examples of the guide are compiled, and those without a server are also run.
 //!
 //! | chapter | topic |
 //! |---|---|

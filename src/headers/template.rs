@@ -23,7 +23,7 @@ use crate::{
     store::Charge,
 };
 
-/// The maximum number of rules in a layer whose variants cache rendered values.
+/// Above this number of rules, a template for some of the rules has no value cache.
 const FEW: usize = 16;
 
 /// Precomputed header fields for a layer, or for one request.

@@ -136,7 +136,7 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// Returns an upper bound of [`most_in`]: a burst, and a rate as units and nanoseconds.
+/// Returns an upper bound of [`most_in`]: a burst, a number of units, and the time of their refill.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {
