@@ -12,8 +12,8 @@ use crate::rule::RuleName;
 
 /// Decision of a store on a request.
 ///
-/// An allowed request is charged to every quota, and a denied request to none. The getters return
-/// the state at the time of the decision.
+/// Either every quota was charged, or none. The getters return the state at the time of the
+/// decision.
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};

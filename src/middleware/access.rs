@@ -82,7 +82,8 @@ impl AccessList {
 
     /// Creates a list of the requests whose peer address is in one of `networks`.
     ///
-    /// An item is a network such as `"10.0.0.0/8"`, or a single address. Behind a proxy, use
+    /// An item is a network such as `"10.0.0.0/8"`, or a single address. The whole address is
+    /// compared, even if [`PeerIp`](crate::PeerIp) masks addresses. Behind a proxy, use
     /// [`client_networks`](AccessList::client_networks), because all requests then have the address
     /// of the proxy.
     ///
