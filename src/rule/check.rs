@@ -1,4 +1,4 @@
-//! Checks of the rules when a layer is built.
+//! Checks of rules, made when a layer is built.
 
 use std::{fmt, time::Duration};
 
