@@ -1,11 +1,13 @@
-//! The state of a breaker: closed, open, or probing (open with a probe in flight).
+//! The state of a breaker: closed, open, or probing (open, with one trial call in flight).
 //!
-//! The state is the lowest two bits of one word, so that a call needs one load. The other bits of a
-//! closed circuit are the number of times that it has closed. Otherwise they are the end of the
-//! open time, in nanoseconds since the circuit was created.
+//! One atomic word has the state in its lowest two bits. The other bits depend on the state:
 //!
-//! An answer counts only if the word has not changed since its call began. A call from before an
-//! outage that times out after it therefore does not open the breaker again.
+//! - In a closed circuit, they count how often the circuit has closed.
+//! - In an open or probing circuit, they are the end of the open time, in nanoseconds since the
+//!   circuit was created.
+//!
+//! An answer counts only if the word has not changed since the call began. A late timeout from a
+//! past outage therefore does not open the circuit again.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -66,7 +68,7 @@ pub(in crate::store) struct Circuit {
     config: BreakerConfig,
     created: Instant,
     word: AtomicU64,
-    /// The lock is held to open or close the circuit.
+    /// Locked while the circuit opens or closes.
     history: Mutex<History>,
 }
 
@@ -74,7 +76,7 @@ pub(in crate::store) struct Circuit {
 struct History {
     stats: CallStats,
     closings: u64,
-    /// The last open time, without jitter. Zero if the circuit has closed since then.
+    /// The last open time, without jitter. Zero while the circuit is closed.
     open_for: Duration,
 }
 
@@ -124,7 +126,7 @@ impl Circuit {
         }
     }
 
-    /// Closes the circuit, because the server is not needed any more.
+    /// Closes the circuit of a server that has left the cluster.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retire(&self) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,7 +139,7 @@ impl Circuit {
         }
     }
 
-    /// Permits the probe if the open time is over and no probe is in flight.
+    /// Permits a probe if the open time is over and no other probe is in flight.
     fn probe(&self, word: u64) -> Result<u64, Duration> {
         let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
         if !left.is_zero() {
@@ -182,7 +184,7 @@ impl Circuit {
         }
     }
 
-    /// Permits another probe if this one was not answered.
+    /// Permits another probe, because this probe was not answered.
     fn abandon(&self, word: u64) {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
@@ -206,7 +208,7 @@ impl History {
         *self = Self { closings: self.closings + 1, ..Self::default() };
     }
 
-    /// Returns the open time that begins now.
+    /// Doubles the open time, and returns it with jitter.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
         self.open_for = doubled.clamp(config.min_open, config.max_open);
@@ -221,7 +223,7 @@ fn jitter(time: Duration) -> Duration {
     half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
 }
 
-/// A permitted call. A probe that is dropped before its answer permits another.
+/// A permit for one call. Dropping an unanswered probe permits another probe.
 #[derive(Debug)]
 pub(in crate::store) struct Permit {
     circuit: Arc<Circuit>,
