@@ -72,8 +72,8 @@ impl From<Vec<Quota>> for Quotas {
 
 /// Source of a rule's quotas.
 ///
-/// A change of the quotas does not refill an account. All quotas that a plan returns should have
-/// the same periods. Put quotas with other periods into another rule.
+/// A change of the quotas does not refill an account. For all requests, a plan should return quotas
+/// with the same periods. Put quotas with other periods into another rule.
 ///
 /// Do not let a client choose its plan per request. An account is dropped when the account is full
 /// under the current plan. With a [token bucket](crate::Algorithm::TokenBucket), the client could

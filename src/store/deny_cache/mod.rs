@@ -42,8 +42,8 @@ const LARGEST: usize = 1 << 24;
 ///   by an allowed charge, by new quotas, and by [`adjust`](crate::StoreExt::adjust),
 ///   [`undo`](Store::undo), [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
 ///   and [`unblock`](crate::StoreExt::unblock).
-/// - **Changes by other processes** take effect within [`max_age`](DenyCache::max_age), by default
-///   1 s.
+/// - **Other changes**, such as changes by another process, take effect within
+///   [`max_age`](DenyCache::max_age), by default 1 s.
 /// - **Several charges** of one call are allowed only together, so one cached denial denies the
 ///   call. The outcomes of the other charges are [unknown](crate::decision::Outcome::unknown), and
 ///   do not appear in header fields and counters. Another rule may deny the call for longer than
