@@ -45,7 +45,8 @@ impl Addresses {
     }
 }
 
-/// Appends the rule and the key in plain text. Escapes other bytes, such as braces and line ends.
+/// Appends the rule and the key in plain text. Other bytes than letters, digits and `-_.` are
+/// escaped.
 fn push_readable(address: &mut String, rule: RuleName, key: &Key) {
     let escaped = |byte: &u8| match byte {
         b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => (*byte as char).to_string(),
@@ -71,8 +72,7 @@ mod tests {
         }
     }
 
-    /// A new release must find the accounts of the previous one. The value comes from another
-    /// implementation of the hash.
+    /// The expected value comes from another implementation of the hash.
     #[test]
     fn addresses_are_stable() {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");

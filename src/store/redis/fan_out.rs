@@ -22,7 +22,7 @@ use crate::{decision::Decision, observe::store_failed};
 
 /// Charges all accounts of `request`, or none.
 ///
-/// The calls continue if the caller is dropped, so that charges are undone in any case.
+/// The calls continue if the caller is dropped, so that charges can be undone.
 pub(super) async fn take<C>(store: RedisStore<C>, request: Request) -> Result<Decision, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -60,7 +60,7 @@ where
     })
 }
 
-/// Undoes the charges of `taken` in the background. Without a runtime, they stay.
+/// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
 pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
