@@ -82,8 +82,8 @@ use crate::{decision::Decision, observe::set_keys};
 /// An account of GCRA without [`initial`](crate::Quota::initial) units is one instant in its slot.
 /// Other accounts also need a state, in these sizes:
 ///
-/// - 96 bytes for each key of the capacity, if all accounts have a state. The state of the first
-///   key in a set allocates 768 bytes.
+/// - 96 bytes for each key of the capacity, if all accounts have a state. The first state in a
+///   set allocates 768 bytes.
 /// - For a sliding window, 16 bytes for each bucket in use, at most one more than the quota has
 ///   buckets.
 /// - For a sliding log, 16 bytes for each charge of the period, at most the limit plus the units of
