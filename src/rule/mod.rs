@@ -79,7 +79,6 @@ pub struct Rule<K> {
     applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
     on_missing_key: OnMissingKey,
     report_only: Toggle,
-    /// `true` if the rule can become report-only at run time.
     may_become_report_only: bool,
     max_key_len: usize,
 }

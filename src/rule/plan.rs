@@ -23,7 +23,7 @@ pub struct Quotas(SmallVec<[Quota; 1]>);
 pub(super) const MAX_QUOTAS: usize = 255;
 
 impl Quotas {
-    /// Returns at most 255 quotas.
+    /// Returns the quotas that are charged: at most the first 255.
     pub(crate) fn charged(&self) -> &[Quota] {
         &self.0[..self.0.len().min(MAX_QUOTAS)]
     }

@@ -122,9 +122,9 @@ impl fmt::Display for RouteTemplate {
 }
 
 impl GrpcPath {
-    /// Parses a gRPC template whose service has a package.
+    /// Parses a template such as `/package.Service/Method`.
     ///
-    /// A template such as `/users/list` is not recognized, because it may be any path.
+    /// A service without a package is not recognized, because the template may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {

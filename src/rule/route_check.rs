@@ -17,7 +17,7 @@ pub(super) struct RouteCheck {
     matched_routes: Box<[AtomicBool]>,
     unmatched: AtomicBool,
     checked: AtomicU32,
-    /// Unused routes, each with a similar template of the router.
+    /// Routes without requests, each with a similar template of the router.
     similar: Mutex<Vec<(usize, String)>>,
 }
 

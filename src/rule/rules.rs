@@ -90,15 +90,14 @@ pub struct RuleInfo<'a> {
     pub queues: bool,
     /// `true` if the rule is currently report-only.
     pub report_only: bool,
-    /// `true` if the value of `report_only` can change at run time.
     pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
     /// The default rule of a `by_route`, if this rule is one of its routes.
     pub instead_of: Option<RuleName>,
-    /// Probable mistakes in the settings of the extractor.
+    /// Warnings about the settings of the extractor.
     ///
-    /// Only the default rule of a `by_route` has this list.
+    /// In a `by_route`, only the default rule has these warnings.
     pub(crate) key_lints: Vec<String>,
     /// `true` for a route with a method, if other methods of the path use the default rule.
     pub(crate) leaves_methods: bool,

@@ -22,7 +22,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Creates a measurement. The limit of a fixed quota starts with the cost plus the headroom.
+    /// Creates a measurement. Each limit starts with the cost plus the headroom of a request.
     pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
         let of = |info: &RuleInfo<'_>| {
             let (rule, alone) = (info.name, info.least_need().max(1));
