@@ -1,4 +1,4 @@
-//! The error of a block.
+//! The error for a key that could not be blocked.
 
 use std::{
     convert::Infallible,
@@ -101,7 +101,7 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// Fails if the key is not blocked.
+    /// Converts the answer to an error if the key is not blocked.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),

@@ -34,7 +34,7 @@ pub trait StoreExt: Store {
         self.call(Op::Take(charges))
     }
 
-    /// Charges `units` more to every quota of `charge`, or refunds a negative number.
+    /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
     ///
     /// The additional charge is never denied. Units beyond the limit plus
     /// [`max_debt`](crate::Quota::max_debt) are dropped. A refund stops when the account is full.
@@ -69,9 +69,9 @@ pub trait StoreExt: Store {
         self.call(Op::Unblock(charge))
     }
 
-    /// Wraps this store to allow requests without a charge while it fails.
+    /// Wraps this store to allow requests without a charge while the store fails.
     ///
-    /// No limit applies in that time.
+    /// No limit applies during the failure.
     fn fail_open(self) -> FailOpen<Self>
     where
         Self: Sized,
@@ -79,7 +79,7 @@ pub trait StoreExt: Store {
         FailOpen::new(self)
     }
 
-    /// Wraps this store to reject requests with 503 while it fails.
+    /// Wraps this store to reject requests with 503 while the store fails.
     fn fail_closed(self) -> FailClosed<Self>
     where
         Self: Sized,
@@ -100,7 +100,7 @@ pub trait StoreExt: Store {
         Timeout::new(self, limit)
     }
 
-    /// Wraps this store to stop calling it for some time after failures.
+    /// Wraps this store in a circuit breaker, which stops calls for some time after failures.
     fn breaker(self) -> Breaker<Self>
     where
         Self: Sized,
@@ -108,7 +108,7 @@ pub trait StoreExt: Store {
         Breaker::new(self)
     }
 
-    /// Wraps this store to repeat denials for at most one second without calling it.
+    /// Wraps this store in a cache, which repeats denials for at most one second.
     fn deny_cache(self) -> DenyCache<Self>
     where
         Self: Sized,
@@ -136,7 +136,7 @@ pub trait StoreExt: Store {
         Leased::new(self, percent)
     }
 
-    /// Wraps this store to decide with the store `local` while it fails.
+    /// Wraps this store to decide with the store `local` while this store fails.
     fn fallback<L>(self, local: L) -> Fallback<Self, L>
     where
         Self: Sized,

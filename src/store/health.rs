@@ -4,10 +4,8 @@ use super::BoxFuture;
 
 /// Health of a store and of the stores that it wraps.
 ///
-/// Returned by [`Store::health`](super::Store::health).
-///
-/// With feature `serde`, a `Health` is serialized with these fields. `inner` is omitted if it is
-/// empty.
+/// Returned by [`Store::health`](super::Store::health). With feature `serde`, a `Health` can be
+/// serialized, and an empty `inner` is omitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

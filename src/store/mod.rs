@@ -196,7 +196,8 @@ impl<'a> Charge<'a> {
         self.quotas
     }
 
-    /// Returns the index of the [only quota](Charge::with_quota_index) to charge, if any.
+    /// Returns the index of the quota to which the charge is
+    /// [restricted](Charge::with_quota_index), if any.
     #[must_use]
     pub fn quota_index(&self) -> Option<usize> {
         self.only.map(usize::from)
@@ -421,10 +422,11 @@ pub trait Store {
         let _ = (charges, taken, units);
     }
 
-    /// Checks that the store supports these charges, regardless of its accounts.
+    /// Checks that the store supports these charges.
     ///
-    /// A layer calls this method when the layer is built, to find an unsupported charge before the
-    /// first request. Defaults to `Ok` for every charge.
+    /// The result must not depend on the state of accounts. A layer calls this method when the
+    /// layer is built, to find an unsupported charge before the first request. Defaults to `Ok` for
+    /// every charge.
     ///
     /// # Errors
     ///

@@ -6,8 +6,8 @@ use super::{Charge, OwnedCharges};
 
 /// Operation of a [`Store`](super::Store).
 ///
-/// A change of an account returns an allowed decision with the units left after the change. A block
-/// returns a denial if the store has no room for the block.
+/// The answer to a change of an account is an allowed decision with the units left after the
+/// change. The answer to a block is a denial if the store has no room for the block.
 ///
 /// Later versions may add operations. A store answers an unknown operation with
 /// [`Decision::unsupported`](crate::Decision::unsupported), or with an error such as

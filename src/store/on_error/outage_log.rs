@@ -8,7 +8,7 @@ use crate::{
     store::{BoxError, BoxFuture, Health, Store},
 };
 
-/// The outages of the inner store of a wrapper. Clones share the state.
+/// Logs the outages of a wrapped store. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct OutageLog {
     state: Arc<OutageState>,
