@@ -105,7 +105,7 @@ impl Circuit {
         self.word.load(Acquire) & STATE != CLOSED
     }
 
-    /// Permits a call, or returns the time until the next attempt.
+    /// Permits a call, or returns the time until a call is permitted.
     pub(in crate::store) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
         let mut word = self.word.load(Acquire);
         if word & STATE != CLOSED {
@@ -114,7 +114,7 @@ impl Circuit {
         Ok(Permit { circuit: self.clone(), word })
     }
 
-    /// Returns the time until a call is permitted again. Returns `None` if it is permitted now.
+    /// Returns the time until a call is permitted, or `None` if a call is permitted now.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retry_after(&self) -> Option<Duration> {
         let word = self.word.load(Acquire);
@@ -197,7 +197,7 @@ impl Circuit {
 }
 
 impl Circuit {
-    /// Sets the gauge of the state.
+    /// Updates the metric of the state.
     fn report(&self, state: u8) {
         circuit(self.server.as_deref(), state);
     }

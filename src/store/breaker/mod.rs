@@ -128,9 +128,9 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| (config.percent, config.answers) = (percent, answers)))
     }
 
-    /// Sets the first and the longest open time. Defaults to 100 ms and 1 s.
+    /// Sets the first and the longest time that the breaker stays open. Defaults to 100 ms and 1 s.
     ///
-    /// Each open time is shortened at random by up to a half.
+    /// Each time is shortened at random by up to a half.
     ///
     /// # Panics
     ///

@@ -17,7 +17,7 @@ pub(super) struct CachedDenial {
     pub(super) tag: u64,
     pub(super) revision: u64,
     pub(super) need: u64,
-    /// The instant until which the store would also deny the call, or a little earlier.
+    /// The end of the denial, computed from the start of the call.
     pub(super) until: u64,
     /// The instant of the answer, from which waits are computed.
     answered_at: u64,
