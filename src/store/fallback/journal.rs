@@ -39,7 +39,6 @@ struct JournalEntries {
     /// `true` while a task charges the recorded units to the inner store.
     replaying: bool,
     should_log: bool,
-    /// The instant before which no new task starts.
     paused_until: Option<Instant>,
 }
 

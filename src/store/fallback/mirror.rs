@@ -18,7 +18,8 @@ impl<S, L> Fallback<S, L>
 where
     L: Store<Error = Infallible, Future = Immediate>,
 {
-    /// Lowers the units left of each local account to its share of the units left in `decision`.
+    /// Lowers the units left of each local account to this process's share of the units in
+    /// `decision`.
     ///
     /// Answers may arrive out of order, so only a refund raises the units left.
     pub(super) fn mirror(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {

@@ -29,7 +29,7 @@ use crate::{
 /// The future of a local store, which answers immediately.
 type Immediate = Never<Result<Decision, Infallible>>;
 
-/// The default capacity of the journal. Full, it takes 32 MB, or 50 MB if all keys are long.
+/// The default capacity of the journal. A full journal takes 32 MB, or 50 MB with long keys.
 const ACCOUNTS: usize = 65_536;
 
 /// Store that decides with a local store while its inner store fails.
@@ -146,7 +146,7 @@ impl<S: Store, L> Fallback<S, L> {
         self.stores.journal.dropped_charges()
     }
 
-    /// Returns `true` if the local store decides now, for health checks.
+    /// Returns `true` if the local store currently decides, for health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         self.stores.outages.is_failing()
@@ -169,7 +169,7 @@ where
         }
     }
 
-    /// Applies a decision to the local store. Decides with the local store after an error.
+    /// Handles the answer of the inner store. After an error, the local store decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
             // The inner store was not called, so it may still be failing.

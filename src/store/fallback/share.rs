@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{quota::Quota, store::Charge};
 
-/// Calls `read` with the charges, whose quotas are reduced to one of `instances` shares.
+/// Calls `read` with the charges under one of `instances` shares of each quota.
 pub(super) fn with_shares<T>(
     charges: &[Charge<'_>],
     instances: NonZeroU32,

@@ -1,4 +1,4 @@
-//! A lease: the borrowed units of one kind of call.
+//! A lease: borrowed units for calls with the same keys.
 
 use smallvec::SmallVec;
 
@@ -151,8 +151,6 @@ impl Lease {
     }
 
     /// Returns the unused units of one charge to the store.
-    ///
-    /// The number of unused units may differ between the quotas.
     fn return_charge<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());

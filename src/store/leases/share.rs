@@ -16,7 +16,7 @@ use crate::store::Charge;
 
 /// The value of a counter if a full limit is borrowed.
 const FULL_LIMIT: u64 = 1_000_000_000;
-/// The number of counters. Accounts with a common counter share the maximum.
+/// The number of counters. Several accounts may share a counter.
 const STRIPES: usize = 1_024;
 
 #[derive(Debug)]

@@ -17,7 +17,7 @@ const MAX: u64 = u32::MAX as u64 * CALL;
 /// The recent calls with the same keys. Instants are in nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Sizing {
-    /// Thousandths of calls in the 200 ms before `last`.
+    /// The number of calls in the 200 ms before `last`, in thousandths.
     recent: u64,
     last: u64,
     /// The instant until which leases are limited to `max_calls`.
