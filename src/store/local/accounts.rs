@@ -103,7 +103,7 @@ impl<'a> Accounts<'a> {
         self.order.iter().position(|account| usize::from(*account) == index)
     }
 
-    /// Returns the decision. All demands must be evaluated.
+    /// Returns the decision from the evaluated demands.
     pub(super) fn decision(&self, now: u64) -> Decision {
         let all = self.distinct.iter().map(|it| (it.report_only, &it.evaluation));
         let (allowed, overage, wait) = combined(all);
@@ -118,9 +118,9 @@ impl<'a> Accounts<'a> {
     }
 }
 
-/// Hashes the name of the rule, the key and the index of the quota to the id of an account.
+/// Computes the id of an account from the rule, the key and the index of the quota.
 pub(super) struct AddressHasher {
-    /// Random per store, so that a client cannot choose keys that collide in one set.
+    /// Random per store, so that a client cannot choose colliding keys.
     seed: SeedableRandomState,
 }
 
@@ -145,7 +145,7 @@ impl AddressHasher {
         accounts
     }
 
-    /// Returns the id of the account of the first quota. It is never 0.
+    /// Returns the id of the account of the first quota. The id is never 0.
     #[inline]
     pub(super) fn id(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.seed.build_hasher();
@@ -160,7 +160,7 @@ fn quota_id(first: u64, quota_index: usize) -> u64 {
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }
 
-/// Combines evaluations, each with its report-only flag, to `(allowed, overage, wait)`.
+/// Combines evaluations, each with its report-only flag, into `(allowed, overage, wait)`.
 #[inline]
 pub(super) fn combined<'a>(all: impl Iterator<Item = (bool, &'a Evaluation)>) -> (bool, bool, u64) {
     let deciding = all.filter(|(report_only, _)| !report_only);

@@ -38,7 +38,7 @@ impl Clock {
         (Self { ticks, epoch: 0 }, mock)
     }
 
-    /// Returns nanoseconds of Unix time.
+    /// Returns the Unix time in nanoseconds.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())

@@ -22,7 +22,7 @@ use crate::{
 /// Slots per key of the capacity. With two slots per key, about 1 % of new keys find a full set in
 /// a full store.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-/// Slots of the account table per slot of the block table.
+/// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
 /// The maximum number of times that a denied decision is repeated.
 const MAX_REPEATS: usize = 2;
@@ -65,7 +65,7 @@ impl Ledger {
         self.take_at(charges, self.clock.now(), then)
     }
 
-    /// Decides at the clock reading `now`. One charge of one plain GCRA quota needs no list.
+    /// Decides at the clock reading `now`.
     #[inline]
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
         match self.take_one(charges, now) {

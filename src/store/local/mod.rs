@@ -132,7 +132,7 @@ pub struct Stats {
     pub slots: usize,
     /// Accounts that are not full, which cannot be dropped.
     pub active: usize,
-    /// Decisions over accounts that new keys shared because no slot was free.
+    /// Decisions about shared accounts, which new keys use if no slot is free.
     ///
     /// If this is above 0, the capacity was too small.
     pub overflowed: u64,
@@ -144,14 +144,14 @@ impl LocalStore {
     /// The default capacity, in keys.
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
-    /// Creates a store for 131 072 keys in debt at a time (4.7 MB).
+    /// Creates a store for 131 072 keys in debt at once (4.7 MB).
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// Creates a store for `keys` keys in debt at a time, at 36 bytes each.
+    /// Creates a store for `keys` keys in debt at once, at 36 bytes each.
     ///
     /// The number is rounded up to a multiple of 8.
     #[must_use]
@@ -169,8 +169,8 @@ impl LocalStore {
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.slots`.
     ///
-    /// The gauges need feature `metrics`. This reads every slot, so call it at intervals, not per
-    /// request.
+    /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
+    /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.stats_without_gauges();

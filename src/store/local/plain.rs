@@ -76,7 +76,7 @@ impl Ledger {
     }
 }
 
-/// Creates the decision about charges of one quota each.
+/// Returns the decision on charges with one quota each.
 #[inline]
 pub(super) fn plain_decision<const N: usize>(
     charges: [&Charge<'_>; N],

@@ -26,7 +26,7 @@ const MIN_SINGLE_USE: u32 = 16;
 const MIN_DROPPED: u32 = 32;
 /// The warning threshold for short-lived stores dropped in one minute.
 const MIN_SHORT_LIVED: u32 = 1_000;
-/// The maximum number of lines of code that are counted.
+/// The maximum number of lines of code that are tracked.
 const MAX_SITES: usize = 64;
 
 static SITES: Mutex<Vec<Site>> = Mutex::new(Vec::new());
@@ -38,7 +38,7 @@ pub(super) struct RebuildDetector {
     created: u64,
     location: &'static Location<'static>,
     has_layer: AtomicBool,
-    /// The number of decisions, at most 2.
+    /// The number of decisions, counted up to 2.
     decisions: AtomicU8,
 }
 

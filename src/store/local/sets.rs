@@ -123,7 +123,7 @@ impl<A: Stored> Set<A> {
         (expires_at > now).then(|| state.unwrap_or_else(|| A::from_instant(expires_at)))
     }
 
-    /// Puts an account into this slot. `None` drops the account.
+    /// Stores an account in this slot. `None` drops the account.
     #[inline]
     pub(super) fn put(&mut self, at: usize, account: Option<A>, quota: &A::Quota, now: u64) {
         let old = self.expires_at(at);

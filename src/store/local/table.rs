@@ -28,7 +28,7 @@ pub(super) struct Located {
     pub(super) quota_index: usize,
     /// The index of the set in the table.
     set: usize,
-    /// The index of the set's lock in the decision.
+    /// The index of the set's lock among the locks of the decision.
     lock: usize,
     place: Place,
 }
@@ -90,8 +90,8 @@ impl<A> Table<A> {
         &self.overflow
     }
 
-    /// Applies `change` to an account that is a single instant, or returns `None` without such an
-    /// account.
+    /// Applies `change` to an account whose state is one instant. Returns `None` for other
+    /// accounts.
     ///
     /// `change` returns the new instant, or `None` to keep the old instant.
     #[inline]
@@ -281,8 +281,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         }
     }
 
-    /// Lowers the debt of the key's own account with `change`. Returns `None` without such an
-    /// account.
+    /// Applies `change` to lower the debt of the key's own account, if there is one.
     pub(super) fn lower<T>(
         &mut self,
         account: &mut Located,
@@ -292,9 +291,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
         account.has_slot().then(|| self.update(account, quota, change))
     }
 
-    /// Undoes a charge of the instant `charged` with `change`.
+    /// Applies `change` to undo a charge that was made at `charged`.
     ///
-    /// Does nothing if an account of the group was reset after the charge.
+    /// Does nothing if an account of the group was reset later.
     pub(super) fn undo(
         &mut self,
         account: &mut Located,
