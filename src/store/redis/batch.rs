@@ -39,7 +39,7 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct BatchReply {
     now: u64,
-    /// The results of the groups, in their order.
+    /// The results of the groups, in the order of the groups.
     groups: Vec<GroupReply>,
 }
 

@@ -55,7 +55,7 @@ impl ClusterLink {
         self.budget.is_some()
     }
 
-    /// Returns an error if the server of one of these keys is not called at the moment.
+    /// Returns an error if the circuit of a key's server is open.
     pub(super) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
         let masters =
             keys.into_iter().filter_map(|key| self.routes.master(slot(key.as_bytes())).ok());
@@ -130,8 +130,7 @@ impl ClusterLink {
         }
     }
 
-    /// Sends a command to all masters. Returns the replies of those that reply, or an error if no
-    /// master replies.
+    /// Sends a command to all masters, and returns their replies. Fails if no master replies.
     async fn call_all(&self, command: &Cmd) -> RedisResult<Value> {
         let deadline = self.deadline();
         self.routes.loaded(deadline).await?;
@@ -148,7 +147,7 @@ impl ClusterLink {
     }
 }
 
-/// Sets the time budget of the callers, if the connection is one to a cluster.
+/// Sets the time budget of the callers, if the connection is a [`ClusterLink`].
 pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
     let connection: &mut dyn Any = connection;
     if let Some(cluster) = connection.downcast_mut::<ClusterLink>() {
@@ -157,7 +156,7 @@ pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
 }
 
 impl<C: 'static> RedisStore<C> {
-    /// Returns the connection, if it is one to a cluster.
+    /// Returns the connection, if it is a [`ClusterLink`].
     pub(super) fn cluster_link(&self) -> Option<&ClusterLink> {
         (&self.connection as &dyn Any).downcast_ref()
     }

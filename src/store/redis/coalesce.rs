@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{decision::Decision, observe::store_failed};
 
-/// The maximum accounts of a batched request. A long batch delays other users of the server.
+/// The maximum number of accounts in a batched request.
 pub(super) const MAX_ACCOUNTS: usize = 4;
 
 /// Charges `request` in its own call or in a batch.

@@ -34,11 +34,10 @@ use crate::store::BoxFuture;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that a command waits for the next connection attempt.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
-/// The maximum pause between attempts. Each pause is chosen at random between zero and its bound
-/// (full jitter).
+/// The maximum pause between attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 const BASE_BACKOFF: Duration = Duration::from_millis(10);
-/// The maximum pause while a command waits. A longer pause could outlast every probe of a breaker.
+/// The maximum pause while a command waits. A longer pause could miss every probe of a breaker.
 const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
@@ -103,7 +102,7 @@ impl Link {
         }))
     }
 
-    /// Returns the connection. If the link is reconnecting, waits for a short time.
+    /// Returns the connection. Waits for a short time while the link reconnects.
     async fn connected(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
         let (start, mut states) = (Instant::now(), self.0.state.subscribe());
         let wait = async {

@@ -268,9 +268,9 @@ where
         self.shared.undoing.clone()
     }
 
-    /// Returns the settings, for a change that selects other accounts.
+    /// Returns the settings, to change the keys or the clock.
     ///
-    /// The store then no longer shares its rules and its queue with its clones.
+    /// The store then stops sharing its rules and its queue with its clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -323,7 +323,7 @@ where
         Ok(reply)
     }
 
-    /// Calls a script by its hash, or sends its text to a server that has lost it.
+    /// Calls a script by its hash. Sends the text if the server does not know the hash.
     async fn run<K: redis::ToRedisArgs>(
         &self,
         script: &Script,

@@ -17,7 +17,7 @@ use crate::decision::Decision;
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// The number of batches in flight from which only full batches are sent.
+/// The maximum number of batches in flight. Only a full batch may exceed this number.
 const MAX_IN_FLIGHT: usize = 2;
 /// The time after which a batch no longer delays others, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);

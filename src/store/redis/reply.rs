@@ -40,7 +40,7 @@ pub(super) struct AccountReply {
 type QuotaState = Option<AccountState>;
 
 impl Reply {
-    /// Parses the reply to `request` of a script of the kind `kind`.
+    /// Parses the reply of a script to `request`.
     pub(super) fn read(
         bytes: &[u8],
         request: &Request,

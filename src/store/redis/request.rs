@@ -73,7 +73,7 @@ impl ScriptOp<'_> {
 }
 
 impl Request {
-    /// Creates a request. Charges of one account are added.
+    /// Creates a request. The costs of charges to one account are added.
     pub(super) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self { accounts: SmallVec::new(), named: SmallVec::new() };
         for charge in charges {

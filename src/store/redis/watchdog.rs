@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// The time without a reply after which a connection is replaced.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The number of requests that may be without a reply. Their callers may have been dropped.
+/// The number of requests that may be without a reply, for example because of dropped callers.
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
