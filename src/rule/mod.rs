@@ -168,11 +168,9 @@ impl<K> Rule<K> {
     /// Waiting requests run at even intervals, in the order of arrival. No request waits beyond its
     /// deadline (`grpc-timeout` or [`RequestDeadline`]).
     ///
-    /// A waiting request is already admitted. A later block or a later change of the plan does not
-    /// affect the request. Turning the layer off does not affect the request either.
-    ///
-    /// If a client drops a waiting request, the units of that request are returned only if no later
-    /// request waits. Dropping requests therefore does not shorten the intervals.
+    /// A waiting request is already admitted. Blocks, new plans and toggles affect only later
+    /// requests. If a client drops a waiting request, its units are returned only if no later
+    /// request waits.
     ///
     /// Supported for GCRA and paced fixed windows without soft units.
     pub fn max_wait(self, time: Duration) -> Self {

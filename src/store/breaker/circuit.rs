@@ -1,10 +1,7 @@
 //! The state of a breaker: closed, open, or probing (open, with one trial call in flight).
 //!
-//! One atomic word has the state in its lowest two bits. The other bits depend on the state:
-//!
-//! - In a closed circuit, they count how often the circuit has closed.
-//! - In an open or probing circuit, they are the end of the open time, in nanoseconds since the
-//!   circuit was created.
+//! One atomic word holds the state and a number. In a closed circuit, the number counts how often
+//! the circuit has closed. Otherwise, the number is the end of the open time.
 //!
 //! An answer counts only if the word has not changed since the call began. A late timeout from a
 //! past outage therefore does not open the circuit again.

@@ -130,8 +130,8 @@ impl<S: Store, L> Fallback<S, L> {
     /// The journal holds units that were allowed locally and must still be charged to the inner
     /// store. An account takes about 500 bytes, plus the length of a long key.
     ///
-    /// Charges are dropped if the journal is full, or if the key is longer than 256 bytes.
-    /// [`dropped_charges`](Fallback::dropped_charges) counts the dropped charges.
+    /// Charges are [dropped](Fallback::dropped_charges) if the journal is full, or if the key is
+    /// longer than 256 bytes.
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
         Self { journal_capacity: accounts, ..self }

@@ -57,7 +57,7 @@ where
         let local = with_shares(&[charge], self.instances, look);
         let mut charged = false;
         for (outcome, units) in local.outcomes().iter().zip(units) {
-            // Units that have come back here would also have come back in the inner store.
+            // Units that were refilled here would also have been refilled in the inner store.
             let late = outcome.owed().min(i64::try_from(*units).unwrap_or(i64::MAX));
             if late > 0 {
                 self.charge_late(&charge.with_quota_index(outcome.place()), late).await?;

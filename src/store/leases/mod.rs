@@ -267,14 +267,14 @@ impl<S: Store> Leased<S> {
         Ok(Self::with(self.0.inner.clone(), LeaseConfig { at_most, ..self.0.settings }))
     }
 
-    /// Sets the maximum number of tracked keys. Defaults to 4 096.
+    /// Sets the maximum number of tracked keys, rounded up to a multiple of eight. Defaults to
+    /// 4 096.
     ///
-    /// The keys of recent requests are tracked. Requests with other keys call the inner store. The
-    /// number is rounded up to a multiple of eight.
+    /// The keys of recent requests are tracked. Requests with other keys call the inner store.
     ///
-    /// The table takes 48 bytes per eight keys. Each tracked key takes another 64 bytes, and about
-    /// 1 kB while the key has a lease. A [`reset`](crate::StoreExt::reset) or
-    /// [`block`](crate::StoreExt::block) scans all keys.
+    /// A tracked key takes 70 bytes, and about 1 kB more while the key has a lease. A
+    /// [`reset`](crate::StoreExt::reset) or [`block`](crate::StoreExt::block) scans all tracked
+    /// keys.
     ///
     /// # Panics
     ///

@@ -71,7 +71,7 @@ where
         #[cfg(feature = "testing")]
         store.shared.undoing.fetch_add(1, Relaxed);
         drop(runtime.spawn(async move {
-            // A charge that cannot be undone comes back with time.
+            // A charge that cannot be undone is refilled with time.
             drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
             #[cfg(feature = "testing")]
             store.shared.undoing.fetch_sub(1, Release);
@@ -84,7 +84,7 @@ async fn undo_part<C>(store: &RedisStore<C>, part: &Request, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    // A charge that cannot be undone comes back with time.
+    // A charge that cannot be undone is refilled with time.
     drop(store.execute(part, ScriptOp::Undo(&taken, None)).await);
 }
 
