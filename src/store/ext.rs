@@ -119,8 +119,8 @@ pub trait StoreExt: Store {
     /// Wraps this store to borrow units of hot keys in advance.
     ///
     /// Requests that use borrowed units are allowed without a call to this store. One process holds
-    /// at most `percent` percent of each limit. All processes together should hold at most 25
-    /// percent.
+    /// at most `percent` percent of each limit as unused units. All processes together should hold
+    /// at most 25 percent.
     ///
     /// Apply [`deny_cache`](StoreExt::deny_cache) first. Otherwise each denial calls the store.
     ///

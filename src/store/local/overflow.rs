@@ -4,8 +4,8 @@
 //! group together. A key that later gets a slot starts with the debt of the shared account. A flood
 //! of new keys therefore neither frees an exhausted key nor affects other rules.
 //!
-//! Each set records until when its new keys may be in debt. Otherwise, one full set would put the
-//! new keys of its whole group into debt.
+//! Each set records the instant until which its new keys may be in debt. Otherwise, one full set
+//! would put the new keys of its whole group into debt.
 
 use std::collections::HashMap;
 
