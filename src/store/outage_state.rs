@@ -19,9 +19,10 @@ use crate::store::{BoxFuture, Health, Status, Store};
 /// The minimum time between two logged outages.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The number of state changes: even while the store works, odd while it fails.
+/// The state of a wrapped store: working or failing.
 ///
-/// Only a call that began after the latest change can cause the next change.
+/// The epoch counts the state changes. An even epoch means working, and an odd epoch means failing.
+/// A call changes the state only if the epoch has not changed since the call began.
 #[derive(Debug, Default)]
 pub(super) struct OutageState {
     epoch: AtomicU64,
@@ -31,8 +32,7 @@ pub(super) struct OutageState {
 }
 
 impl OutageState {
-    /// Creates the state of `inner`. While one server of several fails, calls fail and succeed in
-    /// turn. A store of several servers therefore logs each of them by itself.
+    /// Creates the state of `inner`. A store that isolates failures logs its own failures.
     pub(super) fn of(inner: &impl Store) -> Self {
         Self { is_silent: inner.isolates_failures(), ..Self::default() }
     }
@@ -61,15 +61,16 @@ impl OutageState {
         !self.is_silent && self.is_failing() && log.should_log_failure()
     }
 
-    /// Returns `true` if the end of an outage should be logged, as its beginning was.
+    /// Returns `true` if the beginning of the outage was logged.
     pub(super) fn should_log_recovery(&self) -> bool {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).should_log_recovery()
     }
 
-    /// Returns the health of a wrapper.
+    /// Returns the health of a wrapper. `effect` describes the handling of requests during an
+    /// outage.
     ///
-    /// The wrapper is failing if its store is failing, or if the store's health is unknown and the
-    /// last call failed. `effect` describes how requests are handled during a failure.
+    /// The wrapper is failing if its store is failing. If the store's health is unknown, the last
+    /// call decides.
     pub(super) fn health(
         &self,
         store: &'static str,

@@ -1,11 +1,10 @@
-//! The state of a breaker: closed, open, or probing (open with a probe in flight).
+//! The state of a breaker: closed, open, or probing (open, with one trial call in flight).
 //!
-//! The state is the lowest two bits of one word, so that a call needs one load. The other bits of a
-//! closed circuit are the number of times that it has closed. Otherwise they are the end of the
-//! open time, in nanoseconds since the circuit was created.
+//! One atomic word holds the state and a number. In a closed circuit, the number counts how often
+//! the circuit has closed. Otherwise, the number is the end of the open time.
 //!
-//! An answer counts only if the word has not changed since its call began. A call from before an
-//! outage that times out after it therefore does not open the breaker again.
+//! An answer counts only if the word has not changed since the call began. A late timeout from a
+//! past outage therefore does not open the circuit again.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -66,7 +65,7 @@ pub(in crate::store) struct Circuit {
     config: BreakerConfig,
     created: Instant,
     word: AtomicU64,
-    /// The lock is held to open or close the circuit.
+    /// Locked while the circuit opens or closes.
     history: Mutex<History>,
 }
 
@@ -75,7 +74,7 @@ struct History {
     stats: CallStats,
     closings: u64,
     log: LogLimit,
-    /// The last open time, without jitter. Zero if the circuit has closed since then.
+    /// The last open time, without jitter. Zero while the circuit is closed.
     open_for: Duration,
 }
 
@@ -104,7 +103,7 @@ impl Circuit {
         self.word.load(Acquire) & STATE != CLOSED
     }
 
-    /// Permits a call, or returns the time until the next attempt.
+    /// Permits a call, or returns the time until a call is permitted.
     pub(in crate::store) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
         let mut word = self.word.load(Acquire);
         if word & STATE != CLOSED {
@@ -113,7 +112,7 @@ impl Circuit {
         Ok(Permit { circuit: self.clone(), word })
     }
 
-    /// Returns the time until a call is permitted again. Returns `None` if it is permitted now.
+    /// Returns the time until a call is permitted, or `None` if a call is permitted now.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retry_after(&self) -> Option<Duration> {
         let word = self.word.load(Acquire);
@@ -125,7 +124,7 @@ impl Circuit {
         }
     }
 
-    /// Closes the circuit, because the server is not needed any more.
+    /// Closes the circuit of a server that has left the cluster.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retire(&self) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +139,7 @@ impl Circuit {
         }
     }
 
-    /// Permits the probe if the open time is over and no probe is in flight.
+    /// Permits a probe if the open time is over and no other probe is in flight.
     fn probe(&self, word: u64) -> Result<u64, Duration> {
         let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
         if !left.is_zero() {
@@ -188,7 +187,7 @@ impl Circuit {
         }
     }
 
-    /// Permits another probe if this one was not answered.
+    /// Permits another probe, because this probe was not answered.
     fn abandon(&self, word: u64) {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
@@ -201,7 +200,7 @@ impl Circuit {
 }
 
 impl Circuit {
-    /// Sets the gauge of the state.
+    /// Updates the metric of the state.
     fn report(&self, state: u8) {
         circuit(self.server.as_deref(), state);
     }
@@ -215,7 +214,7 @@ impl History {
         should_log
     }
 
-    /// Returns the open time that begins now.
+    /// Doubles the open time, and returns it with jitter.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
         self.open_for = doubled.clamp(config.min_open, config.max_open);
@@ -230,7 +229,7 @@ fn jitter(time: Duration) -> Duration {
     half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
 }
 
-/// A permitted call. A probe that is dropped before its answer permits another.
+/// A permit for one call. Dropping an unanswered probe permits another probe.
 #[derive(Debug)]
 pub(in crate::store) struct Permit {
     circuit: Arc<Circuit>,

@@ -8,11 +8,11 @@ use crate::{
     store::{BoxError, BoxFuture, Health, Store},
 };
 
-/// The outages of the inner store of a wrapper. Clones share the state.
+/// Logs the outages of a wrapped store. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct OutageLog {
     state: Arc<OutageState>,
-    /// A text about the handling of requests during an outage.
+    /// The handling of requests during an outage, as text.
     effect: &'static str,
 }
 
@@ -43,7 +43,7 @@ impl OutageLog {
 }
 
 impl Attempt<&OutageLog> {
-    /// Returns a copy for the future of the call.
+    /// Returns an owned attempt.
     pub(super) fn into_owned(self) -> Attempt<OutageLog> {
         Attempt { log: self.log.clone(), epoch: self.epoch }
     }
