@@ -1,4 +1,4 @@
-//! Keys as operators write them.
+//! The text form of keys on the admin page and in its API.
 
 use std::net::IpAddr;
 

@@ -174,7 +174,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The allowed lints, and a flag for findings that are already logged.
+/// The lints that a layer does not report.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lints {
     allowed: Vec<Lint>,

@@ -168,11 +168,11 @@ impl<K> Rule<K> {
     /// Waiting requests run at even intervals, in the order of arrival. No request waits beyond its
     /// deadline (`grpc-timeout` or [`RequestDeadline`]).
     ///
-    /// A waiting request is already admitted. Blocks, new plans and toggles affect only later
-    /// requests. If a client drops a waiting request, its units are returned only if no later
-    /// request waits.
+    /// A waiting request is already admitted: a block or a new plan affects only later requests.
+    /// If a client drops a waiting request, its units are returned only if no later request waits.
     ///
-    /// Supported for GCRA and paced fixed windows without soft units.
+    /// Supported for GCRA and paced fixed windows, unless the quota has
+    /// [soft units](crate::Quota::soft).
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }

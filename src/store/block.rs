@@ -111,11 +111,11 @@ where
 }
 
 impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
-    /// Returns the answer of a store that answers immediately.
+    /// Returns the answer to a call that blocks a key, from a store that answers immediately.
     ///
     /// # Errors
     ///
-    /// Fails if the key could not be blocked.
+    /// Fails if the store did not block the key.
     pub fn now(self) -> Result<Decision, BlockError> {
         match self {
             Self::Now(answer) => answer,

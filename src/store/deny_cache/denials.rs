@@ -32,7 +32,7 @@ struct CacheSet {
     version: u64,
     /// The number of calls that the set has answered.
     hits: u64,
-    /// At most `WAYS` entries.
+    /// The cached denials, at most `WAYS`.
     entries: Vec<CachedDenial>,
 }
 

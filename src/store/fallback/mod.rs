@@ -195,7 +195,7 @@ where
         }
     }
 
-    /// Applies an operation of the inner store to the local store.
+    /// Repeats an operation of the inner store in the local store.
     fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
         match op {
             Op::Take(charges) => self.mirror(charges, decision, 0),

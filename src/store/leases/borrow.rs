@@ -128,8 +128,8 @@ where
 
     /// Handles the denial of a borrow request.
     ///
-    /// Borrows fewer units if some are left. Otherwise, calls are denied until a whole lease is
-    /// available, so that one round trip serves many units.
+    /// Borrows fewer units if some are left. Otherwise, denies calls until a whole lease is
+    /// available: single units would cost a round trip each.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
         let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, SPAN / 2));
         let gathers = self.request.scarce && self.request.calls <= soon;

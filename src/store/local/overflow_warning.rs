@@ -9,7 +9,7 @@ const SECOND: u64 = 1_000_000_000;
 /// The time without an overflow after which the next overflow is logged.
 const QUIET: u64 = 60 * SECOND;
 
-/// Counts decisions about shared accounts, and logs the first decision of each overflow.
+/// Counts decisions about shared accounts, and logs when keys begin to share accounts.
 #[derive(Debug, Default)]
 pub(super) struct OverflowWarning {
     /// The second of the last overflow, or 0 before the first overflow.

@@ -69,7 +69,7 @@ impl ClusterLink {
         masters.filter(|node| node.is_failing()).map(|node| node.address.clone()).collect()
     }
 
-    /// Returns the address and one key of each server. `account` returns the account of a key.
+    /// Returns the address of each server, with a key that it stores.
     pub(super) async fn key_per_server(
         &self,
         account: impl Fn(&Key) -> String,

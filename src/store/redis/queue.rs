@@ -26,7 +26,7 @@ const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which a batch no longer delays others, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The decisions of a store that are in flight or that wait.
+/// The queue of waiting requests, and the calls in flight.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<QueueState>);
 
