@@ -35,8 +35,11 @@ use crate::{
 ///
 /// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. The call charges all
 /// of them or none.
+///
+/// A handler can limit itself, for example by a field of the body. [`Decision::rejection`] then
+/// creates the response.
 #[derive(Clone, Debug)]
-pub struct Limiter<S> {
+pub struct Limiter<S = LocalStore> {
     store: S,
     name: RuleName,
 }
