@@ -104,6 +104,7 @@ use crate::{
     label = "choose how the body of a rejection is created",
     note = "`TooManyRequests` creates bodies with `Default`; any other body takes one line: \
             `.reject(TooManyRequests::new().with_body(|text| ..))`",
+    note = "a closure needs `reject_fn(|why, head| ..)`",
     note = "nobody can create hyper's `Incoming`: let the inner service box its bodies with \
             `response.map(BodyExt::boxed)`"
 )]
