@@ -17,7 +17,7 @@ use axum::{
 use tower::ServiceExt;
 use tower_sluice::{Headers, Limiter, Quota};
 
-/// Invitations that one person receives, whoever sends them.
+/// Invitations to one person, from all senders.
 const INVITATIONS: Quota = Quota::per_hour(2);
 
 async fn invite(State(received): State<Limiter>, head: Parts, recipient: String) -> Response {
