@@ -70,6 +70,7 @@
 //! | [choosing](guide::choosing) | algorithm, numbers, place of the layer, ways to pass uncharged |
 //! | [algorithms](guide::algorithms) | each algorithm, drawn |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
+//! | [proxies](guide::proxies) | client addresses behind nginx, Kubernetes, AWS, Cloudflare and others |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |

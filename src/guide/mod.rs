@@ -8,6 +8,7 @@
 //! | [`choosing`] | The algorithm, the numbers, the place of the layer, and ways to pass uncharged |
 //! | [`algorithms`] | Each algorithm on one series of calls, drawn |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
+//! | [`proxies`] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
@@ -44,6 +45,13 @@ pub mod algorithms {
 
 pub mod keys {
     #![doc = include_str!("keys.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod proxies {
+    #![doc = include_str!("proxies.md")]
     #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
