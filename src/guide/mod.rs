@@ -12,6 +12,7 @@
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
+//! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
@@ -74,6 +75,13 @@ pub mod redis {
 pub mod outages {
     #![doc = include_str!("outages.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod production {
+    #![doc = include_str!("production.md")]
+    #![cfg_attr(not(all(feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
