@@ -75,6 +75,7 @@
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |
 //! | [production](guide::production) | a server to copy, metrics, alerts, a dashboard |
+//! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |

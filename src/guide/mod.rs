@@ -13,6 +13,7 @@
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
 //! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
+//! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
@@ -82,6 +83,13 @@ pub mod outages {
 pub mod production {
     #![doc = include_str!("production.md")]
     #![cfg_attr(not(all(feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod troubleshooting {
+    #![doc = include_str!("troubleshooting.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
