@@ -79,6 +79,8 @@
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |
+//! | [features](guide::features) | each feature, and the tests that show it |
+//! | [comparison](guide::comparison) | other limiters, and measured figures |
 //! | [glossary](guide::glossary) | terms |
 //!
 //! # Beyond allow and deny

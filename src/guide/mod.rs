@@ -17,6 +17,8 @@
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`features`] | Each feature, with the tests and examples that show it |
+//! | [`comparison`] | Other rate limiters for Tower, and measured figures |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
 //!
 //! The guide is part of the documentation only. A build of the crate does not contain it.
@@ -112,6 +114,14 @@ pub mod migrating {
     #![cfg_attr(not(all(feature = "governor", feature = "testing")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
+}
+
+pub mod features {
+    #![doc = include_str!("features.md")]
+}
+
+pub mod comparison {
+    #![doc = include_str!("comparison.md")]
 }
 
 pub mod glossary {
