@@ -79,6 +79,7 @@
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |
+//! | [security](guide::security) | attacks, and limits by kind of route |
 //! | [features](guide::features) | each feature, and the tests that show it |
 //! | [comparison](guide::comparison) | other limiters, and measured figures |
 //! | [glossary](guide::glossary) | terms |
@@ -235,8 +236,3 @@ pub use crate::{
 #[cfg(all(doctest, feature = "axum", feature = "governor", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// Runs the examples of `SECURITY.md` as documentation tests.
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../SECURITY.md")]
-struct Security;

@@ -16,6 +16,7 @@
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`security`] | Attacks, the limits of the protection, and limits by kind of route |
 //! | [`features`] | Each feature, with the tests and examples that show it |
 //! | [`comparison`] | Other rate limiters for Tower, and measured figures |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
@@ -115,6 +116,10 @@ pub mod migrating {
     #![cfg_attr(not(all(feature = "governor", feature = "testing")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
+}
+
+pub mod security {
+    #![doc = include_str!("../../SECURITY.md")]
 }
 
 pub mod features {
