@@ -70,12 +70,18 @@
 //! | [choosing](guide::choosing) | algorithm, numbers, place of the layer, exemptions |
 //! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
+//! | [proxies](guide::proxies) | client addresses behind nginx, Kubernetes, AWS, Cloudflare and others |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |
+//! | [production](guide::production) | a server to copy, metrics, alerts, a dashboard |
+//! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |
+//! | [security](guide::security) | attacks, and limits by kind of route |
+//! | [features](guide::features) | each feature, and the tests that show it |
+//! | [comparison](guide::comparison) | other limiters, and measured figures |
 //! | [glossary](guide::glossary) | terms |
 //!
 //! # Beyond allow and deny
@@ -230,8 +236,3 @@ pub use crate::{
 #[cfg(all(doctest, feature = "axum", feature = "governor", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// Runs the examples of `SECURITY.md` as documentation tests.
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../SECURITY.md")]
-struct Security;

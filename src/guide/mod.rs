@@ -7,12 +7,18 @@
 //! | [`choosing`] | The algorithm, the numbers, the place of the layer, and exemptions |
 //! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
+//! | [`proxies`] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
+//! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
+//! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`security`] | Attacks, the limits of the protection, and limits by kind of route |
+//! | [`features`] | Each feature, with the tests and examples that show it |
+//! | [`comparison`] | Other rate limiters for Tower, and measured figures |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
 
 /// Items that chapters link to without a path.
@@ -46,6 +52,13 @@ pub mod keys {
     use super::names::*;
 }
 
+pub mod proxies {
+    #![doc = include_str!("proxies.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
 pub mod plans {
     #![doc = include_str!("plans.md")]
     #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
@@ -63,6 +76,24 @@ pub mod redis {
 pub mod outages {
     #![doc = include_str!("outages.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod production {
+    #![doc = include_str!("production.md")]
+    #![cfg_attr(all(feature = "admin", feature = "metrics"), doc = "", doc = "```no_run")]
+    #![cfg_attr(not(all(feature = "admin", feature = "metrics")), doc = "", doc = "```text")]
+    #![doc = include_str!("../../examples/production.rs")]
+    #![doc = "```"]
+    #![cfg_attr(not(all(feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod troubleshooting {
+    #![doc = include_str!("troubleshooting.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -85,6 +116,18 @@ pub mod migrating {
     #![cfg_attr(not(all(feature = "governor", feature = "testing")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
+}
+
+pub mod security {
+    #![doc = include_str!("../../SECURITY.md")]
+}
+
+pub mod features {
+    #![doc = include_str!("features.md")]
+}
+
+pub mod comparison {
+    #![doc = include_str!("comparison.md")]
 }
 
 pub mod glossary {
