@@ -73,6 +73,8 @@
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |
+//! | [login](guide::login) | failures only, by address and by account |
+//! | [recipes](guide::recipes) | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |

@@ -11,6 +11,8 @@
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
+//! | [`login`] | A login in which only failures count, and nobody is locked out |
+//! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
@@ -66,6 +68,19 @@ pub mod redis {
 pub mod outages {
     #![doc = include_str!("outages.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod login {
+    #![doc = include_str!("login.md")]
+
+    use super::names::*;
+}
+
+pub mod recipes {
+    #![doc = include_str!("recipes.md")]
+    #![cfg_attr(not(all(feature = "axum", feature = "redis")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
