@@ -67,7 +67,8 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [choosing](guide::choosing) | algorithm, numbers, place of the layer, ways to pass uncharged |
+//! | [choosing](guide::choosing) | algorithm, place of the layer, ways to pass uncharged |
+//! | [numbers](guide::numbers) | rates, bursts and costs by kind of route |
 //! | [algorithms](guide::algorithms) | each algorithm, drawn |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |

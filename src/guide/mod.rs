@@ -5,7 +5,8 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | The algorithm, the numbers, the place of the layer, and ways to pass uncharged |
+//! | [`choosing`] | The algorithm, the place of the layer, and ways to pass uncharged |
+//! | [`numbers`] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
 //! | [`algorithms`] | Each algorithm on one series of calls, drawn |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
@@ -31,6 +32,13 @@ mod names {
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
     #![cfg_attr(not(all(feature = "axum", feature = "metrics")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod numbers {
+    #![doc = include_str!("numbers.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
