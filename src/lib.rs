@@ -79,7 +79,8 @@
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |
-//! | [glossary](guide::glossary) | terms |
+//! | [unsuited](guide::unsuited) | when not to use it |
+//! | [glossary](guide::glossary), [words](guide::words) | terms, and terms of other libraries |
 //!
 //! # Beyond allow and deny
 //!

@@ -17,7 +17,9 @@
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`unsuited`] | Needs that another tool meets better |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
+//! | [`words`] | Terms of other libraries, and their names in this crate |
 //!
 //! The guide is part of the documentation only. A build of the crate does not contain it.
 
@@ -113,9 +115,22 @@ pub mod migrating {
     use super::names::*;
 }
 
+pub mod unsuited {
+    #![doc = include_str!("unsuited.md")]
+    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
 pub mod glossary {
     #![doc = include_str!("glossary.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod words {
+    #![doc = include_str!("words.md")]
 
     use super::names::*;
 }
