@@ -16,7 +16,7 @@
 //! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
-//! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`migrating`] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
 //! | [`unsuited`] | Needs that another tool meets better |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
 //! | [`words`] | Terms of other libraries, and their names in this crate |
@@ -110,7 +110,11 @@ pub mod patterns {
 
 pub mod migrating {
     #![doc = include_str!("migrating.md")]
-    #![cfg_attr(not(all(feature = "governor", feature = "testing")), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(
+        not(all(feature = "axum", feature = "governor", feature = "redis", feature = "testing")),
+        doc = "",
+        doc = include_str!("without.md")
+    )]
 
     use super::names::*;
 }
