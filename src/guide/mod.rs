@@ -1,13 +1,12 @@
-//! The guide, in the order in which questions arise.
+//! A guide to this crate, by topic.
 //!
-//! The reference describes each item, and the guide helps to choose between items. All examples of
-//! the guide are compiled. The examples that need no server also run, with a fake clock.
+//! All examples of the guide are compiled, and those without a server are also run.
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | The algorithm, the place of the layer, and ways to pass uncharged |
+//! | [`choosing`] | The algorithm, the place of the layer, and exemptions |
 //! | [`numbers`] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
-//! | [`algorithms`] | Each algorithm on one series of calls, drawn |
+//! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
@@ -20,10 +19,8 @@
 //! | [`unsuited`] | Needs that another tool meets better |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
 //! | [`words`] | Terms of other libraries, and their names in this crate |
-//!
-//! The guide is part of the documentation only. A build of the crate does not contain it.
 
-/// The names that chapters link to without a path.
+/// Items that chapters link to without a path.
 mod names {
     pub(super) use crate::{
         decision::*, explain::*, fingerprint::*, identify::*, key::*, limiter::*, lint::*,
