@@ -67,7 +67,8 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [choosing](guide::choosing) | algorithm, numbers, place of the layer, exemptions |
+//! | [choosing](guide::choosing) | algorithm, place of the layer, exemptions |
+//! | [numbers](guide::numbers) | rates, bursts and costs by kind of route |
 //! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
 //! | [proxies](guide::proxies) | client addresses behind nginx, Kubernetes, AWS, Cloudflare and others |
@@ -75,6 +76,8 @@
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |
 //! | [production](guide::production) | a server to copy, metrics, alerts, a dashboard |
+//! | [login](guide::login) | failures only, by address and by account |
+//! | [recipes](guide::recipes) | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
@@ -82,7 +85,8 @@
 //! | [security](guide::security) | attacks, and limits by kind of route |
 //! | [features](guide::features) | each feature, and the tests that show it |
 //! | [comparison](guide::comparison) | other limiters, and measured figures |
-//! | [glossary](guide::glossary) | terms |
+//! | [unsuited](guide::unsuited) | when not to use it |
+//! | [glossary](guide::glossary), [words](guide::words) | terms, and terms of other libraries |
 //!
 //! # Beyond allow and deny
 //!

@@ -4,7 +4,8 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | The algorithm, the numbers, the place of the layer, and exemptions |
+//! | [`choosing`] | The algorithm, the place of the layer, and exemptions |
+//! | [`numbers`] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
 //! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
 //! | [`proxies`] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
@@ -12,14 +13,18 @@
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
 //! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
+//! | [`login`] | A login in which only failures count, and nobody is locked out |
+//! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
-//! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`migrating`] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
 //! | [`security`] | Attacks, the limits of the protection, and limits by kind of route |
 //! | [`features`] | Each feature, with the tests and examples that show it |
 //! | [`comparison`] | Other rate limiters for Tower, and measured figures |
+//! | [`unsuited`] | Needs that another tool meets better |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
+//! | [`words`] | Terms of other libraries, and their names in this crate |
 
 /// Items that chapters link to without a path.
 mod names {
@@ -32,6 +37,13 @@ mod names {
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
     #![cfg_attr(not(all(feature = "axum", feature = "metrics")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod numbers {
+    #![doc = include_str!("numbers.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -80,6 +92,12 @@ pub mod outages {
     use super::names::*;
 }
 
+pub mod login {
+    #![doc = include_str!("login.md")]
+
+    use super::names::*;
+}
+
 pub mod production {
     #![doc = include_str!("production.md")]
     #![cfg_attr(all(feature = "admin", feature = "metrics"), doc = "", doc = "```no_run")]
@@ -87,6 +105,13 @@ pub mod production {
     #![doc = include_str!("../../examples/production.rs")]
     #![doc = "```"]
     #![cfg_attr(not(all(feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod recipes {
+    #![doc = include_str!("recipes.md")]
+    #![cfg_attr(not(all(feature = "axum", feature = "redis")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -113,7 +138,18 @@ pub mod patterns {
 
 pub mod migrating {
     #![doc = include_str!("migrating.md")]
-    #![cfg_attr(not(all(feature = "governor", feature = "testing")), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(
+        not(all(feature = "axum", feature = "governor", feature = "redis", feature = "testing")),
+        doc = "",
+        doc = include_str!("without.md")
+    )]
+
+    use super::names::*;
+}
+
+pub mod unsuited {
+    #![doc = include_str!("unsuited.md")]
+    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -133,6 +169,12 @@ pub mod comparison {
 pub mod glossary {
     #![doc = include_str!("glossary.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod words {
+    #![doc = include_str!("words.md")]
 
     use super::names::*;
 }
