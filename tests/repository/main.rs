@@ -8,3 +8,4 @@ mod mutants;
 mod package;
 mod reruns;
 mod structure;
+mod troubleshooting;

@@ -3,12 +3,14 @@
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// The files outside of [`FOLDERS`]. cargo creates the last four.
-const TOP: [&str; 10] = [
+const TOP: [&str; 12] = [
     "CHANGELOG.md",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "README.md",
     "SECURITY.md",
+    "examples/grafana.json",
+    "examples/production.rs",
     "examples/quickstart.rs",
     ".cargo_vcs_info.json",
     "Cargo.lock",
