@@ -35,8 +35,11 @@ use crate::{
 ///
 /// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. The call charges all
 /// of them or none.
+///
+/// A handler can limit itself, for example by a field of the body. [`Decision::rejection`] then
+/// creates the response.
 #[derive(Clone, Debug)]
-pub struct Limiter<S> {
+pub struct Limiter<S = LocalStore> {
     store: S,
     name: RuleName,
 }
@@ -86,7 +89,7 @@ impl<S: Store> Limiter<S> {
     /// See [`Explanation::look`].
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
@@ -199,7 +202,7 @@ impl<S: Store> Limiter<S> {
     /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(10));
@@ -238,7 +241,7 @@ impl<S: Store> Limiter<S> {
     /// A dropped future refunds its units, unless another call waits behind it.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).burst(1));

@@ -22,7 +22,7 @@
 //! also explain the decision that a request *would* get, without a charge:
 //!
 //! ```
-//! # tokio_test::block_on(async {
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use tower_sluice::{Limiter, Quota};
 //!
 //! let (limiter, quotas) = (Limiter::local(), [Quota::per_second(5).burst(20), Quota::per_day(10_000)]);
@@ -104,7 +104,7 @@ impl Explanation {
     /// Explains the decision that [`take`](crate::StoreExt::take) would make, without a charge.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{
     ///     Key, LocalStore, Quota, explain::Explanation, rule::RuleName, store::Charge,
     /// };

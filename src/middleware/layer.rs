@@ -447,7 +447,7 @@ where
     /// this reason.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use http::Request;
     /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::HeaderKey};
     ///

@@ -79,13 +79,16 @@
 
 mod body;
 mod grpc;
+mod handler;
 mod text;
+mod with_body;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 
+pub use self::with_body::WithBody;
 use crate::{
     decision::{Decision, Source},
     explain::Explanation,
@@ -96,6 +99,15 @@ use crate::{
 };
 
 /// Creates the responses for rejected requests.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not create responses with the body `{B}`",
+    label = "choose how the body of a rejection is created",
+    note = "`TooManyRequests` creates bodies with `Default`; any other body takes one line: \
+            `.reject(TooManyRequests::new().with_body(|text| ..))`",
+    note = "a closure needs `reject_fn(|why, head| ..)`",
+    note = "nobody can create hyper's `Incoming`: let the inner service box its bodies with \
+            `response.map(BodyExt::boxed)`"
+)]
 pub trait Reject<B> {
     /// Creates the response to a rejected request.
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
@@ -321,7 +333,8 @@ impl fmt::Debug for Rejection<'_> {
 /// - `http_body_util::Full<Bytes>`
 /// - the `Body` of axum and tonic (features `axum` and `tonic`)
 ///
-/// Bodies of other types are empty. Use [`reject_fn`] to fill such a body.
+/// Bodies of other types are empty. To fill them, or for a type without `Default`, use
+/// [`with_body`](TooManyRequests::with_body).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -409,6 +422,7 @@ const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8")
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
+#[diagnostic::do_not_recommend] // or errors would name `Default` instead of the fix
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);

@@ -18,7 +18,7 @@ use crate::decision::Decision;
 /// let store = LocalStore::new().timeout(Timeout::DEFAULT).breaker().fail_open();
 /// let (alice, quotas) = (Key::from("alice"), [Quota::per_minute(5)]);
 /// let charge = Charge::new(RuleName::default(), &alice, &quotas);
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// assert!(store.take(&[charge]).await?.is_allowed());
 /// # Ok::<(), std::convert::Infallible>(())
 /// # }).unwrap();

@@ -475,7 +475,7 @@ pub trait Store {
     /// This may call a server, so do not call it for every request. Defaults to an unknown health.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{LocalStore, Store, StoreExt};
     ///
     /// let store = LocalStore::new().breaker();

@@ -74,7 +74,7 @@ const LARGEST: usize = 1 << 24;
 /// let store = shared.deny_cache();
 /// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(1));
 ///
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// assert!(limiter.take("alice", &quota, 1).await?.is_allowed());
 /// assert_eq!(limiter.take("alice", &quota, 1).await?.source(), Source::Local);
 /// let again = limiter.take("alice", &quota, 1).await?;

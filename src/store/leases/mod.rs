@@ -115,7 +115,7 @@ const MAX_WAITS: u8 = 2;
 /// let store = shared.leases(5);
 /// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(10_000));
 ///
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// for _ in 0..1_000 {
 ///     assert!(limiter.take("hot", &quota, 1).await?.is_allowed());
 /// }
