@@ -174,6 +174,7 @@
 mod config;
 pub mod fingerprint;
 mod head;
+mod log;
 
 pub mod decision;
 pub mod quota;

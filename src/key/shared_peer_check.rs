@@ -3,7 +3,6 @@
 //! Signs of a proxy are a forwarding header, and one private address that sends all requests.
 
 use std::{
-    fmt,
     net::IpAddr,
     sync::{
         Arc, OnceLock,
@@ -12,6 +11,8 @@ use std::{
 };
 
 use http::HeaderMap;
+
+use crate::log::warn;
 
 /// The number of requests that are checked.
 const SAMPLE: u32 = 1_000;
@@ -31,10 +32,10 @@ const FORWARDING: [&str; 10] = [
 ];
 
 /// Check of the first requests for signs of a proxy. Clones share the state.
-#[derive(Clone)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Progress {
     /// Requests checked so far. The check ends at [`SAMPLE`].
     requests: AtomicU32,
@@ -44,13 +45,9 @@ struct Progress {
 }
 
 impl SharedPeerCheck {
-    pub(super) fn new() -> Self {
-        Self(Arc::default())
-    }
-
     #[inline]
     pub(super) fn record(&self, address: IpAddr, headers: &HeaderMap) {
-        if self.0.requests.load(Relaxed) < SAMPLE {
+        if cfg!(feature = "tracing") && self.0.requests.load(Relaxed) < SAMPLE {
             self.check(address.to_canonical(), headers);
         }
     }
@@ -92,7 +89,7 @@ fn is_private(address: IpAddr) -> bool {
 }
 
 fn warn_shared(address: IpAddr) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "one_private_peer",
         "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
@@ -102,7 +99,7 @@ fn warn_shared(address: IpAddr) {
 }
 
 fn warn_header(address: IpAddr, name: &str) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "forwarding_header_ignored",
         "a request from {address}, a private address, has the header {name}, which PeerIp does not \
@@ -110,12 +107,6 @@ fn warn_header(address: IpAddr, name: &str) {
          ClientIp::behind([\"{address}\"]) or by its network, see \"My server is behind a proxy\" in \
          tower_sluice::guide::keys"
     );
-}
-
-impl fmt::Debug for SharedPeerCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedPeerCheck").finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

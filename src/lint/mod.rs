@@ -55,16 +55,16 @@
 mod dominated;
 mod find;
 
-use std::fmt;
-
-#[cfg(feature = "tracing")]
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 pub(crate) use self::find::{Knobs, find};
-use crate::rule::RuleName;
+use crate::{log::warn, rule::RuleName};
 
 /// Kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
 ///
@@ -184,7 +184,6 @@ impl fmt::Display for Finding {
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
     /// Shared by the clones of a layer, which log their findings once.
-    #[cfg(feature = "tracing")]
     logged: Arc<AtomicBool>,
 }
 
@@ -195,10 +194,7 @@ impl Lints {
 
     /// Clears the flag after a setting has changed, so that the findings are logged again.
     pub(crate) fn reset_logged(&mut self) {
-        #[cfg(feature = "tracing")]
-        {
-            self.logged = Arc::default();
-        }
+        self.logged = Arc::default();
     }
 
     /// Removes the findings of lints that the layer allows.
@@ -208,17 +204,13 @@ impl Lints {
     }
 
     /// Logs the findings that `find` returns, once per layer.
-    #[cfg(feature = "tracing")]
     pub(crate) fn log_once(&self, find: impl FnOnce() -> Vec<Finding>) {
-        if self.logged.swap(true, Relaxed) {
+        if !cfg!(feature = "tracing") || self.logged.swap(true, Relaxed) {
             return;
         }
         for finding in find() {
             let lint = finding.lint.name();
-            tracing::warn!(target: "tower_sluice::lint", lint, "{finding}");
+            warn!(target: "tower_sluice::lint", lint, "{finding}");
         }
     }
-
-    #[cfg(not(feature = "tracing"))]
-    pub(crate) fn log_once(&self, _: impl FnOnce() -> Vec<Finding>) {}
 }

@@ -22,7 +22,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::call_stats::CallStats;
-use crate::observe::circuit;
+use crate::{
+    log::{info, warn},
+    observe::circuit,
+};
 
 const STATE: u64 = 3;
 const CLOSED: u64 = 0;
@@ -240,38 +243,27 @@ impl Drop for Permit {
     }
 }
 
-#[cfg(feature = "tracing")]
 fn log_opened(server: Option<&str>, time: Duration) {
     match server {
-        Some(server) => tracing::warn!(
+        Some(server) => warn!(
             "redis: {server} failed and is not called for {time:?}; requests for its keys fail"
         ),
-        None => tracing::warn!(
-            "the breaker of a store opened: the store failed and is not called for {time:?}"
-        ),
+        None => {
+            warn!("the breaker of a store opened: the store failed and is not called for {time:?}")
+        }
     }
 }
 
-#[cfg(not(feature = "tracing"))]
-fn log_opened(_: Option<&str>, _: Duration) {}
-
-#[cfg(feature = "tracing")]
 fn log_closed(server: Option<&str>) {
     match server {
-        Some(server) => tracing::info!("redis: {server} recovered"),
-        None => tracing::info!("the breaker of a store closed: the store recovered"),
+        Some(server) => info!("redis: {server} recovered"),
+        None => info!("the breaker of a store closed: the store recovered"),
     }
 }
 
-#[cfg(not(feature = "tracing"))]
-fn log_closed(_: Option<&str>) {}
-
-#[cfg(all(feature = "redis", feature = "tracing"))]
+#[cfg(feature = "redis")]
 fn log_retired(server: Option<&str>) {
     if let Some(server) = server {
-        tracing::info!("redis: other servers have replaced {server}");
+        info!("redis: other servers have replaced {server}");
     }
 }
-
-#[cfg(all(feature = "redis", not(feature = "tracing")))]
-fn log_retired(_: Option<&str>) {}
