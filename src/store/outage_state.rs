@@ -13,7 +13,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::store::{BoxFuture, Health, Status, Store};
+use crate::{
+    log::warn,
+    store::{BoxError, BoxFuture, Health, Status, Store},
+};
 
 /// The minimum time between two log lines about failures.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,18 +50,26 @@ impl OutageState {
         is_failing(self.epoch())
     }
 
-    /// Records the failure of a call. Returns `true` if an outage begins.
-    pub(super) fn record_failure(&self, epoch: u64) -> bool {
-        !is_failing(epoch) && self.advance(epoch)
+    /// Records the failure of a call. If an outage begins, logs it and returns `true`.
+    pub(super) fn record_failure(
+        &self,
+        epoch: u64,
+        effect: &str,
+        error: impl Into<BoxError>,
+    ) -> bool {
+        let begins = !is_failing(epoch) && self.advance(epoch);
+        if begins && self.should_log() {
+            warn!("the store failed; {effect}: {}", error.into());
+        }
+        begins
     }
 
-    /// Records the success of a call. Returns `true` if an outage ends.
+    /// Records the success of a call. Returns `true` if an outage ends whose beginning was logged.
     pub(super) fn record_success(&self, epoch: u64) -> bool {
-        is_failing(epoch) && self.advance(epoch)
+        is_failing(epoch) && self.advance(epoch) && self.logged.swap(false, AcqRel)
     }
 
-    /// Returns `true` if a new outage should be logged.
-    pub(super) fn should_log(&self) -> bool {
+    fn should_log(&self) -> bool {
         let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
         let should_log = !self.is_silent && last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         if should_log {
@@ -66,11 +77,6 @@ impl OutageState {
         }
         self.logged.store(should_log, Release);
         should_log
-    }
-
-    /// Returns `true` if the end of an outage should be logged, as its beginning was.
-    pub(super) fn should_log_recovery(&self) -> bool {
-        self.logged.swap(false, AcqRel)
     }
 
     /// Returns the health of a wrapper.

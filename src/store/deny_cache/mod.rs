@@ -4,20 +4,16 @@ mod account;
 mod denials;
 mod entry;
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
-
-use pin_project_lite::pin_project;
+use std::{sync::Arc, time::Duration};
 
 use self::{
     account::PendingTake,
     denials::{CacheLookup, Denials},
 };
-use super::setting::{self, SettingError, literal};
+use super::{
+    setting::{self, SettingError, literal},
+    wrapper::{WrapperCall, WrapperFuture, forward},
+};
 use crate::{
     decision::{Decision, Source},
     store::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported},
@@ -211,7 +207,7 @@ impl<S> DenyCache<S> {
 
 impl<S: Store> DenyCache<S> {
     /// Returns a cached denial, or calls the store.
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<DenyCacheFuture<S::Future>> {
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<WrapperFuture<S, DenyCacheCall>> {
         let pending = match self.denials.look_up(charges) {
             CacheLookup::Miss(pending) => pending,
             CacheLookup::Hit(denial) => return Answer::Now(Ok(denial)),
@@ -223,29 +219,23 @@ impl<S: Store> DenyCache<S> {
             }
             Answer::Now(Err(error)) => Answer::Now(Err(error)),
             Answer::Later(inner) => {
-                let pending = Some(Pending::Take(self.denials.clone(), pending));
-                Answer::Later(DenyCacheFuture { inner, pending })
+                let call = DenyCacheCall(Pending::Take(self.denials.clone(), pending));
+                Answer::Later(WrapperFuture::new(inner, call))
             }
         }
     }
 
     /// Makes a call that changes an account, and removes the denials of the account.
-    fn change(&self, charge: &Charge<'_>, op: Op<'_>) -> Answer<DenyCacheFuture<S::Future>> {
+    fn change(&self, charge: &Charge<'_>, op: Op<'_>) -> Answer<WrapperFuture<S, DenyCacheCall>> {
         let tag = self.denials.tag(charge);
         let invalidate = InvalidateOnDrop { denials: self.denials.clone(), tag };
-        match self.inner.call(op) {
-            Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(inner) => {
-                let pending = Some(Pending::Change(invalidate));
-                Answer::Later(DenyCacheFuture { inner, pending })
-            }
-        }
+        WrapperFuture::of(self.inner.call(op), DenyCacheCall(Pending::Change(invalidate)))
     }
 }
 
 impl<S: Store> Store for DenyCache<S> {
     type Error = S::Error;
-    type Future = DenyCacheFuture<S::Future>;
+    type Future = WrapperFuture<S, DenyCacheCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
@@ -266,32 +256,16 @@ impl<S: Store> Store for DenyCache<S> {
         }
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.inner.isolates_failures()
-    }
+    forward!(self => self.inner);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("deny_cache", self.inner.health(), Health::status_of)
     }
 }
 
-pin_project! {
-    /// The future of a [`DenyCache`].
-    #[derive(Debug)]
-    pub struct DenyCacheFuture<F> {
-        #[pin]
-        inner: F,
-        pending: Option<Pending>,
-    }
-}
+/// The call of a [`DenyCache`].
+#[derive(Debug)]
+pub struct DenyCacheCall(Pending);
 
 #[derive(Debug)]
 enum Pending {
@@ -312,20 +286,13 @@ impl Drop for InvalidateOnDrop {
     }
 }
 
-impl<F, E> Future for DenyCacheFuture<F>
-where
-    F: Future<Output = Result<Decision, E>>,
-{
-    type Output = Result<Decision, E>;
+impl<S: Store> WrapperCall<S> for DenyCacheCall {
+    type Error = S::Error;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let decision = ready!(this.inner.poll(cx));
-        if let (Some(Pending::Take(denials, pending)), Ok(decision)) =
-            (this.pending.take(), &decision)
-        {
-            denials.update(&pending, decision);
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, S::Error> {
+        if let (Pending::Take(denials, pending), Ok(decision)) = (&self.0, &answer) {
+            denials.update(pending, decision);
         }
-        Poll::Ready(decision)
+        answer
     }
 }

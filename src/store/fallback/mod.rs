@@ -5,21 +5,13 @@ mod mirror;
 mod recovery;
 mod share;
 
-use std::{
-    convert::Infallible,
-    fmt,
-    num::NonZeroU32,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
-
-use pin_project_lite::pin_project;
+use std::{convert::Infallible, fmt, num::NonZeroU32, sync::Arc};
 
 use self::{journal::Journal, mirror::Stripes, share::with_shares};
 use super::{
     outage_state::OutageState,
     setting::{SettingError, literal},
+    wrapper::{WrapperCall, WrapperFuture},
 };
 use crate::{
     decision::{Decision, Source},
@@ -161,13 +153,13 @@ where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    fn call_inner(&self, op: Op<'_>) -> Answer<FallbackFuture<S, L>> {
+    fn call_inner(&self, op: Op<'_>) -> Answer<WrapperFuture<S, FallbackCall<S, L>>> {
         let epoch = self.stores.outages.epoch();
         match self.stores.inner.call(op) {
             Answer::Now(answer) => Answer::Now(Ok(self.finish(op, epoch, answer))),
             Answer::Later(inner) => {
-                let pending = PendingCall { fallback: self.clone(), op: op.into(), epoch };
-                Answer::Later(FallbackFuture { inner, pending: Some(pending) })
+                let call = FallbackCall { fallback: self.clone(), op: op.into(), epoch };
+                Answer::Later(WrapperFuture::new(inner, call))
             }
         }
     }
@@ -258,7 +250,7 @@ where
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
     type Error = Infallible;
-    type Future = FallbackFuture<S, L>;
+    type Future = WrapperFuture<S, FallbackCall<S, L>>;
 
     /// Calls the inner store.
     ///
@@ -333,41 +325,23 @@ impl<S: fmt::Debug, L: fmt::Debug> fmt::Debug for Fallback<S, L> {
     }
 }
 
-pin_project! {
-    /// Future of a [`Fallback`].
-    pub struct FallbackFuture<S: Store, L> {
-        #[pin]
-        inner: S::Future,
-        pending: Option<PendingCall<S, L>>,
-    }
-}
-
-/// A call to the inner store.
-struct PendingCall<S, L> {
+/// A call to the inner store of a [`Fallback`].
+#[derive(Debug)]
+pub struct FallbackCall<S, L> {
     fallback: Fallback<S, L>,
     op: OwnedOp,
     epoch: u64,
 }
 
-impl<S, L> Future for FallbackFuture<S, L>
+impl<S, L> WrapperCall<S> for FallbackCall<S, L>
 where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    type Output = Result<Decision, Infallible>;
+    type Error = Infallible;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let answer = ready!(this.inner.poll(cx));
-        let Some(PendingCall { fallback, op, epoch }) = this.pending.take() else {
-            panic!("an answer was polled after it completed");
-        };
-        Poll::Ready(Ok(op.with(|op| fallback.finish(op, epoch, answer))))
-    }
-}
-
-impl<S: Store, L> fmt::Debug for FallbackFuture<S, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FallbackFuture").finish_non_exhaustive()
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Infallible> {
+        let Self { fallback, op, epoch } = self;
+        Ok(op.with(|op| fallback.finish(op, epoch, answer)))
     }
 }

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, Charge, Op, Store},
+    log::info,
+    store::{Answer, Charge, Op, Store},
 };
 
 /// The time between two replays while some servers of the inner store fail.
@@ -25,18 +26,15 @@ where
     /// Records the failure of a call to the inner store.
     pub(super) fn record_failure(&self, epoch: u64, error: S::Error) {
         let Stores { outages, journal, .. } = &*self.stores;
-        if outages.record_failure(epoch) {
+        if outages.record_failure(epoch, "the local fallback decides", error) {
             journal.mark_due();
-            if outages.should_log() {
-                log_failed(&error.into());
-            }
         }
     }
 
     /// Records the success of a call to the inner store. Charges recorded units if there are any.
     pub(super) fn record_success(&self, epoch: u64) {
         let Stores { outages, journal, .. } = &*self.stores;
-        let should_log = outages.record_success(epoch) && outages.should_log_recovery();
+        let should_log = outages.record_success(epoch);
         // Without a runtime, the journal stays due.
         if (should_log || journal.is_due())
             && let Ok(runtime) = Handle::try_current()
@@ -122,7 +120,7 @@ where
             }
         }
         if journal.should_log() {
-            log_recovered(accounts);
+            info!("the store recovered; accounts charged late: {accounts}");
         }
         if failed && store.stores.inner.isolates_failures() {
             // Other calls still succeed, and each of them would start a replay.
@@ -130,19 +128,3 @@ where
         }
     }
 }
-
-#[cfg(feature = "tracing")]
-fn log_failed(error: &BoxError) {
-    tracing::warn!("the store failed; the local fallback decides: {error}");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn log_failed(_: &BoxError) {}
-
-#[cfg(feature = "tracing")]
-fn log_recovered(accounts: u64) {
-    tracing::info!("the store recovered; accounts charged late: {accounts}");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn log_recovered(_: u64) {}

@@ -10,6 +10,7 @@ mod table;
 
 use std::{
     fmt,
+    future::poll_fn,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -26,12 +27,13 @@ use tokio::{
 pub use self::future::LeasedFuture;
 use self::{
     borrow::Borrow,
-    future::{EndOnDrop, Wait},
+    future::EndOnDrop,
     table::{EndedLeases, LeaseTable, Lookup},
 };
 use super::{
     request_start::{call_since, request_start},
     setting::{self, SettingError, literal},
+    wrapper::forward,
 };
 use crate::{
     decision::Decision,
@@ -370,12 +372,22 @@ where
             Lookup::Admitted(decision) => Answer::Now(Ok(decision)),
             Lookup::Wait(borrow_id) if waits < MAX_WAITS => {
                 let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
-                let wait = Wait { call, borrow_id, charges, start, waits: waits + 1 };
-                Answer::Later(LeasedFuture::wait(leases, wait))
+                Answer::Later(LeasedFuture::boxed(async move {
+                    poll_fn(|cx| leases.table.poll_finished(&call, borrow_id, cx)).await;
+                    let again = |it: &[Charge<'_>]| leases.take(it, Some(start), waits + 1);
+                    let later = match charges.with(again) {
+                        Answer::Now(decision) => return decision,
+                        Answer::Later(later) => later,
+                    };
+                    later.await
+                }))
             }
             Lookup::Wait(_) | Lookup::Bypass => bypass(),
             Lookup::Borrow(request) => {
-                LeasedFuture::borrow(Borrow::new(self, call, request, start).borrow(charges))
+                match Borrow::new(self, call, request, start).borrow(charges) {
+                    Answer::Now(decision) => Answer::Now(decision),
+                    Answer::Later(detached) => Answer::Later(LeasedFuture::boxed(detached)),
+                }
             }
         }
     }
@@ -441,8 +453,15 @@ where
                 account
             }
         };
-        let end_on_drop = EndOnDrop::new(self.0.clone(), account);
-        LeasedFuture::change(inner.call(op), end_on_drop)
+        let end_on_drop = EndOnDrop { leases: self.0.clone(), account };
+        match inner.call(op) {
+            Answer::Now(decision) => Answer::Now(decision),
+            Answer::Later(later) => Answer::Later(LeasedFuture::boxed(async move {
+                let decision = later.await;
+                drop(end_on_drop);
+                decision
+            })),
+        }
     }
 
     /// Undoes a charge in the store, even if a lease admitted the call.
@@ -450,17 +469,7 @@ where
         self.0.inner.undo(charges, taken, units);
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.inner.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.inner.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.0.inner.isolates_failures()
-    }
+    forward!(self => self.0.inner);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("leased", self.0.inner.health(), Health::status_of)

@@ -11,7 +11,7 @@ use std::{
             Ordering::{AcqRel, Acquire},
         },
     },
-    task::Waker,
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
@@ -189,21 +189,24 @@ impl LeaseTable {
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
 
-    /// Returns `true` if the borrow operation is in progress. Its end wakes `waker`.
-    pub(super) fn wait_for(&self, call: &CallKey, borrow_id: u64, waker: &Waker) -> bool {
+    /// Returns `Ready` if the borrow operation is not in progress.
+    pub(super) fn poll_finished(
+        &self,
+        call: &CallKey,
+        borrow_id: u64,
+        cx: &Context<'_>,
+    ) -> Poll<()> {
         // Cloned before the lock is taken, because foreign code must not run under the lock.
-        let own = waker.clone();
+        let own = cx.waker().clone();
         let mut set = self.set(call.tag);
-        let entry = set.entries.iter_mut().find(|entry| entry.is_of(call));
-        let is_it = |it: &&mut PendingBorrow| it.id == borrow_id;
-        let pending = entry.and_then(|entry| entry.pending.as_deref_mut());
-        let Some(it) = pending.filter(is_it) else {
-            return false;
+        let entry = set.borrowing(call, borrow_id);
+        let Some(it) = entry.and_then(|entry| entry.pending.as_mut()) else {
+            return Poll::Ready(());
         };
-        if !it.waiting.iter().any(|other| other.will_wake(waker)) {
+        if !it.waiting.iter().any(|other| other.will_wake(&own)) {
             it.waiting.push(own);
         }
-        true
+        Poll::Pending
     }
 
     /// Ends a borrow operation.
@@ -218,10 +221,7 @@ impl LeaseTable {
     ) -> bool {
         let now = self.now();
         let mut set = self.set(call.tag);
-        let is_it = |it: &LeaseEntry| {
-            it.is_of(call) && it.pending.as_ref().is_some_and(|f| f.id == borrow_id)
-        };
-        let Some(entry) = set.entries.iter_mut().find(|entry| is_it(entry)) else { return false };
+        let Some(entry) = set.borrowing(call, borrow_id) else { return false };
         let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
         let mut kept = false;
         match result {
@@ -306,6 +306,13 @@ fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
 }
 
 impl LeaseSet {
+    /// Returns the entry of a call while the borrow operation is in progress.
+    fn borrowing(&mut self, call: &CallKey, borrow_id: u64) -> Option<&mut LeaseEntry> {
+        let is_it = |it: &PendingBorrow| it.id == borrow_id;
+        let mut entries = self.entries.iter_mut();
+        entries.find(|it| it.is_of(call) && it.pending.as_deref().is_some_and(is_it))
+    }
+
     /// Drops the leases of the same call that were borrowed under other quotas.
     ///
     /// The units of these leases are not returned, because the account may now be counted in a
