@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
-    explain::Explanation,
+    explain::{self, Explanation},
     quota::Quota,
     rule::{Quotas, RuleInfo, RuleName},
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
@@ -80,7 +80,7 @@ impl<'a> ManagedAccount<'a> {
         let next = OwnedCharges::from(
             &[self.charge().with_cost(self.cost).with_headroom(self.headroom)][..],
         );
-        Explanation::check(store, &next).map_err(|why| unsupported(&why))?;
+        explain::check(store, &next).map_err(|why| unsupported(&why))?;
         let Ok(would) = Explanation::look_at(store, &next).await;
         let blocked = would.decision().filter(|decision| decision.is_blocked());
         let blocked = blocked.and_then(Decision::retry_after).map(millis);

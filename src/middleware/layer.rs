@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     decision::Decision,
-    explain::Explanation,
+    explain::{self, About, Explanation},
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
     headers::{HeaderPolicy, Items, Template},
@@ -471,7 +471,7 @@ where
         let explanation = match charged {
             Ok(charges) => self.look(charges).await,
             Err(Bypass::Exempt(why)) => return Explanation::free(why),
-            Err(Bypass::Rejected(error)) => Explanation::unkeyed(error).looked(),
+            Err(Bypass::Rejected(error)) => Explanation::of(About::Unkeyed(error)).looked(),
         };
         let denied = !explanation.is_allowed();
         let explanation = explanation.told_by(settings.secret.as_ref());
@@ -497,12 +497,12 @@ where
     }
 
     async fn look(&self, charges: OwnedCharges) -> Explanation {
-        match Explanation::check(&*self.store, &charges) {
+        match explain::check(&*self.store, &charges) {
             Ok(()) => {
                 let looked = Explanation::look_at(&*self.store, &charges).await;
                 looked.unwrap_or_else(|error| error.never())
             }
-            Err(why) => Explanation::unsaid(why),
+            Err(why) => Explanation::of(About::Unsaid(why)),
         }
     }
 }

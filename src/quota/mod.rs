@@ -268,19 +268,6 @@ impl Quota {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Sets the units of a new account to the number that is refilled in `time`, rounded down.
-    ///
-    /// # Panics
-    ///
-    /// Panics if that number is above the burst, or if the algorithm counts in windows.
-    #[track_caller]
-    pub const fn initial_worth(self, time: Duration) -> Self {
-        let units = time.as_nanos().saturating_mul(self.units as u128) / self.period as u128;
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
-        let units = if units > u32::MAX as u128 { u32::MAX } else { units as u32 };
-        self.initial(units)
-    }
-
     /// Allows up to `units` units beyond the limit.
     ///
     /// Such requests are marked as [overage](crate::Decision::is_overage).
@@ -291,19 +278,6 @@ impl Quota {
     #[track_caller]
     pub const fn soft(self, units: u32) -> Self {
         Self { soft: units, ..self }.or_panic()
-    }
-
-    /// Sets [`soft`](Quota::soft) to a percentage of the limit, rounded down.
-    ///
-    /// # Panics
-    ///
-    /// Panics if [`soft`](Quota::soft) would panic.
-    #[track_caller]
-    pub const fn soft_percent(self, percent: u32) -> Self {
-        let units = self.burst as u64 * percent as u64 / 100;
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
-        let units = if units > u32::MAX as u64 { u32::MAX } else { units as u32 };
-        self.soft(units)
     }
 
     /// Fallible form of [`soft`](Quota::soft), for a number known only at run time.

@@ -115,25 +115,6 @@ impl<K> Rule<K> {
         }
     }
 
-    #[cfg(feature = "axum")]
-    fn with<E>(self, extractor: E) -> Rule<E> {
-        let Self { name, plan, cost, headroom, max_wait, applies, on_missing_key, .. } = self;
-        let Self { report_only, may_become_report_only, max_key_len, .. } = self;
-        Rule {
-            name,
-            extractor,
-            plan,
-            cost,
-            headroom,
-            max_wait,
-            applies,
-            on_missing_key,
-            report_only,
-            may_become_report_only,
-            max_key_len,
-        }
-    }
-
     /// Replaces the quotas of the rule.
     pub fn plan(self, plan: impl Into<Plan>) -> Self {
         Self { plan: plan.into(), ..self }

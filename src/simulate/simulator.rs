@@ -241,10 +241,9 @@ fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
         charges.iter().map(|charge| charge.with_cost(0)).collect();
     let seen: Decision = store.take(&looks).now();
     let is_short = |charge: &&Charge<'_>| {
-        let need = u64::from(charge.cost()) + u64::from(charge.headroom());
+        let need = charge.demand().need();
         let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule());
-        let refuses = charge.cost() > 0 && !charge.is_report_only();
-        refuses && its.any(|outcome| u64::from(outcome.remaining()) < need)
+        !charge.is_report_only() && its.any(|outcome| u64::from(outcome.remaining()) < need)
     };
     charges.iter().filter(is_short).map(Charge::rule).collect()
 }

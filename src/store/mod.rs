@@ -247,7 +247,7 @@ impl<'a> Charge<'a> {
         self.report_only
     }
 
-    fn demand(&self) -> Demand {
+    pub(crate) fn demand(&self) -> Demand {
         self.demand
     }
 }

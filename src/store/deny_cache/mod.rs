@@ -113,19 +113,13 @@ pub struct DenyCache<S> {
 #[derive(Clone, Copy, Debug)]
 struct DenyCacheConfig {
     capacity: usize,
-    at_most: Duration,
-}
-
-impl DenyCacheConfig {
-    /// Returns the maximum age of a denial, in nanoseconds.
-    fn at_most(&self) -> u64 {
-        u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
-    }
+    /// The maximum age of a denial, in nanoseconds.
+    max_age: u64,
 }
 
 impl<S> DenyCache<S> {
     pub(crate) fn new(inner: S) -> Self {
-        let config = DenyCacheConfig { capacity: CAPACITY, at_most: Duration::from_secs(1) };
+        let config = DenyCacheConfig { capacity: CAPACITY, max_age: setting::MAX_AGE };
         Self { inner, denials: Arc::new(Denials::new(config)) }
     }
 
@@ -149,8 +143,8 @@ impl<S> DenyCache<S> {
     ///
     /// Fails if [`max_age`](DenyCache::max_age) would panic.
     pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
-        let at_most = setting::at_most("deny cache: max_age", time)?;
-        Ok(self.with(|config| config.at_most = at_most))
+        let max_age = setting::max_age("deny cache: max_age", time)?;
+        Ok(self.with(|config| config.max_age = max_age))
     }
 
     /// Sets the maximum number of cached denials. Defaults to 65 536.
@@ -176,17 +170,12 @@ impl<S> DenyCache<S> {
     ///
     /// Fails if [`capacity`](DenyCache::capacity) would panic.
     pub fn try_capacity(self, denials: usize) -> Result<Self, SettingError> {
-        const FIELD: &str = "deny cache: capacity";
-        if denials == 0 {
-            const FIX: &str = "give at least 1, or remove the cache";
-            return Err(SettingError::new(FIELD, denials, FIX));
-        }
-        if denials > LARGEST {
-            const FIX: &str =
-                "give at most 16777216; the cache needs room for the keys denied within 1 s";
-            return Err(SettingError::new(FIELD, denials, FIX));
-        }
-        Ok(self.with(|config| config.capacity = denials))
+        const FIXES: [&str; 2] = [
+            "give at least 1, or remove the cache",
+            "give at most 16777216; the cache needs room for the keys denied within 1 s",
+        ];
+        let capacity = setting::capacity("deny cache: capacity", denials, LARGEST, FIXES)?;
+        Ok(self.with(|config| config.capacity = capacity))
     }
 
     /// Returns the number of denials that the cache has repeated so far, without calling the store.

@@ -205,42 +205,37 @@ where
 
     /// Calls the local store instead of the inner store.
     fn call_local(&self, op: Op<'_>) -> Decision {
-        let Stores { local, journal, .. } = &*self.stores;
         match op {
             Op::Take([]) => Decision::allow(),
-            Op::Take(charges) => self.take_local(charges),
+            Op::Take(charges) => {
+                let decision = self.call_share(op);
+                if decision.is_allowed() {
+                    for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
+                        self.record(charge, charge.cost().into());
+                    }
+                }
+                decision
+            }
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
-                self.adjust_local(charge, units / i64::from(self.instances.get()))
+                self.call_share(Op::Adjust(charge, units / i64::from(self.instances.get())))
             }
             Op::Adjust(charge, units) => {
-                journal.record(charge, units.unsigned_abs(), self.journal_capacity);
-                self.adjust_local(charge, units)
+                self.record(charge, units.unsigned_abs());
+                self.call_share(op)
             }
-            Op::Reset(charge) => with_shares(&[*charge], self.instances, |shares| {
-                local.call(Op::Reset(&shares[0])).now()
-            }),
-            Op::Block(..) | Op::Unblock(_) => local.call(op).now(),
+            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => self.call_share(op),
         }
     }
 
-    fn take_local(&self, charges: &[Charge<'_>]) -> Decision {
-        let Stores { local, journal, .. } = &*self.stores;
-        let decision =
-            with_shares(charges, self.instances, |shares| local.call(Op::Take(shares)).now());
-        if decision.is_allowed() {
-            for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
-                journal.record(charge, charge.cost().into(), self.journal_capacity);
-            }
-        }
-        decision
+    fn record(&self, charge: &Charge<'_>, units: u64) {
+        self.stores.journal.record(charge, units, self.journal_capacity);
     }
 
-    fn adjust_local(&self, charge: &Charge<'_>, units: i64) -> Decision {
+    /// Calls the local store with this process's shares of the quotas.
+    fn call_share(&self, op: Op<'_>) -> Decision {
         let local = &self.stores.local;
-        with_shares(&[*charge], self.instances, |shares| {
-            local.call(Op::Adjust(&shares[0], units)).now()
-        })
+        with_shares(op.charges(), self.instances, |shares| local.call(op.on(shares)).now())
     }
 }
 
@@ -260,7 +255,7 @@ where
         let refund = units.min(0).unsigned_abs();
         let local = self.stores.journal.remove_units(charge, refund).cast_signed();
         if local > 0 {
-            let decision = self.adjust_local(charge, -local);
+            let decision = self.call_share(Op::Adjust(charge, -local));
             if units == -local {
                 return Answer::Now(Ok(decision.from_source(Source::Fallback)));
             }

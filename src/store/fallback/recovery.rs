@@ -7,7 +7,6 @@ use tokio::runtime::Handle;
 use super::{
     Fallback, Immediate, Stores,
     journal::{AccountId, Admitted},
-    share::with_shares,
 };
 use crate::{
     decision::Decision,
@@ -51,8 +50,7 @@ where
     async fn charge_account(&self, address: &AccountId, admitted: &mut Admitted) -> Option<bool> {
         let Admitted { quotas, units } = admitted;
         let charge = Charge::new(address.0, &address.1, quotas).with_cost(0);
-        let look = |shares: &[Charge<'_>]| self.stores.local.call(Op::Take(shares)).now();
-        let local = with_shares(&[charge], self.instances, look);
+        let local = self.call_share(Op::Take(&[charge]));
         let mut charged = false;
         for (outcome, units) in local.outcomes().iter().zip(units) {
             // Units that have come back here would also have come back in the inner store.

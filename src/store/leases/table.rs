@@ -152,7 +152,7 @@ impl LeaseTable {
         call: &CallKey,
         charges: &[Charge<'_>],
         [start, now]: [Instant; 2],
-        (max_lease, at_most): (u32, u64),
+        (max_lease, max_age): (u32, u64),
     ) -> (Lookup, EndedLeases) {
         let (now, mut ended) = (self.at(now), EndedLeases::new());
         let mut set = self.set(call.tag);
@@ -162,7 +162,7 @@ impl LeaseTable {
             return (Lookup::Bypass, ended);
         };
         if let Some(lease) = &mut entry.lease {
-            if lease.age(now) < at_most
+            if lease.age(now) < max_age
                 && let Some(decision) = lease.admit(charges, now)
             {
                 *admitted += 1;
@@ -258,10 +258,10 @@ impl LeaseTable {
         self.end_where(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
     }
 
-    /// Ends leases that are unused or held for longer than `at_most`.
-    pub(super) fn sweep(&self, at_most: u64) -> EndedLeases {
+    /// Ends leases that are unused or held for longer than `max_age`.
+    pub(super) fn sweep(&self, max_age: u64) -> EndedLeases {
         let idle = |lease: &Lease, now: u64| {
-            lease.age(now) >= at_most || now.saturating_sub(lease.last) >= SPAN
+            lease.age(now) >= max_age || now.saturating_sub(lease.last) >= SPAN
         };
         self.end_where(|entry, now| entry.lease.as_ref().is_some_and(|lease| idle(lease, now)))
     }
