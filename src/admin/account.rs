@@ -1,7 +1,5 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::time::Duration;
-
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -17,7 +15,7 @@ use crate::{
     explain::{self, Explanation},
     quota::Quota,
     rule::{Quotas, RuleInfo, RuleName},
-    store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
+    store::{Charge, Op, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
 /// The account that a request body names.
@@ -104,22 +102,16 @@ impl<'a> ManagedAccount<'a> {
         ))
     }
 
-    pub(super) async fn reset(self) -> Result<Value, Problem> {
+    /// Changes the account.
+    pub(super) async fn change(
+        self,
+        operation: &str,
+        op: impl for<'c> FnOnce(&'c Charge<'c>) -> Op<'c>,
+    ) -> Result<Value, Problem> {
         self.check_supported()?;
-        let Ok(decision) = self.layer.store.reset(&self.charge()).await;
-        self.done("reset", &decision)
-    }
-
-    pub(super) async fn block(self, time: Duration) -> Result<Value, Problem> {
-        self.check_supported()?;
-        let Ok(decision) = self.layer.store.block(&self.charge(), time).await;
-        self.done("block", &decision)
-    }
-
-    pub(super) async fn unblock(self) -> Result<Value, Problem> {
-        self.check_supported()?;
-        let Ok(decision) = self.layer.store.unblock(&self.charge()).await;
-        self.done("unblock", &decision)
+        let charge = self.charge();
+        let Ok(decision) = self.layer.store.call(op(&charge)).await;
+        self.done(operation, &decision)
     }
 
     fn charge(&self) -> Charge<'_> {

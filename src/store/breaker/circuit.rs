@@ -10,7 +10,7 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
             AtomicU64,
             Ordering::{AcqRel, Acquire, Release},
@@ -130,13 +130,12 @@ impl Circuit {
     /// Closes the circuit, because the server is not needed any more.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retire(&self) {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() {
-            history.close();
-            self.word.store(history.closings << 2 | CLOSED, Release);
-            drop(history);
-            self.report(0);
-            log_retired(self.server.as_deref());
+            self.close(history);
+            if let Some(server) = &self.server {
+                info!("redis: other servers have replaced {server}");
+            }
         }
     }
 
@@ -168,11 +167,11 @@ impl Circuit {
             history.stats.record(now, ok);
         }
         if probe && ok {
-            history.close();
-            self.word.store(history.closings << 2 | CLOSED, Release);
-            drop(history);
-            self.report(0);
-            log_closed(self.server.as_deref());
+            self.close(history);
+            match &self.server {
+                Some(server) => info!("redis: {server} recovered"),
+                None => info!("the breaker of a store closed: the store recovered"),
+            }
         } else if probe || self.config.trips(&history.stats, now) {
             let time = history.open(&self.config);
             let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
@@ -195,9 +194,14 @@ impl Circuit {
             }
         }
     }
-}
 
-impl Circuit {
+    fn close(&self, mut history: MutexGuard<'_, History>) {
+        *history = History { closings: history.closings + 1, ..History::default() };
+        self.word.store(history.closings << 2 | CLOSED, Release);
+        drop(history);
+        self.report(0);
+    }
+
     /// Sets the gauge of the state.
     fn report(&self, state: u8) {
         circuit(self.server.as_deref(), state);
@@ -205,10 +209,6 @@ impl Circuit {
 }
 
 impl History {
-    fn close(&mut self) {
-        *self = Self { closings: self.closings + 1, ..Self::default() };
-    }
-
     /// Returns the open time that begins now.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
@@ -251,19 +251,5 @@ fn log_opened(server: Option<&str>, time: Duration) {
         None => {
             warn!("the breaker of a store opened: the store failed and is not called for {time:?}")
         }
-    }
-}
-
-fn log_closed(server: Option<&str>) {
-    match server {
-        Some(server) => info!("redis: {server} recovered"),
-        None => info!("the breaker of a store closed: the store recovered"),
-    }
-}
-
-#[cfg(feature = "redis")]
-fn log_retired(server: Option<&str>) {
-    if let Some(server) = server {
-        info!("redis: other servers have replaced {server}");
     }
 }
