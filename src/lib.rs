@@ -175,6 +175,8 @@ mod config;
 pub mod fingerprint;
 mod head;
 mod log;
+mod name;
+mod toggle;
 
 pub mod decision;
 pub mod quota;

@@ -12,7 +12,6 @@ use super::{
     overcommit::Overcommit,
     service::RateLimit,
     stats::Counters,
-    toggle::Toggle,
 };
 use crate::{
     decision::Decision,
@@ -26,6 +25,7 @@ use crate::{
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
     store::{CannotFail, Charge, LocalStore, OwnedCharges, Store, literal, without_queueing},
+    toggle::Toggle,
 };
 
 /// Layer that limits the rate of a service.

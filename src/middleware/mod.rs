@@ -17,7 +17,6 @@ pub(crate) mod overcommit;
 mod queue;
 mod service;
 pub(crate) mod stats;
-mod toggle;
 pub(crate) mod waiters;
 
 #[cfg(feature = "axum")]
@@ -30,6 +29,5 @@ pub use self::{
     overcommit::Overcommit,
     service::RateLimit,
     stats::{Counters, Counts},
-    toggle::Toggle,
 };
-pub use crate::head::ResponseHead;
+pub use crate::{head::ResponseHead, toggle::Toggle};

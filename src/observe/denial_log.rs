@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::Verdict;
-use crate::{fingerprint::Fingerprint, rule::RuleName};
+use crate::{fingerprint::Fingerprint, name::RuleName};
 
 /// Recorded denials of a layer's rules, if enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]

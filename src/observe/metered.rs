@@ -14,7 +14,7 @@ use metrics::{
 use super::{DenialLog, Verdict};
 use crate::{
     decision::{Decision, Outcome, Source},
-    rule::RuleName,
+    name::RuleName,
 };
 
 /// The counters of a layer, registered on first use.

@@ -298,10 +298,7 @@ impl Quota {
     /// Panics if `name` is not 1 to 64 printable ASCII characters.
     #[track_caller]
     pub const fn named(self, name: &'static str) -> Self {
-        assert!(
-            crate::rule::name::is_valid(name),
-            "quota: a name is 1 to 64 printable ASCII characters"
-        );
+        assert!(crate::name::is_valid(name), "quota: a name is 1 to 64 printable ASCII characters");
         Self { name: Some(name), ..self }
     }
 

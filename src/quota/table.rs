@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     config::de::{self, TableForm},
-    rule::RuleName,
+    name::RuleName,
 };
 
 const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \

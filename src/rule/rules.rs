@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 use super::{LivePlan, RuleName};
 use crate::{
     key::{KeyError, KeyKind, RequestHead},
-    middleware::Toggle,
     quota::Quota,
     store::Charge,
+    toggle::Toggle,
 };
 
 /// Rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four rules, or a `Vec` of rules.

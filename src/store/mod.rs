@@ -98,8 +98,8 @@ use crate::{
     algorithm::Demand,
     decision::Decision,
     key::Key,
+    name::RuleName,
     quota::{Algorithm, Quota},
-    rule::RuleName,
 };
 
 /// Boxed error of any type, the same as `tower::BoxError`.

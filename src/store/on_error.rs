@@ -9,7 +9,7 @@ use super::{
 use crate::{
     decision::{Decision, Outcome, Source},
     log::info,
-    rule::RuleName,
+    name::RuleName,
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
 };
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Charge, Unsupported};
-use crate::{quota::Quota, rule::RuleName};
+use crate::{name::RuleName, quota::Quota};
 
 /// The quotas of each rule that a layer has registered, to detect a layer with different ones.
 ///

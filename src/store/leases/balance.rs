@@ -114,7 +114,7 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decision::Snapshot, rule::RuleName};
+    use crate::{decision::Snapshot, name::RuleName};
 
     /// One unit is refilled per second. A quarter of the limit takes 25 seconds.
     const QUOTA: Quota = Quota::per_minute(60).burst(100);

@@ -186,7 +186,7 @@ fn quotas<'a, 'c>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decision::Snapshot, key::Key, quota::Quota, rule::RuleName};
+    use crate::{decision::Snapshot, key::Key, name::RuleName, quota::Quota};
 
     /// One of the ten borrowed units expires per second, until ten seconds after the request.
     #[test]

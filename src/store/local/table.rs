@@ -16,7 +16,7 @@ use super::{
         Ordering::{AcqRel, Acquire},
     },
 };
-use crate::rule::RuleName;
+use crate::name::RuleName;
 
 /// Groups of sets that share the instant of the latest reset.
 const RESET_GROUPS: usize = 1_024;
