@@ -1,7 +1,7 @@
 //! Log macros, which do nothing without the feature `tracing`.
 
 #[cfg(feature = "tracing")]
-pub(crate) use tracing::{info, warn};
+pub(crate) use tracing::{error, info, warn};
 
 /// Checks the arguments of a log line without logging it.
 #[cfg(not(feature = "tracing"))]
@@ -17,6 +17,8 @@ macro_rules! skip {
     }};
 }
 
+#[cfg(not(feature = "tracing"))]
+pub(crate) use skip as error;
 #[cfg(not(feature = "tracing"))]
 pub(crate) use skip as info;
 #[cfg(not(feature = "tracing"))]

@@ -40,9 +40,14 @@ impl<S: Store> LeasedFuture<S> {
     }
 
     pub(super) fn boxed(
-        decision: impl Future<Output = Result<Decision, S::Error>> + Send + 'static,
-    ) -> Self {
-        Self { state: LeasedState::Boxed { decision: Box::pin(decision) } }
+        answer: Answer<impl Future<Output = Result<Decision, S::Error>> + Send + 'static>,
+    ) -> Answer<Self> {
+        match answer {
+            Answer::Now(decision) => Answer::Now(decision),
+            Answer::Later(decision) => {
+                Answer::Later(Self { state: LeasedState::Boxed { decision: Box::pin(decision) } })
+            }
+        }
     }
 }
 

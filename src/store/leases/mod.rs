@@ -363,7 +363,7 @@ where
             Lookup::Admitted(decision) => Answer::Now(Ok(decision)),
             Lookup::Wait(borrow_id) if waits < MAX_WAITS => {
                 let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
-                Answer::Later(LeasedFuture::boxed(async move {
+                LeasedFuture::boxed(Answer::Later(async move {
                     poll_fn(|cx| leases.table.poll_finished(&call, borrow_id, cx)).await;
                     let again = |it: &[Charge<'_>]| leases.take(it, Some(start), waits + 1);
                     let later = match charges.with(again) {
@@ -375,10 +375,7 @@ where
             }
             Lookup::Wait(_) | Lookup::Bypass => bypass(),
             Lookup::Borrow(request) => {
-                match Borrow::new(self, call, request, start).borrow(charges) {
-                    Answer::Now(decision) => Answer::Now(decision),
-                    Answer::Later(detached) => Answer::Later(LeasedFuture::boxed(detached)),
-                }
+                LeasedFuture::boxed(Borrow::new(self, call, request, start).borrow(charges))
             }
         }
     }
@@ -447,7 +444,7 @@ where
         let end_on_drop = EndOnDrop { leases: self.0.clone(), account };
         match inner.call(op) {
             Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(later) => Answer::Later(LeasedFuture::boxed(async move {
+            Answer::Later(later) => LeasedFuture::boxed(Answer::Later(async move {
                 let decision = later.await;
                 drop(end_on_drop);
                 decision

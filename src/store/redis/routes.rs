@@ -25,6 +25,7 @@ use super::{
     node::Node,
     slots::{SLOTS, SlotRange, split_address},
 };
+use crate::log::warn;
 
 /// The pause after a refresh. While further refreshes are wanted, each pause is twice as long, up
 /// to [`MAX_PAUSE`], and shortened at random by up to a half.
@@ -264,10 +265,6 @@ fn error(text: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, text).into()
 }
 
-#[cfg(feature = "tracing")]
 fn log_unreachable(error: &RedisError) {
-    tracing::warn!("redis: no server of the cluster reports its slots: {error}");
+    warn!("redis: no server of the cluster reports its slots: {error}");
 }
-
-#[cfg(not(feature = "tracing"))]
-fn log_unreachable(_: &RedisError) {}
