@@ -1,12 +1,11 @@
-//! The guide, in the order in which questions arise.
+//! A guide to this crate, by topic.
 //!
-//! The reference describes each item, and the guide helps to choose between items. All examples of
-//! the guide are compiled. The examples that need no server also run, with a fake clock.
+//! All examples of the guide are compiled, and those without a server are also run.
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | The algorithm, the numbers, the place of the layer, and ways to pass uncharged |
-//! | [`algorithms`] | Each algorithm on one series of calls, drawn |
+//! | [`choosing`] | The algorithm, the numbers, the place of the layer, and exemptions |
+//! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
@@ -15,10 +14,8 @@
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
-//!
-//! The guide is part of the documentation only. A build of the crate does not contain it.
 
-/// The names that chapters link to without a path.
+/// Items that chapters link to without a path.
 mod names {
     pub(super) use crate::{
         decision::*, explain::*, fingerprint::*, identify::*, key::*, limiter::*, lint::*,

@@ -1,6 +1,4 @@
 //! Detects a proxy that is missing in the configuration.
-//!
-//! Signs of a proxy are a forwarding header, and one private address that sends all requests.
 
 use std::{
     net::IpAddr,
@@ -14,7 +12,7 @@ use http::HeaderMap;
 
 use crate::log::warn;
 
-/// The number of requests that are checked.
+/// The number of requests to check.
 const SAMPLE: u32 = 1_000;
 
 /// Headers in which proxies send the address of the client.
@@ -31,16 +29,19 @@ const FORWARDING: [&str; 10] = [
     "cloudfront-viewer-address",
 ];
 
-/// Check of the first requests for signs of a proxy. Clones share the state.
+/// A check of the first requests for signs of a proxy. Clones share the state.
+///
+/// The signs are a forwarding header from a private address, and a private address that sends all
+/// requests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// Requests checked so far. The check ends at [`SAMPLE`].
+    /// The number of requests checked so far.
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
-    /// `true` after requests from two addresses, or from a public address.
+    /// `true` once requests came from two addresses or from a public address.
     mixed: AtomicBool,
 }
 
@@ -73,7 +74,7 @@ impl SharedPeerCheck {
     }
 }
 
-/// Returns `true` for an address that the internet cannot reach.
+/// Returns `true` for an address that is not reachable from the internet.
 fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {

@@ -1,4 +1,4 @@
-//! The error of a block.
+//! The error for a key that could not be blocked.
 
 use std::{convert::Infallible, error::Error, fmt, time::Duration};
 
@@ -61,8 +61,7 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// The call of [`Limiter::block`](crate::Limiter::block): an error unless the key is now blocked, in
-/// the store or by a [`Fallback`](super::Fallback).
+/// The call of [`Limiter::block`](crate::Limiter::block): an error if the key is not blocked.
 #[derive(Debug)]
 pub struct BlockCall;
 
@@ -80,7 +79,7 @@ impl<S: Store> WrapperCall<S> for BlockCall {
     }
 }
 
-/// Blocks a key. Fails unless the key is then blocked.
+/// Blocks a key. Fails if the key is not blocked.
 pub(crate) fn block<S: Store>(
     store: &S,
     charge: &Charge<'_>,
@@ -96,11 +95,11 @@ impl<S> Answer<BlockFuture<S>>
 where
     S: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
 {
-    /// Returns the answer of a store that answers immediately.
+    /// Returns the answer to a call that blocks a key, from a store that answers immediately.
     ///
     /// # Errors
     ///
-    /// Fails if the key could not be blocked.
+    /// Fails if the store did not block the key.
     pub fn now(self) -> Result<Decision, BlockError> {
         match self {
             Self::Now(answer) => answer,

@@ -117,7 +117,7 @@ enum Substitute {
 /// A call to a store that may fail.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
-    /// `None` except for `take`, because other operations may fail without an outage.
+    /// `None` for operations whose errors do not mean an outage.
     epoch: Option<u64>,
     substitute: Substitute,
 }

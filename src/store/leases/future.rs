@@ -70,8 +70,7 @@ impl<S: Store> fmt::Debug for LeasedFuture<S> {
 
 /// Ends the leases of an account on drop, after a reset or a block.
 ///
-/// The units of these leases are not returned to that account, because the change may have removed
-/// their charge.
+/// The units of that account are not returned, because a reset may have removed the charge.
 pub(super) struct EndOnDrop<S: Store> {
     pub(super) leases: Arc<Leases<S>>,
     pub(super) account: u64,
