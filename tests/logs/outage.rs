@@ -7,7 +7,7 @@ use crate::{
     alone,
     log::Log,
     support::{
-        driven::{Time, millis, secs},
+        driven::{Time, secs},
         shaky::{Mood, Shaky},
     },
 };

@@ -255,7 +255,7 @@ fn log_opened(server: Option<&str>, time: Duration) {
             "redis: {server} failed and is not called for {time:?}; requests for its keys fail"
         ),
         None => {
-            warn!("the breaker of a store opened: the store failed and is not called for {time:?}")
+            warn!("the breaker of a store opened: the store failed and is not called for {time:?}");
         }
     }
 }
