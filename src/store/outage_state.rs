@@ -1,26 +1,17 @@
 //! The state of a wrapped store: working or failing.
 
-use std::{
-    mem::take,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{AcqRel, Acquire},
-        },
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire},
     },
-    time::Duration,
 };
-
-use tokio::time::Instant;
 
 use crate::{
-    log::warn,
+    log::{LogLimit, warn},
     store::{BoxError, BoxFuture, Health, Status, Store},
 };
-
-/// The minimum time between two logged outages.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The state of a wrapped store: working or failing.
 ///
@@ -93,34 +84,6 @@ impl OutageState {
 
     fn advance(&self, epoch: u64) -> bool {
         self.epoch.compare_exchange(epoch, epoch + 1, AcqRel, Acquire).is_ok()
-    }
-}
-
-/// Limits the log lines of a store that fails and recovers again and again.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LogLimit {
-    /// The time of the last logged failure.
-    last: Option<Instant>,
-    /// `true` if the current outage was logged.
-    logged: bool,
-}
-
-impl LogLimit {
-    /// Returns `true` for the first failure of an outage that is due to be logged.
-    ///
-    /// An outage that begins soon after a logged one is logged later, if it lasts.
-    pub(super) fn should_log_failure(&mut self) -> bool {
-        let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
-        let should_log = !self.logged && is_due;
-        if should_log {
-            *self = Self { last: Some(Instant::now()), logged: true };
-        }
-        should_log
-    }
-
-    /// Returns `true` if the outage that ends was logged.
-    pub(super) fn should_log_recovery(&mut self) -> bool {
-        take(&mut self.logged)
     }
 }
 

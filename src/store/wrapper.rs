@@ -1,4 +1,4 @@
-//! What the wrappers of stores share: their future, and the methods that they do not change.
+//! The future of the wrappers, and the methods that wrappers forward.
 
 use std::{
     pin::Pin,

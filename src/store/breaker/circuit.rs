@@ -22,9 +22,8 @@ use tokio::time::Instant;
 
 use super::call_stats::CallStats;
 use crate::{
-    log::{info, warn},
+    log::{LogLimit, info, warn},
     observe::circuit,
-    store::outage_state::LogLimit,
 };
 
 const STATE: u64 = 3;
