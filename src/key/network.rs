@@ -55,7 +55,12 @@ impl Networks {
     ///
     /// Convert an IPv4-mapped address to IPv4 first.
     pub(crate) fn hold(&self, address: IpAddr) -> bool {
-        self.all.iter().any(|network| network.contains(&address))
+        self.find(address).is_some()
+    }
+
+    /// Returns the first of the networks that contains the address.
+    pub(super) fn find(&self, address: IpAddr) -> Option<&IpNet> {
+        self.all.iter().find(|network| network.contains(&address))
     }
 }
 

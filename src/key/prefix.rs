@@ -45,6 +45,18 @@ impl Prefix {
         }
     }
 
+    /// Returns the network that an address is counted by.
+    pub(crate) fn network(self, address: IpAddr) -> String {
+        match address {
+            IpAddr::V4(it) => {
+                format!("{}/{}", Ipv4Addr::from_bits(it.to_bits() & self.v4), self.v4.count_ones())
+            }
+            IpAddr::V6(it) => {
+                format!("{}/{}", Ipv6Addr::from_bits(it.to_bits() & self.v6), self.v6.count_ones())
+            }
+        }
+    }
+
     /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4.
     #[inline]
     pub(crate) fn key(self, address: IpAddr) -> Key {

@@ -105,8 +105,7 @@ fn warn_header(address: IpAddr, name: &str) {
         lint = "forwarding_header_ignored",
         "a request from {address}, a private address, has the header {name}, which PeerIp does not \
          read: behind a proxy all clients share the account of the proxy; trust the proxy with \
-         ClientIp::behind([\"{address}\"]) or by its network, see \"My server is behind a proxy\" in \
-         tower_sluice::guide::keys"
+         ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
     );
 }
 

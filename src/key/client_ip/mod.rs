@@ -3,6 +3,7 @@
 mod client_header;
 mod entries;
 mod entry;
+mod explain;
 mod forwarded;
 
 use std::{fmt, net::IpAddr};
@@ -330,11 +331,17 @@ impl ClientIp {
 
     /// Returns the client.
     pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
-        self.find(head).map_err(|unknown| self.error(unknown))
+        self.find(head, |_| {}).map_err(|unknown| self.error(unknown))
     }
 
-    fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+    /// Finds the client, and calls `read` with each address that it reads from the header.
+    fn find(
+        &self,
+        head: &RequestHead<'_>,
+        mut read: impl FnMut(IpAddr),
+    ) -> Result<Client, UnknownClient> {
         let addresses = self.source.addresses(head.headers);
+        let addresses = addresses.inspect(|address| address.iter().copied().for_each(&mut read));
         let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
         let peer = || peer_address(head).ok_or(UnknownClient::Peer);
         match &self.trusted {
@@ -419,7 +426,7 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match self.find(head) {
+        match self.find(head, |_| {}) {
             Ok(client) => Ok(Some(self.prefix.key(client.address))),
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))
