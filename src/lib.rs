@@ -183,6 +183,9 @@
 mod config;
 pub mod fingerprint;
 mod head;
+mod log;
+mod name;
+mod toggle;
 
 pub mod decision;
 pub mod quota;

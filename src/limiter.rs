@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
+    store::{self, Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
 };
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
@@ -176,8 +176,8 @@ impl<S: Store> Limiter<S> {
     /// assert!(!limiter.take("mallory", &Quota::per_minute(5), 1).now().is_allowed());
     /// # Ok::<(), tower_sluice::store::BlockError>(())
     /// ```
-    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>> {
-        self.charge(&key.into(), &[], |charge| self.store.block(&charge, time).blocked())
+    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>> {
+        self.charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
     }
 
     /// Ends a [`block`](Limiter::block).

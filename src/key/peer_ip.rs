@@ -39,7 +39,7 @@ impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
-        Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::new() }
+        Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::default() }
     }
 
     /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.

@@ -19,7 +19,6 @@ use super::{
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
     overcommit::{InFlight, Overcommit},
     stats::{Counters, Event},
-    toggle::Toggle,
     waiters::{Bounds, Waiter, Waiters},
 };
 use crate::{
@@ -30,6 +29,7 @@ use crate::{
     observe::Meter,
     rule::{Bypass, RuleName},
     store::Charge,
+    toggle::Toggle,
 };
 
 /// The default number of requests that may queue at once.

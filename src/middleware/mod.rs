@@ -14,7 +14,6 @@ pub(crate) mod overcommit;
 mod queue;
 mod service;
 pub(crate) mod stats;
-mod toggle;
 pub(crate) mod waiters;
 
 #[cfg(feature = "axum")]
@@ -27,6 +26,5 @@ pub use self::{
     overcommit::Overcommit,
     service::RateLimit,
     stats::{Counters, Counts},
-    toggle::Toggle,
 };
-pub use crate::head::ResponseHead;
+pub use crate::{head::ResponseHead, toggle::Toggle};

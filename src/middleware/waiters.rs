@@ -136,7 +136,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::rule::RuleName;
+    use crate::name::RuleName;
 
     const ALL: Bounds = Bounds { all: 1_024, per_key: None };
 

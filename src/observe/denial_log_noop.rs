@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Verdict;
-use crate::{fingerprint::Fingerprint, rule::RuleName};
+use crate::{fingerprint::Fingerprint, name::RuleName};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DenialLog(());

@@ -3,7 +3,7 @@
 use super::{DenialLog, Verdict};
 use crate::{
     decision::{Decision, Outcome},
-    rule::RuleName,
+    name::RuleName,
 };
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! No-op tracing, used without the `tracing` feature.
 
 use super::Verdict;
-use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
+use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName, quota::Quota};
 
 #[inline]
 pub(super) fn trace(_: &Decision, _: Verdict, _: impl Fn(RuleName) -> Option<Fingerprint>) {}

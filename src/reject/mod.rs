@@ -91,7 +91,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 pub use self::with_body::WithBody;
 use crate::{
     decision::{Decision, Source},
-    explain::Explanation,
+    explain::{About, Explanation},
     fingerprint::FingerprintKey,
     headers::{Template, retry_seconds},
     key::{KeyError, RequestHead},
@@ -255,7 +255,7 @@ impl<'a> Rejection<'a> {
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
         let explanation = match self.cause {
             Cause::Decision(decision) => decision.explain().rules(self.context.rules, head),
-            Cause::Key(error) => Explanation::unkeyed(error.clone()),
+            Cause::Key(error) => Explanation::of(About::Unkeyed(error.clone())),
         };
         explanation.told_by(self.context.secret)
     }
