@@ -2,18 +2,17 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{
-    batch::{Batch, MAX_GROUPS},
+    batch::{Batch, BatchPlace, MAX_GROUPS},
     error::RedisError,
     request::Request,
 };
-use crate::decision::Decision;
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
@@ -22,7 +21,24 @@ const MAX_IN_FLIGHT: usize = 2;
 /// The time after which a batch no longer delays others. Its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The decisions of a store that are in flight or that wait.
+/// The queues of a store: one, or one for each slot of a cluster.
+///
+/// A call cannot have accounts of different slots.
+#[derive(Debug)]
+pub(super) struct Queues(Box<[OnceLock<Arc<Queue>>]>);
+
+impl Queues {
+    pub(super) fn new(count: u16) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Returns the queue of the slot.
+    pub(super) fn get(&self, slot: u16) -> &Arc<Queue> {
+        self.0[usize::from(slot)].get_or_init(Arc::default)
+    }
+}
+
+/// The decisions that are in flight or that wait.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<QueueState>);
 
@@ -58,8 +74,8 @@ enum Phase {
 /// A waiting caller with its request.
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
-    pub(super) request: Box<Request>,
-    pub(super) tx: oneshot::Sender<Result<Decision, RedisError>>,
+    pub(super) request: Arc<Request>,
+    pub(super) tx: oneshot::Sender<Result<BatchPlace, RedisError>>,
     /// The runtime of the caller.
     pub(super) runtime: Handle,
 }
@@ -160,6 +176,10 @@ pub(super) struct BatchGuard {
 }
 
 impl BatchGuard {
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
     /// Fills the batch with `first` and the waiting callers.
     pub(super) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
         if first.is_waiting() {
