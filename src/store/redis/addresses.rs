@@ -8,7 +8,9 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use crate::{fingerprint::FingerprintKey, key::Key, rule::RuleName};
 
 /// The version of the stored format. Different versions use different keys.
-const VERSION: u32 = 2;
+const VERSION: &str = "2";
+/// The length of a hash in base64.
+const HASH: usize = 22;
 
 /// The separator of a rule's name and a key. Names do not contain this byte.
 const SEPARATOR: &[u8] = &[0xff];
@@ -32,9 +34,9 @@ impl Addresses {
 
     pub(super) fn account(&self, rule: RuleName, key: &Key) -> String {
         // The capacity is reserved in one allocation, because this code runs for every decision.
-        let mut address = String::with_capacity(self.prefix.len() + 56);
-        let _ = write!(address, "{}:{VERSION}:{{", self.prefix);
-        let (rule, key) = (rule.as_str().as_bytes(), &*key.to_bytes());
+        let mut address = String::with_capacity(self.prefix.len() + 2 * HASH + 8);
+        [&self.prefix, ":", VERSION, ":{"].iter().for_each(|part| address.push_str(part));
+        let (rule, key) = (rule.as_str().as_bytes(), &*key.small_bytes());
         if self.tagged {
             self.push(&mut address, &[key]);
             address.push_str("}:");
@@ -51,7 +53,12 @@ impl Addresses {
         if self.readable {
             parts.iter().for_each(|part| push_readable(address, part));
         } else {
-            BASE64_URL_SAFE_NO_PAD.encode_string(self.secret.hash128(parts), address);
+            let mut text = [0; HASH];
+            let encoded =
+                BASE64_URL_SAFE_NO_PAD.encode_slice(self.secret.hash128(parts), &mut text);
+            // The encoding of sixteen bytes fits, and is ASCII.
+            let text = encoded.ok().and_then(|_| str::from_utf8(&text).ok());
+            address.push_str(text.unwrap_or_default());
         }
     }
 

@@ -57,7 +57,7 @@ pub(super) struct BatchPlace {
 struct GroupReply {
     allowed: usize,
     /// The accounts after the requests of the group.
-    accounts: SmallVec<[AccountReply; 2]>,
+    accounts: SmallVec<[AccountReply; 1]>,
 }
 
 impl Batch {

@@ -67,8 +67,9 @@ where
 {
     let (tx, mut rx) = oneshot::channel();
     let (runtime, start) = (runtime()?, Instant::now());
-    queue.push(QueuedRequest { request, tx, runtime });
-    spawn_batches(store, queue, start);
+    if queue.push(QueuedRequest { request, tx, runtime }, start) {
+        spawn_batches(store, queue, start);
+    }
     let mut until = start + STALL_TIMEOUT;
     while until <= start + TIMEOUT {
         match timeout_at(until, &mut rx).await {

@@ -57,7 +57,8 @@ struct QueueState {
 #[derive(Debug)]
 struct RunningBatch {
     id: u64,
-    since: Instant,
+    /// The instant from which on the batch no longer delays others.
+    stalls_at: Instant,
     phase: Phase,
 }
 
@@ -97,7 +98,8 @@ impl Queue {
         free.then(|| DirectPermit(self.clone()))
     }
 
-    pub(super) fn push(&self, waiter: QueuedRequest) {
+    /// Adds a caller. Returns `true` if a batch is due.
+    pub(super) fn push(&self, waiter: QueuedRequest, now: Instant) -> bool {
         let mut state = self.state();
         let queue = &mut state.waiting;
         if queue.len() == queue.capacity() {
@@ -106,6 +108,7 @@ impl Queue {
             queue.reserve(queue.len().max(MAX_GROUPS));
         }
         queue.push_back(waiter);
+        state.is_batch_due(now)
     }
 
     /// Starts the next batch, if one is due, and returns its first caller.
@@ -116,14 +119,15 @@ impl Queue {
         now: Instant,
     ) -> Option<(QueuedRequest, BatchGuard)> {
         let mut state = self.state();
-        if state.spawning || state.waiting.is_empty() || !state.is_batch_due(now) {
+        if !state.is_batch_due(now) {
             return None;
         }
         let first = state.pop()?;
         state.spawning = true;
         state.batches_started += 1;
         let id = state.batches_started;
-        state.batches.push(RunningBatch { id, since: now, phase: Phase::Collecting });
+        let stalls_at = now + STALL_TIMEOUT;
+        state.batches.push(RunningBatch { id, stalls_at, phase: Phase::Collecting });
         Some((first, BatchGuard { queue: self.clone(), id }))
     }
 
@@ -139,7 +143,10 @@ impl Queue {
 impl QueueState {
     /// Returns `true` if few batches are in flight, or if enough callers wait to fill one.
     fn is_batch_due(&mut self, now: Instant) -> bool {
-        self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
+        if self.spawning || self.waiting.is_empty() {
+            return false;
+        }
+        self.batches.retain(|batch| now < batch.stalls_at);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
         let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
         let has_room = collecting == 0 && in_flight < MAX_IN_FLIGHT;

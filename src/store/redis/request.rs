@@ -19,8 +19,8 @@ use crate::{
 /// The accounts of a call, and its quotas in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    pub(super) accounts: SmallVec<[AccountRequest; 2]>,
-    pub(super) named: SmallVec<[NamedQuota; 4]>,
+    pub(super) accounts: SmallVec<[AccountRequest; 1]>,
+    pub(super) named: SmallVec<[NamedQuota; 3]>,
 }
 
 /// One quota of one charge.
@@ -42,7 +42,7 @@ pub(super) struct AccountRequest {
 }
 
 /// The demand on each quota of an account, or `None` for an unused quota.
-pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 2]>;
+pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
 
 /// The operation on the accounts.
 #[derive(Clone, Copy, Debug)]
