@@ -64,8 +64,12 @@ where
 }
 
 /// Undoes the charges of `taken` in the background. Without a runtime, they stay.
-pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
-where
+pub(super) fn undo<C>(
+    store: &RedisStore<C>,
+    request: &Request,
+    taken: &Decision,
+    units: Option<u32>,
+) where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let Ok(runtime) = runtime() else { return };

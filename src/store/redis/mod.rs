@@ -455,7 +455,7 @@ where
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());
-            fan_out::undo(self, request, &taken.on(Charge::quota_ids(charges)), units);
+            fan_out::undo(self, &request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 

@@ -16,14 +16,14 @@ pub(super) struct SlotRange {
 
 /// The CRC-16 of each byte, as defined by Redis Cluster.
 const CRC: [u16; 256] = {
-    let (mut table, mut byte) = ([0; 256], 0);
+    let (mut table, mut byte) = ([0; 256], 0_u16);
     while byte < 256 {
-        let (mut crc, mut bit) = ((byte as u16) << 8, 0);
+        let (mut crc, mut bit) = (byte << 8, 0);
         while bit < 8 {
             crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
             bit += 1;
         }
-        table[byte] = crc;
+        table[byte as usize] = crc;
         byte += 1;
     }
     table
