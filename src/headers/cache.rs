@@ -1,4 +1,4 @@
-//! A cache of `RateLimit` values. Near the limit, only a few distinct values occur.
+//! A cache of rendered `RateLimit` values.
 
 use std::sync::OnceLock;
 
@@ -6,9 +6,9 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// Values are cached for fewer units left than this, with a wait of zero or one second.
+/// Values with fewer units left than this are cached, if the wait is at most one second.
 const UNITS: usize = 128;
-/// Values without units left are cached for waits of fewer seconds than this.
+/// Values with fewer seconds to wait than this are cached, if no units are left.
 const SECONDS: usize = 64;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl ValueCache {
         Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the cache slot for these units left and this wait, or `None` if they are not cached.
+    /// Returns the slot of a value, or `None` for a value that is not cached.
     pub(super) fn slot(&self, reading: &Reading) -> Option<&OnceLock<HeaderValue>> {
         let (units, seconds) = (usize::try_from(reading.remaining), usize::try_from(reading.next));
         self.0.get(match (units.ok()?, seconds.ok()?) {

@@ -17,7 +17,7 @@ use super::{
     seconds, template::Template,
 };
 
-/// The header values of one decision, kept until the response is available.
+/// The header values of one decision.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
@@ -27,14 +27,14 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// `true` if the whole decision is overage. The flag fits into the padding of this struct.
+    /// `true` if the decision is overage.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The seconds until more units are available, or 0 if no more units are refilled.
+    /// The seconds until more units are available, or 0 if waiting adds no units.
     pub(super) next: u32,
 }
 
-/// Returns the names of the quota fields in order, and `true` if the policy field follows.
+/// Returns the names of the quota fields, and `true` if a policy field follows.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -44,18 +44,16 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// Returns header fields with placeholder values.
+/// Returns the quota fields with placeholder values.
 ///
-/// A copy of this map costs less than a new map, which hashes each name.
+/// A copy of this map is faster to make than a new map.
 pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// Returns the header fields of a plain-text rejection with placeholder values.
-///
-/// `Retry-After` is the first field.
+/// Returns the fields of a plain-text rejection with placeholder values. `Retry-After` is first.
 pub(super) fn denial(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
@@ -78,7 +76,7 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 }
 
 impl Lines {
-    /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
+    /// Adds the fields to a response, which may already have fields of an inner limiter.
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         let Some(first) = self.readings.first() else { return };
         if headers.is_empty() {
@@ -92,7 +90,7 @@ impl Lines {
         }
     }
 
-    /// Replaces the placeholder values with the values of the decision.
+    /// Replaces the placeholders with the values of the decision.
     pub(super) fn fill_in<'a>(&self, mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
         let Some(first) = self.readings.first() else { return };
         let mut fill_in = |value| {
@@ -182,9 +180,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field reports fewer units left.
-    ///
-    /// An existing field is replaced, because clients use only the last line of a dictionary.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an inner limiter has set fewer units.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -204,7 +200,9 @@ impl Lines {
         HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
     }
 
-    /// Sets the limit, remaining and reset fields, unless existing fields report fewer units left.
+    /// Sets the three fields, unless an inner limiter has set fewer units.
+    ///
+    /// Returns `true` if the fields were set.
     fn add_triplet(
         &self,
         first: &Reading,
@@ -222,7 +220,7 @@ impl Lines {
         true
     }
 
-    /// Returns the limit, the units left, and the reset value.
+    /// Returns the values of the limit, remaining and reset fields.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
         let reset = match self.template.family {
             Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),

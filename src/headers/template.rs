@@ -23,24 +23,24 @@ use crate::{
     store::Charge,
 };
 
-/// The maximum number of rules for which the template of some of the rules has a value cache.
+/// Above this number of rules, a template for some of the rules has no value cache.
 const FEW: usize = 16;
 
-/// Precomputed header fields of a layer, or of one request.
+/// Precomputed header fields for a layer, or for one request.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
-    /// The quoted name of each item, as a structured field string (RFC 9651).
+    /// The name of each quota, quoted as a structured field string (RFC 9651).
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
-    /// The header fields of a response, with placeholder values.
+    /// The fields of a response, with placeholder values.
     prepared: OnceLock<HeaderMap>,
-    /// The header fields of a plain-text rejection, with placeholder values.
+    /// The fields of a plain-text rejection, with placeholder values.
     denial: OnceLock<HeaderMap>,
-    /// The cache of rendered values, for templates with one quota that serve many requests.
+    /// The cache of rendered values, for a template with one quota.
     pub(super) cache: Option<OnceLock<ValueCache>>,
-    /// Templates for requests that are charged by other rules or with other report-only flags.
+    /// Templates for requests that only some rules charge.
     variants: Variants,
 }
 
@@ -62,15 +62,13 @@ impl Template {
         Self { family, items, quoted, policy, prepared, denial, cache: None, variants }
     }
 
-    /// Enables the cache of rendered values, because many requests use the template.
+    /// Enables the cache of rendered values, if the template has one quota.
     pub(crate) fn for_all(self) -> Self {
         let one = self.family == Headers::Draft11 && self.items.list.len() == 1;
         Self { cache: one.then(OnceLock::new), ..self }
     }
 
     /// Returns the template for a request, or `None` if this template fits.
-    ///
-    /// A response contains only the policies of the rules that charge its request.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         if self.items.are_chosen() {
@@ -94,7 +92,7 @@ impl Template {
         self.prepared.get_or_init(prepare).clone()
     }
 
-    /// Adds the fields of a rejection. A `Retry-After` of a [`Reject`](crate::Reject) is kept.
+    /// Adds the fields of a rejection. An existing `Retry-After` is kept.
     pub(crate) fn complete(
         self: &Arc<Self>,
         headers: &mut HeaderMap,
@@ -109,7 +107,9 @@ impl Template {
         }
     }
 
-    /// Returns all fields of a plain-text rejection, or `None` if a quota's name is unknown.
+    /// Returns all fields of a plain-text rejection.
+    ///
+    /// Returns `None` if the prepared fields do not fit the decision.
     pub(crate) fn denial(
         self: &Arc<Self>,
         decision: &Decision,
@@ -129,7 +129,7 @@ impl Template {
         Some(headers)
     }
 
-    /// Returns the name that clients see for the quota of an outcome.
+    /// Returns the name of a quota as clients see it.
     pub(crate) fn name(&self, outcome: &Outcome) -> &str {
         let found = self.items.find(outcome);
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)

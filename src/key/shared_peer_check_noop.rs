@@ -1,4 +1,4 @@
-//! A check for proxies that does nothing, used without the `tracing` feature.
+//! A no-op check, used without the `tracing` feature.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! The charge of a request that waits for its turn.
+//! The charge of a request in the queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store},
 };
 
-/// A queued charge. Dropping it undoes the charge, unless another request waits behind this one.
+/// A queued charge. Dropping this value undoes the charge.
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,
@@ -25,7 +25,7 @@ impl<S: Store> QueuedCharge<S> {
         Self { store, charged: Some(Box::new((decision, charges.into()))), _waiter: waiter }
     }
 
-    /// Returns the queue time.
+    /// Returns the time in the queue.
     pub(super) fn wait(&self) -> Duration {
         self.charged.as_ref().map_or(Duration::ZERO, |charged| charged.0.wait())
     }

@@ -1,7 +1,6 @@
 //! Queued requests, counted in total and per key.
 //!
-//! With only a total, a few keys could fill the queue: 18 users with 60 requests each would be
-//! enough.
+//! The maximum per key keeps a few keys from filling the queue.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -19,18 +18,18 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// The maximum of the queue divided by this number is the default maximum of one key.
+/// The default maximum of one key is the total maximum divided by this number.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The maximum numbers of queued requests, in total and per key.
+/// The maximum number of queued requests, in total and per key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
-    /// The maximum of one key, or `None` for the default.
+    /// The maximum per key, or `None` for the default.
     pub(crate) per_key: Option<usize>,
 }
 
-/// The queued requests. A request is counted once for each of its keys.
+/// The numbers of queued requests. A request counts once for each of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -38,7 +37,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A queued request, which is counted until this value is dropped.
+/// A queued request, counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
@@ -48,11 +47,9 @@ pub(crate) struct Waiter {
 type Keys = SmallVec<[u64; 2]>;
 
 impl Bounds {
-    /// Returns the maximum of the charge's key.
+    /// Returns the maximum for the key of `charge`.
     ///
-    /// It defaults to the burst or the units per period of the smallest quota, whichever is larger.
-    /// The default is at least 1, and at most a 64th of the layer's maximum. `Everyone` has no
-    /// maximum by default.
+    /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) documents the default.
     fn of(self, charge: &Charge<'_>) -> usize {
         if let Some(max) = self.per_key {
             return max;
@@ -67,7 +64,7 @@ impl Bounds {
 }
 
 impl Waiters {
-    /// Returns `true` if the queue is full for a request with these charges.
+    /// Returns `true` if no further request with these charges can queue.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
         let all = self.all.load(Acquire);
         // An empty queue needs no lookup.
@@ -105,7 +102,7 @@ impl Waiters {
         self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge))
     }
 
-    /// Returns the charges that may queue, each with the hash of its rule and key.
+    /// Returns the charges that can queue, each with a hash of its rule and key.
     fn keys_of<'a>(
         &self,
         charges: &'a [Charge<'a>],

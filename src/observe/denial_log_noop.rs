@@ -1,4 +1,4 @@
-//! No-op records of denials, used without the `admin` feature.
+//! No-op denial records, used without the `admin` feature.
 
 use std::time::Duration;
 

@@ -1,13 +1,13 @@
-//! Response bodies of known types.
+//! Response bodies.
 
 use std::any::Any;
 
 use bytes::Bytes;
 use http_body_util::Full;
 
-/// Creates a response body with `text`, or an empty one for an unknown type.
+/// Creates a response body from `text`. A body of an unknown type is empty.
 ///
-/// The type is tested at run time. A bound such as `From<Bytes>` would exclude tonic's body.
+/// The type is tested at run time, because tonic's body has no `From<Bytes>`.
 pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;

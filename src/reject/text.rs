@@ -8,19 +8,18 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
 
-/// Plain texts are cached for waits below this number of seconds.
+/// Plain texts for waits of fewer seconds than this are cached.
 const COMMON_WAITS: usize = 4_096;
-/// The maximum number of media ranges of `Accept` that are read.
+/// The maximum number of media ranges to read from `Accept`.
 const MAX_RANGES: usize = 32;
-/// The maximum number of bytes of `Accept` that are read.
+/// The maximum number of bytes to read from `Accept`.
 const MAX_BYTES: usize = 4_096;
-/// The prefix of the problem types in the IETF draft of the `RateLimit` fields.
+/// The prefix of problem types, from the IETF draft of the `RateLimit` fields.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// Returns `true` if `Accept` contains JSON with a quality above 0.
 ///
-/// A client that sends `*/*` gets text. Only 32 ranges and 4 KiB are read, so that no client can
-/// make a denial expensive.
+/// A client that sends only `*/*` gets text.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     ranges(headers.get_all(ACCEPT).iter()).filter_map(|range| str::from_utf8(range).ok()).any(
         |range| {
@@ -35,9 +34,9 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     )
 }
 
-/// Returns the media ranges of these lines, up to the bounds.
+/// Returns the media ranges of these lines, up to the maximum.
 ///
-/// A truncated range is skipped, because the missing part may set the quality to 0.
+/// A truncated range is skipped, because its quality is unknown.
 fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a [u8]> {
     let mut left = MAX_BYTES;
     let ranges = lines.flat_map(move |line| {
@@ -51,7 +50,7 @@ fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Ite
     ranges.take(MAX_RANGES)
 }
 
-/// Returns the text of a plain-text rejection. Texts for common waits are cached.
+/// Returns the text of a plain-text rejection.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
@@ -65,7 +64,7 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
 
 /// Returns the problem+json text.
 ///
-/// The IETF draft of the `RateLimit` fields spells `violated-policies` with a hyphen.
+/// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),

@@ -1,4 +1,4 @@
-//! Entries of a list header, from right to left.
+//! Entries of a header that is a list, from right to left.
 
 use std::iter::Rev;
 
@@ -7,14 +7,12 @@ use http::{
     header::{GetAll, ValueIter},
 };
 
-/// The maximum number of entries that are read per request.
+/// The maximum number of entries to read per request.
 pub(super) const MAX_ENTRIES: usize = 32;
-/// The maximum number of bytes that are read per request.
+/// The maximum number of bytes to read per request.
 pub(super) const MAX_BYTES: usize = 4_096;
 
-/// Iterator over the comma-separated entries of a header, from right to left.
-///
-/// All lines of the header form one list. Only the entries that are read count towards the bounds.
+/// Iterator over the comma-separated entries of all lines of a header, from right to left.
 pub(super) struct HeaderEntries<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<&'a [u8]>,
@@ -22,7 +20,7 @@ pub(super) struct HeaderEntries<'a> {
     bytes: usize,
 }
 
-/// Error for a header that exceeds the bounds.
+/// Error for a header with too many entries or bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 

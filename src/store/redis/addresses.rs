@@ -1,5 +1,4 @@
-//! The keys in Redis. They have a fixed length, contain no user input, and put each account into
-//! one cluster slot.
+//! The keys in Redis. Each account is in one cluster slot.
 
 use std::fmt::Write;
 
@@ -62,14 +61,14 @@ impl Addresses {
         }
     }
 
-    /// Returns the key of a sliding log's list. It is in the same cluster slot as the account.
+    /// Returns the key of a sliding log's list, in the cluster slot of the account.
     pub(super) fn list(account: &str, quota_index: usize) -> String {
         format!("{account}:{quota_index}")
     }
 }
 
-/// Appends a name in plain text, or `:` for the separator. Escapes other bytes, such as braces and
-/// line ends.
+/// Appends a name in plain text, or `:` for the separator. Escapes all bytes except letters, digits
+/// and `-_.`.
 fn push_readable(address: &mut String, name: &[u8]) {
     if name == SEPARATOR {
         return address.push(':');
@@ -100,8 +99,7 @@ mod tests {
         }
     }
 
-    /// A new release must find the accounts of the previous one. The value comes from another
-    /// implementation of the hash.
+    /// The expected value comes from another implementation of the hash.
     #[test]
     fn addresses_are_stable() {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");

@@ -1,10 +1,10 @@
 //! Decisions that wait at the same time and share one call.
 //!
-//! On a cluster, only decisions whose accounts are in one slot can share a call.
+//! While few calls are in flight, each decision is sent immediately in its own call. Under load,
+//! decisions wait for a batch. A batch is sent when an earlier batch is answered, or when the batch
+//! is full. No decision waits for a timer.
 //!
-//! While few calls are in flight, each decision is sent immediately in its own call. Under load, a
-//! decision waits for a batch. A batch is sent when the previous one is answered, or when it is
-//! full. No decision waits for a timer.
+//! On a cluster, only decisions whose accounts are in one slot can share a call.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::observe::store_failed;
 
-/// The maximum accounts of a batched request. A long batch delays other users of the server.
+/// The maximum number of accounts in a batched request.
 pub(super) const MAX_ACCOUNTS: usize = 4;
 
 /// Charges `request` in its own call or in a batch.
@@ -86,8 +86,6 @@ where
 }
 
 /// Spawns all batches that are due, each on the runtime of its first caller.
-///
-/// Another runtime might not run any more.
 fn spawn_batches<C>(store: &RedisStore<C>, queue: &Arc<Queue>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -101,7 +99,7 @@ where
     }
 }
 
-/// The task of a batch, which spawns the next batch when it is dropped.
+/// The task of a batch. Spawns the next batch on drop.
 struct BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,

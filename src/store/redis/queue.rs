@@ -16,9 +16,13 @@ use super::{
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// While this number of batches is in flight, only a full batch is sent.
+/// The maximum number of batches in flight. Only a full batch may exceed this number, and a batch
+/// that follows the last one after [`BATCH_INTERVAL`].
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which a batch no longer delays others. Its runtime may be blocked.
+/// The time after which a batch is sent although others are in flight. On a slow link, requests
+/// would otherwise wait for one round trip before their own.
+const BATCH_INTERVAL: Duration = Duration::from_millis(5);
+/// The time after which a batch no longer delays others, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The queues of a store: one, or one for each slot of a cluster.
@@ -38,7 +42,7 @@ impl Queues {
     }
 }
 
-/// The decisions that are in flight or that wait.
+/// The queue of waiting requests, and the calls in flight.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<QueueState>);
 
@@ -49,7 +53,7 @@ struct QueueState {
     batches: Vec<RunningBatch>,
     /// The number of batches that have been started so far.
     batches_started: u64,
-    /// `true` while a task spawns batches, including those that become due.
+    /// `true` while a task spawns batches.
     spawning: bool,
 }
 
@@ -57,7 +61,8 @@ struct QueueState {
 #[derive(Debug)]
 struct RunningBatch {
     id: u64,
-    /// The instant from which on the batch no longer delays others.
+    /// The instants at which another batch may follow, and at which this one no longer counts.
+    next_at: Instant,
     stalls_at: Instant,
     phase: Phase,
 }
@@ -111,9 +116,9 @@ impl Queue {
         state.is_batch_due(now)
     }
 
-    /// Starts the next batch, if one is due, and returns its first caller.
+    /// Returns the first caller of the next batch, if a batch is due.
     ///
-    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned).
+    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
     pub(super) fn next_batch(
         self: &Arc<Self>,
         now: Instant,
@@ -126,8 +131,8 @@ impl Queue {
         state.spawning = true;
         state.batches_started += 1;
         let id = state.batches_started;
-        let stalls_at = now + STALL_TIMEOUT;
-        state.batches.push(RunningBatch { id, stalls_at, phase: Phase::Collecting });
+        let (next_at, stalls_at) = (now + BATCH_INTERVAL, now + STALL_TIMEOUT);
+        state.batches.push(RunningBatch { id, next_at, stalls_at, phase: Phase::Collecting });
         Some((first, BatchGuard { queue: self.clone(), id }))
     }
 
@@ -141,7 +146,7 @@ impl Queue {
 }
 
 impl QueueState {
-    /// Returns `true` if few batches are in flight, or if enough callers wait to fill one.
+    /// Returns `true` if few batches are in flight, or if enough callers wait for a full batch.
     fn is_batch_due(&mut self, now: Instant) -> bool {
         if self.spawning || self.waiting.is_empty() {
             return false;
@@ -149,7 +154,8 @@ impl QueueState {
         self.batches.retain(|batch| now < batch.stalls_at);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
         let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
-        let has_room = collecting == 0 && in_flight < MAX_IN_FLIGHT;
+        let is_next = self.batches.last().is_some_and(|batch| now >= batch.next_at);
+        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
         has_room || self.waiting.len() >= MAX_GROUPS * (collecting + 1)
     }
 

@@ -1,4 +1,4 @@
-//! Requests to the server: each account once, with its plan.
+//! Requests to the server. Each account is sent once.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use crate::{
     store::Charge,
 };
 
-/// The accounts of a call, and its quotas in the order of the charges.
+/// The accounts of a call. `named` has the quotas in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) accounts: SmallVec<[AccountRequest; 1]>,
@@ -74,7 +74,7 @@ impl ScriptOp<'_> {
 }
 
 impl Request {
-    /// Merges charges of one account and adds their costs.
+    /// Creates a request. The costs of charges to one account are added.
     pub(super) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self { accounts: SmallVec::new(), named: SmallVec::new() };
         for charge in charges {
@@ -131,13 +131,13 @@ impl Request {
         (0..self.accounts.len()).map(|index| self.part(|at| at == index)).collect()
     }
 
-    /// Renumbers the outcomes from 0, so that the request can be decided alone.
+    /// Renumbers the outcomes from 0, for a separate decision.
     pub(super) fn standalone(mut self) -> Self {
         self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
         self
     }
 
-    /// Returns the accounts that an allowed decision charged, one request per call.
+    /// Returns requests for the accounts that an allowed decision charged.
     pub(super) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
         let charged = self.part(|at| taken.charged(self.accounts[at].rule));
         if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
@@ -225,7 +225,7 @@ impl Request {
         taken.outcomes().get(named.outcome)
     }
 
-    /// Returns the instant of the charge, by the clock of the accounts' server.
+    /// Returns the instant of the charge, by the clock of its server.
     fn charged_at(&self, taken: &Decision) -> u64 {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
         taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
@@ -244,7 +244,7 @@ impl AccountRequest {
         plan.int::<1>(self.quotas.len() as u64)
     }
 
-    /// Returns the full plan of a plain account.
+    /// Encodes an account that [is plain](AccountRequest::is_plain).
     pub(super) fn plain_plan(&self) -> Vec<u8> {
         let charge = |plan: EncodedPlan, (quota, ask): &(Quota, Demand)| {
             plan.quota(quota, *ask, Change::Charge, 0)
@@ -252,7 +252,7 @@ impl AccountRequest {
         self.quotas.iter().flatten().fold(self.plan_head(), charge).0
     }
 
-    /// Returns `true` if the account has only charged GCRA quotas that start full.
+    /// Returns `true` if the account has only GCRA quotas that start full, and all are charged.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Demand)| {
             letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0
