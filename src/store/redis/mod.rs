@@ -2,6 +2,7 @@
 
 mod addresses;
 mod batch;
+mod call;
 mod cluster;
 mod coalesce;
 mod error;
@@ -30,14 +31,14 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
+use redis::aio::ConnectionLike;
 
 use self::{
     addresses::Addresses,
     queue::{Queue, Queues},
     reply::Reply,
     request::{AccountRequest, Request, ScriptOp},
-    script::{Script, ScriptKind, Scripts},
+    script::{ScriptKind, Scripts},
     slots::SLOTS,
 };
 pub use self::{
@@ -52,7 +53,7 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     fingerprint::FingerprintKey,
-    observe::{late_charge_cut, store_failed},
+    observe::late_charge_cut,
     quota::Quota,
 };
 
@@ -225,7 +226,7 @@ where
         self
     }
 
-    /// Puts all accounts of a key into one slot of a cluster, whatever their rule.
+    /// Puts all accounts of a key into one slot of a cluster, under any rule.
     ///
     /// The hash tag of an account is then the hash of its key alone. A request of several rules by
     /// one key, such as the user, is one call, and no charge has to be undone. Rules by different
@@ -301,70 +302,6 @@ where
     fn queue(&self, request: &Request) -> &Arc<Queue> {
         let first = request.accounts.first().filter(|_| self.settings.sharded);
         self.settings.queues.get(first.map_or(0, AccountRequest::slot))
-    }
-
-    fn script(&self, kind: ScriptKind, letters: impl IntoIterator<Item = u8>) -> &Script {
-        self.shared.scripts.get(kind, letters.into_iter())
-    }
-
-    /// Returns the script arguments with the time of the test clock, if one is set.
-    fn clock_args(&self) -> Vec<Vec<u8>> {
-        #[cfg(feature = "testing")]
-        if let Some(test_clock) = &self.settings.test_clock {
-            let now = test_clock.load(Relaxed);
-            return vec![(now / 1_000).to_string().into(), (now % 1_000).to_string().into()];
-        }
-        Vec::new()
-    }
-
-    async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
-        link::runtime()?;
-        self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
-    }
-
-    async fn execute(&self, request: &Request, op: ScriptOp<'_>) -> Result<Reply, RedisError> {
-        let kind = request.script_kind(op);
-        let (keys, args) = request.encode(op);
-        let script = self.script(kind, request.letters());
-        let reply = self.run(script, &keys, args).await.and_then(|value| match value {
-            Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
-            _ => self.checked(Err(RedisError::invalid_reply("not a bulk string"))),
-        });
-        let reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
-        self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
-        Ok(reply)
-    }
-
-    /// Calls a script by its hash. Sends the text if the server does not know the hash.
-    async fn run<K: redis::ToRedisArgs>(
-        &self,
-        script: &Script,
-        keys: &[K],
-        mut args: Vec<Vec<u8>>,
-    ) -> Result<Value, RedisError> {
-        args.extend(self.clock_args());
-        let command = |name: &str, script: &str| {
-            let mut command = Cmd::new();
-            command.arg(name).arg(script).arg(keys.len()).arg(keys).arg(&args);
-            command
-        };
-        let reply = match self.send(&command("EVALSHA", &script.sha)).await {
-            Err(error) if error.kind() == Raw::Server(Server::NoScript) => {
-                self.send(&command("EVAL", &script.text)).await
-            }
-            reply => reply,
-        };
-        Ok(reply?)
-    }
-
-    /// Returns `read`, and replaces the connection after an invalid reply.
-    fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
-        // Later replies may belong to other requests, too.
-        read.inspect_err(|_| Link::discard_current(&self.connection))
-    }
-
-    fn note_healed(&self, accounts: usize) {
-        self.shared.healed.fetch_add(accounts as u64, Relaxed);
     }
 
     /// Charges accounts of one slot in one call, which other decisions may share.
