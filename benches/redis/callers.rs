@@ -49,11 +49,11 @@ impl Row {
     }
 }
 
-pub(crate) fn run(server: &mut Server, rounds: usize) {
+fn rows() -> [Row; 5] {
     let [second, minute, hour] = forms::quotas();
     let three: [&[Quota]; 3] = [&[second], &[minute], &[hour]];
     let many = &CALLERS[4..];
-    let rows = [
+    [
         Row::new(Case::one("a key each", minute), KEYS, &CALLERS, 4.0),
         Row::new(
             Case::one("one key, nearly all denied", Quota::per_second(100)),
@@ -64,7 +64,23 @@ pub(crate) fn run(server: &mut Server, rounds: usize) {
         Row::new(Case::one("one key, all allowed", minute), 1, &CALLERS, f64::INFINITY),
         Row::new(Case::new("one key, three rules", &three), 1, many, 1.0),
         Row::new(Case::new("user, site and address", &three).sharing(1), KEYS, many, 7.0),
-    ];
+    ]
+}
+
+pub(crate) fn names() -> [&'static str; 5] {
+    rows().map(|row| row.case.name)
+}
+
+/// Makes decisions of the row with this name, on one thread.
+pub(crate) fn decide(url: &str, name: &str, callers: u32, decisions: u32) {
+    let row = rows().into_iter().find(|row| row.case.name == name).expect("a row");
+    let runtime = current();
+    let store = runtime.block_on(RedisStore::connect(url)).expect("the server answers");
+    turn(&runtime, &takes(store, row.case, row.keys), callers, decisions);
+}
+
+pub(crate) fn run(server: &mut Server, rounds: usize) {
+    let rows = rows();
     for (workers, runtime) in [("one thread", current()), ("two workers", threads())] {
         for row in &rows {
             let subjects = runtime.block_on(subjects(server, &row.case, row.keys));

@@ -13,12 +13,16 @@
 //!   redis-rs over one connection, and the store with a call per decision. The argument `callers`
 //!   runs this part alone.
 //!
+//! The argument `instructions` prints only the client's instructions per decision of such callers.
+//! It requires valgrind.
+//!
 //! Times are medians over all rounds. Ratios are medians of each round's ratio.
 #![expect(clippy::print_stdout, reason = "prints tables")]
 
 mod callers;
 mod case;
 mod forms;
+mod instructions;
 mod latency;
 mod memory;
 mod offline;
@@ -31,13 +35,24 @@ mod wire;
 use server::Server;
 
 fn main() {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    if let [word, url, name, callers, decisions] = arguments.as_slice()
+        && word == "client"
+    {
+        let number = |text: &String| text.parse().expect("a number");
+        return callers::decide(url, name, number(callers), number(decisions));
+    }
     // A RedisStore needs a runtime, even without a server.
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _entered = runtime.enter();
-    let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(40);
+    let rounds = arguments.iter().find_map(|arg| arg.parse().ok()).unwrap_or(40);
+    let has = |word: &str| arguments.iter().any(|argument| argument == word);
     let mut server = Server::start();
+    if has("instructions") {
+        return instructions::run(&server);
+    }
     println!("{}, {rounds} rounds\n", server.about());
-    if !std::env::args().any(|arg| arg == "callers") {
+    if !has("callers") {
         throughput::run(&mut server, rounds);
         latency::run(&server, rounds);
         offline::run(&mut server, rounds);

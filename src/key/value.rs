@@ -9,6 +9,7 @@ use std::{
 };
 
 use http::HeaderValue;
+use smallvec::SmallVec;
 
 use crate::fingerprint::{Fingerprint, FingerprintKey};
 
@@ -112,7 +113,13 @@ impl Key {
     /// bytes before you expose them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![self.head.to_le_bytes()[0]];
+        self.small_bytes().into_vec()
+    }
+
+    /// Returns the same bytes as [`to_bytes`](Key::to_bytes), without an allocation for short keys.
+    pub(crate) fn small_bytes(&self) -> SmallVec<[u8; 64]> {
+        let mut bytes = SmallVec::new();
+        bytes.push(self.head.to_le_bytes()[0]);
         self.with_bytes(|content| bytes.extend_from_slice(content));
         bytes
     }

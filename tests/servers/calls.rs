@@ -18,17 +18,6 @@ use crate::{
     servers::{Server, eventually},
 };
 
-/// Returns the script calls so far, including those that found no script.
-async fn calls(server: &Server) -> u32 {
-    let text: String = server.command("INFO commandstats").await;
-    let count = |line: &str| {
-        let name = line.strip_prefix("cmdstat_eval")?;
-        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
-        calls.split(',').next()?.parse::<u32>().ok()
-    };
-    text.lines().filter_map(count).sum()
-}
-
 const FIRST: [Quota; 2] = [Quota::per_second(100), Quota::per_hour(1_000)];
 const SECOND: [Quota; 2] = [
     Quota::per_hour(100).algorithm(Algorithm::TokenBucket),
@@ -40,9 +29,9 @@ const THIRD: [Quota; 1] = [Quota::per_day(10).algorithm(Algorithm::SlidingWindow
 macro_rules! costs_one_call {
     ($server:ident, $what:expr) => {
         let _ = $what.await.expect("a decision");
-        let before = calls(&$server).await;
+        let before = $server.script_calls().await;
         let _ = $what.await.expect("a decision");
-        assert_eq!(calls(&$server).await - before, 1, stringify!($what));
+        assert_eq!($server.script_calls().await - before, 1, stringify!($what));
     };
 }
 
@@ -78,16 +67,16 @@ async fn every_operation_is_one_call() {
     };
     let taken = store.take(&[first, second, third]).await.expect("a decision");
     assert!(taken.is_allowed() && left().await == Some(99));
-    let before = calls(&server).await;
+    let before = server.script_calls().await;
     looks.store(0, Relaxed);
     store.undo(&[first, second, third], &taken, None);
     eventually("the unit is back", async || (left().await == Some(100)).then_some(())).await;
     // The server does not know the script the first time.
-    assert_eq!(calls(&server).await - before, 2 + looks.into_inner());
+    assert_eq!(server.script_calls().await - before, 2 + looks.into_inner());
 
-    let before = calls(&server).await;
+    let before = server.script_calls().await;
     let nothing = store.take(&[]).await.expect("a decision");
-    assert!(nothing.is_allowed() && calls(&server).await == before);
+    assert!(nothing.is_allowed() && server.script_calls().await == before);
 }
 
 #[tokio::test]
@@ -106,13 +95,13 @@ async fn a_request_through_the_layer_is_one_call() {
         service.clone().oneshot(request).await.expect("an answer").status().as_u16()
     };
     assert_eq!(ask().await, 200);
-    let before = calls(&server).await;
+    let before = server.script_calls().await;
     let mut said = Vec::new();
     for _ in 0..12 {
         said.push(ask().await);
     }
     assert_eq!(said, [[200; 9].as_slice(), &[429; 3]].concat());
-    assert_eq!(calls(&server).await - before, 12);
+    assert_eq!(server.script_calls().await - before, 12);
 }
 
 #[tokio::test]
@@ -122,7 +111,7 @@ async fn a_server_that_loses_the_script_before_each_call_loses_no_decision() {
     let store = connect(&server.url()).await;
     let mut connection = raw(&server.url()).await;
     let account = Account::new("a", Quota::per_day(LIMIT));
-    let before = calls(&server).await;
+    let before = server.script_calls().await;
     let mut passed = 0;
     for _ in 0..1_000 {
         let mut flush = redis::cmd("SCRIPT");
@@ -130,7 +119,7 @@ async fn a_server_that_loses_the_script_before_each_call_loses_no_decision() {
         passed += u32::from(account.passes(&store).await);
     }
     assert_eq!(passed, LIMIT);
-    assert_eq!(calls(&server).await - before, 2_000);
+    assert_eq!(server.script_calls().await - before, 2_000);
 }
 
 #[tokio::test]

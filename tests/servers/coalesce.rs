@@ -22,17 +22,6 @@ use crate::{
 const ALONE: u32 = 16;
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Returns the script calls so far, including those that found no script.
-pub(crate) async fn calls(server: &Server) -> u32 {
-    let text: String = server.command("INFO commandstats").await;
-    let count = |line: &str| {
-        let name = line.strip_prefix("cmdstat_eval")?;
-        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
-        calls.split(',').next()?.parse::<u32>().ok()
-    };
-    text.lines().filter_map(count).sum()
-}
-
 /// Returns the reads and writes of accounts so far.
 async fn accesses(server: &Server) -> u32 {
     let text: String = server.command("INFO commandstats").await;
@@ -214,7 +203,7 @@ fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
     let rules = || vec(vec(quota(), 1..4), 3);
     let steps = || vec((batch(), vec(event(), 0..3)), 1..8);
     let config = Config { cases, ..keeping(file!()) };
-    let before = runtime.block_on(calls(&server));
+    let before = runtime.block_on(server.script_calls());
     let (asked, rounds) = (Cell::new(0), Cell::new(0_u32));
     proptest!(config, |((rules, steps) in (rules(), steps()))| {
         let (clock, mut subject) = (FakeClock::new(), subject.clone());
@@ -244,7 +233,7 @@ fn decide_as_one_by_one(flavour: Flavour, cases: u32) {
             }
         }
     });
-    let more = runtime.block_on(calls(&server)) - before;
+    let more = runtime.block_on(server.script_calls()) - before;
     let (asked, rounds) = (asked.get(), rounds.get());
     assert!(asked > 20 * rounds as usize, "{asked} requests in {rounds} rounds");
     // The other callers, a batch, and the events before and between batches.
@@ -320,13 +309,13 @@ async fn equal_requests_of_three_rules_read_and_write_each_account_once() {
             .zip(&quotas)
             .map(|(name, quotas)| Charge::new(*name, &key, quotas))
             .collect();
-        let (calls_before, before) = (calls(&server).await, accesses(&server).await);
+        let (calls_before, before) = (server.script_calls().await, accesses(&server).await);
         let others = join_all(first_callers.iter().map(async |one| one.passes(&store).await));
         let takes = join_all((0..CALLERS).map(|_| store.take(&charges).into_future()));
         let (_, taken) = tokio::join!(biased; others, takes);
         let passed = taken.into_iter().filter(|one| one.as_ref().is_ok_and(Decision::is_allowed));
         assert_eq!(passed.count(), 300, "{flavour:?}: the limit of the second rule");
-        let batches = calls(&server).await - calls_before - ALONE;
+        let batches = server.script_calls().await - calls_before - ALONE;
         assert!((1..=2 + CALLERS / 64).contains(&batches), "{flavour:?}: {batches} batches");
         // A lone call reads and writes its account. A batch has two commands that read, and one for
         // each account that it writes.
@@ -367,16 +356,20 @@ async fn a_lone_decision_is_one_call() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     let accounts: Vec<_> = (0..ALONE).map(|n| Account::new(format!("{n}"), slow(1_000))).collect();
-    let before = calls(&server).await;
+    let before = server.script_calls().await;
     for _ in 0..50 {
         assert!(accounts[0].passes(&store).await);
     }
-    assert_eq!(calls(&server).await - before, 50);
-    let before = calls(&server).await;
+    assert_eq!(server.script_calls().await - before, 50);
+    let before = server.script_calls().await;
     for _ in 0..10 {
         join_all(accounts.iter().map(|account| account.passes(&store))).await;
     }
-    assert_eq!(calls(&server).await - before, 10 * ALONE, "a few at once are not batched either");
+    assert_eq!(
+        server.script_calls().await - before,
+        10 * ALONE,
+        "a few at once are not batched either"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -386,7 +379,7 @@ async fn decisions_under_load_share_calls() {
     let server = Server::redis().await;
     let store = connect(&server.url()).await;
     for (store, most) in [(store.clone(), TAKES * CALLERS / 8), (store.coalesce(false), u32::MAX)] {
-        let before = calls(&server).await;
+        let before = server.script_calls().await;
         let tasks = (0..CALLERS).map(|n| {
             let (store, account) = (store.clone(), Account::new(n, slow(TAKES)));
             tokio::spawn(async move { account.passed(&store, TAKES).await })
@@ -394,7 +387,7 @@ async fn decisions_under_load_share_calls() {
         for passed in join_all(tasks).await {
             assert_eq!(passed.expect("no panic"), TAKES);
         }
-        let made = calls(&server).await - before;
+        let made = server.script_calls().await - before;
         assert!(made < most, "{made} calls");
         if most == u32::MAX {
             assert_eq!(made, CALLERS * TAKES, "each alone");

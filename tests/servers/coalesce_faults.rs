@@ -26,7 +26,6 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, connect, lazy, raw},
-    coalesce::calls,
     servers::{FakeServer, Mode, Proxy, Reply, Server, eventually},
 };
 
@@ -69,7 +68,7 @@ async fn a_batch_does_not_wait_for_the_answer_to_another() {
     let mut proxy = Proxy::start(server.address()).await;
     let store = connect(&server.url_at(proxy.addr())).await;
     proxy.set(Mode::Delay(ROUND_TRIP)).await;
-    let (before, start) = (calls(&server).await, tokio::time::Instant::now());
+    let (before, start) = (server.script_calls().await, tokio::time::Instant::now());
     let callers = (0..CALLERS).map(|n| {
         let (store, account) = (store.clone(), Account::new(n, ample()));
         tokio::spawn(async move {
@@ -84,7 +83,7 @@ async fn a_batch_does_not_wait_for_the_answer_to_another() {
     }
     // Those alone, the first two batches, and one after the answers, if batches waited.
     let waiting = u32::try_from(ALONE).expect("few") + 2 + 1;
-    let calls = calls(&server).await - before;
+    let calls = server.script_calls().await - before;
     assert!(calls > waiting + 1, "{calls} calls");
 }
 

@@ -17,17 +17,6 @@ use crate::{
     servers::{Server, eventually},
 };
 
-/// Returns the script calls so far.
-async fn calls(server: &Server) -> u32 {
-    let text: String = server.command("INFO commandstats").await;
-    let count = |line: &str| {
-        let name = line.strip_prefix("cmdstat_eval")?;
-        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
-        calls.split(',').next()?.parse::<u32>().ok()
-    };
-    text.lines().filter_map(count).sum()
-}
-
 #[tokio::test]
 async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
     let server = Server::redis().await;
@@ -56,14 +45,14 @@ async fn repeated_requests_of_a_denied_key_cost_the_server_nothing() {
     let (status, wait, fields) = ask().await;
     assert_eq!((status, wait), (429, 28_800));
     assert!(fields.starts_with("\"site\";r=97;"), "{fields}");
-    let before = calls(&server).await;
+    let before = server.script_calls().await;
     let known = join_all((0..500).map(|_| ask())).await;
     let took = start.elapsed().as_secs() + 1;
     for (status, later, fields) in known {
         assert!(status == 429 && later <= wait && later + took >= wait, "{status}, {later} s");
         assert!(fields.starts_with("\"user-1day\";r=0;t="), "{fields}");
     }
-    assert_eq!((calls(&server).await - before, cache.denials()), (0, 500));
+    assert_eq!((server.script_calls().await - before, cache.denials()), (0, 500));
 }
 
 #[tokio::test]

@@ -25,17 +25,6 @@ use crate::{
 const URL: &str = "SLUICE_LEASED_URL";
 const MINUTELY: Quota = Quota::per_minute(60_000);
 
-/// Returns the script calls so far.
-async fn calls(server: &Server) -> u32 {
-    let text: String = server.command("INFO commandstats").await;
-    let count = |line: &str| {
-        let name = line.strip_prefix("cmdstat_eval")?;
-        let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
-        calls.split(',').next()?.parse::<u32>().ok()
-    };
-    text.lines().filter_map(count).sum()
-}
-
 /// Sends load for `time` through the stores of four processes, each with its own connection and its
 /// part of the load. Returns the number of requests and of allowed ones.
 async fn uneven(url: &str, quota: Quota, percent: u32, load: u32, time: Duration) -> (u32, u32) {
@@ -74,14 +63,14 @@ async fn uneven_load_uses_the_limit_and_never_more() {
         ("at it", Quota::per_second(1_000), 10, 5_000, 4_000),
     ] {
         let _: String = server.command("FLUSHALL").await;
-        let (before, start) = (calls(&server).await, Instant::now());
+        let (before, start) = (server.script_calls().await, Instant::now());
         let time = Duration::from_millis(millis);
         let (asked, passed) = uneven(&server.url(), quota, percent, load, time).await;
         let most = f64::from(quota.limit())
             + (start.elapsed().as_secs_f64() / quota.interval().as_secs_f64()).floor();
         let least = f64::from(quota.limit()) + time.as_secs_f64() / quota.interval().as_secs_f64();
         let wanted = least.min(f64::from(asked));
-        let trips = calls(&server).await - before;
+        let trips = server.script_calls().await - before;
         println!("{name}: {passed} of {wanted:.0} passed, {asked} asked, {trips} trips");
         assert!(f64::from(passed) <= most, "{name}: {passed} of {most}");
         assert!(f64::from(passed) >= wanted * 0.95, "{name}: {passed} of {wanted}");

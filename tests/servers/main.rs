@@ -9,6 +9,7 @@ mod calls;
 mod cancelled;
 mod clock;
 mod cluster;
+mod cluster_calls;
 mod cluster_replies;
 mod coalesce;
 mod coalesce_faults;

@@ -197,13 +197,13 @@ async fn an_old_server_is_an_error_and_a_new_one_is_not() {
             let bytes = match name(words).as_str() {
                 "INFO" => format!("# Server\r\nredis_version:{version}\r\n").into_bytes(),
                 _ => {
-                    // The probe charges and refunds, and does the same in a batch of two, which
-                    // is denied here.
+                    // The probe charges in a batch of two, which is denied here, and refunds. Then
+                    // it does the same in single calls.
                     calls += 1;
                     let now = [1, 0, 0, 0, 0, 0, 0, 0, 0];
                     match calls {
-                        3 => [&now[..], &[0; 14]].concat(),
-                        _ => [&[1][..], &now, &[u8::from(calls == 1), 0, 0, 0, 0]].concat(),
+                        1 => [&now[..], &[0; 14]].concat(),
+                        _ => [&[1][..], &now, &[u8::from(calls == 3), 0, 0, 0, 0]].concat(),
                     }
                 }
             };

@@ -7,7 +7,12 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use crate::{fingerprint::FingerprintKey, key::Key, name::RuleName};
 
 /// The version of the stored format. Different versions use different keys.
-const VERSION: u32 = 2;
+const VERSION: &str = "2";
+/// The length of a hash in base64.
+const HASH: usize = 22;
+
+/// The separator of a rule's name and a key. Names do not contain this byte.
+const SEPARATOR: &[u8] = &[0xff];
 
 /// Builds keys `<prefix>:<version>:{<hash>}`. The hash is the 128-bit SipHash-2-4 of the rule's
 /// name and the key.
@@ -16,26 +21,44 @@ pub(super) struct Addresses {
     pub(super) prefix: String,
     pub(super) secret: FingerprintKey,
     pub(super) readable: bool,
+    /// `true` if the hash tag is the hash of the key alone: `<prefix>:<version>:{<key>}:<rule>`.
+    pub(super) tagged: bool,
 }
 
 impl Addresses {
     pub(super) fn new() -> Self {
-        Self { prefix: "sluice".into(), secret: FingerprintKey::PUBLIC, readable: false }
+        let secret = FingerprintKey::PUBLIC;
+        Self { prefix: "sluice".into(), secret, readable: false, tagged: false }
     }
 
     pub(super) fn account(&self, rule: RuleName, key: &Key) -> String {
         // The capacity is reserved in one allocation, because this code runs for every decision.
-        let mut address = String::with_capacity(self.prefix.len() + 32);
-        let _ = write!(address, "{}:{VERSION}:{{", self.prefix);
-        if self.readable {
-            push_readable(&mut address, rule, key);
+        let mut address = String::with_capacity(self.prefix.len() + 2 * HASH + 8);
+        [&self.prefix, ":", VERSION, ":{"].iter().for_each(|part| address.push_str(part));
+        let (rule, key) = (rule.as_str().as_bytes(), &*key.small_bytes());
+        if self.tagged {
+            self.push(&mut address, &[key]);
+            address.push_str("}:");
+            self.push(&mut address, &[rule]);
         } else {
-            // Names do not contain the separator byte.
-            let hash = self.secret.hash128(&[rule.as_str().as_bytes(), &[0xff], &key.to_bytes()]);
-            BASE64_URL_SAFE_NO_PAD.encode_string(hash, &mut address);
+            self.push(&mut address, &[rule, SEPARATOR, key]);
+            address.push('}');
         }
-        address.push('}');
         address
+    }
+
+    /// Appends the hash of these bytes, or the bytes themselves in readable keys.
+    fn push(&self, address: &mut String, parts: &[&[u8]]) {
+        if self.readable {
+            parts.iter().for_each(|part| push_readable(address, part));
+        } else {
+            let mut text = [0; HASH];
+            let encoded =
+                BASE64_URL_SAFE_NO_PAD.encode_slice(self.secret.hash128(parts), &mut text);
+            // The encoding of sixteen bytes fits, and is ASCII.
+            let text = encoded.ok().and_then(|_| str::from_utf8(&text).ok());
+            address.push_str(text.unwrap_or_default());
+        }
     }
 
     /// Returns the key of a sliding log's list, in the cluster slot of the account.
@@ -44,14 +67,20 @@ impl Addresses {
     }
 }
 
-/// Appends the rule and the key in plain text. Escapes all bytes except letters, digits and `-_.`.
-fn push_readable(address: &mut String, rule: RuleName, key: &Key) {
-    let escaped = |byte: &u8| match byte {
-        b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => (*byte as char).to_string(),
-        byte => format!("%{byte:02x}"),
-    };
-    let text = |bytes: &[u8]| bytes.iter().map(escaped).collect::<String>();
-    let _ = write!(address, "{}:{}", text(rule.as_str().as_bytes()), text(&key.to_bytes()));
+/// Appends a name in plain text, or `:` for the separator. Escapes all bytes except letters, digits
+/// and `-_.`.
+fn push_readable(address: &mut String, name: &[u8]) {
+    if name == SEPARATOR {
+        return address.push(':');
+    }
+    for &byte in name {
+        match byte {
+            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => {
+                address.push(byte.into());
+            }
+            byte => drop(write!(address, "%{byte:02x}")),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -77,6 +106,21 @@ mod tests {
         let addresses = Addresses { secret, ..Addresses::new() };
         let address = addresses.account(RuleName::default(), &Key::from("alice"));
         assert_eq!(address, "sluice:2:{qy8D-8W5JMFQOhgV5NIJ5g}");
+    }
+
+    #[test]
+    fn tagged_addresses_of_a_key_differ_only_behind_the_tag() {
+        let secret = FingerprintKey::from(*b"sixteen bytes ..");
+        let tagged = Addresses { secret, tagged: true, ..Addresses::new() };
+        let rules = ["a", "b"].map(|name| RuleName::new(name).expect("a name"));
+        let [one, two] = rules.map(|rule| tagged.account(rule, &Key::from("alice")));
+        // The values come from another implementation of the hash.
+        assert_eq!(one, "sluice:2:{Twi7oovdGfTO1zlU5uh99g}:bEcF_hrqLjKGHDCOIpWQYw");
+        assert_eq!(two, "sluice:2:{Twi7oovdGfTO1zlU5uh99g}:fqREEgE3oRmkpKEpuzaU_w");
+        let other = tagged.account(rules[0], &Key::from("bob"));
+        assert_eq!(one.split_once("}:").map(|it| it.1), other.split_once("}:").map(|it| it.1));
+        let readable = Addresses { readable: true, ..tagged };
+        assert_eq!(readable.account(rules[0], &Key::from("alice")), "sluice:2:{%02alice}:a");
     }
 
     #[test]

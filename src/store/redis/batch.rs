@@ -1,6 +1,6 @@
 //! Batches of requests, each sent in one call. Equal requests are sent once.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -11,7 +11,6 @@ use super::{
     reply::{AccountReply, Reader, Reply},
     request::{AccountRequest, QuotaRequests, Request},
 };
-use crate::decision::Decision;
 
 /// The maximum number of different requests in a batch.
 pub(super) const MAX_GROUPS: usize = 64;
@@ -43,12 +42,20 @@ pub(super) struct BatchReply {
     groups: Vec<GroupReply>,
 }
 
+/// The place of one caller in the reply to a batch.
+#[derive(Debug)]
+pub(super) struct BatchPlace {
+    reply: Arc<BatchReply>,
+    group: usize,
+    position: usize,
+}
+
 /// The result of a group. The first `allowed` callers were allowed, and the others were denied.
 #[derive(Debug)]
 struct GroupReply {
     allowed: usize,
     /// The accounts after the requests of the group.
-    accounts: SmallVec<[AccountReply; 2]>,
+    accounts: SmallVec<[AccountReply; 1]>,
 }
 
 impl Batch {
@@ -118,19 +125,15 @@ impl Batch {
         Ok(BatchReply { now, groups })
     }
 
-    /// Sends each caller its own decision.
-    pub(super) fn reply(self, reply: &BatchReply) {
-        for (group, result) in self.groups.into_iter().zip(&reply.groups) {
-            for (position, caller) in group.callers.into_iter().enumerate() {
-                let decision = result.decision(&caller.request, reply.now, position);
-                drop(caller.tx.send(Ok(decision)));
+    /// Sends each caller its place in the reply.
+    pub(super) fn reply(self, reply: Result<BatchReply, RedisError>) {
+        let reply = reply.map(Arc::new);
+        for (group, Group { callers, .. }) in self.groups.into_iter().enumerate() {
+            for (position, caller) in callers.into_iter().enumerate() {
+                let place = reply.clone().map(|reply| BatchPlace { reply, group, position });
+                drop(caller.tx.send(place));
             }
         }
-    }
-
-    /// Returns all callers, ordered by group.
-    pub(super) fn callers(self) -> impl Iterator<Item = QueuedRequest> {
-        self.groups.into_iter().flat_map(|group| group.callers)
     }
 }
 
@@ -168,12 +171,14 @@ impl GroupReply {
         }
         Ok(Self { allowed, accounts })
     }
+}
 
-    /// Returns the decision for the caller at `position`, as if all callers had made separate
-    /// calls.
-    fn decision(&self, request: &Request, now: u64, position: usize) -> Decision {
-        let is_allowed = position < self.allowed;
-        let own = |(reply, account): (&AccountReply, &AccountRequest)| match self
+impl BatchPlace {
+    /// Returns the reply to the request of this caller, as if all callers had made separate calls.
+    pub(super) fn reply(&self, request: &Request) -> Reply {
+        let Self { reply, group, position } = self;
+        let group = &reply.groups[*group];
+        let own = |(reply, account): (&AccountReply, &AccountRequest)| match group
             .allowed
             .checked_sub(position + 1)
         {
@@ -181,10 +186,8 @@ impl GroupReply {
             Some(others) => reply.before(others, account),
             None => reply.clone().uncharged(),
         };
-        let replies: SmallVec<[_; 2]> =
-            self.accounts.iter().zip(&request.accounts).map(own).collect();
-        let replies: SmallVec<[_; 2]> = replies.iter().map(|reply| (now, reply)).collect();
-        Reply::combine(request, &replies, is_allowed)
+        let accounts = group.accounts.iter().zip(&request.accounts).map(own).collect();
+        Reply { allowed: *position < group.allowed, now: reply.now, accounts }
     }
 }
 
@@ -207,7 +210,7 @@ mod tests {
     fn batch_of(requests: &[&[Charge<'_>]]) -> Batch {
         let mut batch = Batch::default();
         for charges in requests {
-            let request = Box::new(Request::new(charges, &Addresses::new()));
+            let request = Arc::new(Request::new(charges, &Addresses::new()));
             let (tx, _rx) = oneshot::channel();
             batch.add(QueuedRequest { request, tx, runtime: Handle::current() });
         }
@@ -273,7 +276,8 @@ mod tests {
             while batch.room() > 0 {
                 let key = Key::from(if distinct { added } else { 0 });
                 let charges = names.map(|name| Charge::new(name, &key, &quotas));
-                batch_of(&[&charges]).callers().for_each(|caller| batch.add(caller));
+                let groups = batch_of(&[&charges]).groups;
+                groups.into_iter().flat_map(|group| group.callers).for_each(|it| batch.add(it));
                 added += 1;
             }
             assert_eq!((added, batch.encode().0.len()), (callers, accounts));
@@ -338,9 +342,12 @@ mod tests {
             // Every reply that parses yields decisions.
             if let Ok(reply) = batch.read(&Value::BulkString(bytes)) {
                 read += 1;
-                for (group, result) in batch.groups.iter().zip(&reply.groups) {
+                let reply = Arc::new(reply);
+                for (at, group) in batch.groups.iter().enumerate() {
                     for position in 0..group.callers.len() {
-                        let _ = result.decision(group.request(), reply.now, position).remaining();
+                        let place = BatchPlace { reply: reply.clone(), group: at, position };
+                        let request = group.request();
+                        let _ = place.reply(request).decision(request).remaining();
                     }
                 }
             }

@@ -15,8 +15,9 @@ use crate::key::Key;
 /// The maximum number of redirections of a call.
 const MAX_REDIRECTIONS: u32 = 5;
 /// The first pause before a call is repeated while its keys move. Each further pause is twice as
-/// long.
+/// long, up to a limit. The caller may then send its keys one by one.
 const TRY_AGAIN: Duration = Duration::from_millis(1);
+const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
 
 /// The number of keys that a probe tries, to find one key of each server.
 const MAX_PROBE_KEYS: u32 = 10_000;
@@ -117,7 +118,9 @@ impl ClusterLink {
                     }
                     node = self.routes.redirect(&error, &node, !asking)?;
                 }
-                Raw::Server(Server::TryAgain) if Instant::now() + pause < deadline => {
+                Raw::Server(Server::TryAgain)
+                    if pause <= MAX_TRY_AGAIN && Instant::now() + pause < deadline =>
+                {
                     sleep_until(Instant::now() + pause).await;
                     pause *= 2;
                 }

@@ -3,8 +3,11 @@
 //! While few calls are in flight, each decision is sent immediately in its own call. Under load,
 //! decisions wait for a batch. A batch is sent when an earlier batch is answered, or when the batch
 //! is full. No decision waits for a timer.
+//!
+//! On a cluster, only decisions whose accounts are in one slot can share a call.
 
-use futures_util::future::join_all;
+use std::sync::Arc;
+
 use redis::aio::ConnectionLike;
 use tokio::{
     sync::oneshot,
@@ -14,55 +17,68 @@ use tokio::{
 
 use super::{
     RedisStore,
-    batch::{Batch, BatchReply},
+    batch::{Batch, BatchPlace, BatchReply},
     error::{RedisError, RedisErrorKind},
     link::{TIMEOUT, runtime},
-    queue::{BatchGuard, QueuedRequest, STALL_TIMEOUT},
+    queue::{BatchGuard, Queue, QueuedRequest, STALL_TIMEOUT},
+    reply::Reply,
     request::{Request, ScriptOp},
     script::ScriptKind,
 };
-use crate::{decision::Decision, observe::store_failed};
+use crate::observe::store_failed;
 
 /// The maximum number of accounts in a batched request.
 pub(super) const MAX_ACCOUNTS: usize = 4;
 
 /// Charges `request` in its own call or in a batch.
 pub(super) async fn take<C>(
-    store: RedisStore<C>,
-    request: Box<Request>,
-) -> Result<Decision, RedisError>
+    store: &RedisStore<C>,
+    request: &Arc<Request>,
+) -> Result<Reply, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    if let Some(_permit) = store.settings.queue.try_direct() {
+    let queue = store.queue(request);
+    if let Some(_permit) = queue.try_direct() {
         // Boxed, so that the futures of waiting callers stay small.
-        let reply = Box::pin(store.execute(&request, ScriptOp::Take)).await?;
-        return Ok(reply.decision(&request));
+        return Box::pin(store.execute(request, ScriptOp::Take)).await;
     }
-    let decision = take_in_batch(&store, request).await;
-    decision.inspect_err(|error| store_failed(error.kind().as_str()))
+    match take_in_batch(store, queue, request.clone()).await {
+        Ok(place) => Ok(place.reply(request)),
+        // The server has rejected the whole batch and charged nothing. If it has no memory, denials
+        // still need none. While a slot moves, an account may be on either server.
+        Err(error) if matches!(error.kind(), RedisErrorKind::Memory | RedisErrorKind::Cluster) => {
+            Box::pin(store.execute(request, ScriptOp::Take)).await
+        }
+        Err(error) => {
+            store_failed(error.kind().as_str());
+            Err(error)
+        }
+    }
 }
 
 async fn take_in_batch<C>(
     store: &RedisStore<C>,
-    request: Box<Request>,
-) -> Result<Decision, RedisError>
+    queue: &Arc<Queue>,
+    request: Arc<Request>,
+) -> Result<BatchPlace, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let (tx, mut rx) = oneshot::channel();
     let (runtime, start) = (runtime()?, Instant::now());
-    store.settings.queue.push(QueuedRequest { request, tx, runtime });
-    spawn_batches(store, start);
+    if queue.push(QueuedRequest { request, tx, runtime }, start) {
+        spawn_batches(store, queue, start);
+    }
     let mut until = start + STALL_TIMEOUT;
     while until <= start + TIMEOUT {
         match timeout_at(until, &mut rx).await {
-            Ok(Ok(decision)) => return decision,
+            Ok(Ok(place)) => return place,
             Ok(Err(_)) => {
                 return Err(RedisError::new(RedisErrorKind::Other, "the task of the batch ended"));
             }
             // The task of the next batch may have ended, or its runtime may be blocked.
-            Err(_) => spawn_batches(store, until),
+            Err(_) => spawn_batches(store, queue, until),
         }
         until += STALL_TIMEOUT;
     }
@@ -70,16 +86,16 @@ where
 }
 
 /// Spawns all batches that are due, each on the runtime of its first caller.
-fn spawn_batches<C>(store: &RedisStore<C>, now: Instant)
+fn spawn_batches<C>(store: &RedisStore<C>, queue: &Arc<Queue>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    while let Some((first, guard)) = store.settings.queue.next_batch(now) {
+    while let Some((first, guard)) = queue.next_batch(now) {
         let runtime = first.runtime.clone();
         let task = BatchTask { store: store.clone(), guard: Some(guard) };
         // A runtime that shuts down drops the task, which spawns the next batch.
         drop(runtime.spawn(task.run(first)));
-        store.settings.queue.batch_spawned();
+        queue.batch_spawned();
     }
 }
 
@@ -108,23 +124,8 @@ where
         // No caller waits longer than this timeout.
         let Ok(reply) = timeout(TIMEOUT, store.call_batch(&batch)).await else { return };
         guard.replying();
-        spawn_batches(store, Instant::now());
-        match reply {
-            Ok(reply) => batch.reply(&reply),
-            // Nothing was charged. Single calls can still return denials, which need no memory.
-            Err(error) if error.kind() == RedisErrorKind::Memory => {
-                let retried = batch.callers().map(async |caller| {
-                    let decision = store.take_alone(&caller.request).await;
-                    drop(caller.tx.send(decision));
-                });
-                join_all(retried).await;
-            }
-            Err(error) => {
-                for caller in batch.callers() {
-                    drop(caller.tx.send(Err(error.clone())));
-                }
-            }
-        }
+        spawn_batches(store, guard.queue(), Instant::now());
+        batch.reply(reply);
         // Keeps the callers together, so that their next requests join one batch.
         yield_now().await;
     }
@@ -135,8 +136,10 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        self.guard = None;
-        spawn_batches(&self.store, Instant::now());
+        let Some(guard) = self.guard.take() else { return };
+        let queue = guard.queue().clone();
+        drop(guard);
+        spawn_batches(&self.store, &queue, Instant::now());
     }
 }
 
@@ -161,13 +164,9 @@ where
         let (mut batch, runtime) = (Batch::default(), runtime()?);
         for request in requests {
             let (tx, _) = oneshot::channel();
-            let request = Box::new(request);
+            let request = Arc::new(request);
             batch.add(QueuedRequest { request, tx, runtime: runtime.clone() });
         }
         self.call_batch(&batch).await.map(drop)
-    }
-
-    async fn take_alone(&self, request: &Request) -> Result<Decision, RedisError> {
-        Ok(self.execute_unrecorded(request, ScriptOp::Take).await?.decision(request))
     }
 }

@@ -1,11 +1,11 @@
 //! Decisions over accounts on different servers.
 //!
-//! Each account has its own call, and the calls run concurrently. If a server denies, the other
-//! charges are undone.
+//! The accounts of each slot have their own call, and the calls run concurrently. If a server denies,
+//! the other charges are undone.
 
-use std::pin::pin;
 #[cfg(feature = "testing")]
 use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::{pin::pin, sync::Arc};
 
 use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
@@ -15,15 +15,19 @@ use super::{
     RedisStore,
     error::{RedisError, RedisErrorKind},
     link::runtime,
-    reply::{AccountReply, Reply},
+    reply::Reply,
     request::{Request, ScriptOp},
 };
 use crate::{decision::Decision, observe::store_failed};
 
-/// Charges all accounts of `request`, or none.
+/// Charges all accounts of `request`, or none. Each of its `parts` has its own call.
 ///
 /// The calls continue if the caller is dropped, so that charges can be undone.
-pub(super) async fn take<C>(store: RedisStore<C>, request: Request) -> Result<Decision, RedisError>
+pub(super) async fn take<C>(
+    store: RedisStore<C>,
+    request: Arc<Request>,
+    parts: Vec<Request>,
+) -> Result<Decision, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -36,16 +40,15 @@ where
     }
     let (tx, rx) = oneshot::channel();
     runtime()?.spawn(async move {
-        let parts: Vec<_> = request.split().map(Request::standalone).collect();
-        let calls = parts.iter().map(|part| store.execute(part, ScriptOp::Take));
-        let replies = join_all(calls).await;
+        let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
+        let replies = join_all(parts.iter().map(|part| store.charge(part))).await;
         let decision = combine(&request, &parts, &replies);
         let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
         let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
-            let reply =
-                reply.as_ref().ok().filter(|reply| !allowed && reply.accounts[0].charged)?;
-            let taken = Reply::combine(part, &[(reply.now, &reply.accounts[0])], true);
-            Some(undo_part(&store, part, taken))
+            let reply = reply.as_ref().ok().filter(|_| !allowed)?;
+            let charged = part.part(|at| reply.accounts[at].charged);
+            let any = !charged.accounts.is_empty();
+            any.then(|| undo_part(&store, charged, reply.decision(part)))
         });
         let mut undos = pin!(join_all(undos));
         // Sends the undo calls before the caller can retry, but does not wait for them.
@@ -61,8 +64,12 @@ where
 }
 
 /// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
-pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
-where
+pub(super) fn undo<C>(
+    store: &RedisStore<C>,
+    request: &Request,
+    taken: &Decision,
+    units: Option<u32>,
+) where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     let Ok(runtime) = runtime() else { return };
@@ -80,33 +87,31 @@ where
 }
 
 /// Undoes the charge on one server. `taken` is the decision of that server.
-async fn undo_part<C>(store: &RedisStore<C>, part: &Request, taken: Decision)
+async fn undo_part<C>(store: &RedisStore<C>, part: Request, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     // A charge that cannot be undone is refilled with time.
-    drop(store.execute(part, ScriptOp::Undo(&taken, None)).await);
+    drop(store.execute(&part, ScriptOp::Undo(&taken, None)).await);
 }
 
 fn combine(
     request: &Request,
-    parts: &[Request],
+    parts: &[Arc<Request>],
     replies: &[Result<Reply, RedisError>],
 ) -> Result<Decision, RedisError> {
     let replies: Result<Vec<_>, _> = replies.iter().map(Result::as_ref).collect();
     let replies = replies.map_err(RedisError::clone)?;
     let allowed = replies.iter().all(|reply| reply.allowed);
-    let account_reply = |(reply, part): (&&Reply, &Request)| {
-        let account = reply.accounts[0].clone();
-        let undone = !allowed && account.charged;
-        (
-            reply.now,
-            if undone { account.without(&part.accounts[0].quotas, reply.now) } else { account },
-        )
-    };
-    let account_replies: Vec<(u64, AccountReply)> =
-        replies.iter().zip(parts).map(account_reply).collect();
-    let account_replies: Vec<_> =
-        account_replies.iter().map(|(now, account)| (*now, account)).collect();
-    Ok(Reply::combine(request, &account_replies, allowed))
+    let accounts = request.accounts.iter().filter_map(|account| {
+        parts.iter().zip(&replies).find_map(|(part, reply)| {
+            let at = part.accounts.iter().position(|it| it.address == account.address)?;
+            let own = reply.accounts[at].clone();
+            let undone = !allowed && own.charged;
+            Some((reply.now, if undone { own.without(&account.quotas, reply.now) } else { own }))
+        })
+    });
+    let accounts: Vec<_> = accounts.collect();
+    let accounts: Vec<_> = accounts.iter().map(|(now, account)| (*now, account)).collect();
+    Ok(Reply::combine(request, &accounts, allowed))
 }

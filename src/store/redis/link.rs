@@ -6,10 +6,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{
-            AtomicBool, AtomicU32,
-            Ordering::{AcqRel, Relaxed, Release},
-        },
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
     time::Duration,
@@ -23,7 +20,7 @@ use redis::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
@@ -72,7 +69,8 @@ pub struct Link(Arc<LinkInner>);
 struct LinkInner {
     dial: Dial,
     state: watch::Sender<LinkState>,
-    dialing: AtomicBool,
+    /// The permit of the one task that dials.
+    dialing: Arc<Semaphore>,
     /// Notified when a command waits for a connection.
     wanted: Arc<Notify>,
     /// The number of attempts since the last stable connection.
@@ -94,7 +92,7 @@ impl Link {
         Self(Arc::new(LinkInner {
             dial,
             state: watch::Sender::new(LinkState::Down { failed: None, trying: false }),
-            dialing: AtomicBool::new(false),
+            dialing: Arc::new(Semaphore::new(1)),
             wanted: Arc::default(),
             attempts: AtomicU32::new(0),
             last: Mutex::new(Instant::now()),
@@ -131,8 +129,8 @@ impl Link {
     /// Starts a task that dials, unless such a task is running.
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
-        if !self.0.dialing.swap(true, AcqRel) {
-            drop(runtime.spawn(reconnect(DialGuard(Arc::downgrade(&self.0)))));
+        if let Ok(permit) = self.0.dialing.clone().try_acquire_owned() {
+            drop(runtime.spawn(reconnect(Arc::downgrade(&self.0), permit)));
         }
         Ok(())
     }
@@ -180,28 +178,18 @@ impl LinkInner {
     }
 }
 
-/// The guard of the one task that dials. Dropping the guard permits another task.
-struct DialGuard(Weak<LinkInner>);
-
-impl Drop for DialGuard {
-    fn drop(&mut self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.dialing.store(false, Release);
-        }
-    }
-}
-
-/// Dials until a connection is open or the link is dropped.
-async fn reconnect(guard: DialGuard) {
+/// Dials until a connection is open or the link is dropped. The permit is released when the task
+/// ends, or the runtime drops it.
+async fn reconnect(link: Weak<LinkInner>, _permit: OwnedSemaphorePermit) {
     loop {
-        let Some(inner) = guard.0.upgrade() else { return };
+        let Some(inner) = link.upgrade() else { return };
         let attempt = inner.attempts.fetch_add(1, Relaxed);
         if attempt > 0 {
             let (last, wanted) = (*inner.last(), inner.wanted.clone());
             drop(inner);
             back_off(last, backoff(attempt), &wanted).await;
         }
-        let Some(inner) = guard.0.upgrade() else { return };
+        let Some(inner) = link.upgrade() else { return };
         *inner.last() = Instant::now();
         inner.state.send_modify(|state| {
             if let LinkState::Down { trying, .. } = state {

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod batch;
+mod call;
 mod cluster;
 mod coalesce;
 mod error;
@@ -30,14 +31,15 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
+use redis::aio::ConnectionLike;
 
 use self::{
     addresses::Addresses,
-    queue::Queue,
+    queue::{Queue, Queues},
     reply::Reply,
-    request::{Request, ScriptOp},
-    script::{Script, ScriptKind, Scripts},
+    request::{AccountRequest, Request, ScriptOp},
+    script::{ScriptKind, Scripts},
+    slots::SLOTS,
 };
 pub use self::{
     cluster::ClusterLink,
@@ -51,7 +53,7 @@ use super::{
 use crate::{
     decision::{Decision, Source},
     fingerprint::FingerprintKey,
-    observe::{late_charge_cut, store_failed},
+    observe::late_charge_cut,
     quota::Quota,
 };
 
@@ -63,12 +65,13 @@ use crate::{
 /// On a cluster, the accounts of a request may be on different servers. These servers are called
 /// concurrently. If one server denies, the charges on the other servers are undone. The limit is
 /// never exceeded. Until a charge is undone, for one round trip, it may cause the denial of another
-/// request.
+/// request. With [`hash_tag_by_key`](RedisStore::hash_tag_by_key), all accounts of a key are on one
+/// server, and are charged in one call.
 ///
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
 /// to 64 different requests, which are decided in the order of arrival. A decision waits only while
 /// more than sixteen calls are in flight, and never for a timer. Only GCRA quotas that start full
-/// are batched. A cluster never batches; see [`coalesce`](RedisStore::coalesce).
+/// are batched. On a cluster, each slot has its own batches. See [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -132,7 +135,7 @@ struct RedisConfig {
     /// `true` if decisions may share a call.
     coalesces: bool,
     rules: Arc<KnownRules>,
-    queue: Arc<Queue>,
+    queues: Arc<Queues>,
     /// A clock that replaces the server's clock.
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
@@ -162,7 +165,7 @@ where
             sharded: false,
             coalesces: true,
             rules: Arc::default(),
-            queue: Arc::default(),
+            queues: Arc::new(Queues::new(1)),
             #[cfg(feature = "testing")]
             test_clock: None,
         };
@@ -175,8 +178,8 @@ where
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
-        // A batch would hold accounts of different servers.
-        (store.settings_mut().sharded, store.settings_mut().coalesces) = (true, false);
+        Arc::make_mut(&mut store.settings).sharded = true;
+        store.settings_mut();
         store
     }
 
@@ -223,7 +226,22 @@ where
         self
     }
 
-    /// Enables or disables batching. Defaults to `true`, but a cluster never batches.
+    /// Puts all accounts of a key into one slot of a cluster, under any rule.
+    ///
+    /// The hash tag of an account is then the hash of its key alone. A request of several rules by
+    /// one key, such as the user, is one call, and no charge has to be undone. Rules by different
+    /// keys still have different slots, and thus separate calls.
+    ///
+    /// All accounts of a key are on one server, so a hot key loads that server with all its rules.
+    /// The setting changes the names of the accounts: all processes that share them need the same
+    /// one, and a change starts new accounts.
+    #[must_use]
+    pub fn hash_tag_by_key(mut self) -> Self {
+        self.settings_mut().addresses.tagged = true;
+        self
+    }
+
+    /// Enables or disables batching. Defaults to `true`.
     ///
     /// With batching, decisions that wait at the same time are sent in one call. The server runs no
     /// other command during a call. Pass `false` if other users of the server cannot wait that
@@ -242,8 +260,7 @@ where
     /// ```
     #[must_use]
     pub fn coalesce(mut self, enabled: bool) -> Self {
-        let settings = Arc::make_mut(&mut self.settings);
-        settings.coalesces = enabled && !settings.sharded;
+        Arc::make_mut(&mut self.settings).coalesces = enabled;
         self
     }
 
@@ -273,7 +290,7 @@ where
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
-        settings.queue = Arc::default();
+        settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
         settings
     }
 
@@ -281,101 +298,49 @@ where
         &self.settings.addresses
     }
 
-    fn script(&self, kind: ScriptKind, letters: impl IntoIterator<Item = u8>) -> &Script {
-        self.shared.scripts.get(kind, letters.into_iter())
+    /// Returns the queue of a request whose accounts are in one slot.
+    fn queue(&self, request: &Request) -> &Arc<Queue> {
+        let first = request.accounts.first().filter(|_| self.settings.sharded);
+        self.settings.queues.get(first.map_or(0, AccountRequest::slot))
     }
 
-    /// Returns the script arguments with the time of the test clock, if one is set.
-    fn clock_args(&self) -> Vec<Vec<u8>> {
-        #[cfg(feature = "testing")]
-        if let Some(test_clock) = &self.settings.test_clock {
-            let now = test_clock.load(Relaxed);
-            return vec![(now / 1_000).to_string().into(), (now % 1_000).to_string().into()];
+    /// Charges accounts of one slot in one call, which other decisions may share.
+    async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
+        let is_small = request.accounts.len() <= coalesce::MAX_ACCOUNTS;
+        let is_plain = request.script_kind(ScriptOp::Take) == ScriptKind::Plain;
+        if self.settings.coalesces && is_small && is_plain {
+            coalesce::take(self, request).await
+        } else {
+            Box::pin(self.execute(request, ScriptOp::Take)).await
         }
-        Vec::new()
     }
 
-    async fn send(&self, command: &Cmd) -> redis::RedisResult<Value> {
-        link::runtime()?;
-        self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error)
-    }
-
-    async fn execute(&self, request: &Request, op: ScriptOp<'_>) -> Result<Reply, RedisError> {
-        let reply = self.execute_unrecorded(request, op).await;
-        reply.inspect_err(|error| store_failed(error.kind().as_str()))
-    }
-
-    async fn execute_unrecorded(
-        &self,
-        request: &Request,
-        op: ScriptOp<'_>,
-    ) -> Result<Reply, RedisError> {
-        let kind = request.script_kind(op);
-        let (keys, args) = request.encode(op);
-        let script = self.script(kind, request.letters());
-        let reply = match self.run(script, &keys, args).await? {
-            Value::BulkString(bytes) => Reply::read(&bytes, request, kind),
-            _ => Err(RedisError::invalid_reply("not a bulk string")),
-        };
-        let reply = self.checked(reply)?;
-        self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
-        Ok(reply)
-    }
-
-    /// Calls a script by its hash. Sends the text if the server does not know the hash.
-    async fn run<K: redis::ToRedisArgs>(
-        &self,
-        script: &Script,
-        keys: &[K],
-        mut args: Vec<Vec<u8>>,
-    ) -> Result<Value, RedisError> {
-        args.extend(self.clock_args());
-        let command = |name: &str, script: &str| {
-            let mut command = Cmd::new();
-            command.arg(name).arg(script).arg(keys.len()).arg(keys).arg(&args);
-            command
-        };
-        let reply = match self.send(&command("EVALSHA", &script.sha)).await {
-            Err(error) if error.kind() == Raw::Server(Server::NoScript) => {
-                self.send(&command("EVAL", &script.text)).await
+    async fn decide(self, request: Arc<Request>) -> Result<Decision, RedisError> {
+        match self.charge(&request).await {
+            // While a slot moves, its accounts may be on two servers.
+            Err(error) if error.kind() == RedisErrorKind::Cluster && request.accounts.len() > 1 => {
+                let parts = request.by_account();
+                Box::pin(fan_out::take(self, request, parts)).await
             }
-            reply => reply,
-        };
-        Ok(reply?)
-    }
-
-    /// Returns `read`, and replaces the connection after an invalid reply.
-    fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
-        // Later replies may belong to other requests, too.
-        read.inspect_err(|_| Link::discard_current(&self.connection))
-    }
-
-    fn note_healed(&self, accounts: usize) {
-        self.shared.healed.fetch_add(accounts as u64, Relaxed);
-    }
-
-    async fn decide(self, request: Request, op: ScriptOp<'static>) -> Result<Decision, RedisError> {
-        Ok(self.execute(&request, op).await?.decision(&request))
+            reply => Ok(reply?.decision(&request)),
+        }
     }
 
     fn take(&self, charges: &[Charge<'_>]) -> Answer<<Self as Store>::Future> {
         if let Err(unsupported) = self.supports(charges) {
             return Answer::Now(Err(unsupported.into()));
         }
-        let request = Request::new(charges, self.addresses());
-        match request.accounts.len() {
-            0 => Answer::Now(Ok(Decision::allow().from_source(Source::Redis))),
-            2.. if self.settings.sharded => {
-                Answer::Later(Box::pin(fan_out::take(self.clone(), request)))
-            }
-            1..=coalesce::MAX_ACCOUNTS
-                if self.settings.coalesces
-                    && request.script_kind(ScriptOp::Take) == ScriptKind::Plain =>
-            {
-                Answer::Later(Box::pin(coalesce::take(self.clone(), Box::new(request))))
-            }
-            _ => Answer::Later(Box::pin(self.clone().decide(request, ScriptOp::Take))),
+        let (store, request) = (self.clone(), Arc::new(Request::new(charges, self.addresses())));
+        if request.accounts.is_empty() {
+            return Answer::Now(Ok(Decision::allow().from_source(Source::Redis)));
         }
+        if self.settings.sharded && request.accounts.len() > 1 {
+            let parts = request.by_slot();
+            if parts.len() > 1 {
+                return Answer::Later(Box::pin(fan_out::take(store, request, parts)));
+            }
+        }
+        Answer::Later(Box::pin(store.decide(request)))
     }
 
     /// Runs `op` on the account of one charge.
@@ -388,7 +353,10 @@ where
             return Answer::Now(Err(unsupported.into()));
         }
         let request = Request::new(&[charge.with_cost(0)], self.addresses());
-        Answer::Later(Box::pin(self.clone().decide(request, op)))
+        let store = self.clone();
+        Answer::Later(Box::pin(
+            async move { Ok(store.execute(&request, op).await?.decision(&request)) },
+        ))
     }
 }
 
@@ -425,7 +393,7 @@ where
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());
-            fan_out::undo(self, request, &taken.on(Charge::quota_ids(charges)), units);
+            fan_out::undo(self, &request, &taken.on(Charge::quota_ids(charges)), units);
         }
     }
 

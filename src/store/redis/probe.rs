@@ -72,7 +72,6 @@ where
     async fn probe_scripts(&self) -> Result<Probe, RedisError> {
         let Some(cluster) = self.cluster_link() else {
             self.probe_key(&Key::everyone()).await?;
-            self.probe_batch().await?;
             return Ok(Probe::default());
         };
         let keys = cluster.key_per_server(|key| self.addresses().account(rule(), key)).await?;
@@ -92,6 +91,7 @@ where
     }
 
     async fn probe_key(&self, key: &Key) -> Result<(), RedisError> {
+        self.probe_batch(key).await?;
         let quotas = [Quota::per_second(1), Quota::per_second(1).algorithm(Algorithm::SlidingLog)];
         let request = Request::new(&[Charge::new(rule(), key, &quotas)], self.addresses());
         for op in [ScriptOp::Take, ScriptOp::Refund(1)] {
@@ -101,19 +101,16 @@ where
     }
 
     /// Runs a batch of two requests, to check the permissions of batches.
-    async fn probe_batch(&self) -> Result<(), RedisError> {
+    async fn probe_batch(&self, key: &Key) -> Result<(), RedisError> {
         if !self.settings.coalesces {
             return Ok(());
         }
         let quotas = [Quota::per_second(1_000)];
-        let requests = ["one", "two"].map(|name| {
-            Request::new(&[Charge::new(rule(), &Key::from(name), &quotas)], self.addresses())
-        });
-        self.take_together(requests.clone()).await?;
-        for request in requests {
-            self.execute(&request, ScriptOp::Refund(1)).await?;
-        }
-        Ok(())
+        let charge = Charge::new(rule(), key, &quotas);
+        let request = |cost| Request::new(&[charge.with_cost(cost)], self.addresses());
+        self.take_together([1, 2].map(request)).await?;
+        // Without units, the key is deleted.
+        self.execute(&request(0), ScriptOp::Refund(3)).await.map(drop)
     }
 
     /// Loads the most common scripts on every server, to save a round trip later.

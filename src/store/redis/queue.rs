@@ -2,18 +2,17 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{
-    batch::{Batch, MAX_GROUPS},
+    batch::{Batch, BatchPlace, MAX_GROUPS},
     error::RedisError,
     request::Request,
 };
-use crate::decision::Decision;
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
@@ -25,6 +24,23 @@ const MAX_IN_FLIGHT: usize = 2;
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// The time after which a batch no longer delays others, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The queues of a store: one, or one for each slot of a cluster.
+///
+/// A call cannot have accounts of different slots.
+#[derive(Debug)]
+pub(super) struct Queues(Box<[OnceLock<Arc<Queue>>]>);
+
+impl Queues {
+    pub(super) fn new(count: u16) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Returns the queue of the slot.
+    pub(super) fn get(&self, slot: u16) -> &Arc<Queue> {
+        self.0[usize::from(slot)].get_or_init(Arc::default)
+    }
+}
 
 /// The queue of waiting requests, and the calls in flight.
 #[derive(Debug, Default)]
@@ -45,7 +61,9 @@ struct QueueState {
 #[derive(Debug)]
 struct RunningBatch {
     id: u64,
-    since: Instant,
+    /// The instants at which another batch may follow, and at which this one no longer counts.
+    next_at: Instant,
+    stalls_at: Instant,
     phase: Phase,
 }
 
@@ -62,8 +80,8 @@ enum Phase {
 /// A waiting caller with its request.
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
-    pub(super) request: Box<Request>,
-    pub(super) tx: oneshot::Sender<Result<Decision, RedisError>>,
+    pub(super) request: Arc<Request>,
+    pub(super) tx: oneshot::Sender<Result<BatchPlace, RedisError>>,
     /// The runtime of the caller.
     pub(super) runtime: Handle,
 }
@@ -85,7 +103,8 @@ impl Queue {
         free.then(|| DirectPermit(self.clone()))
     }
 
-    pub(super) fn push(&self, waiter: QueuedRequest) {
+    /// Adds a caller. Returns `true` if a batch is due.
+    pub(super) fn push(&self, waiter: QueuedRequest, now: Instant) -> bool {
         let mut state = self.state();
         let queue = &mut state.waiting;
         if queue.len() == queue.capacity() {
@@ -94,6 +113,7 @@ impl Queue {
             queue.reserve(queue.len().max(MAX_GROUPS));
         }
         queue.push_back(waiter);
+        state.is_batch_due(now)
     }
 
     /// Returns the first caller of the next batch, if a batch is due.
@@ -104,14 +124,15 @@ impl Queue {
         now: Instant,
     ) -> Option<(QueuedRequest, BatchGuard)> {
         let mut state = self.state();
-        if state.spawning || state.waiting.is_empty() || !state.is_batch_due(now) {
+        if !state.is_batch_due(now) {
             return None;
         }
         let first = state.pop()?;
         state.spawning = true;
         state.batches_started += 1;
         let id = state.batches_started;
-        state.batches.push(RunningBatch { id, since: now, phase: Phase::Collecting });
+        let (next_at, stalls_at) = (now + BATCH_INTERVAL, now + STALL_TIMEOUT);
+        state.batches.push(RunningBatch { id, next_at, stalls_at, phase: Phase::Collecting });
         Some((first, BatchGuard { queue: self.clone(), id }))
     }
 
@@ -127,12 +148,14 @@ impl Queue {
 impl QueueState {
     /// Returns `true` if few batches are in flight, or if enough callers wait for a full batch.
     fn is_batch_due(&mut self, now: Instant) -> bool {
-        self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
+        if self.spawning || self.waiting.is_empty() {
+            return false;
+        }
+        self.batches.retain(|batch| now < batch.stalls_at);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
         let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
-        let latest = self.batches.last().map(|batch| now.duration_since(batch.since));
-        let has_room = collecting == 0
-            && (in_flight < MAX_IN_FLIGHT || latest.is_some_and(|age| age >= BATCH_INTERVAL));
+        let is_next = self.batches.last().is_some_and(|batch| now >= batch.next_at);
+        let has_room = collecting == 0 && (in_flight < MAX_IN_FLIGHT || is_next);
         has_room || self.waiting.len() >= MAX_GROUPS * (collecting + 1)
     }
 
@@ -166,6 +189,10 @@ pub(super) struct BatchGuard {
 }
 
 impl BatchGuard {
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
     /// Fills the batch with `first` and the waiting callers.
     pub(super) fn collect(&self, first: QueuedRequest, batch: &mut Batch) {
         if first.is_waiting() {

@@ -22,7 +22,7 @@ pub(super) struct Reply {
     pub(super) allowed: bool,
     /// The server's clock, in nanoseconds of Unix time.
     pub(super) now: u64,
-    pub(super) accounts: SmallVec<[AccountReply; 2]>,
+    pub(super) accounts: SmallVec<[AccountReply; 1]>,
 }
 
 /// An account after the call.
@@ -33,7 +33,7 @@ pub(super) struct AccountReply {
     pub(super) healed: bool,
     /// The instant at which the block ends.
     block: Option<u64>,
-    quotas: SmallVec<[QuotaState; 2]>,
+    quotas: SmallVec<[QuotaState; 1]>,
 }
 
 /// The state of one quota, if any.
@@ -182,8 +182,8 @@ fn blocked(request: &Request, replies: &[(u64, &AccountReply)], clock: u64) -> O
 fn parse_account(
     account: &[u8],
     quotas: &[Option<(Quota, Demand)>],
-) -> Result<(Option<u64>, SmallVec<[QuotaState; 2]>), RedisError> {
-    let mut states: SmallVec<[QuotaState; 2]> = SmallVec::new();
+) -> Result<(Option<u64>, SmallVec<[QuotaState; 1]>), RedisError> {
+    let mut states: SmallVec<[QuotaState; 1]> = SmallVec::new();
     let mut block = None;
     let mut bytes = Reader(account);
     if !account.is_empty() {

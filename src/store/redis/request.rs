@@ -6,6 +6,7 @@ use super::{
     addresses::Addresses,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
+    slots::slot,
 };
 use crate::{
     algorithm::{Demand, Receipt},
@@ -18,8 +19,8 @@ use crate::{
 /// The accounts of a call. `named` has the quotas in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    pub(super) accounts: SmallVec<[AccountRequest; 2]>,
-    pub(super) named: SmallVec<[NamedQuota; 4]>,
+    pub(super) accounts: SmallVec<[AccountRequest; 1]>,
+    pub(super) named: SmallVec<[NamedQuota; 3]>,
 }
 
 /// One quota of one charge.
@@ -41,7 +42,7 @@ pub(super) struct AccountRequest {
 }
 
 /// The demand on each quota of an account, or `None` for an unused quota.
-pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 2]>;
+pub(super) type QuotaRequests = SmallVec<[Option<(Quota, Demand)>; 1]>;
 
 /// The operation on the accounts.
 #[derive(Clone, Copy, Debug)]
@@ -104,13 +105,30 @@ impl Request {
         at
     }
 
-    /// Splits the request into one per account, because accounts may be on different servers.
-    pub(super) fn split(&self) -> impl Iterator<Item = Self> {
-        self.accounts.iter().enumerate().map(|(at, account)| {
+    /// Returns the request for the accounts whose indices `keep` selects.
+    pub(super) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
+        let mut part = Self { accounts: SmallVec::new(), named: SmallVec::new() };
+        for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
-            let named = named.map(|named| NamedQuota { account: 0, ..*named });
-            Self { accounts: [account.clone()].into_iter().collect(), named: named.collect() }
-        })
+            let account_index = part.accounts.len();
+            part.named.extend(named.map(|it| NamedQuota { account: account_index, ..*it }));
+            part.accounts.push(account.clone());
+        }
+        part
+    }
+
+    /// Splits the request into one per slot. Different slots may be on different servers.
+    pub(super) fn by_slot(&self) -> Vec<Self> {
+        let slots: SmallVec<[_; 4]> = self.accounts.iter().map(AccountRequest::slot).collect();
+        let mut distinct = slots.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        distinct.iter().map(|slot| self.part(|at| slots[at] == *slot)).collect()
+    }
+
+    /// Splits the request into one per account.
+    pub(super) fn by_account(&self) -> Vec<Self> {
+        (0..self.accounts.len()).map(|index| self.part(|at| at == index)).collect()
     }
 
     /// Renumbers the outcomes from 0, for a separate decision.
@@ -120,12 +138,9 @@ impl Request {
     }
 
     /// Returns requests for the accounts that an allowed decision charged.
-    pub(super) fn charged(self, taken: &Decision, sharded: bool) -> Vec<Self> {
-        let charged = |account: &AccountRequest| taken.charged(account.rule);
-        if !sharded && self.accounts.iter().all(charged) {
-            return vec![self];
-        }
-        self.split().filter(|part| charged(&part.accounts[0])).collect()
+    pub(super) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
+        let charged = self.part(|at| taken.charged(self.accounts[at].rule));
+        if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
     }
 
     /// Returns `true` if `other` has the same demands on the same accounts.
@@ -218,6 +233,11 @@ impl Request {
 }
 
 impl AccountRequest {
+    /// Returns the slot of the account on a cluster.
+    pub(super) fn slot(&self) -> u16 {
+        slot(self.address.as_bytes())
+    }
+
     /// Starts a plan.
     fn plan_head(&self) -> EncodedPlan {
         let plan = EncodedPlan::default().int::<1>(u64::from(!self.report_only));

@@ -7,7 +7,7 @@ use std::{
         Arc, Weak,
         atomic::{
             AtomicBool, AtomicUsize,
-            Ordering::{AcqRel, Relaxed, Release},
+            Ordering::{Relaxed, Release},
         },
     },
     time::Duration,
@@ -16,7 +16,7 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind as Raw, RedisError, RedisResult};
 use tokio::{
-    sync::watch,
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
@@ -39,7 +39,8 @@ pub(super) struct Routes {
     /// The settings of all connections.
     settings: ConnectionInfo,
     owners: watch::Sender<SlotOwners>,
-    is_refreshing: AtomicBool,
+    /// The permit of the one task that asks for the slots.
+    refreshing: Arc<Semaphore>,
     is_wanted: AtomicBool,
     refreshes: AtomicUsize,
 }
@@ -70,7 +71,7 @@ impl Routes {
             seeds: seeds.iter().map(node).collect::<RedisResult<_>>()?,
             settings: settings.clone(),
             owners: watch::Sender::default(),
-            is_refreshing: AtomicBool::new(false),
+            refreshing: Arc::new(Semaphore::new(1)),
             is_wanted: AtomicBool::new(false),
             refreshes: AtomicUsize::new(0),
         }))
@@ -138,11 +139,9 @@ impl Routes {
     pub(super) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
         let runtime = runtime()?;
         self.is_wanted.store(true, Release);
-        let starts = !self.is_refreshing.swap(true, AcqRel);
-        if starts {
-            drop(runtime.spawn(refresh(RefreshGuard(Arc::downgrade(self)))));
-        }
-        Ok(starts)
+        let permit = self.refreshing.clone().try_acquire_owned();
+        let started = permit.map(|permit| runtime.spawn(refresh(Arc::downgrade(self), permit)));
+        Ok(started.is_ok())
     }
 
     /// Returns the servers to ask for the slots, best first.
@@ -206,29 +205,19 @@ impl Routes {
     }
 }
 
-/// The guard of the one task that asks for the slots. Dropping the guard permits another task.
-struct RefreshGuard(Weak<Routes>);
-
-impl Drop for RefreshGuard {
-    fn drop(&mut self) {
-        if let Some(routes) = self.0.upgrade() {
-            routes.is_refreshing.store(false, Release);
-        }
-    }
-}
-
-/// Asks for the slots until no caller needs a refresh.
-async fn refresh(guard: RefreshGuard) {
+/// Asks for the slots until no caller needs a refresh. The permit is released when the task
+/// ends, or the runtime drops it.
+async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
     let mut pause = MIN_PAUSE;
     loop {
-        let Some(routes) = guard.0.upgrade() else { return };
+        let Some(routes) = weak.upgrade() else { return };
         routes.is_wanted.store(false, Release);
         let ranges = ask(routes.candidates()).await;
         routes.update(ranges);
         drop(routes);
         sleep(jitter(pause)).await;
         pause = (2 * pause).min(MAX_PAUSE);
-        match guard.0.upgrade() {
+        match weak.upgrade() {
             Some(routes) if routes.is_wanted.load(Relaxed) => {}
             _ => return,
         }

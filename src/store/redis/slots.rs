@@ -14,17 +14,31 @@ pub(super) struct SlotRange {
     pub(super) servers: Vec<(String, u16)>,
 }
 
+/// The CRC-16 of each byte, as defined by Redis Cluster.
+const CRC: [u16; 256] = {
+    let (mut table, mut byte) = ([0; 256], 0_u16);
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte << 8, 0);
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
+
 /// Returns the slot of a key.
 pub(super) fn slot(key: &[u8]) -> u16 {
     // Each key of this store contains braces, and the text inside of them selects the slot.
     let inside =
         key.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|b| *b == b'}').next());
-    inside.unwrap_or(key).iter().fold(0, |crc, byte| {
-        // CRC-16 as defined by Redis Cluster.
-        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc: u16, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
-        })
-    }) % SLOTS
+    let crc = inside.unwrap_or(key).iter().fold(0, |crc: u16, byte| {
+        let [high, low] = crc.to_be_bytes();
+        CRC[usize::from(high ^ byte)] ^ u16::from(low) << 8
+    });
+    crc % SLOTS
 }
 
 /// Parses the reply of `CLUSTER SLOTS` from a server at the address `host`. A server that does not

@@ -2,6 +2,8 @@ use std::{
     env,
     ffi::OsString,
     path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
 };
 
 /// The implementation of a server.
@@ -33,6 +35,16 @@ impl Flavour {
     pub(super) fn program(self) -> PathBuf {
         let named = env::var_os(self.variable());
         self.find(named, env::var_os("PATH")).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Returns `true` if the command `DEBUG` is off by default. Redis 6 has no setting for it.
+    pub(super) fn restricts_debug(self) -> bool {
+        static KNOWN: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
+        *KNOWN[self as usize].get_or_init(|| {
+            let output = Command::new(self.program()).arg("--version").output();
+            let text = output.expect("the server runs").stdout;
+            !String::from_utf8_lossy(&text).contains("v=6.")
+        })
     }
 
     /// Finds the file that is `named`, or else one on the search `path`, or else the one that

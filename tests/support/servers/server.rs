@@ -46,8 +46,9 @@ impl Server {
         // reports to follow: writes of that time would be lost with their master.
         let sync = ["--repl-diskless-sync", "no", "--rdb-del-sync-files", "yes"];
         let debug = ["--enable-debug-command", "yes"];
+        let debug = if flavour.restricts_debug() { &debug[..] } else { &[] };
         server.args =
-            [&ours[..], &sync, &debug, args].concat().into_iter().map(String::from).collect();
+            [&ours[..], &sync, debug, args].concat().into_iter().map(String::from).collect();
         let password = args.iter().skip_while(|arg| **arg != "--requirepass").nth(1);
         server.password = password.copied().unwrap_or_default().to_owned();
         server

@@ -43,6 +43,17 @@ impl Server {
         text.lines().find_map(value)
     }
 
+    /// Returns the script calls so far, including those that found no script.
+    pub(crate) async fn script_calls(&self) -> u32 {
+        let text: String = self.command("INFO commandstats").await;
+        let count = |line: &str| {
+            let name = line.strip_prefix("cmdstat_eval")?;
+            let calls = name.trim_start_matches("sha").strip_prefix(":calls=")?;
+            calls.split(',').next()?.parse::<u32>().ok()
+        };
+        text.lines().filter_map(count).sum()
+    }
+
     /// Returns `true` if the server is a replica that has its master's data and follows it.
     pub(crate) async fn follows(&self) -> bool {
         self.info("replication", "master_link_status").await.as_deref() == Some("up")
