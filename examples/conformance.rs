@@ -1,6 +1,9 @@
 //! Plays scenario tables on a store and prints the differences.
 //!
-//! `cargo run -p dev --features testing --example conformance -- --store local [FILE…]`
+//! `cargo run --features testing --example conformance -- --store local [FILE…]`
+//!
+//! With the feature `redis`, the store can be the address of a Redis or Valkey, such as
+//! `redis://127.0.0.1`. Both kinds of stores use a fake clock.
 //!
 //! The published tables are part of the crate: `tests/scenarios/*.json` in its sources, and
 //! `tower_sluice::testing::TABLES` in code. They are played if no file is given.
@@ -8,23 +11,42 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::Parser;
+use lexopt::{Arg, Parser, ValueExt as _};
 use tower_sluice::testing::{Case, CaseError, Local, Played, Subject, TABLES, play};
 
-/// Plays scenario files on a store and compares every number to the nanosecond
-#[derive(Parser)]
-struct Flags {
-    /// The store: local, or the address of a Redis or Valkey, as `redis://127.0.0.1` (with the
-    /// feature `redis`); both on a fake clock
-    #[arg(long, default_value = "local")]
+const USAGE: &str = "usage: conformance [--store local|redis://HOST] [FILE…]";
+
+/// The arguments of the program.
+struct Arguments {
     store: String,
-    /// Tables, JSON [default: the published ones, in tests/scenarios]
+    /// Files of tables. The published tables, if empty.
     files: Vec<PathBuf>,
+}
+
+impl Arguments {
+    fn parse() -> Result<Self, lexopt::Error> {
+        let mut arguments = Self { store: "local".to_owned(), files: Vec::new() };
+        let mut parser = Parser::from_env();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Arg::Long("store") => arguments.store = parser.value()?.string()?,
+                Arg::Value(file) => arguments.files.push(file.into()),
+                other => return Err(other.unexpected()),
+            }
+        }
+        Ok(arguments)
+    }
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let Flags { store, files } = Flags::parse();
+    let Arguments { store, files } = match Arguments::parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("{error}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
     let tables = match tables(&files) {
         Ok(tables) => tables,
         Err(error) => {
