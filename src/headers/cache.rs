@@ -1,4 +1,4 @@
-//! A cache of `RateLimit` values. Near the limit, only a few distinct values occur.
+//! A cache of rendered values. Most responses report one of a few values.
 
 use std::sync::OnceLock;
 
@@ -6,26 +6,40 @@ use http::HeaderValue;
 
 use super::lines::Reading;
 
-/// Values are cached for fewer units left than this, with a wait of zero or one second.
-const UNITS: usize = 128;
-/// Values without units left are cached for waits of fewer seconds than this.
-const SECONDS: usize = 64;
+/// The number of slots, which take 16 kB.
+const SLOTS: usize = 256;
 
-#[derive(Debug)]
-pub(super) struct ValueCache(Box<[OnceLock<HeaderValue>]>);
+/// Rendered values of one quota. A slot keeps its first value.
+#[derive(Debug, Default)]
+pub(super) struct ValueCache(OnceLock<Box<[ValueSlot]>>);
+
+type ValueSlot = OnceLock<(Reading, HeaderValue)>;
 
 impl ValueCache {
-    pub(super) fn new() -> Self {
-        Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
+    /// Returns the value of this reading. `render` creates it, unless it is cached.
+    pub(super) fn get(
+        &self,
+        reading: &Reading,
+        render: impl FnOnce() -> Option<HeaderValue>,
+    ) -> Option<HeaderValue> {
+        let slots = self.0.get_or_init(|| (0..SLOTS).map(|_| ValueSlot::new()).collect());
+        let slot = &slots[index(reading)];
+        match slot.get() {
+            Some((cached, value)) if cached == reading => Some(value.clone()),
+            Some(_) => render(),
+            None => {
+                let value = render()?;
+                // Another thread may have filled the slot.
+                let _ = slot.set((*reading, value.clone()));
+                Some(value)
+            }
+        }
     }
+}
 
-    /// Returns the cache slot for these units left and this wait, or `None` if they are not cached.
-    pub(super) fn slot(&self, reading: &Reading) -> Option<&OnceLock<HeaderValue>> {
-        let (units, seconds) = (usize::try_from(reading.remaining), usize::try_from(reading.next));
-        self.0.get(match (units.ok()?, seconds.ok()?) {
-            (units @ ..UNITS, seconds @ ..=1) => 2 * units + seconds,
-            (0, seconds @ ..SECONDS) => 2 * UNITS + seconds,
-            _ => return None,
-        })
-    }
+/// Returns the slot of a reading. Up to 37 waits of a few units left have different slots.
+fn index(reading: &Reading) -> usize {
+    let Reading { item, remaining, next, .. } = *reading;
+    let mixed = u32::from(item) * 101 + remaining.wrapping_mul(37).wrapping_add(next);
+    mixed as usize % SLOTS
 }

@@ -1,7 +1,6 @@
 //! The header fields of one response.
 
 use std::{
-    io::{self, Write},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -13,18 +12,20 @@ use http::{
 use smallvec::SmallVec;
 
 use super::{
-    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, cache::ValueCache, digits::number,
-    seconds, template::Template,
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, digits::number, seconds,
+    template::Template,
 };
 
-/// The header values of one decision, kept until the response is available.
+/// The numbers of one decision, kept until the response is available.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
-    pub(super) readings: SmallVec<[Reading; 2]>,
+    pub(super) readings: Readings,
 }
 
-#[derive(Clone, Copy, Debug)]
+pub(super) type Readings = SmallVec<[Reading; 2]>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) item: u16,
     /// `true` if the whole decision is overage. The flag fits into the padding of this struct.
@@ -44,16 +45,14 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// Returns header fields with placeholder values.
-///
-/// A copy of this map costs less than a new map, which hashes each name.
-pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
+/// Returns the fields of a response with placeholder values.
+pub(super) fn fields(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// Returns the header fields of a plain-text rejection with placeholder values.
+/// Returns the fields of a plain-text rejection with placeholder values.
 ///
 /// `Retry-After` is the first field.
 pub(super) fn denial(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
@@ -80,12 +79,21 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 impl Lines {
     /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
     pub(crate) fn write(self, headers: &mut HeaderMap) {
-        let Some(first) = self.readings.first() else { return };
-        if headers.is_empty() {
-            *headers = self.template.prepared();
-            self.fill_in(headers.values_mut());
-        } else {
-            self.add(first, headers);
+        self.template.write(&self.readings, headers);
+    }
+}
+
+/// Rendering.
+impl Template {
+    /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
+    pub(super) fn write(&self, readings: &[Reading], headers: &mut HeaderMap) {
+        let Some(first) = readings.first() else { return };
+        match &self.prepared {
+            Some(prepared) if headers.is_empty() => {
+                *headers = prepared.fields.clone();
+                self.fill_in(readings, headers.values_mut());
+            }
+            _ => self.add(readings, first, headers),
         }
         if first.overage {
             headers.insert(OVERAGE, HeaderValue::from_static("1"));
@@ -93,38 +101,39 @@ impl Lines {
     }
 
     /// Replaces the placeholder values with the values of the decision.
-    pub(super) fn fill_in<'a>(&self, mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
-        let Some(first) = self.readings.first() else { return };
-        let mut fill_in = |value| {
-            if let Some(field) = fields.next() {
-                *field = value;
+    #[inline]
+    pub(super) fn fill_in<'a>(
+        &self,
+        readings: &[Reading],
+        mut fields: impl Iterator<Item = &'a mut HeaderValue>,
+    ) {
+        let Some(first) = readings.first() else { return };
+        let value = match self.family {
+            Headers::None => return,
+            Headers::Draft11 => self.list(readings),
+            Headers::Draft07 => self.dictionary(first),
+            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
+                fields.zip(self.triplet(first)).for_each(|(field, value)| *field = value);
+                return;
             }
         };
-        match self.template.family {
-            Headers::None => {}
-            Headers::Draft11 => self.list().into_iter().for_each(fill_in),
-            Headers::Draft07 => self.dictionary(first).into_iter().for_each(fill_in),
-            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
-                let [limit, remaining, reset] = self.triplet(first);
-                fill_in(limit);
-                fill_in(remaining);
-                fill_in(reset);
-            }
+        if let (Some(field), Some(value)) = (fields.next(), value) {
+            *field = value;
         }
     }
 
-    fn add(&self, first: &Reading, headers: &mut HeaderMap) {
-        match self.template.family {
+    fn add(&self, readings: &[Reading], first: &Reading, headers: &mut HeaderMap) {
+        match self.family {
             Headers::None => {}
             Headers::Draft11 => {
-                self.policy(headers);
+                self.add_policy(headers);
                 // A list may span several lines.
-                self.list().map(|list| headers.append(RATELIMIT, list));
+                self.list(readings).map(|list| headers.append(RATELIMIT, list));
             }
             Headers::Draft07 => self.add_dictionary(first, headers),
             Headers::Draft06 => {
                 if self.add_triplet(first, headers, TRIPLET) {
-                    self.policy(headers);
+                    self.add_policy(headers);
                 }
             }
             Headers::XRateLimit | Headers::XRateLimitDelta => {
@@ -133,53 +142,35 @@ impl Lines {
         }
     }
 
-    fn policy(&self, headers: &mut HeaderMap) {
-        if let Some(policy) = &self.template.policy {
+    fn add_policy(&self, headers: &mut HeaderMap) {
+        if let Some(policy) = &self.policy {
             headers.append(POLICY, policy.clone());
         }
     }
 
     /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
-    fn list(&self) -> Option<HeaderValue> {
-        if let ([reading], Some(cache)) = (&*self.readings, &self.template.cache)
-            && let Some(slot) = cache.get_or_init(ValueCache::new).slot(reading)
-        {
-            if slot.get().is_none() {
-                slot.set(self.make_list()?).ok();
-            }
-            return slot.get().cloned();
+    fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
+        match readings {
+            [one] => self.value(one, || self.make_list(readings)),
+            _ => self.make_list(readings),
         }
-        self.make_list()
     }
 
-    fn make_list(&self) -> Option<HeaderValue> {
-        // A stack buffer, so that one allocation of the exact size is enough.
-        let mut text = [0; 256];
-        let mut rest = &mut text[..];
-        if self.put_list(&mut rest).is_ok() {
-            let length = 256 - rest.len();
-            return HeaderValue::from_bytes(&text[..length]).ok();
-        }
-        let mut text = Vec::new();
-        self.put_list(&mut text).ok()?;
-        HeaderValue::from_bytes(&text).ok()
-    }
-
-    fn put_list(&self, text: &mut impl Write) -> io::Result<()> {
-        let mut digits = itoa::Buffer::new();
-        for (at, reading) in self.readings.iter().enumerate() {
+    fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
+        let (mut text, mut digits) = (SmallVec::<[u8; 128]>::new(), itoa::Buffer::new());
+        for (at, reading) in readings.iter().enumerate() {
             if at > 0 {
-                text.write_all(b", ")?;
+                text.extend_from_slice(b", ");
             }
-            text.write_all(self.template.quoted[usize::from(reading.item)].as_bytes())?;
-            text.write_all(b";r=")?;
-            text.write_all(digits.format(reading.remaining).as_bytes())?;
+            text.extend_from_slice(self.quoted[usize::from(reading.item)].as_bytes());
+            text.extend_from_slice(b";r=");
+            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
             if reading.next > 0 {
-                text.write_all(b";t=")?;
-                text.write_all(digits.format(reading.next).as_bytes())?;
+                text.extend_from_slice(b";t=");
+                text.extend_from_slice(digits.format(reading.next).as_bytes());
             }
         }
-        Ok(())
+        HeaderValue::from_bytes(&text).ok()
     }
 
     /// Sets `limit=5, remaining=4, reset=1`, unless an existing field reports fewer units left.
@@ -194,14 +185,17 @@ impl Lines {
             && let Some(dictionary) = self.dictionary(first)
         {
             headers.insert(RATELIMIT, dictionary);
-            self.policy(headers);
+            self.add_policy(headers);
         }
     }
 
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        let Reading { item, remaining, next, .. } = first;
-        let limit = self.template.items.list[usize::from(*item)].limit;
-        HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
+        self.value(first, || {
+            let Reading { item, remaining, next, .. } = first;
+            let limit = self.items.list[usize::from(*item)].limit;
+            HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}"))
+                .ok()
+        })
     }
 
     /// Sets the limit, remaining and reset fields, unless existing fields report fewer units left.
@@ -224,11 +218,11 @@ impl Lines {
 
     /// Returns the limit, the units left, and the reset value.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
-        let reset = match self.template.family {
+        let reset = match self.family {
             Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),
             _ => first.next.into(),
         };
-        let limit = self.template.items.list[usize::from(first.item)].told.clone();
+        let limit = self.items.list[usize::from(first.item)].told.clone();
         [limit, number(first.remaining.into()), number(reset)]
     }
 }

@@ -46,10 +46,9 @@ impl ResponseContext {
         Some(Self { lines, extras: Some(extras) })
     }
 
-    /// Returns the context of a rejection, or `None` if the rejection already has all its parts.
-    pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Option<Self> {
-        let extras = || Some(Box::new(Extras::about(settings, decision)));
-        settings.marks_responses().then(|| Self { lines: None, extras: extras() })
+    /// Returns the context of a rejection, which already has its header fields.
+    pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Self {
+        Self { lines: None, extras: Some(Box::new(Extras::about(settings, decision))) }
     }
 
     /// Returns the context of a request that bypassed the store.

@@ -84,7 +84,7 @@ mod body;
 mod grpc;
 mod text;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
@@ -147,7 +147,7 @@ pub struct Rejection<'a> {
     cause: Cause<'a>,
     reason: Reason,
     retry_after: Option<Duration>,
-    template: &'a Arc<Template>,
+    template: &'a Template,
     context: ExplainContext<'a>,
 }
 
@@ -196,7 +196,7 @@ impl<'a> Rejection<'a> {
     pub(crate) fn denied(
         decision: &'a Decision,
         retry_after: Option<Duration>,
-        template: &'a Arc<Template>,
+        template: &'a Template,
         context: ExplainContext<'a>,
     ) -> Self {
         let reason = Reason::of(decision);
@@ -205,7 +205,7 @@ impl<'a> Rejection<'a> {
 
     pub(crate) fn unkeyed(
         error: &'a KeyError,
-        template: &'a Arc<Template>,
+        template: &'a Template,
         context: ExplainContext<'a>,
     ) -> Self {
         let (cause, reason) = (Cause::Key(error), Reason::Unkeyed);
