@@ -18,9 +18,9 @@ use super::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
     overcommit::{InFlight, Overcommit},
+    queue::{Bounds, Waiter, Waiters},
     stats::{Counters, Event},
     toggle::Toggle,
-    waiters::{Bounds, Waiter, Waiters},
 };
 use crate::{
     decision::Decision,

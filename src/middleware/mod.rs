@@ -14,11 +14,10 @@ mod context;
 mod future;
 mod layer;
 pub(crate) mod overcommit;
-mod queue;
+pub(crate) mod queue;
 mod service;
 pub(crate) mod stats;
 mod toggle;
-pub(crate) mod waiters;
 
 #[cfg(feature = "axum")]
 pub use self::adjust::NoChargeHandle;

@@ -80,7 +80,6 @@
 //!
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
-mod body;
 mod grpc;
 mod text;
 
@@ -399,7 +398,7 @@ fn with_text<B: Default + 'static>(
     head: &RequestHead<'_>,
 ) -> Response<B> {
     let (length, is_head) = (text.len(), head.method == Method::HEAD);
-    let mut response = Response::new(if is_head { B::default() } else { body::of(text) });
+    let mut response = Response::new(if is_head { B::default() } else { text::body(text) });
     *response.status_mut() = status;
     *response.headers_mut() = fields;
     if is_head {

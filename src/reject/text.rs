@@ -1,9 +1,10 @@
 //! Bodies of rejections: plain text or problem+json (RFC 9457).
 
-use std::{fmt::Write as _, sync::OnceLock};
+use std::{any::Any, fmt::Write as _, sync::OnceLock};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
+use http_body_util::Full;
 
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
@@ -112,6 +113,35 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
 
 fn limited(seconds: u64) -> String {
     format!("Quota exhausted; retry in {seconds} s.")
+}
+
+/// Creates a response body with `text`, or an empty one for an unknown type.
+///
+/// The type is tested at run time. A bound such as `From<Bytes>` would exclude tonic's body.
+pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
+    let mut made = B::default();
+    let any: &mut dyn Any = &mut made;
+    if let Some(body) = any.downcast_mut::<Bytes>() {
+        *body = text;
+    } else if let Some(body) = any.downcast_mut::<Full<Bytes>>() {
+        *body = text.into();
+    } else if let Some(body) = any.downcast_mut::<Vec<u8>>() {
+        *body = text.into();
+    } else if let Some(body) = any.downcast_mut::<String>() {
+        *body = String::from_utf8_lossy(&text).into_owned();
+    } else {
+        // Plain requests to a tonic server need this type. A gRPC rejection has no body.
+        #[cfg(feature = "tonic")]
+        if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
+            *body = tonic::body::Body::new(Full::new(text));
+            return made;
+        }
+        #[cfg(feature = "axum")]
+        if let Some(body) = any.downcast_mut::<axum::body::Body>() {
+            *body = text.into();
+        }
+    }
+    made
 }
 
 #[cfg(test)]

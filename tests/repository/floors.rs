@@ -52,7 +52,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("lint/*", 7),
     ("middleware/*", 9),
     ("middleware/toggle", 0),
-    ("middleware/waiters", 4),
+    ("middleware/queue", 4),
     ("simulate/*", 13),
     ("testing/*", 13),
     ("admin/*", 14),
