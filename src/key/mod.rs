@@ -68,9 +68,6 @@ mod prefix;
 mod route;
 #[cfg(feature = "tracing")]
 mod shared_peer_check;
-#[cfg(not(feature = "tracing"))]
-#[path = "shared_peer_check_noop.rs"]
-mod shared_peer_check;
 mod tuple;
 mod value;
 

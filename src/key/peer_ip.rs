@@ -2,10 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{
-    Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix,
-    shared_peer_check::SharedPeerCheck,
-};
+#[cfg(feature = "tracing")]
+use super::shared_peer_check::SharedPeerCheck;
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix};
 
 /// Extractor for the address of the peer.
 ///
@@ -33,6 +32,7 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct PeerIp {
     prefix: Prefix,
+    #[cfg(feature = "tracing")]
     shared_peer_check: SharedPeerCheck,
 }
 
@@ -40,7 +40,11 @@ impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
-        Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::new() }
+        Self {
+            prefix: Prefix::DEFAULT,
+            #[cfg(feature = "tracing")]
+            shared_peer_check: SharedPeerCheck::new(),
+        }
     }
 
     /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
@@ -105,6 +109,7 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match peer(head) {
             Some(address) => {
+                #[cfg(feature = "tracing")]
                 self.shared_peer_check.record(address.ip(), head.headers);
                 Ok(Some(self.prefix.key(address.ip())))
             }
