@@ -192,6 +192,7 @@ impl LayerConfig {
     }
 
     /// Returns the reason why a denied request runs, if any.
+    #[inline]
     pub(crate) fn override_denial(&self, decision: Option<&Decision>) -> Option<Override> {
         if self.report_only.is_on() {
             return Some(Override::ReportOnly);
@@ -207,6 +208,7 @@ impl LayerConfig {
     }
 
     /// Adds jitter to `wait`, so that clients that were denied together do not retry together.
+    #[inline]
     pub(crate) fn jittered(&self, wait: Duration) -> Duration {
         if self.jitter == 0 {
             return wait;

@@ -1,6 +1,6 @@
 //! The part of a decision that reaches the handler and the response.
 
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 
 use super::{
     adjust::ChargeHandle,
@@ -61,12 +61,8 @@ impl ResponseContext {
     /// Adds the extensions for the handler.
     #[inline]
     pub(super) fn attach<B>(&self, request: &mut Request<B>) {
-        let Some(extras) = &self.extras else { return };
-        if let Some(decision) = &extras.decision {
-            request.extensions_mut().insert(decision.clone());
-        }
-        if let Some(charge) = &extras.charge {
-            request.extensions_mut().insert(charge.clone());
+        if let Some(extras) = &self.extras {
+            extras.attach(request.extensions_mut());
         }
     }
 
@@ -87,6 +83,16 @@ impl ResponseContext {
 }
 
 impl Extras {
+    #[inline(never)]
+    fn attach(&self, extensions: &mut Extensions) {
+        if let Some(decision) = &self.decision {
+            extensions.insert(decision.clone());
+        }
+        if let Some(charge) = &self.charge {
+            extensions.insert(charge.clone());
+        }
+    }
+
     /// Returns the parts that every response receives, including a rejection.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
