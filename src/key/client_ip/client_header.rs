@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, header::FORWARDED};
 
 use super::{
-    entries::{HeaderEntries, TooMuch},
+    super::entries::{HeaderEntries, TooMuch},
     entry,
     forwarded::{self, ElementError, Elements},
 };

@@ -8,14 +8,14 @@ use http::{
 };
 
 /// The maximum number of entries that are read per request.
-pub(super) const MAX_ENTRIES: usize = 32;
+pub(crate) const MAX_ENTRIES: usize = 32;
 /// The maximum number of bytes that are read per request.
-pub(super) const MAX_BYTES: usize = 4_096;
+pub(crate) const MAX_BYTES: usize = 4_096;
 
 /// Iterator over the comma-separated entries of a header, from right to left.
 ///
 /// All lines of the header form one list. Only the entries that are read count towards the bounds.
-pub(super) struct HeaderEntries<'a> {
+pub(crate) struct HeaderEntries<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
     line: Option<&'a [u8]>,
     entries: usize,
@@ -24,10 +24,10 @@ pub(super) struct HeaderEntries<'a> {
 
 /// Error for a header that exceeds the bounds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooMuch;
+pub(crate) struct TooMuch;
 
 impl<'a> HeaderEntries<'a> {
-    pub(super) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
+    pub(crate) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
         let lines = lines.iter().rev();
         Self { lines, line: None, entries: MAX_ENTRIES, bytes: MAX_BYTES }
     }
