@@ -1,4 +1,4 @@
-//! Entries of a list header, from right to left.
+//! Entries of a list header, read from one end within bounds.
 
 use std::iter::Rev;
 
@@ -12,11 +12,12 @@ pub(crate) const MAX_ENTRIES: usize = 32;
 /// The maximum number of bytes that are read per request.
 pub(crate) const MAX_BYTES: usize = 4_096;
 
-/// Iterator over the comma-separated entries of a header, from right to left.
+/// Iterator over the comma-separated entries of a header.
 ///
 /// All lines of the header form one list. Only the entries that are read count towards the bounds.
-pub(crate) struct HeaderEntries<'a> {
-    lines: Rev<ValueIter<'a, HeaderValue>>,
+pub(crate) struct HeaderEntries<'a, L> {
+    lines: L,
+    from_left: bool,
     line: Option<&'a [u8]>,
     entries: usize,
     bytes: usize,
@@ -26,14 +27,42 @@ pub(crate) struct HeaderEntries<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooMuch;
 
-impl<'a> HeaderEntries<'a> {
-    pub(crate) fn of(lines: &GetAll<'a, HeaderValue>) -> Self {
-        let lines = lines.iter().rev();
-        Self { lines, line: None, entries: MAX_ENTRIES, bytes: MAX_BYTES }
+impl<'a> HeaderEntries<'a, ValueIter<'a, HeaderValue>> {
+    pub(crate) fn from_left(lines: &GetAll<'a, HeaderValue>) -> Self {
+        Self::new(lines.iter(), true)
     }
 }
 
-impl<'a> Iterator for HeaderEntries<'a> {
+impl<'a> HeaderEntries<'a, Rev<ValueIter<'a, HeaderValue>>> {
+    pub(crate) fn from_right(lines: &GetAll<'a, HeaderValue>) -> Self {
+        Self::new(lines.iter().rev(), false)
+    }
+}
+
+impl<'a, L: Iterator<Item = &'a HeaderValue>> HeaderEntries<'a, L> {
+    fn new(lines: L, from_left: bool) -> Self {
+        Self { lines, from_left, line: None, entries: MAX_ENTRIES, bytes: MAX_BYTES }
+    }
+
+    /// Splits the next entry off a line. The rest is `None` if the entry is the last.
+    fn split(&self, line: &'a [u8]) -> Result<(&'a [u8], Option<&'a [u8]>), TooMuch> {
+        let unseen = line.len().saturating_sub(self.bytes);
+        let comma = |byte: &u8| *byte == b',';
+        let at = if self.from_left {
+            line[..line.len() - unseen].iter().position(comma)
+        } else {
+            line[unseen..].iter().rposition(comma).map(|at| unseen + at)
+        };
+        match at {
+            Some(at) if self.from_left => Ok((&line[..at], Some(&line[at + 1..]))),
+            Some(at) => Ok((&line[at + 1..], Some(&line[..at]))),
+            None if unseen > 0 => Err(TooMuch),
+            None => Ok((line, None)),
+        }
+    }
+}
+
+impl<'a, L: Iterator<Item = &'a HeaderValue>> Iterator for HeaderEntries<'a, L> {
     type Item = Result<&'a [u8], TooMuch>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -41,19 +70,19 @@ impl<'a> Iterator for HeaderEntries<'a> {
             Some(line) => line,
             None => self.lines.next()?.as_bytes(),
         };
-        // Each further call returns the error again.
-        self.line = Some(line);
-        let Some(entries) = self.entries.checked_sub(1) else { return Some(Err(TooMuch)) };
-        let unseen = line.len().saturating_sub(self.bytes);
-        let comma = line[unseen..].iter().rposition(|byte| *byte == b',');
-        let (rest, entry) = match comma {
-            Some(at) => (Some(&line[..unseen + at]), &line[unseen + at + 1..]),
-            None if unseen > 0 => return Some(Err(TooMuch)),
-            None => (None, line),
-        };
-        (self.line, self.entries) = (rest, entries);
-        self.bytes = self.bytes.saturating_sub(entry.len() + 1);
-        Some(Ok(entry.trim_ascii()))
+        let left = self.entries.checked_sub(1).ok_or(TooMuch);
+        match left.and_then(|left| Ok((left, self.split(line)?))) {
+            Ok((left, (entry, rest))) => {
+                (self.line, self.entries) = (rest, left);
+                self.bytes = self.bytes.saturating_sub(entry.len() + 1);
+                Some(Ok(entry.trim_ascii()))
+            }
+            Err(error) => {
+                // Each further call returns the error again.
+                self.line = Some(line);
+                Some(Err(error))
+            }
+        }
     }
 }
 
@@ -69,7 +98,7 @@ mod tests {
             headers.append(FORWARDED, line.parse().expect("a value"));
         }
         let text = |entry: &[u8]| String::from_utf8_lossy(entry).into_owned();
-        HeaderEntries::of(&headers.get_all(FORWARDED))
+        HeaderEntries::from_right(&headers.get_all(FORWARDED))
             .map(|entry| entry.map(text))
             .take(40)
             .collect()
@@ -84,6 +113,20 @@ mod tests {
         assert_eq!(good(&["a, b", "c", " d\t,e "]), ["e", "d", "c", "b", "a"]);
         assert_eq!(good(&[",", "", "a,"]), ["", "a", "", "", ""]);
         assert!(good(&[]).is_empty());
+    }
+
+    #[test]
+    fn entries_are_also_read_from_the_left() {
+        let mut headers = HeaderMap::new();
+        for line in ["a, b", "", "c,", &"x,".repeat(40)] {
+            headers.append(FORWARDED, line.parse().expect("a value"));
+        }
+        let entries = HeaderEntries::from_left(&headers.get_all(FORWARDED));
+        let entries: Vec<_> = entries.take(40).collect();
+        assert_eq!(entries[..5], [&b"a"[..], b"b", b"", b"c", b""].map(Ok));
+        assert!(
+            entries[..32].iter().all(Result::is_ok) && entries[32..].iter().all(Result::is_err)
+        );
     }
 
     #[test]

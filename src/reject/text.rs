@@ -3,18 +3,14 @@
 use std::{any::Any, fmt::Write as _, sync::OnceLock};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
+use http::{HeaderMap, StatusCode, header::ACCEPT};
 use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::headers::push_json_string;
+use crate::{headers::push_json_string, key::entries::HeaderEntries};
 
 /// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
-/// The maximum number of media ranges of `Accept` that are read.
-const MAX_RANGES: usize = 32;
-/// The maximum number of bytes of `Accept` that are read.
-const MAX_BYTES: usize = 4_096;
 /// The prefix of the problem types in the IETF draft of the `RateLimit` fields.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
@@ -23,33 +19,16 @@ const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 /// A client that sends `*/*` gets text. Only 32 ranges and 4 KiB are read, so that no client can
 /// make a denial expensive.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
-    ranges(headers.get_all(ACCEPT).iter()).filter_map(|range| str::from_utf8(range).ok()).any(
-        |range| {
-            let mut parts = range.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default();
-            let json = ["application/json", "application/problem+json"];
-            let quality =
-                parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-            json.iter().any(|json| kind.eq_ignore_ascii_case(json))
-                && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
-        },
-    )
-}
-
-/// Returns the media ranges of these lines, up to the bounds.
-///
-/// A truncated range is skipped, because the missing part may set the quality to 0.
-fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a [u8]> {
-    let mut left = MAX_BYTES;
-    let ranges = lines.flat_map(move |line| {
-        let line = line.as_bytes();
-        let read = &line[..line.len().min(left)];
-        left -= read.len();
-        let cut = || read.iter().rposition(|byte| *byte == b',').unwrap_or_default();
-        let end = if read.len() < line.len() { cut() } else { read.len() };
-        read[..end].split(|byte| *byte == b',')
-    });
-    ranges.take(MAX_RANGES)
+    // A truncated range is an error, because the missing part may set the quality to 0.
+    let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
+    ranges.filter_map(|range| str::from_utf8(range).ok()).any(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default();
+        let json = ["application/json", "application/problem+json"];
+        let quality = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+        json.iter().any(|json| kind.eq_ignore_ascii_case(json))
+            && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
+    })
 }
 
 /// Returns the text of a plain-text rejection. Texts for common waits are cached.
@@ -146,6 +125,8 @@ pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     const JSON: &str = "application/json";
@@ -173,7 +154,8 @@ mod tests {
         for lines in hostile {
             let lines: Vec<_> = lines.iter().map(String::as_str).collect();
             let headers = accept(&lines);
-            let read: Vec<_> = ranges(headers.get_all(ACCEPT).iter()).map(<[u8]>::len).collect();
+            let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
+            let read: Vec<_> = ranges.map(<[u8]>::len).collect();
             assert!(read.len() <= 32 && read.iter().sum::<usize>() <= 4_096, "{:.20}", lines[0]);
             assert!(!accepts_json(&headers));
         }
