@@ -230,9 +230,9 @@ impl<K> Rule<K> {
 }
 
 impl<K: KeyExtractor> Rule<K> {
-    /// Calls `then` with the charge of the request, or `otherwise` if there is none.
+    /// Calls `then` with the charge of the request, or `otherwise` if the rule charges nothing.
     ///
-    /// `otherwise` receives `None` if the rule does not apply.
+    /// `otherwise` receives the bypass, or `None` if the rule does not apply.
     #[inline]
     fn with_charge<T>(
         &self,
