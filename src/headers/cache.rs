@@ -1,45 +1,54 @@
-//! A cache of rendered values. Most responses report one of a few values.
+//! A cache of the rendered values of one quota. Most responses report one of a few values.
 
 use std::sync::OnceLock;
 
 use http::HeaderValue;
 
-use super::lines::Reading;
+use super::{item::Item, lines::Reading};
 
-/// The number of slots, which take 16 kB.
-const SLOTS: usize = 256;
+/// Values are cached for fewer units left than this, with a wait of zero or one second.
+const UNITS: usize = 128;
+/// Values without units left are cached for waits of fewer seconds than this.
+const SECONDS: usize = 64;
+/// Values of a full interval are cached for fewer units used than this. A client that was idle
+/// before has such a value.
+const USED: usize = 64;
 
-/// Rendered values of one quota. A slot keeps its first value.
+/// Rendered values, allocated on first use.
 #[derive(Debug, Default)]
-pub(super) struct ValueCache(OnceLock<Box<[ValueSlot]>>);
-
-type ValueSlot = OnceLock<(Reading, HeaderValue)>;
+pub(super) struct ValueCache(OnceLock<Box<[OnceLock<HeaderValue>]>>);
 
 impl ValueCache {
-    /// Returns the value of this reading. `render` creates it, unless it is cached.
+    /// Returns the value of a reading. `render` creates it, unless it is cached.
+    #[inline]
     pub(super) fn get(
         &self,
+        item: &Item,
         reading: &Reading,
-        render: impl FnOnce() -> Option<HeaderValue>,
+        render: impl Fn() -> Option<HeaderValue>,
     ) -> Option<HeaderValue> {
-        let slots = self.0.get_or_init(|| (0..SLOTS).map(|_| ValueSlot::new()).collect());
-        let slot = &slots[index(reading)];
-        match slot.get() {
-            Some((cached, value)) if cached == reading => Some(value.clone()),
-            Some(_) => render(),
-            None => {
-                let value = render()?;
-                // Another thread may have filled the slot.
-                let _ = slot.set((*reading, value.clone()));
-                Some(value)
-            }
+        let Some(slot) = slot(item, reading) else { return render() };
+        let new = || (0..2 * UNITS + SECONDS + USED).map(|_| OnceLock::new()).collect();
+        let slot = self.0.get_or_init(new).get(slot)?;
+        if slot.get().is_none() {
+            slot.set(render()?).ok();
         }
+        slot.get().cloned()
     }
 }
 
-/// Returns the slot of a reading. Up to 37 waits of a few units left have different slots.
-fn index(reading: &Reading) -> usize {
-    let Reading { item, remaining, next, .. } = *reading;
-    let mixed = u32::from(item) * 101 + remaining.wrapping_mul(37).wrapping_add(next);
-    mixed as usize % SLOTS
+/// Returns the slot of a reading, or `None` if it is not cached.
+#[inline]
+fn slot(item: &Item, reading: &Reading) -> Option<usize> {
+    let Reading { remaining, next, .. } = *reading;
+    let (units, seconds, used) =
+        (remaining as usize, next as usize, item.limit.saturating_sub(remaining));
+    match (units, seconds) {
+        (..UNITS, ..=1) => Some(2 * units + seconds),
+        (0, ..SECONDS) => Some(2 * UNITS + seconds),
+        _ if next == item.interval && (used as usize) < USED => {
+            Some(2 * UNITS + SECONDS + used as usize)
+        }
+        _ => None,
+    }
 }

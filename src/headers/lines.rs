@@ -25,7 +25,7 @@ pub(crate) struct Lines {
 
 pub(super) type Readings = SmallVec<[Reading; 2]>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
     /// `true` if the whole decision is overage. The flag fits into the padding of this struct.
@@ -78,6 +78,7 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 
 impl Lines {
     /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
+    #[inline]
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         self.template.write(&self.readings, headers);
     }
@@ -101,7 +102,7 @@ impl Template {
     }
 
     /// Replaces the placeholder values with the values of the decision.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fill_in<'a>(
         &self,
         readings: &[Reading],
@@ -122,6 +123,7 @@ impl Template {
         }
     }
 
+    #[inline(never)]
     fn add(&self, readings: &[Reading], first: &Reading, headers: &mut HeaderMap) {
         match self.family {
             Headers::None => {}
@@ -149,6 +151,7 @@ impl Template {
     }
 
     /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
+    #[inline(always)]
     fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
         match readings {
             [one] => self.value(one, || self.make_list(readings)),
@@ -156,6 +159,7 @@ impl Template {
         }
     }
 
+    #[inline(never)]
     fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
         let (mut text, mut digits) = (SmallVec::<[u8; 128]>::new(), itoa::Buffer::new());
         for (at, reading) in readings.iter().enumerate() {

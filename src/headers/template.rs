@@ -12,7 +12,7 @@ use super::{
     lines::{self, Lines, Reading, Readings},
     retry_seconds,
     variants::Variants,
-    write_retry_after,
+    whole_seconds, write_retry_after,
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -68,7 +68,7 @@ impl Template {
         let prepared = Prepared {
             fields: lines::fields(self.family, self.policy.as_ref()),
             denial: lines::denial(self.family, self.policy.as_ref()),
-            values: cached.then(ValueCache::default),
+            values: (cached && self.items.list.len() == 1).then(ValueCache::default),
         };
         Self { prepared: Some(prepared), ..self }
     }
@@ -140,6 +140,7 @@ impl Template {
     }
 
     /// Returns the numbers of the quotas that clients see.
+    #[inline(always)]
     fn read(&self, decision: &Decision) -> Readings {
         let listed = match self.family {
             Headers::None => &[],
@@ -150,8 +151,8 @@ impl Template {
         for outcome in listed.iter().filter(|it| it.is_known() && !it.is_report_only()) {
             if let Some(Ok(item)) = self.items.find(outcome).map(u16::try_from) {
                 let (remaining, next) = outcome.remaining_and_next();
-                let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
-                readings.push(Reading { item, overage: decision.is_overage(), remaining, next });
+                let (overage, next) = (decision.is_overage(), whole_seconds(next));
+                readings.push(Reading { item, overage, remaining, next });
             }
         }
         readings
@@ -161,11 +162,13 @@ impl Template {
     pub(super) fn value(
         &self,
         reading: &Reading,
-        render: impl FnOnce() -> Option<HeaderValue>,
+        render: impl Fn() -> Option<HeaderValue>,
     ) -> Option<HeaderValue> {
-        match self.prepared.as_ref().and_then(|prepared| prepared.values.as_ref()) {
-            Some(values) => values.get(reading, render),
-            None => render(),
+        match (&self.prepared, &*self.items.list) {
+            (Some(Prepared { values: Some(values), .. }), [item]) => {
+                values.get(item, reading, render)
+            }
+            _ => render(),
         }
     }
 
