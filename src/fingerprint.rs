@@ -1,8 +1,8 @@
 //! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! A key may be personal or secret, so it is never logged. A fingerprint is a keyed hash of the
-//! key, so that log lines of one key can still be found. With the same secret, a key has the same
-//! fingerprint in every process and after every restart.
+//! Keys are never logged, because they may be personal or secret. Logs contain a fingerprint
+//! instead, which is a keyed hash. All log lines of a key have one fingerprint. Processes with a
+//! common secret agree on it.
 //!
 //! The hash is SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`].
 //! A hash without a secret would not be safe: all IPv4 addresses can be hashed in seconds.
@@ -28,8 +28,8 @@
 //!
 //! # Limitations
 //!
-//! Anyone with the secret can find a short key by trying all candidates. All log lines of one key
-//! can be linked. New lines cannot be linked to lines before a change of the secret.
+//! Anyone with the secret can find a short key by trying all candidates. A reader of the log can
+//! see which lines belong to one key. After a change of the secret, all fingerprints differ.
 //!
 //! [`RateLimitLayer::fingerprint`]: crate::RateLimitLayer::fingerprint
 
@@ -49,7 +49,7 @@ const LENGTH: usize = 16;
 /// Secret of fingerprints: 128 bits that only the operator knows.
 ///
 /// Use sixteen random bytes (`head -c 16 /dev/urandom | base64`), or a text with at least 128 bits
-/// of entropy. `Debug` never prints it.
+/// of entropy. `Debug` never prints the secret.
 #[derive(Clone, Copy)]
 pub struct FingerprintKey([u8; LENGTH]);
 
@@ -106,17 +106,17 @@ impl FingerprintKey {
         Self((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// A fixed, public secret, for hashes that are not secret.
+    /// A fixed, public secret, for hashes that need not be secret.
     pub(crate) const PUBLIC: Self = Self([0; LENGTH]);
 
-    /// Returns the fingerprint of the concatenated parts.
+    /// Returns the fingerprint of the joined parts.
     pub(crate) fn fingerprint(&self, parts: &[&[u8]]) -> Fingerprint {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));
         Fingerprint(hasher.finish())
     }
 
-    /// Returns a hash of 128 bits, for keys in a store that other clients may read.
+    /// Returns a 128-bit hash, which hides keys from other clients of a store.
     pub(crate) fn hash128(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut hasher = SipHasher128::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));
@@ -171,9 +171,7 @@ impl fmt::Debug for Fingerprint {
 mod tests {
     use super::*;
 
-    /// The first and the last vector of the reference implementation.
-    ///
-    /// The secret is 00 to 0f. The inputs are empty, and 00 to 3e.
+    /// The first and the last test vector of the reference implementation.
     #[test]
     fn the_hash_matches_the_reference_vectors() {
         let secret = FingerprintKey(std::array::from_fn(|at| u8::try_from(at).expect("small")));

@@ -4,9 +4,9 @@ use http::{
     Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version, request::Parts,
 };
 
-/// Head of a request: everything except its body.
+/// Head of a request: everything except the body.
 ///
-/// It borrows from a [`Request`] or from [`Parts`], so nothing is copied.
+/// Borrowed from a [`Request`] or from [`Parts`] without a copy.
 ///
 /// ```
 /// use http::Request;
@@ -30,7 +30,7 @@ pub struct RequestHead<'a> {
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// The values that the server and the outer layers have attached.
+    /// The values that the server and outer layers have inserted.
     pub extensions: &'a Extensions,
 }
 
@@ -66,9 +66,9 @@ impl<'a> From<&RequestHead<'a>> for RequestHead<'a> {
     }
 }
 
-/// Head of a response: everything except its body.
+/// Head of a response: everything except the body.
 ///
-/// A function that [adjusts](crate::RateLimitLayer::adjust) a charge reads it.
+/// Passed to functions that [adjust](crate::RateLimitLayer::adjust) a charge.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {
@@ -78,7 +78,7 @@ pub struct ResponseHead<'a> {
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// The values that the service has attached.
+    /// The values that the service has inserted.
     pub extensions: &'a Extensions,
 }
 

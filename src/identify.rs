@@ -1,9 +1,9 @@
 //! Asynchronous lookup of a request's identity, before the limiter.
 //!
-//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. If an identity needs an `await`, such as
-//! a session in a database, place an [`IdentifyLayer`] outside the limiter. It inserts the identity
-//! into the extensions of the request. The rule reads it with
-//! [`Extension`](crate::key::ExtensionKey).
+//! A [`KeyExtractor`](crate::KeyExtractor) is synchronous. For a lookup that needs an `await`, such
+//! as a session in a database, place an [`IdentifyLayer`] outside the limiter. The layer inserts
+//! the identity into the extensions of the request. The rule reads the identity with
+//! [`ExtensionKey`](crate::key::ExtensionKey).
 //!
 //! ```
 //! use tower::ServiceBuilder;
@@ -29,18 +29,18 @@
 //!     ));
 //! ```
 //!
-//! Inside the limiter, this layer has no effect. The log reports this mistake once (`no_identity`
-//! in [`lint`](crate::lint)).
+//! An `IdentifyLayer` inside the limiter has no effect. The log reports this mistake once
+//! (`no_identity` in [`lint`](crate::lint)).
 //!
-//! A request without an identity is forwarded to the limiter, which applies the
-//! [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule.
+//! A request without an identity is forwarded. The rule then applies its
+//! [`OnMissingKey`](crate::rule::OnMissingKey) policy.
 //!
 //! # Limitations
 //!
-//! - The lookup runs before the limiter. If it is expensive, limit requests by address outside this
+//! - Lookups are not limited. If a lookup is expensive, limit requests by address outside this
 //!   layer.
-//! - During the lookup, a request holds resources of the inner service, such as a permit of a
-//!   concurrency limit. Set a timeout for the lookup.
+//! - During a lookup, the request holds a permit of each inner concurrency limit. Set a timeout for
+//!   the lookup.
 
 use std::{
     fmt, mem,
@@ -57,12 +57,12 @@ use crate::key::{Anonymous, RequestHead};
 
 /// Looks up the identity of a request.
 pub trait Identify {
-    /// The value that is inserted into the extensions of the request.
+    /// The identity, which is inserted into the extensions of the request.
     type Identity: Clone + Send + Sync + 'static;
-    /// The future of a lookup, which returns the head and the identity, if any.
+    /// The future of a lookup. It returns the head of the request and the identity, if any.
     type Future: Future<Output = (Parts, Option<Self::Identity>)>;
 
-    /// Looks up the identity of a request. The future also returns the head.
+    /// Looks up the identity of a request. The future also returns the head of the request.
     fn identify(&self, parts: Parts) -> Self::Future;
 }
 
@@ -276,8 +276,8 @@ mod extract {
     impl IdentifyLayer<()> {
         /// Creates a layer that looks up identities with the axum extractor `E`.
         ///
-        /// If the extractor rejects a request, the request has no identity. A handler with the same
-        /// extractor still rejects it.
+        /// A request that the extractor rejects is forwarded without an identity. A handler with
+        /// the same extractor still rejects the request.
         ///
         /// ```
         /// use axum::{extract::FromRequestParts, http::{StatusCode, request::Parts}};

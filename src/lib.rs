@@ -27,17 +27,17 @@
 //! ```
 //!
 //! - A [`Quota`] is a number of units per period, with a burst.
-//! - A [`Key`] names an account. A [`KeyExtractor`](key) finds it in the head of a request.
-//! - A [`Rule`] has a name, an extractor, quotas and a cost. Several rules make **one** decision: a
-//!   request is charged to all rules or to none.
+//! - A [`Key`] names an account. A [`KeyExtractor`](key) reads the key from the head of a request.
+//! - A [`Rule`] has a name, an extractor, quotas and a cost. A request is charged to all rules of a
+//!   layer, or to none.
 //! - A [`Store`](store) holds the accounts and makes the [`Decision`]. [`LocalStore`] is embedded.
-//! - A [`Reject`](reject) creates the response to a denied request. [`Headers`] report the units
-//!   left.
+//! - A [`Reject`](reject) creates the response to a denied request.
+//! - [`Headers`] report the units left to clients.
 //!
 //! The [glossary](guide::glossary) defines all terms.
 //!
-//! The next example limits requests by address and by API key. The key has two quotas, and a report
-//! costs twenty units:
+//! The next example limits requests by address and by API key. Each API key has two quotas, and a
+//! report costs twenty units:
 //!
 //! ```
 //! use tower_sluice::{
@@ -67,16 +67,26 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [choosing](guide::choosing) | algorithm, numbers, place of the layer, ways to pass uncharged |
-//! | [algorithms](guide::algorithms) | each algorithm, drawn |
+//! | [choosing](guide::choosing) | algorithm, place of the layer, exemptions |
+//! | [numbers](guide::numbers) | rates, bursts and costs by kind of route |
+//! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
+//! | [proxies](guide::proxies) | client addresses behind nginx, Kubernetes, AWS, Cloudflare and others |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |
+//! | [production](guide::production) | a server to copy, metrics, alerts, a dashboard |
+//! | [login](guide::login) | failures only, by address and by account |
+//! | [recipes](guide::recipes) | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
+//! | [troubleshooting](guide::troubleshooting) | symptoms, and every warning and error |
 //! | [testing](guide::testing) | tests without sleeping |
 //! | [patterns](guide::patterns) | defects of published Redis limiters |
 //! | [migrating](guide::migrating) | migration from other limiters |
-//! | [glossary](guide::glossary) | terms |
+//! | [security](guide::security) | attacks, and limits by kind of route |
+//! | [features](guide::features) | each feature, and the tests that show it |
+//! | [comparison](guide::comparison) | other limiters, and measured figures |
+//! | [unsuited](guide::unsuited) | when not to use it |
+//! | [glossary](guide::glossary), [words](guide::words) | terms, and terms of other libraries |
 //!
 //! # Beyond allow and deny
 //!
@@ -87,7 +97,7 @@
 //! | load limits from a file | [`RuleSettings`](Rule) (feature `serde`) |
 //! | charge the actual cost of a request | [`RateLimitLayer::adjust`], [`ChargeHandle`](middleware::ChargeHandle) |
 //! | queue requests | [`Rule::max_wait`], [`Limiter::until_ready`] |
-//! | allow more, marked or while there is capacity | [`Quota::soft`], [`Overcommit`](middleware::Overcommit) |
+//! | allow requests beyond a quota | [`Quota::soft`], [`Overcommit`](middleware::Overcommit) |
 //! | leave units for requests with priority | [`Rule::headroom`] |
 //! | try a limit, or turn it off | [`Rule::report_only`], [`Toggle`](middleware::Toggle) |
 //! | replay a log, and compute the smallest burst | [`simulate`] |
@@ -96,12 +106,12 @@
 //!
 //! # Limitations
 //!
-//! - Each process counts separately unless the processes share a store such as
-//!   [`RedisStore`](store). Behind a load balancer, *n* processes allow *n* times the limit.
-//! - A limit by a key that clients choose freely does not limit them. [`key`] documents the trust
-//!   of each extractor.
-//! - A limit applies to requests, not to connections or bytes. The server has already read the head
-//!   of a denied request.
+//! - Each process counts separately, unless processes share a store such as [`RedisStore`](store).
+//!   Without a shared store, *n* processes allow *n* times the limit.
+//! - A key that clients choose freely does not limit them. See [`key`] for the trust of each
+//!   extractor.
+//! - Limits apply to requests, not to connections or bytes. The server reads the head of each
+//!   request first.
 //!
 //! # What operators see
 //!
@@ -116,20 +126,19 @@
 //! | `ratelimit.decision.duration` | histogram: seconds until the store answered | `store` |
 //! | `ratelimit.store.errors` | counter | `kind` |
 //! | `ratelimit.store.circuit` | gauge: 0 closed, 1 probing, 2 open | on a cluster `server` |
-//! | `ratelimit.overflows` | counter: decisions over accounts that new keys share | |
+//! | `ratelimit.overflows` | counter: decisions on shared accounts, because the store is full | |
 //! | `ratelimit.blocks.denied` | counter: keys not blocked because the block table was full | |
 //! | `ratelimit.keys`, `ratelimit.slots` | gauges, as of the last [`LocalStore::stats`] | |
 //!
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.
-//! - `store` is a [`Source`](decision::Source). For example, `deny_cache` is a denial without a
-//!   call of the store.
+//! - `store` is the [`Source`](decision::Source) of the decision, such as `redis` or `deny_cache`.
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`](store).
-//! - `server` is the address of a server of the cluster that has failed so far.
+//! - `server` is the address of a cluster server. A server appears after its first failure.
 //!
-//! `ratelimit.decisions` counts each request once per rule. A denied request increments only the
-//! rules that denied it. A decision without a rule, such as that of a failed store, increments
-//! every rule of the layer.
+//! `ratelimit.decisions` counts an allowed request under each rule. It counts a denied request only
+//! under the rules that denied the request. If the store failed, it counts the request under every
+//! rule of the layer.
 //!
 //! The feature `tracing` provides the following:
 //!
@@ -231,8 +240,3 @@ pub use crate::{
 #[cfg(all(doctest, feature = "axum", feature = "governor", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// Runs the examples of `SECURITY.md` as documentation tests.
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../SECURITY.md")]
-struct Security;

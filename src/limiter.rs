@@ -13,8 +13,8 @@ use crate::{
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
 ///
-/// It uses the accounts of a rule. A layer on the same store with a rule of the same name shares
-/// the limit.
+/// A limiter uses the accounts of a rule. A layer on the same store shares the limit if it has a
+/// rule of the same name.
 ///
 /// The methods return an [`Answer`], which can be awaited. With the embedded store,
 /// [`now`](Answer::now) returns the decision immediately:
@@ -33,8 +33,8 @@ use crate::{
 /// assert!(decision.retry_after() <= Some(Duration::from_secs(30)));
 /// ```
 ///
-/// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. Either all of them are
-/// charged or none.
+/// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. The call charges all
+/// of them or none.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
@@ -42,7 +42,7 @@ pub struct Limiter<S> {
 }
 
 impl Limiter<LocalStore> {
-    /// Creates a limiter with an embedded store of its own.
+    /// Creates a limiter with its own embedded store.
     #[must_use]
     pub fn local() -> Self {
         Self::new(LocalStore::new())
@@ -50,12 +50,12 @@ impl Limiter<LocalStore> {
 }
 
 impl<S: Store> Limiter<S> {
-    /// Creates a limiter for the accounts of the rule `default` in `store`.
+    /// Creates a limiter on `store`, for the accounts of the rule `default`.
     pub fn new(store: S) -> Self {
         Self::named(RuleName::default(), store)
     }
 
-    /// Creates a limiter for the accounts of the rule `name` in `store`.
+    /// Creates a limiter on `store`, for the accounts of the rule `name`.
     pub fn named(name: RuleName, store: S) -> Self {
         Self { store, name }
     }
@@ -72,7 +72,7 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// Returns the units left, without taking any. The decision is always allowed.
+    /// Returns the units left, without taking any. The decision always allows the request.
     pub fn peek(
         &self,
         key: impl Into<Key>,
@@ -111,10 +111,10 @@ impl<S: Store> Limiter<S> {
         Explanation::look(&self.store, &[charge]).await
     }
 
-    /// Undoes the charge of an earlier [`take`](Limiter::take) with the given cost and decision.
+    /// Undoes an earlier [`take`](Limiter::take) with the given cost and decision.
     ///
-    /// At most `units` units are refunded, if given. Units that were already refilled over time are
-    /// not refunded again, see [`Store::undo`].
+    /// If `units` is given, at most this number of units is refunded. Units that were already
+    /// refilled over time are not refunded again. See [`Store::undo`].
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -136,8 +136,7 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), undo);
     }
 
-    /// Adds a late charge of `units` to every quota, even beyond the limit. See
-    /// [`StoreExt::adjust`].
+    /// Charges `units` units to every quota, even beyond the limit. See [`StoreExt::adjust`].
     ///
     /// A negative number refunds units, including units that were already refilled over time. To
     /// reverse a [`take`](Limiter::take), use [`undo`](Limiter::undo).
@@ -150,7 +149,7 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.adjust(&charge, units))
     }
 
-    /// Resets the account of the key, as if the key were new.
+    /// Resets the account to that of a new key.
     pub fn reset(
         &self,
         key: impl Into<Key>,
@@ -159,12 +158,11 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.reset(&charge))
     }
 
-    /// Denies the key for `time`, regardless of its account. See [`StoreExt::block`].
+    /// Denies the key for `time`, even if units are left. See [`StoreExt::block`].
     ///
-    /// The answer is a [`BlockError`](crate::store::BlockError) if the store failed or has no room
-    /// for another block. While a [`Fallback`](crate::store::Fallback) decides, the key is blocked
-    /// in this process only. The source is then
-    /// [`Source::Fallback`](crate::decision::Source::Fallback).
+    /// Returns a [`BlockError`](crate::store::BlockError) if the store failed or is full. If a
+    /// [`Fallback`](crate::store::Fallback) decided, the block applies to this process only. The
+    /// source is then [`Source::Fallback`](crate::decision::Source::Fallback).
     ///
     /// ```
     /// use std::time::Duration;
@@ -198,7 +196,7 @@ impl<S: Store> Limiter<S> {
         Ok(self.take(key, quotas, cost).await?.is_allowed())
     }
 
-    /// Takes `max` units, or all that are left. Returns their number.
+    /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -237,8 +235,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// If the algorithm can queue, calls return at even intervals, in the order of arrival.
     ///
-    /// If the future is dropped while it waits, its units are refunded only if no other call waits
-    /// behind it.
+    /// A dropped future refunds its units, unless another call waits behind it.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -256,8 +253,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// Fails in these cases:
     ///
-    /// - Waiting does not help, because the cost is above the limit of a quota or a quota is
-    ///   blocked.
+    /// - The cost is above the limit of a quota, or a quota is blocked.
     /// - The wait is unknown.
     /// - The store cannot decide.
     pub async fn until_ready(
@@ -337,7 +333,7 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
 
 impl<E: Error> Error for NotReady<E> {}
 
-/// A queued charge, which is undone when this value is dropped.
+/// A queued charge. Dropping this value undoes the charge.
 struct PendingTurn<'a, S: Store> {
     store: &'a S,
     charge: Charge<'a>,

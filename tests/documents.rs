@@ -1,4 +1,4 @@
-//! Tables in the documents must be readable in a terminal.
+//! The documents must be readable in a terminal.
 
 use std::{fs, path::Path};
 
@@ -30,6 +30,16 @@ fn no_table_cell_is_wider_than_a_terminal() {
             let columns = cell.chars().count();
             assert!(columns <= MOST_COLUMNS, "{name}:{line}: a cell of {columns} columns: {cell}");
         }
+    }
+}
+
+/// Wide characters take two columns, so only the English text has a bound.
+#[test]
+fn no_line_of_the_readme_is_wider_than_a_terminal() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    for (index, line) in fs::read_to_string(path).expect("README.md").lines().enumerate() {
+        let columns = line.chars().count();
+        assert!(columns <= MOST_COLUMNS, "README.md:{}: {columns} columns: {line}", index + 1);
     }
 }
 

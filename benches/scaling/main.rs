@@ -64,6 +64,7 @@ fn main() {
     let seconds = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(4);
     let time = Duration::from_secs(seconds);
     threads::tables(time);
+    threads::longest(time);
     accounts::tables(time);
     layer::tables(time);
     windows::tables(time);

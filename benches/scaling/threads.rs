@@ -28,11 +28,23 @@ const CASES: [(usize, bool, &str); 3] =
 
 pub(crate) fn tables(time: Duration) {
     let window = DEEP.algorithm(Algorithm::fixed_window());
-    for (title, quota) in [("store, threads", DEEP), ("store, threads, fixed window", window)] {
+    let tables = [
+        ("store, threads", DEEP, true),
+        ("store, threads, denied", Quota::per_hour(1), false),
+        ("store, threads, fixed window", window, true),
+    ];
+    for (title, quota, allowed) in tables {
         let cases = CASES.map(|(threads, apart, name)| {
             let store = LocalStore::new();
+            // The first decision for a key may be allowed where the others are denied.
+            for thread in 0..2 {
+                let _ = decide_one(&store, quota, &Key::from(address(thread)));
+            }
             let run = move || {
-                together(threads, |thread| decide(&store, quota, thread * u32::from(apart)))
+                together(threads, |thread| {
+                    let key = thread * u32::from(apart);
+                    decide(&store, quota, key, allowed)
+                })
             };
             Case { threads, ..Case::new(name, run) }
         });
@@ -53,17 +65,56 @@ pub(crate) fn tables(time: Duration) {
     table("layer, threads, no fields", time, cases.into());
 }
 
+/// Prints the longest decision of eight threads that share a key, beside the longest reading of the
+/// clock by eight threads without a store: on two cores, both contain times in which the thread did
+/// not run.
+pub(crate) fn longest(time: Duration) {
+    let (store, key) = (LocalStore::new(), Key::from(address(0)));
+    let decided = longest_of_threads(time, || {
+        assert!(decide_one(&store, DEEP, &key));
+    });
+    let idle = longest_of_threads(time, || {});
+    println!("eight threads on one key: the longest of all decisions and their count");
+    for (name, (longest, calls)) in [("a decision", decided), ("without a store", idle)] {
+        println!("  {:>8.1} ms {calls:>12}  {name}", longest.as_secs_f64() * 1_000.0);
+    }
+    println!();
+}
+
+/// Returns the longest call of eight threads that call `work` for `time`, and the number of calls.
+fn longest_of_threads(time: Duration, work: impl Fn() + Sync) -> (Duration, usize) {
+    let part = || {
+        let (start, mut before) = (Instant::now(), Instant::now());
+        let (mut longest, mut calls) = (Duration::ZERO, 0);
+        while before - start < time {
+            work();
+            let now = Instant::now();
+            longest = longest.max(now - before);
+            (before, calls) = (now, calls + 1);
+        }
+        (longest, calls)
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..8).map(|_| scope.spawn(part)).collect();
+        let parts = all.into_iter().map(|thread| thread.join().expect("no panic"));
+        parts.fold((Duration::ZERO, 0), |all, part| (all.0.max(part.0), all.1 + part.1))
+    })
+}
+
 /// Returns the decisions of one thread for its key.
-fn decide(store: &LocalStore, quota: Quota, key: u32) -> impl FnOnce() -> f64 + Send {
+fn decide(store: &LocalStore, quota: Quota, key: u32, allowed: bool) -> impl FnOnce() -> f64 {
     move || {
         each(LONG, || {
             for _ in 0..LONG {
                 let key = Key::from(black_box(address(key)));
-                let charge = Charge::new(RuleName::default(), &key, quota.as_ref());
-                assert!(store.take(&[charge]).now().is_allowed());
+                assert_eq!(decide_one(store, quota, &key), allowed);
             }
         })
     }
+}
+
+fn decide_one(store: &LocalStore, quota: Quota, key: &Key) -> bool {
+    store.take(&[Charge::new(RuleName::default(), key, quota.as_ref())]).now().is_allowed()
 }
 
 /// Returns the mean over the threads, of a round in which they overlapped. A busy machine may run

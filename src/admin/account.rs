@@ -26,9 +26,9 @@ pub(super) struct ManagedAccount<'a> {
     rule: RuleName,
     key: ParsedKey,
     quotas: Quotas,
-    /// The rule's cost per request, or 1 if the rule reads it from the request.
+    /// The rule's fixed cost per request, or 1.
     cost: u32,
-    /// The rule's headroom, or 0 if the rule reads it from the request.
+    /// The rule's fixed headroom, or 0.
     headroom: u32,
 }
 
@@ -41,7 +41,7 @@ impl<'a> ManagedAccount<'a> {
         Self::find(layers, body, |shape| quotas(shape, body.quotas.clone()))
     }
 
-    /// Finds the account that `body` names, to block or unblock its key. No quotas are needed.
+    /// Finds the account to block or unblock. A block needs no quotas.
     pub(super) fn of_key(layers: &'a [ManagedLayer], body: &RequestBody) -> Result<Self, Problem> {
         const ANY: Quota = Quota::per_second(1);
         Self::find(layers, body, |shape| {
@@ -126,7 +126,7 @@ impl<'a> ManagedAccount<'a> {
         Charge::new(self.rule, &self.key.key, self.quotas.charged())
     }
 
-    /// Checks that the store supports `peek`. Such a store also supports the other operations.
+    /// Checks that the store supports the operations of this module.
     fn check_supported(&self) -> Result<(), Problem> {
         self.layer.store.supports(&[self.charge().with_cost(0)]).map_err(|why| unsupported(&why))
     }
@@ -147,7 +147,8 @@ impl<'a> ManagedAccount<'a> {
         Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
     }
 
-    /// Creates a response with the account, the source of `decision`, and the fields of `more`.
+    /// Creates a response that names the account and the deciding store, and adds the fields of
+    /// `more`.
     fn response(&self, decision: &Decision, more: Value) -> Value {
         let mut response = json!({
             "layer": &*self.layer.name,
@@ -169,7 +170,7 @@ fn unsupported(why: &Unsupported) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, format!("the store does not support this: {why}"))
 }
 
-/// Returns an error if the store failed and a wrapper decided.
+/// Returns an error if the store failed.
 fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem> {
     if !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed) {
         return Ok(());
@@ -180,7 +181,8 @@ fn check_not_failed(operation: &str, decision: &Decision) -> Result<(), Problem>
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why))
 }
 
-/// Returns the quotas of the rule, or those in the body if the rule chooses them per request.
+/// Returns the quotas of the rule. If the rule chooses quotas per request, the body must contain
+/// them.
 fn quotas(shape: &RuleInfo<'_>, given: Option<Quotas>) -> Result<Quotas, Problem> {
     let rule = shape.name;
     match (managed::own_quotas(shape), given) {

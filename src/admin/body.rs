@@ -1,4 +1,4 @@
-//! Request bodies, parsed field by field so that an error can name the field.
+//! JSON bodies of requests to the router.
 
 use std::{error::Error, time::Duration};
 
@@ -19,12 +19,12 @@ use crate::{
 const MAX_BYTES: usize = 16 * 1024;
 const TIME: &str = "give text, as \"10min\"";
 
-/// The fields that a request body may have. Each route accepts only some of the fields.
+/// The fields of a request body. Each route accepts some of them.
 #[derive(Default)]
 pub(super) struct RequestBody {
     layer: Option<String>,
     pub(super) rule: Option<String>,
-    /// The key as JSON, in the form that the rule's keys have.
+    /// The key as JSON.
     key: Option<Value>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
@@ -33,7 +33,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// Reads the body of a request. A field that is not in `known` is an error.
+    /// Reads the body of a request. Any field outside `known` is an error.
     pub(super) async fn read(request: Request, known: &[&str]) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
             let why = "Content-Type is not application/json; send JSON with this Content-Type";
@@ -136,7 +136,7 @@ fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Er
     de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
-/// Reads quotas. Named quotas are an error, because names stay in memory forever.
+/// Reads quotas. A named quota is an error, because names stay in memory forever.
 fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();

@@ -19,9 +19,9 @@ use crate::key::RequestHead;
 pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);
 
 impl Guard {
-    /// Creates a guard that calls `admits` with the head of each request.
+    /// Creates a guard from a function that checks the head of each request.
     ///
-    /// An error that `admits` returns is sent as the response, for example 401 or 403.
+    /// If the function returns an error, the error is the response, for example 401 or 403.
     ///
     /// Compare secrets in constant time, as `examples/admin.rs` does.
     ///
@@ -55,7 +55,8 @@ impl Guard {
 
     /// Creates a guard from a Tower layer, or from several layers in a `ServiceBuilder`.
     ///
-    /// The layer wraps all routes, and responds to the requests that it rejects.
+    /// The layer wraps all routes. A request that the layer does not forward never reaches the
+    /// router.
     ///
     /// ```
     /// use axum::{extract::Request, http::StatusCode, middleware::{self, Next}};

@@ -1,4 +1,4 @@
-//! Keys in the form that operators write.
+//! The text form of keys on the admin page and in its API.
 
 use std::net::IpAddr;
 
@@ -24,7 +24,7 @@ impl From<Key> for ParsedKey {
     }
 }
 
-/// The reason why a JSON value is not a key of the expected kind.
+/// The reason why a JSON value is not a key of the wanted kind.
 enum ParseError {
     /// The value is a key of another kind.
     OtherKind,
@@ -32,11 +32,11 @@ enum ParseError {
     Invalid(String),
 }
 
-/// Parses a key of `rule`, whose keys are of `kind`.
+/// Parses a key of kind `kind`. Errors name the rule.
 ///
 /// # Errors
 ///
-/// Fails if no request can have the key, or if the value fits several keys.
+/// Fails if `value` is not a key of this kind, or if it is ambiguous.
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
@@ -145,7 +145,7 @@ fn join<'a>(
     Ok(ParsedKey { key: Key::join(&keys), prefix })
 }
 
-/// Parses text. Fails for surrounding white space, because no header value has it.
+/// Parses text. White space around the text is an error, because keys from headers have none.
 fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     if text.trim() != text && !text.trim().is_empty() {
         return Err(ParseError::Invalid(format!(
@@ -155,7 +155,7 @@ fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     text_key(text.as_bytes())
 }
 
-/// Returns the key of a text. Fails for blank text, which counts as a missing identity.
+/// Returns the key of a text. Blank text is an error.
 fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {
@@ -180,10 +180,10 @@ fn number(value: &Value) -> Option<ParsedKey> {
     number.map(|number| Key::from(number).into())
 }
 
-/// Parses an address, and cuts it to the prefix length of the extractor.
+/// Parses an address, with an optional prefix length, as in `2001:db8::/48`.
 ///
-/// A prefix length after `/` must equal that of the extractor. If the extractor reports none, the
-/// length after `/` is used, or else the default of `PeerIp` and `ClientIp`.
+/// The prefix length must equal that of the rule. For a rule without a prefix length, the default
+/// is /32 for IPv4 and /64 for IPv6.
 fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::key::KeyKind;
 
-/// Returns the kinds that a key of `kind` may have. `Any` in the result means an address or a list.
+/// Returns the kinds to try, one after another, for a key of `kind`.
 pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     const ALL: &[KeyKind] =
         &[KeyKind::Text, KeyKind::Number, KeyKind::Any, KeyKind::Everyone, KeyKind::Unidentified];
@@ -59,7 +59,7 @@ fn example(kind: &KeyKind) -> Value {
     }
 }
 
-/// Returns the value in a form that only a key of this kind has.
+/// Returns the value in an unambiguous form, such as `{"text": "7"}`.
 pub(super) fn written(value: &Value, kind: &KeyKind) -> Value {
     match (value, kind) {
         (Value::String(_), KeyKind::Text) => json!({ "text": value }),

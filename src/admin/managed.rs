@@ -33,7 +33,7 @@ pub(super) struct ManagedLayer {
 }
 
 impl ManagedLayer {
-    /// Creates an entry for a layer. The layer and its later clones then record denials.
+    /// Creates an entry for a layer, and makes the layer record its denials.
     pub(super) fn new<K, S, R>(
         name: &str,
         layer: &mut RateLimitLayer<K, S, R>,
@@ -64,16 +64,14 @@ impl ManagedLayer {
         }
     }
 
-    /// Calls `read` with the current properties of all rules.
+    /// Calls `read` with the rules as they are now.
     pub(super) fn infos<T>(&self, read: impl FnOnce(&[RuleInfo<'_>]) -> T) -> T {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
         read(&infos)
     }
 
-    /// Calls `read` with the properties of the rule `name`.
-    ///
-    /// If several rules have the name, a rule with quotas is preferred.
+    /// Calls `read` with the rule `name`, preferably one with quotas.
     pub(super) fn rule<T>(
         &self,
         name: &str,
@@ -116,7 +114,7 @@ impl ManagedLayer {
         })
     }
 
-    /// Checks that the store supports report-only charges of the rule.
+    /// Checks that the store supports this rule in report-only mode.
     fn check_report_only(&self, info: &RuleInfo<'_>) -> Result<(), Unsupported> {
         let Some(quotas) = own_quotas(info) else { return Ok(()) };
         let anyone = Key::everyone();
@@ -126,7 +124,7 @@ impl ManagedLayer {
         self.store.supports(&[charge])
     }
 
-    /// Returns the health of the store. A store that does not respond in time is failing.
+    /// Returns the health of the store. A store is failing if it does not respond in time.
     pub(super) fn health(&self) -> impl Future<Output = Health> + Send + use<> {
         let health = self.store.health();
         async move {

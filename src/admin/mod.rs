@@ -1,10 +1,10 @@
 //! A router for operators: rules, limits, accounts, denials, switches and health.
 //!
-//! During an incident, an operator asks which clients are denied and why, and wants to allow one of
-//! them immediately. This router answers these questions and changes limits without a deployment.
+//! During an incident, the router shows which clients are denied and why. Operators can change
+//! limits without a deployment.
 //!
-//! Add each layer under a name, and mount the router under a path. The router needs a [`Guard`],
-//! because its users can turn limits off.
+//! Add each layer under a name, and mount the router under a path. A [`Guard`] is required, because
+//! users of the router can turn limits off.
 //!
 //! ```
 //! use axum::{Router, http::{HeaderMap, StatusCode}, routing::get};
@@ -24,8 +24,8 @@
 //!     .nest("/admin", admin.router(guard));
 //! ```
 //!
-//! The next example has two layers, a Tower layer as the guard, and fingerprints that are equal in
-//! every process.
+//! The next example has two layers and a Tower layer as the guard. All processes use one secret, so
+//! fingerprints are equal in every process.
 //!
 //! ```
 //! use axum::{Router, extract::Request, http::StatusCode, middleware, response::Response};
@@ -55,8 +55,8 @@
 //!
 //! # Password guessing
 //!
-//! Clients can guess a password as fast as the guard responds. Limit the guard with a layer of this
-//! crate. This layer limits each client address and counts only wrong guesses:
+//! The router does not limit password guesses. Limit them with a layer around the guard. This layer
+//! limits each client address and counts only wrong guesses:
 //!
 //! ```
 //! use axum::{extract::Request, http::{HeaderMap, StatusCode, header}, middleware::{self, Next}};
@@ -88,13 +88,14 @@
 //! let guard = Guard::layer(ServiceBuilder::new().layer(limit).layer(middleware::from_fn(check)));
 //! ```
 //!
-//! A guess is charged before it is checked, so that parallel guesses count as well. An address
+//! A guess is charged before the password is checked, so parallel guesses count too. An address
 //! without guesses left is denied even with the right password.
 //!
-//! Addresses have separate accounts, so a client cannot lock out an operator at another address. An
-//! operator behind the NAT of an attacker must use another address, such as loopback through SSH.
+//! Each address has its own account, so a client cannot lock out an operator at another address. An
+//! operator who shares an address with an attacker must connect from elsewhere, such as loopback
+//! through SSH.
 //!
-//! No rule limits all addresses together, because anyone could then lock out operators. An attacker
+//! Do not limit all addresses together, because anyone could then lock out operators. An attacker
 //! with a thousand addresses has 5000 guesses per minute, so use a random password of at least 64
 //! bits.
 //!
@@ -124,8 +125,8 @@
 //!
 //! In `layers`, a rule has the form below.
 //!
-//! - `denied` is the number of denied requests, and `reported` the number that would have been
-//!   denied. Both are counted in this process since the layer was added.
+//! - `denied` is the number of denied requests. `reported` is the number of requests that
+//!   report-only rules would have denied. This process counts both from when the layer was added.
 //! - `quotas` is `null` if quotas are chosen per request. `quotas_are` is `fixed`, `live` or
 //!   `per request`.
 //! - `cost` and `headroom` are `null` if they are read from the request.
@@ -148,7 +149,7 @@
 //! ```
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
-//! `null`. `would` [explains](crate::explain) the decision on a request with the usual cost.
+//! `null`. `would` [explains](crate::explain) the decision that the next request would get.
 //!
 //! ```json
 //! {
@@ -165,8 +166,7 @@
 //! Write a key as the extractor of the rule produces it. The [kind](crate::key::KeyKind) of a
 //! rule's keys is `key_kind` in `layers`: `"text"`, `"number"`, `"everyone"`, `"unidentified"`,
 //! `{"address": {..}}`, `{"one_of": [..]}` or a list for a tuple. A key of another kind is an
-//! error, because no request has it. `key_kind` is `null` if the extractor reports no kind, as with
-//! [`key_fn`](crate::key_fn).
+//! error. `key_kind` is `null` if the extractor reports no kind, as with [`key_fn`](crate::key_fn).
 //!
 //! | key | extractor |
 //! |---|---|
@@ -178,13 +178,13 @@
 //! | `{"unidentified": true}` | none: the key that requests without an identity share ([`OnMissingKey::Share`](crate::rule::OnMissingKey)) |
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
-//! Plain text is parsed as an address or a number if the rule has such keys. If the text fits
-//! several kinds, the response is an error with the possible forms. An example is `"127.0.0.1"` for
-//! a rule by a header or else by address.
+//! Plain text may also be an address or a number, if the rule has such keys. Ambiguous text is an
+//! error, which lists the possible forms. For example, `"127.0.0.1"` is ambiguous if the keys of a
+//! rule are addresses or header values.
 //!
-//! An address is masked as by the extractor. If the rule counts by /64, a block of one IPv6 address
-//! blocks the whole /64, and the response contains `"prefix": 64`. If the kind is unknown, an IPv6
-//! address is masked to 64 bits or to the given prefix: `{"address": "2001:db8::7/48"}`.
+//! The router masks an address as the extractor does. If the rule counts by /64, a block of one
+//! IPv6 address blocks the whole /64, and the response contains `"prefix": 64`. If the kind is
+//! unknown, you can give the prefix: `{"address": "2001:db8::7/48"}`. It defaults to 64 bits.
 //!
 //! # Quotas
 //!
@@ -219,10 +219,10 @@
 //!   browser at that address (DNS rebinding). Require a secret.
 //! - The router shows one process. Accounts and blocks in Redis are shared by all processes;
 //!   switches, counts and denials belong to this process.
-//! - Rejections of requests without a usable key, and those by a deny list, are not listed, because
-//!   no rule made them.
-//! - The router does not limit password guesses. The guard must limit them, as described above. The
-//!   layers that the router manages cannot lock operators out.
+//! - `denials` lists only denials by rules. Rejections for a missing key or by a deny list are
+//!   absent.
+//! - Limits of the managed layers do not apply to the router itself. See [password
+//!   guessing](#password-guessing).
 
 mod account;
 mod body;
@@ -242,7 +242,7 @@ pub use self::guard::Guard;
 use self::managed::ManagedLayer;
 use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules, store::Store};
 
-/// Builder of the router, with the layers that it manages.
+/// Builder of the router.
 ///
 /// See the [module](self) for examples.
 #[must_use]
@@ -259,16 +259,16 @@ impl Admin {
 
     /// Sets the secret for fingerprints of the layers that are added later.
     ///
-    /// With the same secret, fingerprints are equal in every process. A layer with a [secret of its
-    /// own](RateLimitLayer::fingerprint) keeps it.
+    /// Processes with one secret show equal fingerprints. A layer with a [secret of its
+    /// own](RateLimitLayer::fingerprint) keeps that secret.
     pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: secret.into(), ..self }
     }
 
-    /// Adds a layer under a name, and returns it.
+    /// Adds a layer under a name, and returns the layer.
     ///
-    /// Use the returned layer or its clones for your services, because denials by earlier clones
-    /// are not recorded. The layer gets a [secret](RateLimitLayer::fingerprint), so its spans and
+    /// Use the returned layer or its clones for your services. Earlier clones do not record
+    /// denials. The returned layer has a [secret](RateLimitLayer::fingerprint), so its spans and
     /// debug lines contain fingerprints.
     ///
     /// A layer may be added twice, and both entries then show the same denials. Layers may share a
@@ -303,9 +303,9 @@ impl Admin {
 
     /// Creates the router. Mount it under a path with `Router::nest("/admin", …)`.
     ///
-    /// The guard checks every request, also for the files of the page and for unknown paths.
+    /// The guard checks every request, even for unknown paths.
     ///
-    /// The router does not include layers that are added later.
+    /// Layers that are added later are not part of the router.
     pub fn router(&self, guard: Guard) -> Router {
         routes::router(Arc::from(self.layers.clone()), guard)
     }

@@ -4,7 +4,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
 use serde_json::json;
 
-/// An error response: a status, and a sentence with the field, its value and the fix.
+/// An error response: a status, and a sentence that describes the fix.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,

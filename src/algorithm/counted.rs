@@ -1,7 +1,6 @@
-//! The algorithms other than GCRA.
+//! The algorithms that count units: all algorithms except GCRA.
 //!
-//! Each algorithm implements the trait [`Counter`] for its own way of counting. All algorithms
-//! share the functions that decide.
+//! Each algorithm implements [`Counter`].
 
 use super::{
     Demand, Evaluation, Fit, Receipt, fixed_window::FixedWindow, sliding_log::SlidingLog,
@@ -12,7 +11,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The account of an algorithm other than GCRA.
+/// The account of a counting algorithm.
 #[derive(Clone, Debug)]
 pub(crate) enum CountedState {
     TokenBucket(TokenBucket),
@@ -21,9 +20,7 @@ pub(crate) enum CountedState {
     SlidingLog(SlidingLog),
 }
 
-/// Counts the units of an account.
-///
-/// Times are in nanoseconds. Results apply to the instant `now`.
+/// Counts the units of an account. Times are in nanoseconds.
 pub(super) trait Counter {
     /// Returns the whole units that are available now.
     fn remaining(&self, quota: &Quota, now: u64) -> u64;
@@ -31,39 +28,36 @@ pub(super) trait Counter {
     /// Returns the time until the account is full again.
     fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
 
-    /// Returns the time until `need` units are available, or [`NEVER`].
-    ///
-    /// The limit is raised by `soft` units.
+    /// Returns the time until `need` units are available under the limit plus `soft`, or [`NEVER`].
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
 
-    /// Returns the time until more units are [available](Counter::remaining), or 0 if the account
-    /// is full.
+    /// Returns the time until more units are available, or 0 if the account is full.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let left = self.remaining(quota, now);
         if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
-    /// Returns the bound that the queue time of a charge must stay below.
+    /// Returns the exclusive upper bound of the time in the queue.
     fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
         0
     }
 
-    /// Returns the number of units that charges after the response can still add.
+    /// Returns the number of units that can be charged before the debt reaches `max_debt`.
     fn late_room(&self, quota: &Quota, now: u64) -> u64;
 
     fn charge(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Refunds up to `units` charged units, the newest first.
+    /// Refunds up to `units` units, newest charges first.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Undoes a charge, except the units that were already refilled.
+    /// Undoes a charge, except for units that were refilled since.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
 
-    /// Returns the instant from which the account equals a new one.
+    /// Returns the instant from which the account can be dropped.
     fn expires_at(&self, quota: &Quota) -> u64;
 }
 
-/// Returns the result that [`take`] would return, without charging the account.
+/// Returns the result of [`take`] without charging the account.
 pub(super) fn look(
     account: Option<&CountedState>,
     quota: &Quota,
@@ -80,7 +74,7 @@ pub(super) fn look(
     }
 }
 
-/// Rebuilds the result of a decision that another store made, from the account after the decision.
+/// Rebuilds the evaluation of a Redis decision from the account that Redis returned.
 #[cfg(feature = "redis")]
 pub(super) fn reconstruct(
     account: Option<&CountedState>,
@@ -97,9 +91,7 @@ pub(super) fn reconstruct(
     fit.with(state.snapshot(quota, now, 0))
 }
 
-/// Charges an account if the demand fits.
-///
-/// An account is `None` while it is unused.
+/// Charges the account if enough units are available.
 pub(super) fn take(
     account: &mut Option<CountedState>,
     quota: &Quota,
@@ -124,10 +116,9 @@ pub(super) fn take(
     evaluation
 }
 
-/// Creates the account of a denied demand if the quota sets `initial` units.
+/// Creates the account for a request that another quota denied.
 ///
-/// [`take`] already does this for the account that denies. Call this function for the other
-/// accounts of the request.
+/// Does nothing unless the quota has `initial` units.
 pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
     let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
     drop_expired(account, quota, now);
@@ -136,10 +127,9 @@ pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Makes a late charge of `units`, or a refund if `units` is negative.
+/// Charges `units`, or refunds units if `units` is negative.
 ///
-/// A refund to an unused account does nothing. A late charge raises the charged units to at most
-/// the limit plus `max_debt`.
+/// The charge stops when the debt reaches `max_debt`.
 pub(super) fn adjust(
     account: &mut Option<CountedState>,
     quota: &Quota,
@@ -158,7 +148,7 @@ pub(super) fn adjust(
     look(account.as_ref(), quota, now, Demand::units(0)).snapshot
 }
 
-/// Returns `true` if a late charge of `units` would exceed the limit plus `max_debt`.
+/// Returns `true` if [`adjust`] would charge fewer than `units` units because of `max_debt`.
 pub(super) fn caps_late_charge(
     account: Option<&CountedState>,
     quota: &Quota,
@@ -173,9 +163,7 @@ pub(super) fn caps_late_charge(
     units > room
 }
 
-/// Undoes a charge.
-///
-/// Keeps all other charges, and does not return units that were already refilled.
+/// Undoes a charge, except for units that were refilled since.
 pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
     drop_expired(account, quota, now);
     if let Some(state) = account {
@@ -210,8 +198,9 @@ impl CountedState {
         }
     }
 
-    /// Returns the instant from which the account can be dropped, or 0 if the quota now has another
-    /// algorithm.
+    /// Returns the instant from which the account can be dropped.
+    ///
+    /// Returns 0 if the quota now uses another algorithm.
     pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
         if self.matches(quota) { self.counter().expires_at(quota) } else { 0 }
     }
@@ -220,7 +209,7 @@ impl CountedState {
         self.expires_at(quota) > now
     }
 
-    /// Returns `true` if the quota's algorithm uses this kind of account.
+    /// Returns `true` if the account belongs to the algorithm of the quota.
     fn matches(&self, quota: &Quota) -> bool {
         match self {
             Self::TokenBucket(_) => quota.counted_by() == Algorithm::TokenBucket,
@@ -235,7 +224,7 @@ impl CountedState {
         }
     }
 
-    /// Returns an account with the same debt, in bounded memory.
+    /// Returns a copy of bounded size. The copy never has more units left than the account.
     pub(super) fn condensed(&self) -> Self {
         match self {
             Self::SlidingLog(log) => Self::SlidingLog(log.condensed()),

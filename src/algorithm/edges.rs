@@ -1,4 +1,4 @@
-//! Tests of blocked quotas, changed quotas, threads with an older time, and several accounts.
+//! Tests of blocked and changed quotas, clocks that go back, and several accounts.
 
 use super::{
     tests::{Account, Row, remaining},
@@ -7,7 +7,7 @@ use super::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// One quota of ten per second for each algorithm.
+/// One quota per algorithm, each of ten units per second.
 fn kinds() -> [Quota; 8] {
     let ten = Quota::per_second(10);
     [
@@ -110,7 +110,7 @@ fn a_changed_algorithm_starts_with_a_new_account() {
     }
 }
 
-/// Threads may charge in another order than they read the clock.
+/// A thread may read the clock first and charge last.
 #[test]
 fn a_late_thread_is_neither_denied_nor_allowed_more() {
     for quota in kinds() {

@@ -1,11 +1,11 @@
-//! A list of charges by time, oldest first. The sliding algorithms use it.
+//! A list of charges by time, for the sliding algorithms.
 
 use std::collections::VecDeque;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entries {
     list: VecDeque<Entry>,
-    /// Units of all entries.
+    /// The sum of the units of all entries.
     total: u64,
 }
 
@@ -40,8 +40,7 @@ impl Entries {
         self.list.back().map(|entry| entry.at)
     }
 
-    /// Adds units to the newest entry if `joins` accepts that entry's instant. Otherwise appends an
-    /// entry.
+    /// Adds units to the newest entry if `joins` accepts it. Otherwise adds an entry.
     pub(super) fn add(&mut self, at: u64, units: u64, joins: impl Fn(u64) -> bool) {
         self.total += units;
         match self.list.back_mut() {
@@ -53,7 +52,7 @@ impl Entries {
         }
     }
 
-    /// Removes up to `units` units from the entries whose instant `matches` accepts, newest first.
+    /// Removes up to `units` units from matching entries, newest first.
     pub(super) fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
         for entry in self.list.iter_mut().rev().filter(|entry| matches(entry.at)) {
             let removed = entry.units.min(units);
@@ -67,7 +66,7 @@ impl Entries {
         self.list.retain(|entry| entry.units > 0);
     }
 
-    /// Drops the oldest entries whose instant `expired` accepts.
+    /// Drops the oldest entries while they are expired.
     pub(super) fn drop_oldest(&mut self, expired: impl Fn(u64) -> bool) {
         while self.list.front().is_some_and(|oldest| expired(oldest.at)) {
             self.total -= self.list.pop_front().map_or(0, |oldest| oldest.units);

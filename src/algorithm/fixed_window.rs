@@ -1,14 +1,13 @@
 //! The fixed window: a count that restarts with each window.
 //!
-//! A window lasts one period. An aligned window starts at a multiple of the period since the Unix
-//! epoch. An anchored window starts with the first charge. Around the edge of two windows, twice
-//! the units can be used within one period.
+//! A window lasts one period. Aligned windows start at multiples of the period since the Unix
+//! epoch. An anchored window starts with the first charge. Up to twice the units can be used within
+//! one period: at the end of a window, and at the start of the next.
 //!
 //! Aligned windows have two options:
 //!
-//! - `carry_over` adds unused units of a window to the next window. The allowance of a window is
-//!   its units plus these added units.
-//! - `paced` releases the allowance at even intervals.
+//! - `carry_over` adds unused units of a window to the next one.
+//! - `paced` releases the units of a window at even intervals.
 
 use super::{NEVER, Receipt, counted::Counter};
 use crate::quota::{Algorithm, Quota};
@@ -55,9 +54,9 @@ impl FixedWindow {
         u64::from(quota.units()) + self.bonus
     }
 
-    /// Returns the time from the start of a paced window until its unit `k` is available.
+    /// Returns the time from the start of a paced window until unit number `k` is released.
     ///
-    /// Units are counted from 1. The result is at least the period if the window has no such unit.
+    /// Unit numbers start at 1. Returns [`NEVER`] if the window has fewer than `k` units.
     fn offset(self, quota: &Quota, k: u64) -> u64 {
         let allowance = self.allowance(quota);
         if k > allowance {
@@ -72,7 +71,7 @@ impl FixedWindow {
         self.start + self.offset(quota, self.count + 1).min(quota.period_nanos())
     }
 
-    /// Returns the units released so far, whether used or not.
+    /// Returns the number of units released so far, including used units.
     fn released(self, quota: &Quota, now: u64) -> u64 {
         let allowance = self.allowance(quota);
         if !is_paced(quota) {
@@ -115,7 +114,7 @@ impl Counter for FixedWindow {
         end + window.at(quota, end).offset(quota, need) - now
     }
 
-    /// Returns the time until more units are available, or 0 if the next window has no more units.
+    /// Returns the time until more units are available, or 0 if waiting adds no units.
     fn next_ns(&self, quota: &Quota, now: u64) -> u64 {
         let window = self.at(quota, now);
         let left = window.released(quota, now).saturating_sub(window.count);
@@ -170,7 +169,7 @@ impl Counter for FixedWindow {
     }
 }
 
-/// Returns the start of the window that contains `instant`. An anchored window starts at `instant`.
+/// Returns the start of the window of `instant`. An anchored window starts at `instant` itself.
 fn start(quota: &Quota, instant: u64) -> u64 {
     match quota.counted_by() {
         Algorithm::AnchoredWindow => instant,

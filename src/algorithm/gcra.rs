@@ -1,14 +1,11 @@
 //! The generic cell rate algorithm (GCRA, ITU-T I.371, annex A).
 //!
-//! An account is one instant: the *theoretical arrival time* (TAT), at which the account is full.
-//! Each charged unit moves the TAT forward by the interval `T`. A charge fits if the TAT is then at
-//! most `burst·T` ahead of the present.
+//! An account is one instant: the *theoretical arrival time* (TAT), at which the account is full
+//! again. Each charged unit moves the TAT forward by the interval `T`. A charge is allowed if the
+//! TAT is then at most `burst·T` in the future.
 //!
-//! A full account equals a new one, so it expires at its TAT. With `initial`, a new account has
-//! fewer units than a full one. A full account is then kept for another `burst·T`.
-//!
-//! GCRA has no windows. After the burst, GCRA spaces requests evenly. In one period, GCRA can allow
-//! nearly twice the quota: the burst, plus the refilled units.
+//! A full account is dropped, because a new account is also full. With `initial`, a new account is
+//! not full, so a full account is kept for another `burst·T`.
 
 use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{
@@ -21,29 +18,29 @@ pub(super) const NO_ACCOUNT: u64 = u64::MAX;
 
 /// The parameters of a quota for GCRA.
 ///
-/// Each time is at most ten years, so the sum of a few times stays far below 2^64 ns.
+/// Each time is at most ten years, so sums do not overflow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
     limit: u32,
     soft: u32,
-    /// The maximum number of charged units after a late charge.
+    /// The limit plus the maximum debt.
     late_limit: u64,
     interval: u64,
-    /// The time for which a full account is kept, or 0 without `initial`.
+    /// The time for which a full account is kept. It is 0 without `initial`.
     retention: u64,
     /// The time until a new account is full.
     initial_reset: u64,
 }
 
 impl Gcra {
-    /// Returns the parameters of a GCRA quota without `initial`.
+    /// Returns the parameters of a GCRA quota without `initial`, or `None` for other quotas.
     #[inline]
     pub(crate) fn plain(quota: &Quota) -> Option<Self> {
         (quota.counted_by() == Algorithm::Gcra && quota.initial_units().is_none())
             .then(|| Self::new(quota))
     }
 
-    /// Returns the parameters of a GCRA quota.
+    /// Returns the parameters of a GCRA quota, or `None` for another algorithm.
     #[inline]
     pub(crate) fn counting(quota: &Quota) -> Option<Self> {
         (quota.counted_by() == Algorithm::Gcra).then(|| Self::new(quota))
@@ -62,27 +59,25 @@ impl Gcra {
         Self { limit, soft, late_limit, interval, retention, initial_reset }
     }
 
-    /// Charges the account if the demand fits.
+    /// Charges the account if enough units are available.
     ///
-    /// Returns the value to store, or `None` if nothing changes, and the result of the demand.
+    /// Returns the new value of the account, or `None` if it does not change.
     #[inline]
     pub(crate) fn take(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, Evaluation) {
         let (new, charged) = self.charge(stored, now, demand);
         (new, self.evaluation(charged))
     }
 
-    /// Returns the result that [`take`](Gcra::take) would return, without charging the account.
+    /// Returns the result of [`take`](Gcra::take) without charging the account.
     #[inline]
     pub(crate) fn look(self, stored: u64, now: u64, demand: Demand) -> Evaluation {
         let reset_ns = self.tat(stored, now) - now;
         self.evaluation((self.fit(reset_ns, demand), reset_ns))
     }
 
-    /// Like [`take`](Gcra::take), but returns a [`Fit`] and the nanoseconds until the account is
-    /// full.
+    /// Like [`take`](Gcra::take), but returns a shorter result that fits into registers.
     ///
-    /// Both values stay in registers. [`evaluation`](Gcra::evaluation) converts them to the result
-    /// of `take`.
+    /// [`evaluation`](Gcra::evaluation) converts the result to that of `take`.
     #[inline]
     pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
         let reset_ns = self.tat(stored, now) - now;
@@ -121,10 +116,9 @@ impl Gcra {
         fit.with(self.snapshot(reset_ns, fit.retry_ns))
     }
 
-    /// Returns the value of the account that a denied demand creates, or `None` without `initial`.
+    /// Returns the new account for a request that another quota denied.
     ///
-    /// [`take`](Gcra::take) already does this for the account that denies. Call this function for
-    /// the other accounts of the request.
+    /// Returns `None` unless the quota has `initial` units.
     #[inline]
     pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
         let opens = self.retention > 0
@@ -134,10 +128,10 @@ impl Gcra {
         opens.then(|| now + self.initial_reset)
     }
 
-    /// Makes a late charge of `units`, or a refund if `units` is negative.
+    /// Charges `units`, or refunds units if `units` is negative.
     ///
-    /// Returns the value to store, or `None` if nothing changes, and the account. A refund stops at
-    /// a full account. A late charge raises the charged units to at most the limit plus `max_debt`.
+    /// The charge stops when the debt reaches `max_debt`. Returns the new value of the account, or
+    /// `None` if it does not change.
     pub(crate) fn adjust(self, stored: u64, now: u64, units: i64) -> (Option<u64>, Snapshot) {
         let before = self.tat(stored, now);
         let span = self.interval.saturating_mul(units.unsigned_abs());
@@ -154,15 +148,16 @@ impl Gcra {
         ((after != before || opens).then_some(after), self.snapshot(after - now, 0))
     }
 
-    /// Returns `true` if a late charge of `units` would exceed the limit plus `max_debt`.
+    /// Returns `true` if [`adjust`](Gcra::adjust) would charge fewer than `units` units because of
+    /// `max_debt`.
     pub(crate) fn caps_late_charge(self, stored: u64, now: u64, units: u64) -> bool {
         let room = self.span(self.late_limit).saturating_sub(self.tat(stored, now) - now);
         self.interval.saturating_mul(units) > room
     }
 
-    /// Undoes a charge. Returns the value to store, or `None` if nothing changes.
+    /// Undoes a charge, except for units that were refilled since.
     ///
-    /// Keeps all other charges, and does not return units that were already refilled.
+    /// Returns the new value of the account, or `None` if it does not change.
     pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
         let tat = self.tat(stored, now);
         if receipt.queued && tat != receipt.end {
@@ -176,8 +171,7 @@ impl Gcra {
         (self.is_live(stored, now) && after != tat).then_some(after)
     }
 
-    /// Rebuilds the result of a decision that another store made, from the value after the
-    /// decision.
+    /// Rebuilds the evaluation of a Redis decision from the value that Redis returned.
     #[cfg(feature = "redis")]
     pub(crate) fn reconstruct(
         self,
@@ -206,7 +200,7 @@ impl Gcra {
         self.initial_reset
     }
 
-    /// Returns the instant from which the account equals a new one.
+    /// Returns the instant from which the account can be dropped.
     #[inline]
     pub(crate) fn expires_at(self, tat: u64) -> u64 {
         tat + self.retention
@@ -228,7 +222,7 @@ impl Gcra {
         Snapshot::Refilling { reset_ns, interval: self.interval, limit: self.limit, retry_ns }
     }
 
-    /// Returns `true` if a full account has `need` units, including the soft units.
+    /// Returns `true` if a full account can provide `need` units.
     #[inline]
     fn is_possible(self, need: u64) -> bool {
         need <= u64::from(self.limit) + u64::from(self.soft)
@@ -251,7 +245,7 @@ mod tests {
         Gcra::new(&Quota::per_second(5))
     }
 
-    /// A receipt of `cost` units that were charged at 1 000 ns. The TAT after the charge is `end`.
+    /// The receipt of a charge at 1 000 ns, after which the TAT is `end`.
     fn receipt(end: u64, cost: u32) -> Receipt {
         Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
     }

@@ -1,9 +1,7 @@
-//! The arithmetic of the algorithms, as pure functions.
+//! The arithmetic of the algorithms, as functions without side effects.
 //!
-//! A function takes an account, an instant and a [`Demand`]. The function returns the result and
-//! the new account. An account is `None` while it is unused.
-//!
-//! `now` is the store's clock in nanoseconds of Unix time. This clock never goes back.
+//! An unused account is `None`. `now` is the time of the store's clock, in nanoseconds since the
+//! Unix epoch.
 
 mod counted;
 #[cfg(test)]
@@ -29,12 +27,12 @@ use crate::{
     quota::Quota,
 };
 
-/// The units that a charge needs, and the maximum time that the charge may queue.
+/// The units that a request wants, and the time that it may queue for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
     /// Units to charge. A cost of 0 is always allowed.
     pub(crate) cost: u32,
-    /// Units that must be left after the charge.
+    /// Units that must be left over after the charge.
     pub(crate) headroom: u32,
     /// The longest queueing time in nanoseconds, at most ten years.
     pub(crate) max_wait: u64,
@@ -46,20 +44,20 @@ impl Demand {
         Self { cost, headroom: 0, max_wait: 0 }
     }
 
-    /// Returns the units that must be available: cost plus headroom, or 0 for a cost of 0.
+    /// Returns the units that must be available: cost plus headroom. A cost of 0 needs none.
     #[inline]
     pub(crate) fn need(self) -> u64 {
         if self.cost == 0 { 0 } else { u64::from(self.cost) + u64::from(self.headroom) }
     }
 }
 
-/// The result of a [`Demand`], with the account after the charge.
+/// The result of a [`Demand`], with the state of the account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluation {
     pub(crate) allowed: bool,
-    /// The demand is beyond the limit, but within the soft units.
+    /// `true` if the request was allowed beyond the limit of a soft quota.
     pub(crate) overage: bool,
-    /// The queueing time in nanoseconds.
+    /// The time in the queue, in nanoseconds.
     pub(crate) wait: u64,
     pub(crate) snapshot: Snapshot,
 }
@@ -86,7 +84,7 @@ impl Evaluation {
     }
 }
 
-/// The result of a [`Demand`] without the account.
+/// The result of a [`Demand`], without the state of the account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit {
     pub(crate) allowed: bool,
@@ -126,7 +124,7 @@ pub(crate) enum AccountState {
     Counted(CountedState),
 }
 
-/// Constructors for accounts that another store keeps.
+/// Constructors for accounts that are read from Redis.
 #[cfg(feature = "redis")]
 impl AccountState {
     pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
@@ -153,8 +151,9 @@ impl AccountState {
 }
 
 impl AccountState {
-    /// Returns the instant from which the account can be dropped, or 0 if the quota now has another
-    /// algorithm.
+    /// Returns the instant from which the account can be dropped.
+    ///
+    /// Returns 0 if the quota now uses another algorithm.
     #[inline]
     pub(crate) fn expires_at(&self, quota: &Quota) -> u64 {
         match (Gcra::counting(quota), self) {
@@ -164,7 +163,7 @@ impl AccountState {
         }
     }
 
-    /// Returns an account with the same debt, in bounded memory. No unit is refilled earlier.
+    /// Returns a copy of bounded size. The copy never has more units left than the account.
     pub(crate) fn condensed(&self) -> Self {
         match self {
             Self::Gcra(tat) => Self::Gcra(*tat),
@@ -180,7 +179,7 @@ impl AccountState {
     }
 }
 
-/// Returns the theoretical arrival time of a GCRA account, or `NO_ACCOUNT`.
+/// Returns the theoretical arrival time of a GCRA account.
 #[inline]
 fn tat(account: Option<&AccountState>) -> u64 {
     match account {
@@ -189,7 +188,7 @@ fn tat(account: Option<&AccountState>) -> u64 {
     }
 }
 
-/// Changes a GCRA account. The closure returns the new value, or `None` to keep the old one.
+/// Changes a GCRA account, unless `change` returns `None`.
 #[inline]
 fn change_gcra<T>(
     account: &mut Option<AccountState>,
@@ -202,7 +201,7 @@ fn change_gcra<T>(
     result
 }
 
-/// Changes an account of another algorithm.
+/// Changes the account of a counting algorithm.
 fn change_counted<T>(
     account: &mut Option<AccountState>,
     change: impl FnOnce(&mut Option<CountedState>) -> T,
@@ -216,7 +215,7 @@ fn change_counted<T>(
     result
 }
 
-/// Returns the result that [`take`] would return, without charging the account.
+/// Returns the result of [`take`] without charging the account.
 #[inline]
 pub(crate) fn look(
     account: Option<&AccountState>,
@@ -230,7 +229,7 @@ pub(crate) fn look(
     }
 }
 
-/// Rebuilds the result of a decision that another store made, from the account after the decision.
+/// Rebuilds the evaluation of a Redis decision from the account that Redis returned.
 #[cfg(feature = "redis")]
 pub(crate) fn reconstruct(
     account: Option<&AccountState>,
@@ -248,7 +247,7 @@ pub(crate) fn reconstruct(
     }
 }
 
-/// Charges an account if the demand fits.
+/// Charges the account if enough units are available.
 #[inline]
 pub(crate) fn take(
     account: &mut Option<AccountState>,
@@ -262,10 +261,9 @@ pub(crate) fn take(
     }
 }
 
-/// Creates the account of a denied demand if the quota sets `initial` units.
+/// Creates the account for a request that another quota denied.
 ///
-/// [`take`] already does this for the account that denies. Call this function for the other
-/// accounts of the request.
+/// Does nothing unless the quota has `initial` units.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
@@ -273,10 +271,9 @@ pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
     }
 }
 
-/// Makes a late charge of `units`, or a refund if `units` is negative.
+/// Charges `units`, or refunds units if `units` is negative.
 ///
-/// A refund to an unused account does nothing. A late charge raises the charged units to at most
-/// the limit plus `max_debt`.
+/// The charge stops when the debt reaches `max_debt`.
 pub(crate) fn adjust(
     account: &mut Option<AccountState>,
     quota: &Quota,
@@ -289,7 +286,7 @@ pub(crate) fn adjust(
     }
 }
 
-/// Returns `true` if a late charge of `units` would exceed the limit plus `max_debt`.
+/// Returns `true` if [`adjust`] would charge fewer than `units` units because of `max_debt`.
 pub(crate) fn caps_late_charge(
     account: Option<&AccountState>,
     quota: &Quota,
@@ -305,9 +302,7 @@ pub(crate) fn caps_late_charge(
     }
 }
 
-/// Undoes a charge.
-///
-/// Keeps all other charges, and does not return units that were already refilled.
+/// Undoes a charge, except for units that were refilled since.
 pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),

@@ -1,25 +1,24 @@
-//! Receipts, by which charges are undone.
+//! Receipts for charges, to undo them.
 
 use super::Demand;
 use crate::decision::{Decision, NEVER, Outcome, Snapshot};
 
-/// The data to undo a charge of one account.
+/// The receipt of a charge to one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
-    /// The instant of the charge. An account that was created later ignores the receipt.
+    /// The instant of the charge. Accounts created later ignore the receipt.
     pub(crate) charged: u64,
-    /// The instant of the decision by the store's clock.
+    /// The instant of the decision.
     pub(crate) at: u64,
-    /// GCRA: the TAT after the charge. Other algorithms: the instant of the next unit.
+    /// For GCRA, the TAT after the charge. Otherwise, the instant of the next unit.
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
-    /// The maximum number of units to undo, at most `cost`.
+    /// The maximum number of units to undo.
     pub(crate) units: u32,
     /// `true` if the charge queued.
     ///
-    /// Such a charge is undone only while it is the last in the queue. Otherwise two callers would
-    /// get the same time in the queue.
+    /// Only the last charge in a queue can be undone. Otherwise two callers would get one turn.
     pub(crate) queued: bool,
 }
 
@@ -31,9 +30,9 @@ impl Receipt {
         Self { charged, at, end: u64::MAX, cost, units: cost, queued: false }
     }
 
-    /// Creates a receipt that undoes at most `units` of a charge, by default the whole charge.
+    /// Creates a receipt to undo at most `units` of a charge. Defaults to the whole charge.
     ///
-    /// Returns `None` if the store did not report the units left.
+    /// Returns `None` if the decision does not report the units left.
     pub(crate) fn new(
         taken: &Decision,
         outcome: &Outcome,

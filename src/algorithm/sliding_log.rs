@@ -1,7 +1,6 @@
-//! The sliding log: every charge of the last period, with its instant.
+//! The sliding log: a list of all charges of the last period.
 //!
-//! The log is exact, and needs one entry of memory per charge. The units of such a quota are
-//! therefore bounded.
+//! The log is exact. It needs one entry per charge, so the units of its quotas are limited.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::Quota;
@@ -15,7 +14,7 @@ impl SlidingLog {
         Self(Entries::from_pairs(entries))
     }
 
-    /// Returns a log in which all units were charged at the newest instant.
+    /// Returns a log with one entry, which has the newest instant and all units.
     pub(super) fn condensed(&self) -> Self {
         let mut log = Entries::default();
         if let Some(newest) = self.0.newest() {
@@ -24,7 +23,7 @@ impl SlidingLog {
         Self(log)
     }
 
-    /// Returns the units charged in `(now − period, now]`.
+    /// Returns the units charged within the last period.
     fn used(&self, quota: &Quota, now: u64) -> u64 {
         let expired = self.0.iter().take_while(|entry| entry.at + quota.period_nanos() <= now);
         self.0.total() - expired.map(|entry| entry.units).sum::<u64>()

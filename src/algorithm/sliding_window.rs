@@ -1,16 +1,12 @@
 //! The sliding window: the last period in equal buckets, aligned to the Unix epoch.
 //!
-//! The oldest bucket counts in proportion to its part inside the period. The other buckets count in
-//! full. With one bucket, this is the well-known algorithm with two counters.
+//! The oldest bucket is partly outside the period. Its units count in proportion to the part
+//! inside. With one bucket, this is the well-known algorithm with two counters.
 //!
-//! The algorithm assumes evenly spread charges within the oldest bucket. A charge counts in full
-//! until its bucket starts to leave, at most one bucket width before the charge is a period old. Any
-//! span of a period less one bucket width therefore has at most the units of the quota, and so have
-//! as many consecutive buckets as a period has. A whole period touches one bucket more, and has less
-//! than twice the units.
+//! A span of the period less one bucket never has more than the units of the quota. A whole period
+//! has less than twice the units.
 //!
-//! Only charged buckets are kept. Each charged bucket keeps the instant of its last charge, so that
-//! the number of buckets can change.
+//! Each bucket keeps the instant of its last charge, because the number of buckets can change.
 
 use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::{Algorithm, Quota};
@@ -38,7 +34,7 @@ impl Buckets {
         one / self.width == other / self.width
     }
 
-    /// Returns the instant from which charges made at `instant` no longer count.
+    /// Returns the instant at which charges made at `instant` stop counting.
     fn expires_at(self, instant: u64) -> u64 {
         (instant / self.width + self.number + 1) * self.width
     }
@@ -62,7 +58,7 @@ impl SlidingWindow {
         u128::from(self.0.total()) * width - outside.sum::<u128>()
     }
 
-    /// Returns the number of whole units from the used units up to `limit`.
+    /// Returns the number of whole units that are unused under `limit`.
     fn room(&self, quota: &Quota, now: u64, limit: u64) -> u64 {
         let buckets = Buckets::of(quota);
         let width = u128::from(buckets.width);

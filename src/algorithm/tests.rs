@@ -23,7 +23,7 @@ impl Account {
         look(self.0.as_ref(), quota, now, demand)
     }
 
-    /// Takes units. Returns the result and a receipt to undo the charge.
+    /// Takes units. Returns the evaluation and the receipt of the charge.
     pub(super) fn take(
         &mut self,
         quota: &Quota,
@@ -49,13 +49,13 @@ impl Account {
         undo(&mut self.0, quota, now, receipt);
     }
 
-    /// Returns the instant at which the account expires, or 0 if there is no account.
+    /// Returns the instant at which the account expires, or 0 without an account.
     pub(super) fn expires_at(&self, quota: &Quota) -> u64 {
         self.0.as_ref().map_or(0, |state| state.expires_at(quota))
     }
 }
 
-/// The values of one outcome, with times in nanoseconds.
+/// One outcome, with times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) remaining: u32,
@@ -131,7 +131,7 @@ struct OutcomeRow {
     remaining: u32,
     full: u64,
     next: u64,
-    /// A time in nanoseconds, or "never". Absent for the operation `settle`.
+    /// A time in nanoseconds, or "never".
     retry: Option<serde_json::Value>,
 }
 
@@ -173,7 +173,7 @@ impl OutcomeRow {
     }
 }
 
-/// Reads the cases of a published table.
+/// Reads the cases of a published scenario table.
 fn cases(file: &str) -> Vec<Case> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios").join(file);
     let text = std::fs::read_to_string(&path).expect("a table");
@@ -187,7 +187,7 @@ fn play(file: &str) -> usize {
     played.map(play_case).count()
 }
 
-/// Charges all accounts or none, as a store does.
+/// Charges all accounts, or none if one denies.
 fn take_all(
     accounts: &mut [Account],
     quotas: &[Quota],
@@ -266,7 +266,7 @@ fn combinations_match_their_table() {
     assert_eq!(play("combined.json"), 6);
 }
 
-/// A late charge loses exactly the units above the limit plus `max_debt`.
+/// Units beyond `max_debt` are not charged.
 #[test]
 fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     let algorithms = [
@@ -289,7 +289,7 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     }
 }
 
-/// A receipt uses the clock of the Redis node that keeps the account.
+/// The Redis node of an account has its own clock.
 #[cfg(feature = "redis")]
 #[test]
 fn a_receipt_is_by_the_clock_of_its_account() {

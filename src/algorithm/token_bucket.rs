@@ -1,21 +1,21 @@
 //! The token bucket with interval refill: all units are refilled together, once per period.
 //!
-//! Periods are counted from the first charge of an account. A full account equals a new one, so it
-//! expires. With `initial`, a full account is kept for the time in which an empty account refills.
+//! Periods are counted from the first charge. A full account is dropped, because a new account is
+//! also full. With `initial`, a new account is not full, so a full account is kept for the time in
+//! which an empty account refills.
 //!
-//! In the continuous form of the token bucket, one token is refilled every `period / units` (RFC
-//! 2697). That form is [`gcra`](super::gcra).
+//! RFC 2697 describes the continuous form, which is [`gcra`](super::gcra).
 
 use super::{NEVER, Receipt, counted::Counter};
 use crate::quota::Quota;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
-    /// The tokens at `anchor`, negative if the account is in debt.
+    /// The tokens at `anchor`. Negative if the account is in debt.
     tokens: i64,
-    /// The instant of the last refill that `tokens` includes.
+    /// The instant of the last refill in `tokens`.
     anchor: u64,
-    /// The instant of the first charge. Earlier charges belong to an expired account.
+    /// The instant of the first charge. Receipts of earlier charges are ignored.
     opened: u64,
 }
 
@@ -30,15 +30,14 @@ impl TokenBucket {
         Self { tokens, anchor, opened }
     }
 
-    /// Returns the instant from which the account has `tokens` tokens, which must not exceed the
-    /// burst.
+    /// Returns the instant at which the account has `tokens` tokens. `tokens` is at most the burst.
     fn reached_at(&self, quota: &Quota, tokens: i64) -> u64 {
         let missing = tokens.saturating_sub(self.tokens).max(0).unsigned_abs();
         let refills = missing.div_ceil(refill(quota));
         self.anchor.saturating_add(refills.saturating_mul(quota.period_nanos()))
     }
 
-    /// Returns the bucket with all refills up to `now`.
+    /// Returns the bucket at `now`, with all refills.
     fn at(self, quota: &Quota, now: u64) -> Self {
         let full = self.reached_at(quota, burst(quota));
         if full <= now || self.tokens >= burst(quota) {
@@ -91,7 +90,7 @@ impl Counter for TokenBucket {
         }
     }
 
-    /// Undoes a charge, except the tokens that were refilled after the charge.
+    /// Undoes a charge, except for tokens that were refilled since.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);

@@ -1,7 +1,7 @@
 //! Functions that read settings field by field.
 //!
-//! A plain serde error (`expected u32`) lacks the field, its value and the fix. These functions add
-//! them, and the file format adds the line.
+//! Their errors name the field, its value and the fix. A plain serde error (`expected u32`) does
+//! not.
 
 use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
@@ -9,20 +9,20 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-/// A setting that is written as a table or as text.
+/// A setting that is written as text or as a table.
 pub(crate) trait TableForm: Default {
     type Read;
 
-    /// The expected form, for errors.
+    /// The expected form, in words for error messages.
     const SHAPE: &'static str;
 
-    /// Reads the value if it is written as text.
+    /// Reads the text form.
     fn text(text: &str) -> Result<Self::Read, String>;
 
-    /// Reads the value of one field.
+    /// Reads one field of the table form.
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error>;
 
-    /// Creates the value from the fields that were read.
+    /// Creates the value after all fields were read.
     fn read(self) -> Result<Self::Read, String>;
 }
 
@@ -54,7 +54,7 @@ impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     }
 }
 
-/// Reads one field, so that the file format adds the position of the field to an error.
+/// Reads one field as a serde seed, so that errors have a position in the file.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,
@@ -72,7 +72,7 @@ impl<'de, T: TableForm> DeserializeSeed<'de> for Field<'_, T> {
     }
 }
 
-/// Reads a whole number within `range`.
+/// Reads a whole number in `range`.
 pub(crate) fn number<'de, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -96,9 +96,9 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<b
     }
 }
 
-/// Reads text and parses it with `read`. An error of `read` is a whole sentence.
+/// Reads text and parses it with `read`.
 ///
-/// The error for a value that is not text ends with `fix`.
+/// `fix` is the end of the error for a value that is not text.
 pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -111,7 +111,7 @@ pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     }
 }
 
-/// Returns the error for an unknown field. `fix` lists the known fields.
+/// Returns the error for an unknown field. `fix` is the end of its message.
 pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
     match FieldValue::deserialize(value) {
         Ok(value) => D::Error::custom(format!("unknown field {name:?} (set to {value}); {fix}")),
@@ -128,7 +128,7 @@ enum FieldValue {
     Flag(bool),
     Whole(u64),
     Text(String),
-    /// Any other value, as printed.
+    /// A value of another type, as printed text.
     Other(String),
 }
 

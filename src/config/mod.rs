@@ -1,3 +1,3 @@
-//! The serde form of settings.
+//! Deserialization of settings.
 
 pub(crate) mod de;

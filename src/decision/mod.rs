@@ -12,9 +12,8 @@ use crate::rule::RuleName;
 
 /// Decision of a store on a request.
 ///
-/// Either every quota was charged, or none.
-///
-/// The getters return the state at the instant of the decision.
+/// Either every quota was charged, or none. The getters return the state at the time of the
+/// decision.
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};
@@ -32,11 +31,11 @@ pub struct Decision {
     /// `true` if the request was denied because its key is blocked.
     blocked: bool,
     source: Source,
-    /// The instant of the decision by the store's clock, needed to undo the charge.
+    /// The instant of the decision, in nanoseconds of the store's clock.
     at: u64,
-    /// The instant of the charge by the store's clock.
+    /// The instant of the charge, in nanoseconds of the store's clock.
     ///
-    /// It is earlier than `at` if the units come from an earlier lease.
+    /// Earlier than the decision if the units come from an earlier lease.
     charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
@@ -66,9 +65,9 @@ impl Decision {
         Self { allowed: false, ..Self::allow() }
     }
 
-    /// Creates a denial for an [operation](crate::store::Op) that the store does not support.
+    /// Creates a denial by a store that does not support an [operation](crate::store::Op).
     ///
-    /// Its source is [`Source::Unsupported`].
+    /// The source of the decision is [`Source::Unsupported`].
     #[must_use]
     pub fn unsupported() -> Self {
         Self::deny().from_source(Source::Unsupported)
@@ -88,9 +87,10 @@ impl Decision {
         self
     }
 
-    /// Sets the time that an allowed request must wait.
+    /// Sets the time that an allowed request must wait in the
+    /// [queue](crate::store::Charge::with_max_wait).
     ///
-    /// The request is already charged and [queues](crate::store::Charge::with_max_wait).
+    /// The request is charged before the wait.
     ///
     /// ```
     /// use std::time::Duration;
@@ -133,10 +133,10 @@ impl Decision {
         self
     }
 
-    /// Marks the decision as the denial of a [blocked](crate::StoreExt::block) key.
+    /// Marks a denial as caused by a [blocked](crate::StoreExt::block) key.
     ///
-    /// The outcome then describes the block: no units are left, and the block ends after
-    /// `retry_after`.
+    /// Its outcome then describes the block. No units are left, and `retry_after` is the remaining
+    /// time of the block.
     ///
     /// ```
     /// use std::time::Duration;
@@ -162,9 +162,9 @@ impl Decision {
         self
     }
 
-    /// Returns `true` if the key was [blocked](crate::StoreExt::block).
+    /// Returns `true` if the key is [blocked](crate::StoreExt::block).
     ///
-    /// The outcome then describes the block, not a quota.
+    /// The outcome of such a decision describes the block, not a quota.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.blocked
@@ -172,7 +172,7 @@ impl Decision {
 
     /// Returns `true` if the request was allowed.
     ///
-    /// Every quota was then charged. A request of cost 0 is always allowed.
+    /// A request of cost 0 is always allowed.
     #[must_use]
     #[inline]
     pub fn is_allowed(&self) -> bool {
@@ -181,8 +181,8 @@ impl Decision {
 
     /// Returns `true` if the request was allowed beyond a quota.
     ///
-    /// The quota is soft, or the system had capacity
-    /// ([`Overcommit`](crate::middleware::Overcommit)).
+    /// This happens with a [soft](crate::Quota::soft) quota, or with
+    /// [`Overcommit`](crate::middleware::Overcommit) while the system has capacity.
     #[must_use]
     pub fn is_overage(&self) -> bool {
         self.overage
@@ -206,16 +206,16 @@ impl Decision {
         self.source
     }
 
-    /// Returns one outcome per quota, in the order of the charges and of their quotas.
+    /// Returns one outcome per quota, in the order of the charges.
     #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// Returns the outcome of the quota that decided, or `None` if no quota applies.
+    /// Returns the outcome of the decisive quota, or `None` if no quota applies.
     ///
-    /// For a denial, this is the quota with the longest wait. For an allowed request, this is the
-    /// quota with the fewest units left. Report-only quotas never decide.
+    /// In a denial, the decisive quota has the longest wait. Otherwise it has the fewest units
+    /// left. Report-only quotas are never decisive.
     #[must_use]
     pub fn binding(&self) -> Option<&Outcome> {
         if let [one] = self.outcomes.as_slice() {
@@ -236,23 +236,23 @@ impl Decision {
         self.binding().map(Outcome::remaining)
     }
 
-    /// Returns the fewest units left under any quota.
+    /// Returns the smallest number of units left under any quota.
     pub(crate) fn least(&self) -> u32 {
         self.outcomes.iter().map(Outcome::remaining).min().unwrap_or(0)
     }
 
     /// Returns the shortest wait until an identical request would be allowed.
     ///
-    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help or if
+    /// The wait is zero if the request was allowed. Returns `None` if waiting does not help, or if
     /// the wait is [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
     }
 
-    /// Returns `true` if an allowed decision charged `rule`.
+    /// Returns `true` if an allowed request was charged under `rule`.
     ///
-    /// A report-only rule is not charged if the cost does not fit.
+    /// A report-only rule charges nothing when it would deny.
     pub(crate) fn charged(&self, rule: RuleName) -> bool {
         let unpaid = |o: &Outcome| o.rule() == rule && o.is_report_only() && o.is_denied();
         !self.outcomes.iter().any(unpaid)
@@ -260,7 +260,7 @@ impl Decision {
 
     /// Creates a decision without outcomes.
     ///
-    /// Outcomes are pushed later, because moving a decision is as slow as creating one.
+    /// The caller adds the outcomes in place, because a move of the decision costs time.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {
@@ -280,30 +280,30 @@ impl Decision {
         self.outcomes.push(outcome);
     }
 
-    /// Sets the wait of an allowed request, and marks it as overage if `overage` is `true`.
+    /// Sets the wait and the overage flag of an allowed request.
     #[inline]
     pub(crate) fn set_allowed(&mut self, overage: bool, wait: u64) {
         (self.overage, self.wait) = (overage, wait);
     }
 
-    /// Returns `true` if the request must wait.
+    /// Returns `true` if the request must wait in the queue.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.wait > 0
     }
 
-    /// Returns `true` for a denial that ends when a quota is refilled.
+    /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
         self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
 
-    /// Converts a denial into an uncharged overage.
+    /// Allows a denied request beyond the quota, without a charge.
     pub(crate) fn into_overage(mut self) -> Self {
         (self.allowed, self.overage) = (true, true);
         self
     }
 
-    /// Converts a queued decision into a denial. The queue time becomes `retry_after`.
+    /// Converts a queued decision into a denial. The time in the queue becomes `retry_after`.
     pub(crate) fn into_denied(mut self) -> Self {
         let wait = std::mem::take(&mut self.wait);
         self.allowed = false;
@@ -326,10 +326,9 @@ impl Decision {
         Self { charged_at, ..self }
     }
 
-    /// Returns the decision with only the outcomes of `quotas`, each given by rule and index.
+    /// Returns the decision with one outcome for each of `quotas`.
     ///
-    /// If the decision does not have exactly one outcome of a quota, the returned outcome is
-    /// unknown.
+    /// A missing or ambiguous outcome becomes an unknown outcome.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
@@ -362,9 +361,9 @@ pub enum Source {
     Fallback,
     /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial.
     DenyCache,
-    /// A [`Leased`](crate::store::Leased) store, with units that it had leased before.
+    /// A [`Leased`](crate::store::Leased) store, from units that it had leased in advance.
     Leased,
-    /// The embedded store, which had no room to [block](crate::StoreExt::block) a key.
+    /// The embedded store, because its table of [blocked](crate::StoreExt::block) keys is full.
     Overflow,
     /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,
@@ -393,7 +392,7 @@ impl Source {
         }
     }
 
-    /// Returns `true` if the store made the decision, not a wrapper such as a cache.
+    /// Returns `true` if a store made the decision, not a wrapper around the store.
     pub(crate) fn is_of_store(self) -> bool {
         !matches!(self, Self::FailedOpen | Self::FailedClosed | Self::Fallback) && !self.is_known()
     }

@@ -15,18 +15,18 @@ pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// The microseconds by which the account's clock is ahead of the decision's clock.
+    /// The lead of the account's clock over the decision's clock, in microseconds.
     ///
-    /// The nodes of a cluster have separate clocks.
+    /// Each Redis node has its own clock.
     #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
 }
 
-/// The state of one quota after a decision, with times in nanoseconds.
+/// The state of one quota after a decision. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Snapshot {
-    /// One unit is refilled every `interval`.
+    /// The state under a quota that refills one unit every `interval`.
     Refilling {
         reset_ns: u64,
         interval: u64,
@@ -40,7 +40,7 @@ pub(crate) enum Snapshot {
         next_ns: u64,
         retry_ns: u64,
     },
-    /// The store does not report the units left.
+    /// The state of a store that does not report the units left.
     Unknown {
         retry_ns: u64,
     },
@@ -89,7 +89,7 @@ impl Outcome {
         self
     }
 
-    /// Sets the time until more units are left. Zero means that no more units are refilled.
+    /// Sets the time until more units are available. Zero means that waiting adds no units.
     #[must_use]
     pub fn with_next_after(mut self, time: Duration) -> Self {
         if let Snapshot::Known { next_ns, .. } = &mut self.snapshot {
@@ -100,17 +100,17 @@ impl Outcome {
 
     /// Sets the shortest wait until an identical cost would be allowed.
     ///
-    /// Zero means that the quota allowed the cost. `None` means that the quota denied the cost, and
-    /// that waiting does not help.
+    /// - Zero means that the quota allowed the cost.
+    /// - `None` means that the quota denied the cost, and that waiting does not help.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.set_retry_ns(wait.map_or(NEVER, nanos));
         self
     }
 
-    /// Marks the outcome as a denial with an unknown wait. The response has no `Retry-After`.
+    /// Marks the outcome as a denial with an unknown wait, as by a limit on concurrent requests.
     ///
-    /// An example is a limit on concurrent requests.
+    /// The response has no `Retry-After`.
     #[must_use]
     pub fn with_unknown_wait(mut self) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
@@ -119,13 +119,13 @@ impl Outcome {
 
     /// Creates an outcome for a store that does not report the units left.
     ///
-    /// Header fields do not contain such a quota.
+    /// The response has no header fields for such a quota.
     #[must_use]
     pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
         Self::with(rule, place, Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) })
     }
 
-    /// Creates the outcome of a blocked key, with the remaining time of the block.
+    /// Creates the outcome of a blocked key. `left` is the remaining time of the block.
     pub(crate) fn block(rule: RuleName, limit: u32, left: Duration) -> Self {
         let exhausted = Self::full(rule, 0, limit).with_remaining(0);
         exhausted.with_reset_after(left).with_next_after(left).with_retry_after(Some(left))
@@ -155,7 +155,7 @@ impl Outcome {
         self.place.into()
     }
 
-    /// Marks the outcome as report-only.
+    /// Sets whether the rule of this outcome is report-only.
     #[must_use]
     pub fn report_only(mut self, report_only: bool) -> Self {
         self.report_only = report_only;
@@ -168,9 +168,7 @@ impl Outcome {
         self.report_only
     }
 
-    /// Returns `true` if the quota denied the request.
-    ///
-    /// A report-only quota would have denied it.
+    /// Returns `true` if the quota denied the request, or would have done so if it is report-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.retry_ns() > 0
@@ -199,7 +197,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the units left, which are negative if the account is in debt.
+    /// Returns the units left, or a negative number if the account is in debt.
     pub(crate) fn left(&self) -> i64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -210,7 +208,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the number of used units that are not refilled yet.
+    /// Returns the number of units until the account is full.
     pub(crate) fn owed(&self) -> i64 {
         i64::from(self.limit()) - self.left()
     }
@@ -221,13 +219,13 @@ impl Outcome {
         Duration::from_nanos(self.reset_ns())
     }
 
-    /// Returns the shortest wait until more units are left, or zero if no more units are refilled.
+    /// Returns the time until more units are available, or zero if waiting adds no units.
     #[must_use]
     pub fn next_after(&self) -> Duration {
         Duration::from_nanos(self.remaining_and_next().1)
     }
 
-    /// Returns the units left and the nanoseconds until the next unit, with one division.
+    /// Returns the units left and the nanoseconds until the next unit.
     pub(crate) fn remaining_and_next(&self) -> (u32, u64) {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, interval, limit, .. } => {
@@ -242,7 +240,7 @@ impl Outcome {
 
     /// Returns the shortest wait until an identical cost would be allowed.
     ///
-    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help or if the
+    /// The wait is zero if the cost was allowed. Returns `None` if waiting does not help, or if the
     /// wait is [unknown](Outcome::is_wait_unknown).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -250,8 +248,7 @@ impl Outcome {
         (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
     }
 
-    /// Returns `true` if the quota denied the cost for an [unknown](Outcome::with_unknown_wait)
-    /// time.
+    /// Returns `true` for a denial with an [unknown](Outcome::with_unknown_wait) wait.
     #[must_use]
     pub fn is_wait_unknown(&self) -> bool {
         self.retry_ns() == UNKNOWN_WAIT
@@ -265,7 +262,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the time in which one unit is refilled, if units are refilled one by one.
+    /// Returns the time per refilled unit, or `None` if units are not refilled one by one.
     pub(crate) fn interval(&self) -> Option<Duration> {
         match self.snapshot {
             Snapshot::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
@@ -273,14 +270,14 @@ impl Outcome {
         }
     }
 
-    /// Sets the nanoseconds by which the account's clock is ahead of the decision's clock.
+    /// Sets the lead of the account's clock over the decision's clock, in nanoseconds.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
         self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
         self
     }
 
-    /// Returns the nanoseconds by which the account's clock is ahead of the decision's clock.
+    /// Returns the lead of the account's clock over the decision's clock, in nanoseconds.
     pub(crate) fn skew(&self) -> i64 {
         #[cfg(feature = "redis")]
         return i64::from(self.skew) * 1_000;
@@ -296,7 +293,7 @@ impl Outcome {
         !matches!(self.snapshot, Snapshot::Unknown { .. })
     }
 
-    /// Returns the outcome after another `age` nanoseconds without charges.
+    /// Returns the outcome as it is `age` nanoseconds later, without charges in between.
     pub(crate) fn aged(mut self, age: u64) -> Self {
         let left =
             |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };
@@ -315,7 +312,7 @@ impl Outcome {
         self
     }
 
-    /// Returns the outcome with its units left increased by `units`.
+    /// Returns the outcome with `units` more units left.
     pub(crate) fn with_more(mut self, units: u32) -> Self {
         match &mut self.snapshot {
             Snapshot::Refilling { reset_ns, interval, .. } => {
@@ -337,7 +334,7 @@ impl Outcome {
         }
     }
 
-    /// Returns [`retry_after`](Outcome::retry_after) in nanoseconds, or [`NEVER`].
+    /// Returns the wait in nanoseconds, [`UNKNOWN_WAIT`], or [`NEVER`].
     pub(crate) fn retry_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }

@@ -17,7 +17,7 @@ pub(super) struct Arithmetic<'a> {
 }
 
 impl Arithmetic<'_> {
-    /// Returns the quota of the rule, or `None` if the decision was made with another quota.
+    /// Returns the quota, or `None` if a fallback or a governor limiter decided with other values.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -143,7 +143,7 @@ impl Arithmetic<'_> {
         format!("{would}needs {need}{has}: {then}")
     }
 
-    /// Returns the number of units that must be refilled, or `None` if it is not exactly known.
+    /// Returns the number of missing units, or `None` if the exact number is unknown.
     fn missing(&self, need: u64, soft: u32, wait: Duration) -> Option<u64> {
         let outcome = self.outcome;
         let there = i64::from(soft) + outcome.left();
@@ -162,7 +162,7 @@ impl Arithmetic<'_> {
         exact.then_some(missing)
     }
 
-    /// Returns a note if a fallback or a governor limiter decided, because their values differ.
+    /// Returns a note if a fallback or a governor limiter decided with other values.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
             Source::Fallback => {

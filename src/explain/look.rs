@@ -1,11 +1,10 @@
 //! Dry runs of a decision.
 //!
-//! A dry run is a call that the store must deny, because a denied call charges nothing. Each charge
-//! therefore gets one more quota, which is blocked. The blocked quota has the rule and the key of
-//! the charge, so both are on the same node of a cluster. No rule uses the index of the blocked
-//! quota.
+//! A denied call charges nothing. A dry run therefore adds a blocked quota to each charge, so that
+//! the store denies the call. The outcomes of the other quotas show the decision.
 //!
-//! Report-only charges need a separate call, because a store charges them separately.
+//! Report-only charges get a separate call. Their blocked quotas would otherwise hide the outcomes
+//! of other rules.
 
 use smallvec::SmallVec;
 
@@ -15,7 +14,7 @@ use crate::{
     store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
-/// The maximum number of quotas of a rule in a dry run.
+/// The maximum number of quotas per rule in a dry run.
 const MOST: usize = 254;
 
 /// Returns the decision that [`StoreExt::take`] would make.
@@ -34,13 +33,13 @@ pub(super) async fn look<S: Store>(
     Ok(charges.with(|charges| decision(charges, &denied, shadow.as_ref())))
 }
 
-/// Checks that the store supports dry runs of these charges.
+/// Checks that the store supports a dry run of these charges.
 pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
     refusing(charges, false, |charges| store.supports(charges))?;
     refusing(charges, true, |charges| store.supports(charges))
 }
 
-/// Calls the store with the report-only charges, or with all other charges.
+/// Calls the store with the report-only charges alone, or with all other charges.
 async fn ask<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -49,7 +48,7 @@ async fn ask<S: Store>(
     refusing(charges, report_only, |charges| store.take(charges)).await
 }
 
-/// Calls `read` with the charges and their blocked quotas, which the store denies.
+/// Calls `read` with charges that the store must deny, because each has a blocked quota.
 fn refusing<T>(
     charges: &OwnedCharges,
     report_only: bool,
@@ -81,7 +80,7 @@ fn with_blocked(charge: &Charge<'_>) -> SmallVec<[Quota; 4]> {
     quotas.chain([Quota::blocked()]).collect()
 }
 
-/// Creates the decision from the denials of the dry run, without the blocked quotas.
+/// Creates the decision from the outcomes of the dry run.
 fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>) -> Decision {
     let (mut overage, mut wait, mut allowed) = (false, 0, true);
     let mut outcomes = SmallVec::<[Outcome; 4]>::new();
@@ -122,9 +121,7 @@ fn need(charge: &Charge<'_>) -> u64 {
     }
 }
 
-/// Returns the queue time of a charge, or `None` if the charge cannot queue.
-///
-/// A paced window queues charges until the window ends.
+/// Returns the time in the queue, or `None` if the charge cannot queue.
 fn place_in(quota: &Quota, outcome: &Outcome, charge: &Charge<'_>) -> Option<u64> {
     let wait = outcome.retry_after().filter(|wait| *wait <= charge.max_wait())?;
     let ends = outcome.reset_after();

@@ -1,11 +1,9 @@
 //! Explanations of decisions: the rule and the quota that decided, with the arithmetic.
 //!
-//! A client sees a status code and a `Retry-After`. An operator often needs the reason: the units
-//! that were left and needed, and the time until more units are available. An [`Explanation`]
-//! contains this reason.
+//! An [`Explanation`] shows why a request was denied: the units left, the units needed, and the
+//! time until more are available.
 //!
-//! An explanation is computed on demand from the decision. Requests that are not explained have no
-//! cost.
+//! Explanations are computed on demand, so requests without an explanation have no cost.
 //!
 //! To explain a decision, call [`Decision::explain`]:
 //!
@@ -20,8 +18,8 @@
 //! assert!(text.contains("one unit comes back every 30min; 2 used"), "{text}");
 //! ```
 //!
-//! With the rules, an explanation also shows quotas, keys and costs. The layer and the limiter can
-//! also explain the decision that they *would* make, without a charge:
+//! Given the rules, an explanation also shows quotas, keys and costs. The layer and the limiter can
+//! also explain the decision that a request *would* get, without a charge:
 //!
 //! ```
 //! # tokio_test::block_on(async {
@@ -47,12 +45,10 @@
 //!
 //! # Limitations
 //!
-//! Explanations are for operators. Do not show them to clients, because they disclose rules and the
-//! accounts of other clients. Keys are printed as [fingerprints](crate::fingerprint::Fingerprint)
-//! or not at all.
+//! Do not show explanations to clients, because they disclose rules and the accounts of other
+//! clients. Keys are printed as [fingerprints](crate::fingerprint::Fingerprint) or not at all.
 //!
-//! The result of a dry run may be out of date immediately, because concurrent requests charge the
-//! accounts.
+//! A dry run may be out of date immediately, because other requests charge the accounts.
 
 mod arithmetic;
 mod look;
@@ -77,9 +73,9 @@ use crate::{
 #[must_use]
 pub struct Explanation {
     about: About,
-    /// `true` for a dry run, which charges nothing.
+    /// `true` for a dry run.
     looked: bool,
-    /// The reason why the layer allows the request despite the decision.
+    /// The reason why the request passes despite a denial.
     beside: Option<&'static str>,
     secret: Option<FingerprintKey>,
 }
@@ -87,7 +83,7 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 enum About {
     Decision(Box<Decision>, Vec<QuotaReport>),
-    /// No rule limits the request, for this reason.
+    /// No rule limits the request. The text is the reason.
     Free(&'static str),
     Unkeyed(KeyError),
     /// The store does not support dry runs.
@@ -97,8 +93,8 @@ enum About {
 impl Decision {
     /// Explains the decision, without quotas, keys and costs.
     ///
-    /// To include them, pass the [charges](Explanation::charges) or the [rules](Explanation::rules)
-    /// to the explanation.
+    /// To add them, call [`charges`](Explanation::charges) or [`rules`](Explanation::rules) on the
+    /// explanation.
     pub fn explain(&self) -> Explanation {
         Explanation::decided(self.clone(), &[])
     }
@@ -106,9 +102,6 @@ impl Decision {
 
 impl Explanation {
     /// Explains the decision that [`take`](crate::StoreExt::take) would make, without a charge.
-    ///
-    /// A dry run covers the first 254 quotas of a rule. Each charge of the call has an additional
-    /// [blocked](crate::Quota::blocked) quota, so that the store denies the call.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -127,7 +120,11 @@ impl Explanation {
     ///
     /// # Errors
     ///
-    /// Fails if the store cannot decide or does not support dry runs, such as a governor limiter.
+    /// Fails if the store cannot decide, or does not support dry runs, as with a governor limiter.
+    ///
+    /// # Limitations
+    ///
+    /// A dry run covers the first 254 quotas of a rule.
     pub async fn look<S: Store>(store: &S, charges: &[Charge<'_>]) -> Result<Self, S::Error> {
         Self::look_at(store, &charges.into()).await
     }
@@ -151,8 +148,8 @@ impl Explanation {
 
     /// Adds quotas, costs and keys from the rules and the request.
     ///
-    /// The rules are evaluated again. If a plan was replaced after the decision, the explanation
-    /// shows the current quotas.
+    /// The rules are evaluated now. If a plan was replaced after the decision, the explanation
+    /// shows the new quotas.
     pub fn rules<'a>(
         self,
         rules: &(impl Rules + ?Sized),
@@ -189,7 +186,7 @@ impl Explanation {
         }
     }
 
-    /// Returns the arithmetic of each quota, in the order of the outcomes.
+    /// Returns one report per quota, in the order of the outcomes.
     #[must_use]
     pub fn quota_reports(&self) -> &[QuotaReport] {
         match &self.about {
@@ -221,12 +218,12 @@ impl Explanation {
         Self::of(About::Unsaid(why))
     }
 
-    /// Marks the explanation as that of a dry run.
+    /// Marks the explanation as a dry run.
     pub(crate) fn looked(self) -> Self {
         Self { looked: true, ..self }
     }
 
-    /// Marks the request as allowed despite the decision, for this reason.
+    /// Marks the request as allowed despite a denial. The text is the reason.
     pub(crate) fn passes(self, because: &'static str) -> Self {
         Self { beside: Some(because), ..self }
     }

@@ -7,19 +7,21 @@ use crate::{
     store::Charge,
 };
 
-/// Outcome of one quota in an [`Explanation`](super::Explanation), with its charge if known.
+/// Report on one quota of a decision, in an [`Explanation`](super::Explanation).
+///
+/// The quota, key and costs are present if the explanation knows the charges.
 #[derive(Clone, Debug)]
 pub struct QuotaReport {
     pub(super) outcome: Outcome,
     pub(super) asked: Option<ChargedQuota>,
 }
 
-/// The sum of a request's charges to one account.
+/// The charges of a request to one account, added up.
 #[derive(Clone, Debug)]
 pub(super) struct ChargedQuota {
     pub(super) key: Key,
     pub(super) quota: Quota,
-    /// The number of quotas in the rule.
+    /// The number of quotas that the rule has.
     pub(super) quotas: usize,
     pub(super) cost: u64,
     pub(super) headroom: u32,
@@ -50,7 +52,7 @@ impl QuotaReport {
         self.asked.as_ref().map(|asked| asked.cost)
     }
 
-    /// Returns the units that had to remain after the charge, if known.
+    /// Returns the units that must be left over after the charge, if known.
     #[must_use]
     pub fn headroom(&self) -> Option<u32> {
         self.asked.as_ref().map(|asked| asked.headroom)
@@ -75,7 +77,7 @@ pub(super) fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaRepo
     decision.outcomes().iter().enumerate().map(reckon).collect()
 }
 
-/// Adds up the charges to the account of `charge` and `quota`.
+/// Adds up all charges to the account of `charge`.
 fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> ChargedQuota {
     let same = |other: &&Charge<'_>| {
         other.rule() == charge.rule()

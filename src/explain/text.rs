@@ -35,7 +35,7 @@ impl Explanation {
         if self.looked { "would be allowed" } else { "allowed" }
     }
 
-    /// Writes the end of the first line.
+    /// Writes the rest of the first line.
     fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
             Some(because) => writeln!(f, "; allowed anyway: {because}"),
@@ -167,7 +167,7 @@ fn retry(f: &mut fmt::Formatter<'_>, wait: Option<Duration>) -> fmt::Result {
     wait.map_or(Ok(()), |wait| write!(f, " → retry after {}", Exact(wait)))
 }
 
-/// Quota with the name of its algorithm.
+/// Displays a quota with the name of its algorithm.
 struct Described<'a>(&'a Quota);
 
 impl fmt::Display for Described<'_> {

@@ -7,7 +7,7 @@ const LONG: [(&str, u64); 3] =
     [("day", 86_400 * SECOND), ("h", 3_600 * SECOND), ("min", 60 * SECOND)];
 const SHORT: [(&str, u64); 4] = [("s", SECOND), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
-/// Time as text: `312ms`, `4h 28min 43.5s`.
+/// Displays a time, such as `312ms` or `4h 28min 43.5s`.
 pub(super) struct Exact(pub(super) Duration);
 
 impl fmt::Display for Exact {

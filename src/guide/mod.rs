@@ -1,24 +1,32 @@
-//! The guide, in the order in which questions arise.
+//! A guide to this crate, by topic.
 //!
-//! The reference describes each item, and the guide helps to choose between items. All examples of
-//! the guide are compiled. The examples that need no server also run, with a fake clock.
+//! All examples of the guide are compiled, and those without a server are also run.
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | The algorithm, the numbers, the place of the layer, and ways to pass uncharged |
-//! | [`algorithms`] | Each algorithm on one series of calls, drawn |
+//! | [`choosing`] | The algorithm, the place of the layer, and exemptions |
+//! | [`numbers`] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
+//! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
 //! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
+//! | [`proxies`] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
 //! | [`plans`] | Quotas per user, changes at run time, and costs per request |
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
+//! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
+//! | [`login`] | A login in which only failures count, and nobody is locked out |
+//! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
+//! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
-//! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
+//! | [`migrating`] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
+//! | [`security`] | Attacks, the limits of the protection, and limits by kind of route |
+//! | [`features`] | Each feature, with the tests and examples that show it |
+//! | [`comparison`] | Other rate limiters for Tower, and measured figures |
+//! | [`unsuited`] | Needs that another tool meets better |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
-//!
-//! The guide is part of the documentation only. A build of the crate does not contain it.
+//! | [`words`] | Terms of other libraries, and their names in this crate |
 
-/// The names that chapters link to without a path.
+/// Items that chapters link to without a path.
 mod names {
     pub(super) use crate::{
         decision::*, explain::*, fingerprint::*, identify::*, key::*, limiter::*, lint::*,
@@ -29,6 +37,13 @@ mod names {
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
     #![cfg_attr(not(all(feature = "axum", feature = "metrics")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod numbers {
+    #![doc = include_str!("numbers.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -44,6 +59,13 @@ pub mod algorithms {
 
 pub mod keys {
     #![doc = include_str!("keys.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod proxies {
+    #![doc = include_str!("proxies.md")]
     #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
@@ -70,6 +92,37 @@ pub mod outages {
     use super::names::*;
 }
 
+pub mod login {
+    #![doc = include_str!("login.md")]
+
+    use super::names::*;
+}
+
+pub mod production {
+    #![doc = include_str!("production.md")]
+    #![cfg_attr(all(feature = "admin", feature = "metrics"), doc = "", doc = "```no_run")]
+    #![cfg_attr(not(all(feature = "admin", feature = "metrics")), doc = "", doc = "```text")]
+    #![doc = include_str!("../../examples/production.rs")]
+    #![doc = "```"]
+    #![cfg_attr(not(all(feature = "metrics", feature = "redis")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod recipes {
+    #![doc = include_str!("recipes.md")]
+    #![cfg_attr(not(all(feature = "axum", feature = "redis")), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod troubleshooting {
+    #![doc = include_str!("troubleshooting.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
 pub mod testing {
     #![doc = include_str!("testing.md")]
     #![cfg_attr(not(all(feature = "redis", feature = "testing")), doc = "", doc = include_str!("without.md"))]
@@ -85,14 +138,43 @@ pub mod patterns {
 
 pub mod migrating {
     #![doc = include_str!("migrating.md")]
-    #![cfg_attr(not(all(feature = "governor", feature = "testing")), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(
+        not(all(feature = "axum", feature = "governor", feature = "redis", feature = "testing")),
+        doc = "",
+        doc = include_str!("without.md")
+    )]
 
     use super::names::*;
+}
+
+pub mod unsuited {
+    #![doc = include_str!("unsuited.md")]
+    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod security {
+    #![doc = include_str!("../../SECURITY.md")]
+}
+
+pub mod features {
+    #![doc = include_str!("features.md")]
+}
+
+pub mod comparison {
+    #![doc = include_str!("comparison.md")]
 }
 
 pub mod glossary {
     #![doc = include_str!("glossary.md")]
     #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod words {
+    #![doc = include_str!("words.md")]
 
     use super::names::*;
 }

@@ -1,4 +1,4 @@
-//! A cache of the rendered values of one quota. Most responses report one of a few values.
+//! A cache of rendered `RateLimit` values.
 
 use std::sync::OnceLock;
 
@@ -6,9 +6,9 @@ use http::HeaderValue;
 
 use super::{item::Item, lines::Reading};
 
-/// Values are cached for fewer units left than this, with a wait of zero or one second.
+/// Values with fewer units left than this are cached, if the wait is at most one second.
 const UNITS: usize = 128;
-/// Values without units left are cached for waits of fewer seconds than this.
+/// Values with fewer seconds to wait than this are cached, if no units are left.
 const SECONDS: usize = 64;
 /// Values of a full interval are cached for fewer units used than this. A client that was idle
 /// before has such a value.

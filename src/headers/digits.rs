@@ -1,13 +1,13 @@
-//! Numbers as header values, without an allocation for small ones.
+//! Numbers as header values. Small numbers need no allocation.
 
 use bytes::Bytes;
 use http::HeaderValue;
 
-/// Numbers below this limit are converted at compile time.
+/// Numbers below this limit are precomputed.
 const KNOWN: usize = 4_096;
 const LONGEST: usize = 4;
 
-/// The digits of each number below [`KNOWN`], right-aligned.
+/// The digits of each precomputed number, right-aligned.
 static DIGITS: [[u8; LONGEST]; KNOWN] = {
     let mut all = [[b'0'; LONGEST]; KNOWN];
     let mut n = 0;
@@ -23,7 +23,7 @@ static DIGITS: [[u8; LONGEST]; KNOWN] = {
     all
 };
 
-/// Returns a number as a header value, with at most one allocation.
+/// Returns a number as a header value.
 pub(super) fn number(n: u64) -> HeaderValue {
     let value = match usize::try_from(n).ok().and_then(|n| DIGITS.get(n)) {
         Some(digits) => {
@@ -35,7 +35,7 @@ pub(super) fn number(n: u64) -> HeaderValue {
     value.unwrap_or_else(|_| n.into())
 }
 
-/// Returns the number of digits of a number below [`KNOWN`].
+/// Returns the number of digits of a precomputed number.
 fn length(n: u64) -> usize {
     1 + usize::from(n > 9) + usize::from(n > 99) + usize::from(n > 999)
 }

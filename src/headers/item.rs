@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Items {
     pub(super) list: Vec<Item>,
-    /// The report-only rules, which header fields do not contain.
+    /// The report-only rules. Header fields omit them.
     reporting: Vec<RuleName>,
     /// `true` if a rule chooses its quotas per request.
     dynamic: bool,
@@ -25,9 +25,9 @@ pub(crate) struct Items {
 }
 
 impl Items {
-    /// Collects the quotas of the rules. The names of the quotas must be unique.
+    /// Collects the quotas of a layer. Fails if two quotas have the same name.
     ///
-    /// Report-only rules are included, because they may be enforced later.
+    /// Report-only rules are included, because they can be enforced at run time.
     pub(crate) fn new(infos: &[RuleInfo<'_>]) -> Result<Self, RuleError> {
         let list = Item::named(infos);
         for (at, item) in list.iter().enumerate() {
@@ -43,13 +43,13 @@ impl Items {
         Ok(Self { list, reporting, dynamic, rules })
     }
 
-    /// Collects the quotas of one request.
+    /// Collects the quotas that these charges use.
     pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
         let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
         Self::of(Item::named(&infos), charges)
     }
 
-    /// Returns the items of the rules that make these charges.
+    /// Returns the quotas of the rules that charge the request.
     pub(super) fn only(&self, charges: &[Charge<'_>]) -> Self {
         let charged = |item: &&Item| charges.iter().any(|charge| charge.rule() == item.rule);
         Self::of(self.list.iter().filter(charged).cloned().collect(), charges)
@@ -67,7 +67,7 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if `charges` has all rules of the list, with equal report-only flags.
+    /// Returns `true` if all rules charge the request, with unchanged report-only flags.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules
@@ -133,8 +133,7 @@ impl Item {
 
 /// Returns the seconds in which an empty account refills.
 ///
-/// The result is computed from the period. Computed from the rounded interval, three units per
-/// second would be `q=3;w=2`.
+/// Uses the exact period. With the rounded interval, three units per second would take 2 seconds.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

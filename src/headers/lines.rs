@@ -16,7 +16,7 @@ use super::{
     template::Template,
 };
 
-/// The numbers of one decision, kept until the response is available.
+/// The header values of one decision.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
@@ -28,14 +28,14 @@ pub(super) type Readings = SmallVec<[Reading; 2]>;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// `true` if the whole decision is overage. The flag fits into the padding of this struct.
+    /// `true` if the decision is overage.
     pub(super) overage: bool,
     pub(super) remaining: u32,
-    /// The seconds until more units are available, or 0 if no more units are refilled.
+    /// The seconds until more units are available, or 0 if waiting adds no units.
     pub(super) next: u32,
 }
 
-/// Returns the names of the quota fields in order, and `true` if the policy field follows.
+/// Returns the names of the quota fields, and `true` if a policy field follows.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -45,16 +45,14 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     }
 }
 
-/// Returns the fields of a response with placeholder values.
+/// Returns the quota fields with placeholder values.
 pub(super) fn fields(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
 }
 
-/// Returns the fields of a plain-text rejection with placeholder values.
-///
-/// `Retry-After` is the first field.
+/// Returns the fields of a plain-text rejection with placeholder values. `Retry-After` is first.
 pub(super) fn denial(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert(RETRY_AFTER, TO_FILL_IN);
@@ -77,7 +75,7 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 }
 
 impl Lines {
-    /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
+    /// Adds the fields to a response, which may already have fields of an inner limiter.
     #[inline]
     pub(crate) fn write(self, headers: &mut HeaderMap) {
         self.template.write(&self.readings, headers);
@@ -101,7 +99,7 @@ impl Template {
         }
     }
 
-    /// Replaces the placeholder values with the values of the decision.
+    /// Replaces the placeholders with the values of the decision.
     #[inline(always)]
     pub(super) fn fill_in<'a>(
         &self,
@@ -177,9 +175,7 @@ impl Template {
         HeaderValue::from_bytes(&text).ok()
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless an existing field reports fewer units left.
-    ///
-    /// An existing field is replaced, because clients use only the last line of a dictionary.
+    /// Sets `limit=5, remaining=4, reset=1`, unless an inner limiter has set fewer units.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -202,7 +198,9 @@ impl Template {
         })
     }
 
-    /// Sets the limit, remaining and reset fields, unless existing fields report fewer units left.
+    /// Sets the three fields, unless an inner limiter has set fewer units.
+    ///
+    /// Returns `true` if the fields were set.
     fn add_triplet(
         &self,
         first: &Reading,
@@ -220,7 +218,7 @@ impl Template {
         true
     }
 
-    /// Returns the limit, the units left, and the reset value.
+    /// Returns the values of the limit, remaining and reset fields.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
         let reset = match self.family {
             Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),

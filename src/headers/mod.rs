@@ -1,6 +1,6 @@
-//! Header fields of decisions.
+//! Header fields that report decisions to clients.
 //!
-//! Only this module converts times to seconds, always rounded up.
+//! All times in header fields are whole seconds, rounded up.
 
 mod cache;
 mod digits;
@@ -22,7 +22,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// The header field that marks overage. It is defined by this crate.
+/// The field for requests that were allowed beyond a quota. Defined by this crate.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -35,12 +35,10 @@ const X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// Returns all header fields that a layer may set, for a CORS layer.
+/// Returns all header fields that a layer may set, for `Access-Control-Expose-Headers`.
 ///
-/// Scripts in a browser can read only the fields in `Access-Control-Expose-Headers`.
-///
-/// Place the CORS layer outside the limiter, because rejections would otherwise lack the CORS
-/// headers.
+/// Browser scripts can read only exposed fields. Place the CORS layer outside the limiter, so that
+/// rejections also get CORS headers.
 ///
 /// ```
 /// use tower_http::cors::CorsLayer;
@@ -86,9 +84,9 @@ pub enum Headers {
     /// GitHub sends this form, and most parsers expect it.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit"))]
     XRateLimit,
-    /// Like [`XRateLimit`](Headers::XRateLimit), but with the reset in seconds from now.
+    /// Like [`XRateLimit`](Headers::XRateLimit), with the reset in seconds from now.
     ///
-    /// Some parsers read such a value as a date in 1970.
+    /// Parsers that expect Unix time read this reset as a date in 1970.
     #[cfg_attr(feature = "serde", serde(rename = "x-ratelimit-delta"))]
     XRateLimitDelta,
     /// No quota fields.
@@ -96,7 +94,7 @@ pub enum Headers {
 }
 
 impl Headers {
-    /// Sends the fields with rejections only, not with every response.
+    /// Sends the fields with rejections only.
     ///
     /// ```
     /// use tower_sluice::{Headers, Quota, RateLimitLayer};

@@ -19,20 +19,20 @@ use crate::{
     store::Charge,
 };
 
-/// The maximum number of rules for which the template of some of the rules has a value cache.
+/// Above this number of rules, a template for some of the rules has no value cache.
 const FEW: usize = 16;
 
-/// Header fields of a layer, or of one request.
+/// Precomputed header fields for a layer, or for one request.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
-    /// The quoted name of each item, as a structured field string (RFC 9651).
+    /// The name of each quota, quoted as a structured field string (RFC 9651).
     pub(super) quoted: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
     /// Set in templates that serve many requests.
     pub(super) prepared: Option<Prepared>,
-    /// Templates for requests that are charged by other rules or with other report-only flags.
+    /// Templates for requests that only some rules charge.
     variants: Variants,
 }
 
@@ -74,8 +74,6 @@ impl Template {
     }
 
     /// Returns the template for a request, or `None` if this template fits.
-    ///
-    /// A response contains only the policies of the rules that charge its request.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         let items = &*self.items;
@@ -95,7 +93,7 @@ impl Template {
         })
     }
 
-    /// Adds the fields of a rejection. A `Retry-After` of a [`Reject`](crate::Reject) is kept.
+    /// Adds the fields of a rejection. An existing `Retry-After` is kept.
     pub(crate) fn complete(
         &self,
         headers: &mut HeaderMap,
@@ -108,7 +106,9 @@ impl Template {
         self.write(&self.read(decision), headers);
     }
 
-    /// Returns all fields of a plain-text rejection, or `None` if a quota's name is unknown.
+    /// Returns all fields of a plain-text rejection.
+    ///
+    /// Returns `None` if the prepared fields do not fit the decision.
     pub(crate) fn denial(&self, decision: &Decision, wait: Duration) -> Option<HeaderMap> {
         let readings = self.read(decision);
         if readings.is_empty() && self.family != Headers::None || decision.is_overage() {
@@ -172,7 +172,7 @@ impl Template {
         }
     }
 
-    /// Returns the name that clients see for the quota of an outcome.
+    /// Returns the name of a quota as clients see it.
     pub(crate) fn name(&self, outcome: &Outcome) -> &str {
         let found = self.items.find(outcome);
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)

@@ -1,18 +1,18 @@
 //! Templates for requests that only some rules of a layer charge.
 //!
-//! Each template is created once and found without a lock.
+//! A lookup takes no lock.
 
 use std::sync::{Arc, OnceLock};
 
 use super::template::Template;
 use crate::{rule::RuleName, store::Charge};
 
-/// The maximum number of templates that are kept. Further templates are created per request.
+/// The maximum number of stored templates.
 const MOST: usize = 4_096;
-/// The maximum number of slots that are searched for one request.
+/// The maximum number of slots that one lookup visits.
 const PROBES: usize = 8;
 
-/// The rules that charge a request, each with `true` if it is report-only.
+/// The rules that charge a request. The flag is `true` for a report-only rule.
 type Charged = Box<[(RuleName, bool)]>;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Variants {
         Self { rules, slots: OnceLock::new() }
     }
 
-    /// Returns the template for requests with these charges. `make` creates it on first use.
+    /// Returns the template for these charges, created by `make` on first use.
     pub(super) fn get(&self, charges: &[Charge<'_>], make: impl Fn() -> Template) -> Arc<Template> {
         let slots = self.slots.get_or_init(|| self.room());
         let made = || {
@@ -46,7 +46,7 @@ impl Variants {
         Arc::new(make())
     }
 
-    /// Creates the slots for the templates. Their number is a power of two.
+    /// Creates empty slots. Their number is a power of two.
     fn room(&self) -> Box<[TemplateSlot]> {
         let slots = self.rules.saturating_mul(4).clamp(16, MOST).next_power_of_two();
         (0..slots).map(|_| TemplateSlot::new()).collect()

@@ -1,4 +1,4 @@
-//! Entries of a list header, read from one end within bounds.
+//! Entries of a header that is a list, from one end to the other.
 
 use std::iter::Rev;
 
@@ -7,14 +7,12 @@ use http::{
     header::{GetAll, ValueIter},
 };
 
-/// The maximum number of entries that are read per request.
+/// The maximum number of entries to read per request.
 pub(crate) const MAX_ENTRIES: usize = 32;
-/// The maximum number of bytes that are read per request.
+/// The maximum number of bytes to read per request.
 pub(crate) const MAX_BYTES: usize = 4_096;
 
-/// Iterator over the comma-separated entries of a header.
-///
-/// All lines of the header form one list. Only the entries that are read count towards the bounds.
+/// Iterator over the comma-separated entries of all lines of a header.
 pub(crate) struct HeaderEntries<'a, L> {
     lines: L,
     from_left: bool,
@@ -23,7 +21,7 @@ pub(crate) struct HeaderEntries<'a, L> {
     bytes: usize,
 }
 
-/// Error for a header that exceeds the bounds.
+/// Error for a header with too many entries or bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooMuch;
 

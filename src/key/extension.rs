@@ -13,13 +13,12 @@ use super::{Key, KeyError, KeyExtractor, RequestHead};
 
 /// Extractor for an identity of type `T` in the request's extensions.
 ///
-/// A request without that extension has no identity.
+/// A request without the extension has no identity.
 ///
-/// A middleware must verify and insert the identity before the limiter runs. In axum, add it after
-/// the limiter, because the last layer is the outermost.
-///
-/// If the middleware runs after the limiter, no request has an identity. The log reports this once,
-/// after the first 32 requests (`no_identity` in [`lint`](crate::lint)).
+/// A middleware must insert the identity before the limiter runs. In axum, add the middleware after
+/// the limiter, because the last layer runs first. If the order is wrong, no request has an
+/// identity. The log reports this after the first 32 requests (`no_identity` in
+/// [`lint`](crate::lint)).
 ///
 /// ```
 /// use tower_sluice::{Key, key::ExtensionKey};
@@ -36,9 +35,10 @@ pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     absence: AbsenceCheck,
 }
 
-/// Mark of a request in which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no `T`.
+/// Marker in a request for which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no
+/// identity.
 ///
-/// The mark shows that the layer runs before the limiter.
+/// The marker shows that the layer runs before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {
@@ -53,10 +53,10 @@ impl<T> Clone for Anonymous<T> {
     }
 }
 
-/// The number of requests that are checked.
+/// The number of requests to check.
 const SAMPLE: u32 = 32;
 
-/// Counts requests until the first one with an identity. Clones share the count.
+/// Counts the requests before the first identity. Clones share the count.
 #[derive(Clone, Default)]
 struct AbsenceCheck(Arc<AtomicU32>);
 
@@ -92,7 +92,7 @@ fn warn(name: &str) {
 fn warn(_: &str) {}
 
 impl<T: Clone + Into<Key>> ExtensionKey<T> {
-    /// Creates an extractor whose key is the extension.
+    /// Creates an extractor that uses the extension as the key.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -114,7 +114,7 @@ where
     F: Fn(&T) -> K,
     K: Into<Key>,
 {
-    /// Creates an extractor whose key is read from the extension.
+    /// Creates an extractor that computes the key from the extension.
     pub fn by(key: F) -> Self {
         Self { key, of: PhantomData, absence: AbsenceCheck::default() }
     }

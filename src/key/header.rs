@@ -11,8 +11,8 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 /// White space around the value is dropped ([RFC 9110,
 /// §5.5](https://www.rfc-editor.org/rfc/rfc9110#section-5.5)).
 ///
-/// A request has no identity if the header is absent or blank. A request with two such headers is
-/// rejected with 400, because the inner service might read the other value.
+/// A request without the header, or with a blank value, has no identity. A request with two such
+/// headers is rejected with 400, because the inner service might read the other value.
 ///
 /// ```
 /// use tower_sluice::key::HeaderKey;

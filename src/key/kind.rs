@@ -2,8 +2,8 @@
 
 /// Kind of key that a [`KeyExtractor`](super::KeyExtractor) returns.
 ///
-/// The `admin` router parses the keys that operators write as this kind. The router rejects a key
-/// that no request can have. The kind does not change decisions.
+/// The `admin` router parses keys from operators by their kind, and rejects keys of another kind.
+/// Decisions do not depend on the kind.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, KeyKind, PeerIp};
@@ -33,7 +33,7 @@ pub enum KeyKind {
     },
     /// The key that all requests share, [`Key::everyone`](super::Key::everyone).
     Everyone,
-    /// The key of all requests without an identity
+    /// The key that all requests without an identity share
     /// ([`OnMissingKey::Share`](crate::rule::OnMissingKey::Share)).
     Unidentified,
     /// A key of one of these kinds.
@@ -43,7 +43,7 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    /// Returns the kind of a key that is of this kind or of kind `other`.
+    /// Returns a kind that includes this kind and `other`.
     ///
     /// ```
     /// use tower_sluice::key::KeyKind;

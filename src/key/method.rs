@@ -6,9 +6,9 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 /// Extractor for the request method, usually as one part of a tuple.
 ///
-/// The nine methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and [RFC
-/// 5789](https://www.rfc-editor.org/rfc/rfc5789) (`PATCH`) are separate keys. All other methods
-/// share the key `other`, so that clients cannot create accounts by inventing methods.
+/// The methods of [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-9.1) and `PATCH` are
+/// separate keys. All other methods share the key `other`, so clients cannot create accounts by
+/// inventing methods.
 ///
 /// ```
 /// use tower_sluice::{key::{MethodKey, PeerIp}, key_fn};
@@ -24,7 +24,7 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 /// Clients choose the method. With `(MethodKey, PeerIp::new())`, one address has ten times the
 /// quota.
 ///
-/// If the server answers `HEAD` with the handler of `GET`, that handler runs for both accounts.
+/// A server may answer `HEAD` with the handler of `GET`, but both methods have separate accounts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MethodKey;
 

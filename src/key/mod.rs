@@ -1,11 +1,10 @@
 //! Keys and their extractors.
 //!
-//! The key of a request selects the account that is charged.
+//! The key of a request selects the account to charge.
 //!
 //! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]). An extractor cannot read the
-//! body and cannot wait. If an identity needs an asynchronous lookup, use an
-//! [`IdentifyLayer`](crate::identify::IdentifyLayer) before the limiter and read its result with
-//! [`ExtensionKey`].
+//! body and cannot wait. For an asynchronous lookup, use an
+//! [`IdentifyLayer`](crate::identify::IdentifyLayer).
 //!
 //! ```
 //! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
@@ -42,10 +41,10 @@
 //! | Extractor | Trusts |
 //! |---|---|
 //! | [`PeerIp`] | the connection, nothing else |
-//! | [`ClientIp`] | the configured proxies to append to the header, or to set it |
+//! | [`ClientIp`] | the configured proxies |
 //! | [`HeaderKey`], [`MethodKey`], [`key_fn`] | the client, unless a component before the limiter verified the value |
-//! | `Route` | the router: all spellings of a path are one route |
-//! | [`ExtensionKey`] | the middleware that inserted it: the authentication before the limiter |
+//! | `Route` | the router |
+//! | [`ExtensionKey`] | the middleware that inserted the extension |
 //!
 //! Combine rules if one key is not enough. A request is charged to all rules of a layer, or to
 //! none.
@@ -97,9 +96,9 @@ pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.
 ///
-/// `Ok(None)` means that the rule does not apply to the request. If a request *should* have an
-/// identity but has none, return [`KeyError::missing`]. The rule's
-/// [`OnMissingKey`](crate::rule::OnMissingKey) policy then handles the request.
+/// Return `Ok(None)` if the rule does not apply to the request. Return [`KeyError::missing`] if the
+/// request should have an identity but has none. The [`OnMissingKey`](crate::rule::OnMissingKey)
+/// policy of the rule then applies.
 ///
 /// ```
 /// use tower_sluice::key::{Key, KeyError, KeyExtractor, RequestHead};
@@ -122,18 +121,17 @@ pub use crate::head::RequestHead;
             tuple are one composite key"
 )]
 pub trait KeyExtractor {
-    /// Returns the key of a request.
+    /// Returns the key of a request, or `None` if the rule does not apply to the request.
     ///
     /// # Errors
     ///
-    /// Fails if the request has no identity of this type, or if the identity cannot be used.
+    /// Fails if the request has no identity, or if the identity cannot be used.
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError>;
 
     /// Returns the kind of this extractor's keys. Defaults to [`KeyKind::Any`].
     ///
-    /// The `admin` router parses the keys that operators write as this kind. Override this method
-    /// if all keys have one kind. Otherwise an operator may block a text key while requests have
-    /// address keys.
+    /// Override this method if all keys have one kind. The `admin` router then rejects keys of
+    /// another kind, which no request can have.
     ///
     /// ```
     /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
@@ -162,9 +160,9 @@ pub trait KeyExtractor {
 
     /// Returns a message for each setting that is valid but probably a mistake.
     ///
-    /// A message contains the value and the fix.
-    /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports it as
-    /// [`Lint::KeyExtractor`](crate::lint::Lint::KeyExtractor). Defaults to an empty list.
+    /// [`RateLimitLayer::lints`](crate::RateLimitLayer::lints) reports the messages as
+    /// [`Lint::KeyExtractor`](crate::lint::Lint::KeyExtractor). Each message should contain the
+    /// value and the fix. Defaults to an empty list.
     ///
     /// ```
     /// use tower_sluice::{ClientIp, KeyExtractor};
@@ -177,7 +175,8 @@ pub trait KeyExtractor {
         Vec::new()
     }
 
-    /// Returns an extractor that uses `other` if this one finds no key.
+    /// Returns an extractor that uses `other` for requests in which this extractor finds no
+    /// identity.
     fn or<O: KeyExtractor>(self, other: O) -> Or<Self, O>
     where
         Self: Sized,
@@ -230,9 +229,7 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
     }
 }
 
-/// Creates an extractor from a closure.
-///
-/// `None` means that the request has no identity.
+/// Creates an extractor from a closure, which returns `None` for a request without an identity.
 ///
 /// ```
 /// use tower_sluice::key_fn;
@@ -268,7 +265,7 @@ impl<F> fmt::Debug for KeyFn<F> {
     }
 }
 
-/// Error of a [`KeyExtractor`]: the reason and the status of the rejection.
+/// Error of a [`KeyExtractor`], with the status of the rejection.
 ///
 /// The error never contains the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -286,10 +283,10 @@ enum KeyErrorKind {
 }
 
 impl KeyError {
-    /// Creates an error for a request without the identity `what`.
+    /// Creates an error for a request without an identity. `what` names the identity.
     ///
-    /// The rule's [`OnMissingKey`](crate::rule::OnMissingKey) policy handles the request. By
-    /// default it is rejected with 400.
+    /// The [`OnMissingKey`](crate::rule::OnMissingKey) policy of the rule applies. By default, the
+    /// request is rejected with 400.
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: KeyErrorKind::Missing, status: StatusCode::BAD_REQUEST, text: what.into() }
     }
@@ -310,7 +307,7 @@ impl KeyError {
 
     /// Creates an error for an identity that is present but cannot be used.
     ///
-    /// The request is rejected with `status`, regardless of the policy for missing identities.
+    /// The request is rejected with `status`. The policy for missing identities does not apply.
     pub fn unusable(status: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: KeyErrorKind::Unusable, status, text: why.into() }
     }

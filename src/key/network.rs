@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net};
 #[derive(Clone, Debug)]
 pub(crate) struct Networks {
     all: Arc<[IpNet]>,
-    /// Single addresses that look like networks.
+    /// Single addresses that look like the address of a network.
     bare: Arc<[IpAddr]>,
 }
 
@@ -35,7 +35,7 @@ impl Networks {
         Some(NetworkError { text: all.to_string(), why })
     }
 
-    /// Returns a message for each probable mistake in a list of trusted proxies.
+    /// Returns a message for each probable mistake in this list of trusted proxies.
     pub(super) fn lints(&self) -> Vec<String> {
         const NONE: &str = "ClientIp::behind trusts no network, so its header is never read and each peer \
                             is the client; give the networks of the proxies, or use PeerIp";
@@ -55,11 +55,17 @@ impl Networks {
     ///
     /// Convert an IPv4-mapped address to IPv4 first.
     pub(crate) fn hold(&self, address: IpAddr) -> bool {
-        self.all.iter().any(|network| network.contains(&address))
+        self.find(address).is_some()
+    }
+
+    /// Returns the first of the networks that contains the address.
+    pub(super) fn find(&self, address: IpAddr) -> Option<&IpNet> {
+        self.all.iter().find(|network| network.contains(&address))
     }
 }
 
-/// Returns `true` if the last octet of an IPv4 address, or the last 64 bits of IPv6, are 0.
+/// Returns `true` if the last octet of an IPv4 address, or the last 64 bits of an IPv6 address, are
+/// 0.
 fn looks_like_a_network(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[3] == 0,
@@ -67,7 +73,7 @@ fn looks_like_a_network(address: IpAddr) -> bool {
     }
 }
 
-/// Returns the prefix length that the trailing zeros suggest, and the length of a whole address.
+/// Returns a prefix length that fits the trailing zeros, and the full length of the address.
 fn prefix_lengths(address: IpAddr) -> (u32, u32) {
     match address {
         IpAddr::V4(address) => {
@@ -93,8 +99,7 @@ fn network(text: &str) -> Result<IpNet, NetworkError> {
 
 /// Parses a network.
 ///
-/// The address is parsed separately because `IpNet` accepts `010.0.0.0/8`, which other software
-/// reads as octal.
+/// `IpNet` is too lenient: it accepts `010.0.0.0/8`, which other software reads as octal.
 fn parse(text: &str) -> Option<IpNet> {
     let Some((address, bits)) = text.split_once('/') else {
         return text.parse::<IpAddr>().ok().map(IpNet::from);

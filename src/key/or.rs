@@ -4,9 +4,9 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 /// Extractor created by [`KeyExtractor::or`].
 ///
-/// The second extractor is used if the first finds no identity or a blank one. If the first finds
-/// an unusable identity, its error is returned. Otherwise a client could choose the second
-/// extractor by sending an invalid identity.
+/// The second extractor is used if the first finds no identity, or a blank one. If the first
+/// returns another error, the request is rejected. A client could otherwise choose the extractor by
+/// sending an invalid identity.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};

@@ -13,15 +13,14 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix};
 /// `into_make_service_with_connect_info::<SocketAddr>()`. Without an address, all requests are
 /// rejected with 500, and a log line describes the fix.
 ///
-/// An IPv4 address is used whole. An IPv6 address is cut to its first 64 bits, because one customer
-/// usually has a whole /64 (RFC 6177). An IPv4-mapped address is converted to IPv4.
+/// An IPv6 address is cut to its first 64 bits, because one customer usually has a whole /64 (RFC
+/// 6177). An IPv4-mapped address is converted to IPv4.
 ///
-/// No header is read, so clients cannot forge the key. Behind a proxy, all requests have the
-/// address of the proxy: use [`ClientIp`](super::ClientIp) instead.
+/// No header is read, so clients cannot forge the key. Behind a proxy, use
+/// [`ClientIp`](super::ClientIp), because all requests then have the address of the proxy.
 ///
-/// Feature `tracing` logs one warning if the first 1 000 requests suggest a proxy. The signs are a
-/// private address that sends a forwarding header (such as `x-forwarded-for`), and a private
-/// address that sends all requests.
+/// Feature `tracing` logs one warning if the first 1 000 requests suggest a proxy (see
+/// [`lint`](crate::lint)).
 ///
 /// ```
 /// use tower_sluice::key::PeerIp;
@@ -49,11 +48,9 @@ impl PeerIp {
 
     /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
     ///
-    /// Use it in a second rule with a higher quota, beside a rule with [`PeerIp::new`].
-    ///
-    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690). A /48 contains 65 536
-    /// networks of /64, and each of them has its own account in the first rule. A request is
-    /// charged to both accounts or to none.
+    /// A business or a hosting customer often has a /48 (RFC 6177, RIPE-690), which contains 65 536
+    /// networks of /64. Use this extractor in a second rule with a higher quota. A request is
+    /// charged to both rules or to none.
     ///
     /// ```
     /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -64,12 +61,12 @@ impl PeerIp {
     /// # drop(layer);
     /// ```
     ///
-    /// The second rule also works alone, because it uses whole IPv4 addresses.
+    /// The second rule also works alone.
     ///
     /// # Limitations
     ///
-    /// A client with more than a /48 has more than one account. A rule over
-    /// [`Everyone`](super::Everyone) bounds the sum.
+    /// A client with more than a /48 has more than one account. Bound the sum with a rule over
+    /// [`Everyone`](super::Everyone).
     #[must_use]
     pub fn v6_site() -> Self {
         Self::new().ipv6_prefix(48)

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Key, KeyKind};
 
-/// The leading bits of IPv4 and IPv6 addresses that form a key, as masks.
+/// The numbers of leading address bits that form a key, as masks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
     v4: u32,
@@ -12,10 +12,10 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    /// All 32 bits of an IPv4 address, and the first 64 bits of an IPv6 address.
+    /// All bits of an IPv4 address, and the first 64 bits of an IPv6 address.
     pub(crate) const DEFAULT: Self = Self { v4: u32::MAX, v6: u128::MAX << 64 };
 
-    /// Creates a prefix of `v4` and `v6` bits. Larger numbers select all bits.
+    /// Creates a prefix of `v4` and `v6` bits. Larger numbers mean all bits.
     #[cfg(feature = "admin")]
     pub(crate) fn of(v4: u8, v6: u8) -> Self {
         Self {
@@ -45,9 +45,19 @@ impl Prefix {
         }
     }
 
-    /// Returns the key of an address.
-    ///
-    /// IPv4-mapped addresses are converted to IPv4 first, because they share one IPv6 prefix.
+    /// Returns the network that an address is counted by.
+    pub(crate) fn network(self, address: IpAddr) -> String {
+        match address {
+            IpAddr::V4(it) => {
+                format!("{}/{}", Ipv4Addr::from_bits(it.to_bits() & self.v4), self.v4.count_ones())
+            }
+            IpAddr::V6(it) => {
+                format!("{}/{}", Ipv6Addr::from_bits(it.to_bits() & self.v6), self.v6.count_ones())
+            }
+        }
+    }
+
+    /// Returns the key of an address. IPv4-mapped addresses are converted to IPv4.
     #[inline]
     pub(crate) fn key(self, address: IpAddr) -> Key {
         match address.to_canonical() {

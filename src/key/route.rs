@@ -6,10 +6,10 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
 /// Extractor for the template of the matched axum route, such as `/users/{id}`.
 ///
-/// The path itself would not be safe: a client can spell one path in many ways.
+/// Do not use the path as a key, because a client can spell one path in many ways.
 ///
-/// Requests without a matched route share one account. axum matches inside the router, so add the
-/// layer to the `Router`, not around it.
+/// Add the layer to the `Router`, because axum matches routes inside the router. Requests without a
+/// matched route share one account.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, LocalStore, key::{PeerIp, RouteKey}};

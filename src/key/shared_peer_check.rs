@@ -1,6 +1,4 @@
 //! Detects a proxy that is missing in the configuration.
-//!
-//! Signs of a proxy are a forwarding header, and one private address that sends all requests.
 
 use std::{
     fmt,
@@ -13,7 +11,7 @@ use std::{
 
 use http::HeaderMap;
 
-/// The number of requests that are checked.
+/// The number of requests to check.
 const SAMPLE: u32 = 1_000;
 
 /// Headers in which proxies send the address of the client.
@@ -30,16 +28,19 @@ const FORWARDING: [&str; 10] = [
     "cloudfront-viewer-address",
 ];
 
-/// Check of the first requests for signs of a proxy. Clones share the state.
+/// A check of the first requests for signs of a proxy. Clones share the state.
+///
+/// The signs are a forwarding header from a private address, and a private address that sends all
+/// requests.
 #[derive(Clone)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
 #[derive(Default)]
 struct Progress {
-    /// Requests checked so far. The check ends at [`SAMPLE`].
+    /// The number of requests checked so far.
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
-    /// `true` after requests from two addresses, or from a public address.
+    /// `true` once requests came from two addresses or from a public address.
     mixed: AtomicBool,
 }
 
@@ -76,7 +77,7 @@ impl SharedPeerCheck {
     }
 }
 
-/// Returns `true` for an address that the internet cannot reach.
+/// Returns `true` for an address that is not reachable from the internet.
 fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
@@ -107,8 +108,7 @@ fn warn_header(address: IpAddr, name: &str) {
         lint = "forwarding_header_ignored",
         "a request from {address}, a private address, has the header {name}, which PeerIp does not \
          read: behind a proxy all clients share the account of the proxy; trust the proxy with \
-         ClientIp::behind([\"{address}\"]) or by its network, see \"My server is behind a proxy\" in \
-         tower_sluice::guide::keys"
+         ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
     );
 }
 

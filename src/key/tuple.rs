@@ -52,7 +52,8 @@ where
 
 /// Joins the keys of all extractors.
 ///
-/// Returns `Ok(None)` if an extractor returns it. A blank key counts as a missing identity.
+/// Returns `Ok(None)` if any extractor does. A blank key is an error, because an identity is
+/// missing.
 fn join<const N: usize>(
     extractors: [&dyn KeyExtractor; N],
     head: &RequestHead<'_>,

@@ -20,8 +20,8 @@ const INLINE: usize = WORDS * 8;
 ///
 /// The kind is part of the key, so an IP address and its text form are different keys.
 ///
-/// Keys of up to 40 bytes, such as IP addresses and UUIDs in text form, need no allocation. `Debug`
-/// never prints the key, because it may be personal or secret.
+/// Keys of up to 40 bytes need no allocation. `Debug` never prints the key, because it may be
+/// personal or secret.
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -33,7 +33,7 @@ const INLINE: usize = WORDS * 8;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    /// The kind in the lowest byte, and the length above it.
+    /// The length, shifted left by eight bits, plus the kind.
     head: u64,
     body: KeyBytes,
 }
@@ -70,7 +70,7 @@ impl Key {
 
     /// Joins several keys into one.
     ///
-    /// The result depends on the order of the keys, and on where each key ends.
+    /// Joined keys are equal only if all their parts are equal, in order.
     ///
     /// ```
     /// use tower_sluice::Key;
@@ -98,7 +98,7 @@ impl Key {
 
     /// Returns `true` for a text key that is empty or only white space.
     ///
-    /// Such a key counts as missing.
+    /// Extractors treat a blank key as a missing identity.
     #[must_use]
     #[inline]
     pub fn is_blank(&self) -> bool {
@@ -108,8 +108,8 @@ impl Key {
 
     /// Returns the key as bytes, for stores outside the process.
     ///
-    /// Different keys have different bytes, and a key has the same bytes in every process. The
-    /// bytes contain the key in plain form, so hash them before you expose them.
+    /// The bytes identify the key in every process. They contain the key in plain form, so hash the
+    /// bytes before you expose them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.head.to_le_bytes()[0]];
@@ -119,9 +119,9 @@ impl Key {
 
     /// Returns the fingerprint of the key for logs.
     ///
-    /// The fingerprint is the same in all processes that have the same secret.
+    /// Processes with the same secret return the same fingerprint.
     ///
-    /// To find the log lines of a key, use the key that the extractor returns. For example,
+    /// To find a key in the log, build the key as the extractor does. For example,
     /// [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of extractors
     /// [joins](Key::join) its keys.
     ///
@@ -173,7 +173,7 @@ impl Key {
 }
 
 impl Key {
-    /// Hashes the key and `salt`, in as few words as possible.
+    /// Hashes the key and `salt`.
     #[inline]
     pub(crate) fn hash_with<H: Hasher>(&self, salt: u64, state: &mut H) {
         // The odd constant (from the golden ratio) spreads the few significant bits of `head`.
@@ -268,9 +268,9 @@ impl From<Arc<str>> for Key {
     }
 }
 
-/// Drops surrounding white space, which is not part of the value (RFC 9110, §5.5).
+/// Drops the white space around a header value (RFC 9110, §5.5).
 ///
-/// HTTP/2 servers keep such white space, so each spelling would otherwise be another key.
+/// HTTP/2 servers keep this white space, so one value could otherwise be many keys.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
         value.as_bytes().trim_ascii().into()

@@ -1,25 +1,18 @@
 //! Finds quotas without effect, because another quota of the rule denies first.
 //!
-//! A request is charged to all quotas of a rule or to none. The looser of two quotas therefore
-//! receives only charges that the tighter one allowed. The looser quota has no effect if one of two
-//! statements is proved:
+//! A request is charged to all quotas of a rule or to none. A looser quota therefore sees only
+//! requests that a tighter quota allows. The looser quota has no effect in these cases:
 //!
-//! - The looser quota never has more used units than the tighter quota, and has at least the same
-//!   capacity.
-//! - The looser quota allows everything that the tighter quota allows in a time span: the arrival
-//!   curve of the tighter quota is below its service curve (network calculus, Le Boudec and Thiran,
-//!   chapter 1).
-//!
-//! The headroom of a request acts like a final charge, so it does not change the statements.
+//! - The looser quota never has more used units than the tighter one, and has no lower capacity.
+//! - The looser quota allows the arrival curve of the tighter one (network calculus, Le Boudec and
+//!   Thiran, chapter 1).
 
 use crate::quota::{Algorithm, Quota};
 
 /// Returns pairs of indices: a quota without effect, and the quota that denies first.
 ///
-/// If two quotas are equal, the later one has no effect.
-///
-/// With `only_alike`, only quotas with equal settings are compared. Under other quotas, refunds and
-/// late charges can change the accounts in different ways.
+/// With `only_alike`, compares only quotas with equal settings. Adjustments and queues can
+/// otherwise change the two accounts in different ways.
 pub(super) fn pairs(quotas: &[Quota], only_alike: bool) -> Vec<(usize, usize)> {
     let is_dominated = |loose: usize, tight: usize| {
         let (loose, tight) = (&quotas[loose], &quotas[tight]);
@@ -49,7 +42,7 @@ fn starts_full(quota: &Quota) -> bool {
     quota.initial_units().is_none_or(|initial| initial == quota.limit())
 }
 
-/// Returns `true` if `loose` never has more used units than `tight`, nor a lower capacity.
+/// Returns `true` if `loose` never has more used units than `tight`, and has no lower capacity.
 fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     use Algorithm::{AnchoredWindow, FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
 
@@ -70,9 +63,9 @@ fn uses_no_more(loose: &Quota, tight: &Quota) -> bool {
     keeps_up && loose.limit() >= tight.limit() && loose.raised_limit() >= tight.raised_limit()
 }
 
-/// Returns `true` if an aligned window `loose` allows every request that `tight` allows.
+/// Returns `true` if the aligned window `loose` allows every request that `tight` allows.
 ///
-/// One period must be a multiple of the other.
+/// Compares only windows whose periods are multiples of one another.
 fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     let (period, other) = (loose.period_nanos(), tight.period_nanos());
     let windows = match (other.is_multiple_of(period), period.is_multiple_of(other)) {
@@ -87,7 +80,7 @@ fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     plain <= loose.limit().into() && raised <= loose.raised_limit().into()
 }
 
-/// Returns the maximum units that are allowed in one instant.
+/// Returns the maximum units that can be charged at one instant.
 fn most_at_once(quota: &Quota) -> u128 {
     let carried = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over.min(quota.units()),
@@ -96,7 +89,7 @@ fn most_at_once(quota: &Quota) -> u128 {
     u128::from(quota.raised_limit()) + u128::from(carried)
 }
 
-/// Returns `true` if `loose` allows all charges under the arrival curve of `tight`.
+/// Returns `true` if `loose` allows every burst and rate that `tight` allows.
 fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
     let limit = u128::from(loose.limit());
     let period = loose.period_nanos();
@@ -122,7 +115,7 @@ fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
     }
 }
 
-/// Returns the maximum units that are allowed within `span` nanoseconds.
+/// Returns the maximum units that can be charged within `span` nanoseconds.
 fn most_in(quota: &Quota, span: u64) -> u128 {
     let (period, after) = (quota.period_nanos(), span - 1);
     let at_once = most_at_once(quota);
@@ -143,10 +136,7 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// Returns a linear upper bound of [`most_in`].
-///
-/// The result is the number of units in the first instant, and a rate: a number of units and their
-/// time in nanoseconds.
+/// Returns an upper bound of [`most_in`]: a burst, a number of units, and the time of their refill.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

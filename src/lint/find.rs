@@ -14,9 +14,9 @@ use crate::{
 pub(crate) struct Knobs {
     pub(crate) headers: Headers,
     pub(crate) queue: Bounds,
-    /// `true` if the layer may adjust charges after the response.
+    /// `true` if the layer can adjust charges.
     pub(crate) settles: bool,
-    /// The minimum final charge of a request that its handler does not adjust.
+    /// The minimum final charge of a request, if set.
     pub(crate) adjusted: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
     found
 }
 
-/// Replaces a live plan by its current quotas.
+/// Replaces a live plan with its current quotas.
 fn resolved<'a>(info: &RuleInfo<'a>, live: Option<&'a Quotas>) -> RuleInfo<'a> {
     RuleInfo { quotas: info.quotas.or(live.map(Quotas::charged)), ..info.clone() }
 }
@@ -92,9 +92,9 @@ fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// A lint reports a rule `other` whose rate is above this multiple of a route's rate.
+/// The ratio of rates above which [`Lint::OtherMethods`] reports a route.
 const MAX_RATE_RATIO: u128 = 10;
-/// The maximum number of routes that the text of a lint finding names.
+/// The maximum number of routes that a finding names.
 const MAX_NAMED_ROUTES: usize = 3;
 
 fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {
@@ -121,7 +121,7 @@ fn other_methods(infos: &[RuleInfo<'_>]) -> Vec<Finding> {
     infos.iter().filter_map(looser).collect()
 }
 
-/// Returns `true` if the rate of `loose` is above [`MAX_RATE_RATIO`] times that of `tight`.
+/// Returns `true` if the rate of `loose` is more than [`MAX_RATE_RATIO`] times the rate of `tight`.
 fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
     let (Some(loose), Some(tight)) = (loose, tight) else { return false };
     let faster = |loose: &Quota, tight: &Quota| {
@@ -169,7 +169,7 @@ fn unnamed_quotas(infos: &[RuleInfo<'_>], headers: Headers) -> Option<Finding> {
     })
 }
 
-/// Returns the names of the quotas that apply to one request, for the request with the most.
+/// Returns the quota names for the request with the most quotas.
 fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
     let group = |info: &RuleInfo<'_>| info.instead_of.unwrap_or(info.name);
     let sent = infos.iter().filter(|info| !info.report_only);

@@ -1,9 +1,8 @@
 //! Lints for settings that are valid but probably unintended.
 //!
-//! A layer whose rules would deny every request cannot be built
-//! ([`RuleError`](crate::rule::RuleError)). A lint is less severe: the settings work, but probably
-//! not as intended. An example is a quota that never denies a request. A [`Finding`] does not stop
-//! a server.
+//! A lint reports settings that work, but probably not as intended. An example is a quota that
+//! never denies a request. A [`Finding`] does not stop a server. In contrast, a layer that would
+//! deny every request cannot be built ([`RuleError`](crate::rule::RuleError)).
 //!
 //! Assert in a test that a layer has no findings:
 //!
@@ -15,8 +14,7 @@
 //! assert_eq!(layer.lints(), []);
 //! ```
 //!
-//! A finding contains the rule, the value and the fix. Allow the kind of a finding if the setting
-//! is intended:
+//! A finding contains the rule, the value and the fix. If the setting is intended, allow the lint:
 //!
 //! ```
 //! use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, lint::Lint};
@@ -32,25 +30,24 @@
 //! assert_eq!(layer.allow_lint(Lint::DominatedQuota).lints(), []);
 //! ```
 //!
-//! With feature `tracing`, each finding is also logged as a warning when the layer first wraps a
-//! service. These mistakes are detected at run time, and logged too:
+//! With feature `tracing`, findings are also logged as warnings when the layer first wraps a
+//! service. The log also reports these mistakes, which are detected at run time:
 //!
 //! | name | when |
 //! |---|---|
-//! | `one_private_peer` | The first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address. Behind a proxy, all clients share its account. |
-//! | `forwarding_header_ignored` | Among the first 1 000 requests of a [`PeerIp`](crate::PeerIp), one from a private address has `x-forwarded-for` or a similar header. Behind a proxy, all clients share its account. |
-//! | `layer_rebuilt` | Embedded stores are created for layers and dropped continuously, or 16 consecutive stores are dropped after one decision each. A layer that is built per request or per connection limits nothing. |
+//! | `one_private_peer` | The first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from one private address, which is probably a proxy. |
+//! | `forwarding_header_ignored` | One of the first 1 000 requests of a [`PeerIp`](crate::PeerIp) came from a private address with `x-forwarded-for` or a similar header. The address is probably a proxy. |
+//! | `layer_rebuilt` | A layer with an embedded store is built per request or per connection, so it limits nothing. |
 //! | `no_identity` | None of the first 32 requests of a [`key::ExtensionKey`](crate::key::ExtensionKey) had the extension. The middleware that inserts it runs inside the limiter. |
-//! | `no_matched_path` | A request fits a template of `by_route` and has no matched path. The layer is around the router, or the router lacks the route. |
-//! | `route_never_met` | A route of `by_route` matched none of the first 100 requests of the rule `other`, and the router has matched a template that differs in its case, a trailing slash, or the path under which it is nested. |
+//! | `no_matched_path` | A request fits a template of `by_route`, but has no matched path. The layer is around the router, or the router lacks the route. |
+//! | `route_never_met` | A route of `by_route` was never used, but the router has matched a similar template. The templates differ in case, a trailing slash, or a nested prefix. |
 //!
 //! All these log lines have the target `tower_sluice::lint` and the name in the field `lint`. A
 //! filter such as `tower_sluice::lint=error` turns them off.
 //!
 //! # Limitations
 //!
-//! Findings cover settings that are known before the first request. They do not cover quotas and
-//! costs that are chosen per request, or other layers.
+//! Findings do not cover quotas and costs that are chosen per request, or other layers.
 
 mod dominated;
 mod find;
@@ -67,17 +64,13 @@ pub(crate) use self::find::{Knobs, find};
 use crate::rule::RuleName;
 
 /// Kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
-///
-/// Log lines have the [`name`](Lint::name) in the field `lint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
-    /// `dominated_quota`: another quota of the rule always denies first.
+    /// `dominated_quota`: a quota has no effect, because another quota of the rule denies first.
     ///
-    /// The quota therefore has no effect. An example is `[per_second(10), per_minute(600)]`.
-    ///
-    /// A quota is reported only if it provably has no effect for every sequence of charges. These
-    /// pairs of quotas are compared:
+    /// An example is `[per_second(10), per_minute(600)]`. A quota is reported only if it provably
+    /// has no effect for every sequence of charges. These pairs of quotas are compared:
     ///
     /// - Two quotas that differ only in their names.
     /// - Two quotas of one algorithm, by their settings. Token buckets must have the same refill
@@ -85,22 +78,25 @@ pub enum Lint {
     ///   must have the same period.
     /// - Any two quotas, by the maximum units that the tighter one can allow in a time span.
     ///
-    /// A looser quota is not compared if it is paced or has an `initial` below its burst. If the
-    /// layer adjusts charges or requests may queue, only pairs of the first kind are compared. Late
-    /// charges by a [`Limiter`](crate::Limiter) or after an outage are not considered.
+    /// If the layer adjusts charges or requests may queue, only pairs of the first kind are
+    /// compared.
+    ///
+    /// # Limitations
+    ///
+    /// A looser quota is not compared if it is paced or has an `initial` below its burst. The lint
+    /// ignores charges by a [`Limiter`](crate::Limiter) beyond the limit.
     DominatedQuota,
     /// `cost_above_limit`: a [`LivePlan`](crate::LivePlan) denies every request.
     ///
-    /// The cost plus the headroom is above its current limit. For fixed quotas this is an
-    /// [error](crate::rule::RuleError::CostAboveLimit).
+    /// The cost plus the headroom is above the current limit of a quota. Fixed quotas cause an
+    /// [error](crate::rule::RuleError::CostAboveLimit) instead.
     CostAboveLimit,
-    /// `unnamed_quotas`: the header fields report one of several quotas, without its name.
+    /// `unnamed_quotas`: the header fields report one of several quotas without its name.
     ///
-    /// A client cannot identify the quota. The lint applies to all [`Headers`](crate::Headers)
-    /// except `Draft11`.
+    /// A client cannot know which quota is reported. [`Headers::Draft11`](crate::Headers::Draft11)
+    /// reports all names.
     UnnamedQuotas,
-    /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but the layer lets no
-    /// request wait.
+    /// `nobody_waits`: a rule has a [`max_wait`](crate::Rule::max_wait), but no request can wait.
     ///
     /// The layer has [`max_waiters(0)`](crate::RateLimitLayer::max_waiters) or
     /// [`max_waiters_per_key(0)`](crate::RateLimitLayer::max_waiters_per_key).
@@ -112,15 +108,14 @@ pub enum Lint {
     KeyExtractor,
     /// `other_methods`: a [`by_route`](crate::RateLimitLayer) limits only some methods of a path.
     ///
-    /// The rule for all other requests allows more than ten times the rate. If a handler serves
-    /// several methods, such as `axum::routing::any`, use `ByRoute::any_method`.
+    /// Other methods of the path have more than ten times the rate. If a handler serves several
+    /// methods, such as `axum::routing::any`, use `ByRoute::any_method`.
     OtherMethods,
-    /// `adjustment_above_max_debt`: parallel requests can use more than is ever charged.
+    /// `adjustment_above_max_debt`: parallel requests can use more units than are ever charged.
     ///
-    /// A full account allows several requests at once. Their adjusted charges can exceed the limit
-    /// plus the [`max_debt`](crate::Quota::max_debt) of a quota. The lint checks only the charge of
-    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least), not adjustments
-    /// by handlers.
+    /// A full account allows several requests at once. Their final charges can exceed the limit
+    /// plus the [`max_debt`](crate::Quota::max_debt) of a quota. The lint checks only layers with
+    /// [`expose_charge_at_least`](crate::RateLimitLayer::expose_charge_at_least).
     AdjustmentAboveMaxDebt,
 }
 
@@ -146,7 +141,7 @@ impl fmt::Display for Lint {
     }
 }
 
-/// Probable mistake in the settings, with its rule, value and fix as text.
+/// Probable mistake in the settings. The text names the rule, the value and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Finding {
@@ -179,11 +174,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The allowed lints, and a flag that is `true` after the findings are logged.
+/// The lints that a layer does not report.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
-    /// Shared by the clones of a layer, which log their findings once.
+    /// Shared by all clones of a layer.
     #[cfg(feature = "tracing")]
     logged: Arc<AtomicBool>,
 }
@@ -193,7 +188,7 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Clears the flag after a setting has changed, so that the findings are logged again.
+    /// Lets findings be logged again, after a setting has changed.
     pub(crate) fn reset_logged(&mut self) {
         #[cfg(feature = "tracing")]
         {
@@ -201,7 +196,7 @@ impl Lints {
         }
     }
 
-    /// Removes the findings of lints that the layer allows.
+    /// Removes the findings of allowed lints.
     pub(crate) fn without_allowed(&self, mut found: Vec<Finding>) -> Vec<Finding> {
         found.retain(|finding| !self.allowed.contains(&finding.lint));
         found

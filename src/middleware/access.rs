@@ -11,8 +11,9 @@ use crate::key::{
 /// List of requests, for [`allow`](crate::RateLimitLayer::allow) and
 /// [`deny`](crate::RateLimitLayer::deny).
 ///
-/// A request may be unreadable: its key is sent twice, or its address cannot be parsed. An allow
-/// list does not allow such a request. A deny list denies it with the status of the [`KeyError`].
+/// A list cannot look up a request whose key is sent twice, or whose address cannot be parsed. An
+/// allow list does not match such a request. A deny list denies the request with the status of the
+/// [`KeyError`].
 ///
 /// ```
 /// use tower_sluice::{AccessList, ClientIp, key::HeaderKey};
@@ -26,11 +27,11 @@ use crate::key::{
 #[derive(Clone)]
 pub struct AccessList(Arc<dyn Fn(&RequestHead<'_>) -> Membership + Send + Sync>);
 
-/// The membership of a request in a list.
+/// The result of a lookup.
 enum Membership {
     Listed,
     Unlisted,
-    /// The request cannot be looked up.
+    /// The lookup failed.
     Unknown(KeyError),
 }
 
@@ -50,16 +51,15 @@ impl AccessList {
         Self::new(move |head| Membership::of(holds(head)))
     }
 
-    /// Creates a list of the requests whose key, found by `extractor`, is one of `keys`.
+    /// Creates a list of the requests whose key is one of `keys`. `extractor` finds the key.
     ///
-    /// A request without a key ([`KeyError::is_missing`], or `Ok(None)`) is not on the list. It
-    /// passes a deny list, and the rule's [`OnMissingKey`](crate::rule::OnMissingKey) policy then
-    /// applies. Do not use a deny list with a key that a client can omit, or with a tuple that has
-    /// such a part. After any other error of `extractor`, a deny list denies the request.
+    /// A request without a key is not on the list, so it passes a deny list. Do not use a deny list
+    /// with a key that clients can omit. After any other error of `extractor`, a deny list denies
+    /// the request.
     ///
-    /// To allow clients by their address, use [`client_networks`](AccessList::client_networks).
-    /// With [`ClientIp`] as the extractor, a client could make the proxy drop the header, and would
-    /// then have the address of the proxy.
+    /// To allow clients by address, use [`client_networks`](AccessList::client_networks). With
+    /// [`ClientIp`] as `extractor`, clients could make a proxy drop the header, and would then have
+    /// the address of the proxy.
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::HeaderKey};
@@ -83,10 +83,11 @@ impl AccessList {
     /// Creates a list of the requests whose peer address is in one of `networks`.
     ///
     /// An item is a network such as `"10.0.0.0/8"`, or a single address. The whole address is
-    /// compared, even if [`PeerIp`](crate::PeerIp) masks it. Behind a proxy, every request has the
-    /// address of the proxy: use [`client_networks`](AccessList::client_networks) instead.
+    /// compared, even if [`PeerIp`](crate::PeerIp) masks addresses. Behind a proxy, use
+    /// [`client_networks`](AccessList::client_networks), because all requests then have the address
+    /// of the proxy.
     ///
-    /// Without a peer address from the server, a deny list denies every request with 500, and a log
+    /// If the server provides no peer address, a deny list denies every request with 500, and a log
     /// line describes the fix.
     ///
     /// # Errors
@@ -104,13 +105,11 @@ impl AccessList {
 
     /// Creates a list of the requests whose client address is in one of `networks`.
     ///
-    /// The address is found by `client`. If that fails, a deny list denies the request with 400, or
-    /// with 500 without a peer address from the server.
+    /// `client` finds the address. If `client` fails, a deny list denies the request with the
+    /// status of the error.
     ///
-    /// A request without a client has the address of a trusted proxy. An allow list does not allow
-    /// it, because the client may have made the proxy drop the header. A deny list with that
-    /// address denies it. To allow clients in a private network, trust only the proxies in that
-    /// network.
+    /// An allow list never matches a trusted proxy, because clients may make a proxy drop the
+    /// header. To allow clients in a private network, trust only the proxies in that network.
     ///
     /// ```
     /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};
@@ -139,12 +138,12 @@ impl AccessList {
         }))
     }
 
-    /// Returns `true` if the request is known to be on the list.
+    /// Returns `true` if the request is on the list.
     pub(crate) fn allows(&self, head: &RequestHead<'_>) -> bool {
         matches!((self.0)(head), Membership::Listed)
     }
 
-    /// Returns an error if the request is on the list or cannot be looked up.
+    /// Returns an error if the request is on the list, or if the lookup fails.
     pub(crate) fn deny(&self, head: &RequestHead<'_>) -> Result<(), KeyError> {
         match (self.0)(head) {
             Membership::Listed => Err(access_denied()),

@@ -18,36 +18,34 @@ use crate::{
     store::{Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
 };
 
-/// Adjustment of a charge to the actual cost of the request.
+/// Change of a charge to the actual cost of the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
-    /// Keeps the charge. A [`ChargeHandle`] that still exists can adjust it later.
+    /// Keeps the charge. A [`ChargeHandle`] can still adjust the charge later.
     #[default]
     Keep,
-    /// Refunds the charge, except units that were already refilled over time.
+    /// Refunds the charge. Units that were already refilled over time are not refunded again.
     Refund,
     /// Changes the charge to this number of units.
     ///
-    /// A lower number refunds the difference, except units that were already refilled over time. A
-    /// higher number adds a late charge.
+    /// A lower number refunds the difference, but not units that were already refilled over time. A
+    /// higher number charges the difference, even beyond the limit.
     Charge(u32),
 }
 
 /// Handle by which a handler adjusts the charges of a request to the actual cost.
 ///
-/// The handle is in the extensions of the request, see
-/// [`expose_charge`](crate::RateLimitLayer::expose_charge).
+/// [`expose_charge`](crate::RateLimitLayer::expose_charge) inserts the handle into the extensions
+/// of each request. With the feature `axum`, the handle is also an extractor.
 ///
-/// The charge of each rule can be adjusted once, and later calls are ignored. A smaller charge is
-/// [undone](Store::undo) in part. Units that were already refilled over time are not refunded
-/// again, so a client gains nothing from a late adjustment. A larger charge adds a late charge.
+/// The charge of each rule can be adjusted once. Later adjustments are ignored.
 ///
-/// By default, an unadjusted charge stays when the last clone of the handle is dropped, even if the
-/// client has disconnected. A handler may move the handle into a streamed body, and adjust the
-/// charge when the body ends.
+/// - A lower cost refunds the difference, but not units that were already refilled over time.
+/// - A higher cost charges the difference, even beyond the limit.
+/// - By default, a charge stays as it is if no adjustment is made.
 ///
-/// With the feature `axum` the handle is also an extractor.
+/// A handler may move the handle into a streamed body, and adjust the charge when the body ends.
 ///
 /// ```
 /// use tower_sluice::middleware::{ChargeHandle, UnknownRule};
@@ -62,7 +60,7 @@ pub enum Adjustment {
 #[derive(Clone)]
 pub struct ChargeHandle(Arc<OpenCharges>);
 
-/// Charges that can still be adjusted.
+/// Charges that a handle can adjust.
 struct OpenCharges {
     accounts: Arc<dyn DetachedStore>,
     charges: OwnedCharges,
@@ -70,11 +68,11 @@ struct OpenCharges {
     unsettled: Unsettled,
     /// The names of all rules of the layer.
     rules: Arc<[RuleName]>,
-    /// One flag per charge: `true` if the charge was adjusted, or if the request was not charged.
+    /// One flag per charge. `true` if the charge can no longer be adjusted.
     settled: SmallVec<[AtomicBool; 8]>,
 }
 
-/// The policy for charges that are not adjusted before the last handle is dropped.
+/// The policy for a charge that is still unadjusted when the last handle is dropped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Unsettled {
     #[default]
@@ -108,7 +106,7 @@ impl ChargeHandle {
 
     /// Adjusts the charge of the rule `name` to `units`.
     ///
-    /// Other rules can still be adjusted. This does nothing if the rule did not charge the request.
+    /// Does nothing if the rule did not charge the request.
     ///
     /// # Errors
     ///
@@ -121,22 +119,22 @@ impl ChargeHandle {
         Ok(())
     }
 
-    /// Refunds the charge of every rule, except units that were already refilled over time.
+    /// Refunds the charge of every rule. Units that were already refilled over time are not
+    /// refunded again.
     pub fn refund(&self) {
         self.0.adjust(None, |_| 0);
     }
 
-    /// Blocks the keys of this request for `time`, under every rule that applied to it.
+    /// Blocks the keys of this request for `time`, under every rule that applied to the request.
     ///
-    /// Use a block to penalize a client, because a denied request charges nothing.
+    /// Use a block to penalize a client. Denials alone charge nothing.
     ///
     /// The call does not wait for a remote store such as Redis. `Ok` then means that the block was
     /// sent.
     ///
     /// # Errors
     ///
-    /// Returns the first error, such as [`BlockError::Full`], if a key could not be blocked. The
-    /// other keys are blocked.
+    /// Returns the first error, such as [`BlockError::Full`]. The other keys are still blocked.
     pub fn block(&self, time: Duration) -> Result<(), BlockError> {
         self.0.charges.with(|charges| {
             let block = |charge| self.0.accounts.block(charge, time);
@@ -149,7 +147,7 @@ impl ChargeHandle {
         self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.unblock(c)));
     }
 
-    /// Resets the accounts of this request, as if its keys were new.
+    /// Resets the accounts of this request to those of new keys.
     pub fn reset(&self) {
         self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.reset(c)));
     }
@@ -164,9 +162,9 @@ impl ChargeHandle {
 }
 
 impl OpenCharges {
-    /// Adjusts the open charges of a rule, or of all rules.
+    /// Adjusts the charges of a rule, or of all rules.
     ///
-    /// `cost` returns the new number of units for the charged number.
+    /// `cost` maps the charged units to the new units.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
         self.charges.with(|charges| {
             for (charge, settled) in charges.iter().zip(&self.settled) {
@@ -236,7 +234,7 @@ mod extract {
 
     use super::ChargeHandle;
 
-    /// Rejection of the extractor [`ChargeHandle`] if no layer provides a handle.
+    /// Rejection of the extractor [`ChargeHandle`] if the layer does not expose handles.
     ///
     /// The status is 500, and the text describes the fix.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -269,7 +267,7 @@ mod extract {
     }
 }
 
-/// Operations of a store that do not wait for a remote answer.
+/// Operations of a store whose answers are not awaited.
 pub(crate) trait DetachedStore: Send + Sync {
     fn undo(&self, charge: &Charge<'_>, taken: &Decision, units: u32);
     fn charge_late(&self, charge: &Charge<'_>, units: u32);
@@ -313,7 +311,7 @@ where
     }
 }
 
-/// Spawns a pending answer on the current Tokio runtime. Without a runtime, the answer is dropped.
+/// Spawns a pending answer on the current Tokio runtime, or drops the answer without a runtime.
 fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
     if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
         drop(runtime.spawn(async move {

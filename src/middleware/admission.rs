@@ -1,4 +1,4 @@
-//! The admission of a request, by its head.
+//! Decides if a request runs, waits or is rejected.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
-/// The state that all services of one layer share: rules, store, rejections and settings.
+/// The state that all services of a layer share.
 #[derive(Debug)]
 pub(crate) struct Shared<K, S, R> {
     pub(crate) rules: Arc<K>,
@@ -35,25 +35,25 @@ pub(crate) struct Shared<K, S, R> {
 
 /// The next step of a request.
 ///
-/// No variant holds a [`Decision`], because moving a decision costs as much as making one.
+/// No variant holds a [`Decision`], because a move of the decision costs time.
 pub(crate) enum Admission<B, S: Store> {
-    /// The request runs. If there is a context, it is applied to the response.
+    /// The request runs. The context, if any, is applied to the response.
     Admitted(Option<ResponseContext>),
-    /// The request runs after its queue time.
+    /// The request runs after a wait in the queue.
     Queued(QueuedCharge<S>),
     /// The request is rejected with this response.
     Rejected(Response<B>),
-    /// The store answers later.
+    /// The answer of the store is pending.
     Deciding(Box<(S::Future, PendingCharge)>),
 }
 
-/// The charges of a request whose decision is not known yet.
+/// The charges of a request during a pending store call.
 pub(crate) struct PendingCharge {
     pub(crate) charges: OwnedCharges,
     started: Started,
 }
 
-/// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
+/// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
 #[inline]
 pub(crate) fn charges<K: Rules, T>(
     rules: &K,
@@ -68,9 +68,7 @@ pub(crate) fn charges<K: Rules, T>(
     }
 }
 
-/// Takes `charges` from the store.
-///
-/// The charges do not queue if the request must not queue.
+/// Takes `charges` from the store, without queueing if the queue is full.
 #[inline]
 pub(crate) fn take<S: Store>(
     store: &S,
@@ -90,7 +88,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Decides on a request, or starts a decision that the store completes later.
+    /// Decides on a request, or starts a store call that completes later.
     #[inline]
     pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
     where
@@ -110,7 +108,7 @@ where
         charges(&*self.rules, &self.settings, head, decide, bypassed)
     }
 
-    /// Continues with the decision of a store that answered later.
+    /// Continues a request after a store call.
     pub(crate) fn resume<B>(
         &self,
         decision: &Result<Decision, S::Error>,
@@ -123,7 +121,7 @@ where
         charges.with(|charges| self.conclude(decision, charges, *started, head))
     }
 
-    /// Continues with a request whose queue time is over.
+    /// Continues a request after its wait in the queue.
     pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
         let (decision, charges) = queued.into_charged()?;
         charges.with(|charges| self.respond(&decision, charges, None))
@@ -151,7 +149,7 @@ where
         }
     }
 
-    /// Admits or rejects a request without calling the store.
+    /// Admits or rejects a request without a store call.
     #[cold]
     #[inline(never)]
     fn bypass<B>(&self, bypass: Bypass, head: &RequestHead<'_>) -> Admission<B, S>
@@ -207,7 +205,7 @@ where
         }
     }
 
-    /// Returns the context for the response of an admitted request, or `None` if none is needed.
+    /// Returns the context for the response, or `None` if the response stays unchanged.
     #[inline(always)]
     fn respond(
         &self,
@@ -269,7 +267,7 @@ where
     }
 }
 
-/// Logs at most one line per minute, since a line per request would amplify a flood.
+/// Logs at most one line per minute, so that a flood of requests does not flood the log.
 #[cfg(feature = "tracing")]
 fn log_no_peer(error: &KeyError) {
     use std::{

@@ -35,19 +35,19 @@ use crate::{
 /// The default number of requests that may queue at once.
 pub(crate) const MAX_WAITERS: usize = 1_024;
 
-/// Settings of a layer that are plain values.
+/// Settings of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerConfig {
     pub(crate) headers: HeaderPolicy,
     pub(crate) expose: bool,
     pub(crate) exempt_preflights: bool,
-    /// While this flag is on, no request is denied.
+    /// While on, no request is denied.
     pub(crate) report_only: Toggle,
-    /// The largest random addition to `Retry-After`, in percent of the wait.
+    /// The maximum random increase of `Retry-After`, in percent.
     pub(crate) jitter: u8,
     pub(crate) queue: Bounds,
     pub(crate) waiters: Arc<Waiters>,
-    /// While this flag is off, every request bypasses the rules and the store.
+    /// While off, all requests pass without a charge.
     pub(crate) enabled: Toggle,
     pub(crate) allow: Vec<AccessList>,
     pub(crate) deny: Vec<AccessList>,
@@ -59,13 +59,13 @@ pub(crate) struct LayerConfig {
     pub(crate) secret: Option<FingerprintKey>,
 }
 
-/// The reason why a request runs although the store denied it.
+/// The reason why a denied request runs.
 pub(crate) enum Override {
     ReportOnly,
     Overcommit(InFlight),
 }
 
-/// Settings for charges that are adjusted after the response.
+/// Settings for the adjustment of charges.
 #[derive(Clone)]
 pub(crate) struct AdjustConfig {
     pub(crate) accounts: Arc<dyn DetachedStore>,
@@ -76,7 +76,7 @@ pub(crate) struct AdjustConfig {
 }
 
 impl AdjustConfig {
-    /// Returns the minimum final charge of a request that its handler does not adjust.
+    /// Returns the minimum final charge of a request, if set.
     pub(crate) fn adjusted(&self) -> Option<u32> {
         match self.unsettled {
             Unsettled::AtLeast(units) => Some(units),
@@ -86,8 +86,7 @@ impl AdjustConfig {
 
     /// Creates the handle for the extensions of a request.
     ///
-    /// An uncharged request also gets a handle, because the service may extract the handle or block
-    /// the keys.
+    /// Uncharged requests get a handle as well, because handlers may extract it.
     pub(crate) fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -115,7 +114,7 @@ impl LayerConfig {
         }
     }
 
-    /// Returns `true` if the layer adds only header fields to an allowed request's response.
+    /// Returns `true` if the layer adds nothing but header fields to a response.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         // Names every field, so that a new setting does not compile until it is considered here.
@@ -139,17 +138,17 @@ impl LayerConfig {
         !expose && after.is_none() && overcommit.is_none() && counters.is_none()
     }
 
-    /// Returns `true` if every response receives an extension or a field, including a rejection.
+    /// Returns `true` if rejections also need a context.
     #[inline]
     pub(crate) fn marks_responses(&self) -> bool {
         self.expose
     }
 
-    /// Checks that the request does not bypass the rules.
+    /// Checks the settings that let a request bypass the rules.
     ///
     /// # Errors
     ///
-    /// Fails if the request bypasses the rules. The error is the reason.
+    /// Fails with the reason if the request bypasses the rules.
     #[inline]
     pub(crate) fn check_bypass(&self, head: &RequestHead<'_>) -> Result<(), Bypass> {
         if !self.enabled.is_on() {
@@ -165,7 +164,7 @@ impl LayerConfig {
         Ok(())
     }
 
-    /// Counts a request that is forwarded to the inner service.
+    /// Counts a request that runs.
     pub(crate) fn count_passed(&self, decision: &Decision) {
         if self.counters.is_none() {
             return;
@@ -182,16 +181,14 @@ impl LayerConfig {
         }
     }
 
-    /// Returns `true` if the charges must be decided without queueing.
-    ///
-    /// The queue is full, or the layer is report-only.
+    /// Returns `true` if the queue is full or the layer is report-only.
     #[inline]
     pub(crate) fn must_not_queue(&self, charges: &[Charge<'_>]) -> bool {
         charges.iter().any(Charge::queues)
             && (self.report_only.is_on() || self.waiters.are_full(charges, self.queue))
     }
 
-    /// Returns the reason why a denied request runs, if any.
+    /// Returns the reason why a denied request runs, or `None` to reject the request.
     #[inline]
     pub(crate) fn override_denial(&self, decision: Option<&Decision>) -> Option<Override> {
         if self.report_only.is_on() {
@@ -207,7 +204,7 @@ impl LayerConfig {
         self.waiters.enter(charges, self.queue)
     }
 
-    /// Adds jitter to `wait`, so that clients that were denied together do not retry together.
+    /// Adds jitter to `wait`.
     #[inline]
     pub(crate) fn jittered(&self, wait: Duration) -> Duration {
         if self.jitter == 0 {
@@ -243,7 +240,7 @@ impl LayerConfig {
 
 /// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).
 ///
-/// Unlike a gRPC call, a preflight has no `content-type`.
+/// A gRPC call is never a preflight, because it has a `content-type`.
 fn is_preflight(head: &RequestHead<'_>) -> bool {
     let RequestHead { method, headers, .. } = head;
     *method == Method::OPTIONS

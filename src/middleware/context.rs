@@ -1,4 +1,4 @@
-//! The part of a decision that reaches the handler and the response.
+//! The effects of a decision on the handler and the response.
 
 use http::{Extensions, Request, Response};
 
@@ -14,13 +14,13 @@ use crate::{
     store::Charge,
 };
 
-/// The header fields and extensions of a request and its response.
+/// The header fields and extensions that a decision adds.
 pub(crate) struct ResponseContext {
     lines: Option<Lines>,
     extras: Option<Box<Extras>>,
 }
 
-/// The parts of the context that only some layers use.
+/// Parts that only some layers use.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
@@ -58,7 +58,7 @@ impl ResponseContext {
         Some(Self { lines: None, extras: Some(extras) })
     }
 
-    /// Adds the extensions for the handler.
+    /// Inserts the extensions for the handler.
     #[inline]
     pub(super) fn attach<B>(&self, request: &mut Request<B>) {
         if let Some(extras) = &self.extras {
@@ -66,8 +66,7 @@ impl ResponseContext {
         }
     }
 
-    /// Writes the header fields and extensions of the response, and adjusts the charge to the
-    /// response.
+    /// Writes header fields and extensions to the response, and adjusts the charge.
     pub(super) fn apply<B>(self, response: &mut Response<B>) {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
@@ -93,7 +92,7 @@ impl Extras {
         }
     }
 
-    /// Returns the parts that every response receives, including a rejection.
+    /// Returns the parts that rejections also get.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
     }

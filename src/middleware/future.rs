@@ -27,7 +27,7 @@ use crate::{
 pin_project! {
     /// Future of a [`RateLimit`](crate::RateLimit) service.
     ///
-    /// This future is a few words larger than the inner future. Only a request that waits is boxed.
+    /// Boxes only requests that wait.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, K, S, R, B>
     where
@@ -54,7 +54,7 @@ pin_project! {
 }
 
 pin_project! {
-    /// A request whose decision is not known yet.
+    /// A request during a pending store call.
     struct Deciding<I, K, S, R, B>
     where
         S: Store,
@@ -66,7 +66,7 @@ pin_project! {
 }
 
 pin_project! {
-    /// An admitted request that waits for its turn.
+    /// An admitted request in the queue.
     struct Queued<I, K, S, R, B>
     where
         S: Store,
@@ -77,7 +77,7 @@ pin_project! {
     }
 }
 
-/// A waiting request and the service that will run it.
+/// A waiting request, with the service that will run it.
 pub(super) struct Parked<I, K, S, R, B> {
     pub(super) inner: I,
     pub(super) shared: Arc<Shared<K, S, R>>,
@@ -99,8 +99,7 @@ where
         Self { state: State::Rejected { response: Some(response) } }
     }
 
-    /// Creates the future of a request that is not yet running. The service in `parked` must be
-    /// ready.
+    /// Creates the future of a waiting request. The service in `parked` must be ready.
     pub(super) fn parked<C>(admission: Admission<C, S>, parked: Parked<I, K, S, R, B>) -> Self
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -114,9 +113,9 @@ where
     I: Service<Request<B>>,
     S: Store,
 {
-    /// Creates the state after an admission.
+    /// Creates the state that follows an admission.
     ///
-    /// A rejection drops the inner service and its reserved permit.
+    /// A rejection drops the ready service, which releases any permit of a concurrency limit.
     fn new<C>(admission: Admission<C, S>, mut parked: Parked<I, K, S, R, B>) -> Self
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -181,7 +180,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Returns the next state, once the decision is known.
+    /// Returns the next state as soon as the store has answered.
     fn poll_decision<C>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<State<I, K, S, R, B>>
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
@@ -203,9 +202,9 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Runs the request after its queue time, once the service is ready.
+    /// Runs the request after its wait in the queue, once the service is ready.
     ///
-    /// The charge is undone if the service fails or the future is dropped.
+    /// If the service fails or the future is dropped, the charge is undone.
     fn poll_turn(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -53,14 +53,13 @@ use crate::{
 ///
 /// # Shared limits
 ///
-/// All clones of a layer share their limits, because accounts are in the store. Requests to several
-/// routes or connections with clones of one layer are counted together. In contrast, each service
-/// of `tower::limit::RateLimitLayer` has its own limit.
+/// All clones of a layer share their limits, because the store holds the accounts. In contrast,
+/// each service of `tower::limit::RateLimitLayer` has its own limit.
 ///
-/// Two layers on one store charge the same account if the rule name and the key are equal. A
-/// request that passes both is charged by both. If the fixed quotas differ, the second layer cannot
-/// be built: give the rules distinct names. [`new`](RateLimitLayer::new) uses the name `default`.
-/// To change a quota at run time, use a [`LivePlan`](crate::LivePlan).
+/// Two layers on one store share an account if the rule name and the key are equal. The second
+/// layer cannot be built if the rules have different fixed quotas. Give such rules distinct names.
+/// [`new`](RateLimitLayer::new) uses the name `default`. To change a quota at run time, use a
+/// [`LivePlan`](crate::LivePlan).
 ///
 /// ```
 /// use tower_sluice::{LocalStore, PeerIp, Quota, RateLimitLayer, Rule};
@@ -89,14 +88,13 @@ use crate::{
 ///
 /// # Limitations
 ///
-/// Build a layer once and clone it. A layer that is built for every request limits nothing, and
-/// allocates a store each time.
+/// Build a layer once and clone it. A layer that is built for every request limits nothing.
 ///
-/// Different quotas under one rule name are not always detected. Quotas are not compared if they
-/// are chosen per request, belong to a [`Limiter`](crate::Limiter), or belong to another process.
+/// Different quotas under one rule name are not detected if they are chosen per request, or belong
+/// to a [`Limiter`](crate::Limiter) or another process.
 ///
-/// The inner service must be `Clone`. It is cloned for each rejection and for each request that
-/// waits.
+/// The inner service must be `Clone`. The layer clones the service for each rejection and for each
+/// request that waits.
 #[must_use]
 pub struct RateLimitLayer<K, S, R = TooManyRequests> {
     pub(crate) rules: Arc<K>,
@@ -111,8 +109,8 @@ impl RateLimitLayer<Rule<PeerIp>, LocalStore> {
     /// Limits every peer address to `quota`, in a new embedded store.
     ///
     /// With axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, which
-    /// provides the [peer address](PeerIp). Behind a proxy, the peer of every request is the proxy:
-    /// use [`new`](RateLimitLayer::new) with a [`ClientIp`](crate::ClientIp) instead.
+    /// provides the [peer address](PeerIp). Behind a proxy, use [`new`](RateLimitLayer::new) with a
+    /// [`ClientIp`](crate::ClientIp), because the proxy is then the peer of every request.
     #[track_caller]
     pub fn per_ip(quota: Quota) -> Self {
         Self::new(PeerIp::new(), quota, LocalStore::new())
@@ -126,8 +124,7 @@ where
 {
     /// Limits every key to a [`Plan`], under the rule name `default`.
     ///
-    /// A plan is one quota, several quotas that are charged together, or a function that chooses
-    /// quotas per request.
+    /// A plan is one quota, several quotas, or a function that chooses quotas per request.
     ///
     /// # Panics
     ///
@@ -156,8 +153,7 @@ where
         literal(Self::try_rules(rules, store))
     }
 
-    /// Fallible form of [`rules`](RateLimitLayer::rules), for rules that are read from
-    /// configuration.
+    /// Fallible form of [`rules`](RateLimitLayer::rules), for rules from configuration.
     ///
     /// # Errors
     ///
@@ -185,7 +181,7 @@ where
 }
 
 impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
-    /// Returns valid but probably unintended settings.
+    /// Returns settings that are valid but probably mistakes.
     ///
     /// Each [`Finding`] has the rule, the value and the fix. A [`LivePlan`](crate::LivePlan) is
     /// checked with its current quotas.
@@ -214,9 +210,9 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
 impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Sets the header fields that report quotas to clients.
     ///
-    /// Defaults to [`Headers::Draft11`](crate::Headers::Draft11) with every response.
-    /// [`Headers::only_when_denied`](crate::Headers::only_when_denied) sends them with rejections
-    /// only.
+    /// Defaults to [`Headers::Draft11`](crate::Headers::Draft11) with every response. Use
+    /// [`Headers::only_when_denied`](crate::Headers::only_when_denied) to send the fields with
+    /// rejections only.
     pub fn headers(mut self, headers: impl Into<HeaderPolicy>) -> Self {
         self.settings.headers = headers.into();
         self.lints.reset_logged();
@@ -238,20 +234,21 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request and of the
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of the request and the
     /// response.
-    ///
-    /// Handlers and outer layers can read it there.
     pub fn expose_decision(mut self) -> Self {
         self.settings.expose = true;
         self
     }
 
-    /// Records a [fingerprint](crate::fingerprint::Fingerprint) of the key that decided, never the
-    /// key.
+    /// Adds a [fingerprint](crate::fingerprint::Fingerprint) of the key to spans, logs and
+    /// explanations.
     ///
-    /// It is recorded in the span field `ratelimit.key`, in the debug log (feature `tracing`), and
-    /// in [explanations](RateLimitLayer::explain). By default, no fingerprint is recorded.
+    /// - Spans have the fingerprint of the decisive key in the field `ratelimit.key`.
+    /// - The debug log has the same field (feature `tracing`).
+    /// - [Explanations](RateLimitLayer::explain) print fingerprints instead of keys.
+    ///
+    /// By default, there are no fingerprints. The key itself is never logged.
     ///
     /// ```
     /// use tower_sluice::{Key, Quota, RateLimitLayer, fingerprint::FingerprintKey};
@@ -268,9 +265,10 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Sets the percentage of a limit from which a request is near the limit. Defaults to 80.
+    /// Sets the percentage of a limit at which requests start to count as near the limit.
     ///
-    /// Allowed requests near a limit are counted in `ratelimit.near_limit` (feature `metrics`).
+    /// Defaults to 80. The metric `ratelimit.near_limit` counts allowed requests near a limit
+    /// (feature `metrics`).
     ///
     /// # Panics
     ///
@@ -285,7 +283,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Increases each `Retry-After` at random, by up to `percent` percent. Defaults to 0.
     ///
-    /// Clients that were denied together then do not retry together.
+    /// Clients that were denied at the same time then retry at different times.
     ///
     /// # Panics
     ///
@@ -299,10 +297,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Lets CORS preflights pass without a charge. By default, they are charged.
     ///
-    /// This is not needed if a CORS layer is outside the limiter, as the
-    /// [guide](crate::guide::choosing) recommends, because that layer answers preflights. Use it
-    /// for services that answer preflights inside the limiter. A browser shows a denied preflight
-    /// as an opaque failure.
+    /// Use this for a service that answers preflights itself. If a CORS layer is outside the
+    /// limiter, as the [guide](crate::guide::choosing) recommends, that layer answers preflights.
     ///
     /// A preflight has the method `OPTIONS`, an `Origin`, an `Access-Control-Request-Method`, no
     /// `Content-Type` and no body ([Fetch](https://fetch.spec.whatwg.org/#cors-preflight-request)).
@@ -310,10 +306,12 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     ///
     /// # Limitations
     ///
-    /// Anyone can send such a request, and in HTTP/2 and HTTP/3 it may have a body that the head
-    /// does not announce. Do not use this around a service that acts on `OPTIONS`: clients could
-    /// send any call to it without a limit. Examples are a gRPC server (which ignores the method),
-    /// a handler for any method, and a layer that overrides the method.
+    /// **Any client can send such a request without a limit.** In HTTP/2 and HTTP/3, the request
+    /// may even have a body. Do not use this around a service that acts on `OPTIONS`, such as:
+    ///
+    /// - a gRPC server, which ignores the method,
+    /// - a handler for any method,
+    /// - a layer that overrides the method.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};
@@ -327,7 +325,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Lets requests on this list, such as health checks, pass without a charge.
     ///
-    /// The list has priority over a [deny list](RateLimitLayer::deny).
+    /// An allow list takes precedence over a [deny list](RateLimitLayer::deny).
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer};
@@ -343,17 +341,17 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Rejects requests on this list with 403, unless they are on an [allow
-    /// list](RateLimitLayer::allow).
+    /// Rejects requests on this list with 403, unless an [allow list](RateLimitLayer::allow)
+    /// contains them.
     ///
-    /// A request whose key or address cannot be read is rejected with the status of its
-    /// [`KeyError`](crate::key::KeyError).
+    /// If the key or address of a request cannot be read, the request is rejected with the status
+    /// of the [`KeyError`](crate::key::KeyError).
     pub fn deny(mut self, list: AccessList) -> Self {
         self.settings.deny.push(list);
         self
     }
 
-    /// Turns the layer off and on at run time.
+    /// Turns the layer on and off at run time.
     ///
     /// While the toggle is off, every request passes without a charge.
     pub fn enabled(mut self, toggle: impl Into<Toggle>) -> Self {
@@ -363,9 +361,10 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Makes the layer report-only while the toggle is on, to try or suspend limits.
     ///
-    /// Requests that would be denied then pass, even those on a [deny list](RateLimitLayer::deny).
-    /// [Decisions](RateLimitLayer::expose_decision) and [counters](RateLimitLayer::count) report
-    /// them. Their responses have no quota fields.
+    /// Requests that would be denied then pass, even requests on a [deny
+    /// list](RateLimitLayer::deny). [Decisions](RateLimitLayer::expose_decision) and
+    /// [counters](RateLimitLayer::count) still show the denials. Responses to such requests have no
+    /// quota fields.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
@@ -393,7 +392,7 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the maximum number of requests that [queue](Rule::max_wait) at once. Defaults to 1,024.
     ///
-    /// Further requests are decided without queueing, and a denied request is not charged.
+    /// Beyond the maximum, a request that would have to queue is denied without a charge.
     ///
     /// [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) sets the maximum of one key.
     pub fn max_waiters(mut self, most: usize) -> Self {
@@ -404,12 +403,12 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the maximum number of requests of one key that [queue](Rule::max_wait) at once.
     ///
-    /// Further requests are decided without queueing, and a denied request is not charged.
+    /// Beyond the maximum, a request that would have to queue is denied without a charge.
     ///
-    /// Defaults to the units of the rule's tightest quota, or to its burst if that is larger. The
-    /// default is at least one, and at most a 64th of [`max_waiters`](RateLimitLayer::max_waiters).
-    /// [`Everyone`](crate::key::Everyone) has no maximum by default. A request counts once for each
-    /// of its rules that have a queue.
+    /// By default, the maximum is the units or the burst of the rule's smallest quota, whichever is
+    /// larger. The default is at least one, and at most a 64th of
+    /// [`max_waiters`](RateLimitLayer::max_waiters). [`Everyone`](crate::key::Everyone) has no
+    /// maximum by default.
     ///
     /// ```
     /// use std::time::Duration;
@@ -442,10 +441,10 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
 {
-    /// Explains the decision that the layer would make on a request now, without a charge.
+    /// Explains the decision that a request would get now, without a charge.
     ///
-    /// If the store does not support dry runs, such as a governor limiter, the explanation reports
-    /// that.
+    /// If the store does not support dry runs, such as a governor limiter, the explanation contains
+    /// this reason.
     ///
     /// ```
     /// # tokio_test::block_on(async {
@@ -484,10 +483,10 @@ where
         }
     }
 
-    /// Explains a decision of this layer, such as one from the
+    /// Explains a decision of this layer, such as a decision from the
     /// [extensions](RateLimitLayer::expose_decision).
     ///
-    /// The rules are evaluated again to get the quotas, costs and keys. The store is not called.
+    /// The rules are evaluated again to find quotas, costs and keys. The store is not called.
     pub fn explain_decision<'a>(
         &self,
         decision: &Decision,
@@ -515,9 +514,9 @@ where
 {
     /// Adjusts the charges of every request to its response.
     ///
-    /// Each charge is kept, refunded, or changed to another number of units. A refund does not
-    /// return units that were already refilled over time. Without a response, because of an error,
-    /// a panic or a disconnect, charges are kept.
+    /// The function keeps, refunds or changes each charge. A refund does not return units that were
+    /// already refilled over time. If there is no response, because of an error, a panic or a
+    /// disconnect, the charge is kept.
     ///
     /// ```
     /// use http::StatusCode;
@@ -542,8 +541,8 @@ where
     /// Inserts a [`ChargeHandle`](crate::middleware::ChargeHandle) into the extensions of every
     /// request.
     ///
-    /// The handler uses it to adjust the charge to the actual cost. An unadjusted charge is kept,
-    /// even if the client disconnects or the handler panics.
+    /// The handler adjusts the charge to the actual cost. An unadjusted charge is kept, even if the
+    /// client disconnects or the handler panics.
     ///
     /// ```
     /// use axum::{Router, routing::post};
@@ -565,7 +564,7 @@ where
     /// Like [`expose_charge`](RateLimitLayer::expose_charge), but raises an unadjusted charge to
     /// `units`.
     ///
-    /// Set `units` to the cost of a request that ends without an adjustment.
+    /// Set `units` to the usual cost of a request that ends early.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};
@@ -580,15 +579,15 @@ where
 
     /// Like [`expose_charge`](RateLimitLayer::expose_charge), but refunds an unadjusted charge.
     ///
-    /// This includes the charge of a client that disconnects before the handler ends.
-    ///
     /// # Limitations
     ///
     /// **Clients that disconnect are not limited.** A client can send a request, close the
     /// connection before the response, and repeat this at any rate. The handler runs each time
-    /// until it is dropped. Use this only if unfinished work costs nothing. Otherwise use
+    /// until it is dropped.
+    ///
+    /// Use this only if unfinished work costs nothing. Otherwise use
     /// [`expose_charge`](RateLimitLayer::expose_charge), and call
-    /// [`refund`](crate::middleware::ChargeHandle::refund) in a handler if nothing was used.
+    /// [`refund`](crate::middleware::ChargeHandle::refund) in the handler.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer};

@@ -1,10 +1,7 @@
 //! The path of a request through the layer.
 //!
-//! The module `admission` decides by the head of a request if it runs, waits, or is rejected.
-//! [`RateLimit`] and its future act on this decision. A dry run of the layer and the simulator use
-//! the same steps.
-//!
-//! The module also has the types of some settings of a [`RateLimitLayer`].
+//! The module `admission` decides if a request runs, waits, or is rejected. [`RateLimit`] and its
+//! future carry out this decision. Dry runs and the simulator use the same code.
 
 pub(crate) mod access;
 pub(crate) mod adjust;

@@ -1,4 +1,4 @@
-//! Requests that are allowed beyond their quota while the system has capacity.
+//! Requests beyond their quota while the system has capacity.
 
 use std::{
     fmt,
@@ -13,8 +13,9 @@ use std::{
 
 /// Setting that allows requests beyond their quota while the system has capacity.
 ///
-/// Such a request is not charged, and is marked as [overage](crate::Decision::is_overage). A
-/// request is still denied if its cost can never fit, if its key is blocked, or if the store
+/// Such requests are not charged. They are marked as [overage](crate::Decision::is_overage).
+///
+/// A request is still denied if its cost can never fit, if its key is blocked, or if the store
 /// failed.
 ///
 /// ```
@@ -33,21 +34,21 @@ enum Signal {
 }
 
 impl Overcommit {
-    /// Creates a setting with capacity while `room` returns `true`.
+    /// Creates a setting that reports capacity while `room` returns `true`.
     pub fn when(room: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Signal::When(Arc::new(room)))
     }
 
-    /// Creates a setting with capacity while fewer than `max` requests are in flight.
+    /// Creates a setting that reports capacity while fewer than `max` requests are in flight.
     ///
-    /// All layers that share this value are counted together. A request is in flight until the head
-    /// of its response is available.
+    /// Layers with clones of this value count their requests together. A request is in flight until
+    /// the head of its response is available.
     #[must_use]
     pub fn in_flight(max: usize) -> Self {
         Self(Signal::InFlight { max, now: Arc::default() })
     }
 
-    /// Counts a request as in flight if capacity is available, in one atomic step.
+    /// Counts a request as in flight if capacity is available.
     pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
             Signal::When(room) => room().then_some(InFlight(None)),
@@ -75,7 +76,7 @@ impl fmt::Debug for Overcommit {
     }
 }
 
-/// A request in flight.
+/// A request in flight, counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlight(
     #[expect(dead_code, reason = "counts until it is dropped")] Option<CountGuard>,
@@ -87,7 +88,7 @@ impl From<CountGuard> for InFlight {
     }
 }
 
-/// Counts one request as in flight until this value is dropped.
+/// Counts one request until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
@@ -97,7 +98,7 @@ impl CountGuard {
         Self(now.clone())
     }
 
-    /// Counts one more request as in flight. Returns `None` if `max` requests are in flight.
+    /// Counts one more request, unless `max` requests are already counted.
     pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let one_more = |n| (n < max).then_some(n + 1);
         now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))

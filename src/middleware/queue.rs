@@ -1,7 +1,6 @@
 //! Queued requests: their charges, and their number in total and per key.
 //!
-//! With only a total, a few keys could fill the queue: 18 users with 60 requests each would be
-//! enough.
+//! The maximum per key keeps a few keys from filling the queue.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -25,18 +24,18 @@ use crate::{
     store::{Charge, OwnedCharges, Store},
 };
 
-/// The maximum of the queue divided by this number is the default maximum of one key.
+/// The default maximum of one key is the total maximum divided by this number.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
-/// The maximum numbers of queued requests, in total and per key.
+/// The maximum number of queued requests, in total and per key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) all: usize,
-    /// The maximum of one key, or `None` for the default.
+    /// The maximum per key, or `None` for the default.
     pub(crate) per_key: Option<usize>,
 }
 
-/// The queued requests. A request is counted once for each of its keys.
+/// The numbers of queued requests. A request counts once for each of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     all: AtomicUsize,
@@ -44,7 +43,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A queued request, which is counted until this value is dropped.
+/// A queued request, counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
@@ -54,11 +53,9 @@ pub(crate) struct Waiter {
 type Keys = SmallVec<[u64; 2]>;
 
 impl Bounds {
-    /// Returns the maximum of the charge's key.
+    /// Returns the maximum for the key of `charge`.
     ///
-    /// It defaults to the burst or the units per period of the smallest quota, whichever is larger.
-    /// The default is at least 1, and at most a 64th of the layer's maximum. `Everyone` has no
-    /// maximum by default.
+    /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) documents the default.
     fn of(self, charge: &Charge<'_>) -> usize {
         if let Some(max) = self.per_key {
             return max;
@@ -73,7 +70,7 @@ impl Bounds {
 }
 
 impl Waiters {
-    /// Returns `true` if the queue is full for a request with these charges.
+    /// Returns `true` if no further request with these charges can queue.
     pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
         let all = self.all.load(Acquire);
         // An empty queue needs no lookup.
@@ -111,7 +108,7 @@ impl Waiters {
         self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge))
     }
 
-    /// Returns the charges that may queue, each with the hash of its rule and key.
+    /// Returns the charges that can queue, each with a hash of its rule and key.
     fn keys_of<'a>(
         &self,
         charges: &'a [Charge<'a>],
@@ -140,7 +137,7 @@ impl Drop for Waiter {
     }
 }
 
-/// A queued charge. Dropping it undoes the charge, unless another request waits behind this one.
+/// A queued charge. Dropping this value undoes the charge.
 pub(crate) struct QueuedCharge<S: Store> {
     store: Arc<S>,
     charged: Option<Box<(Decision, OwnedCharges)>>,
@@ -157,7 +154,7 @@ impl<S: Store> QueuedCharge<S> {
         Self { store, charged: Some(Box::new((decision, charges.into()))), _waiter: waiter }
     }
 
-    /// Returns the queue time.
+    /// Returns the time in the queue.
     pub(super) fn wait(&self) -> Duration {
         self.charged.as_ref().map_or(Duration::ZERO, |charged| charged.0.wait())
     }

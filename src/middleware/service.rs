@@ -22,13 +22,10 @@ use crate::{
 
 /// Service that limits the rate of an inner service.
 ///
-/// Created by a [`RateLimitLayer`](crate::RateLimitLayer).
+/// Created by a [`RateLimitLayer`](crate::RateLimitLayer). Clones share their limits.
 ///
-/// A rejection is a response, so the error type is that of the inner service. Clones share their
-/// limits.
-///
-/// The inner service must be `Clone`: a request that waits keeps the ready instance, and leaves a
-/// clone.
+/// A rejection is a response, not an error. The inner service must be `Clone`, because a request
+/// that waits keeps a service of its own.
 pub struct RateLimit<I, K, S, R = TooManyRequests> {
     inner: I,
     shared: Arc<Shared<K, S, R>>,
@@ -66,9 +63,9 @@ where
     type Error = I::Error;
     type Future = ResponseFuture<I, K, S, R, B>;
 
-    /// Waits until the inner service is ready, because the request is not known yet.
+    /// Waits until the inner service is ready.
     ///
-    /// A denial therefore waits for the inner service as well, see [where the layer
+    /// A request that will be denied therefore waits as well. See [where the layer
     /// goes](crate::guide::choosing#where-does-the-layer-go).
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), I::Error>> {
         self.inner.poll_ready(cx)
@@ -99,7 +96,7 @@ where
 }
 
 impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
-    /// Moves the ready service, the request and the shared state into the future.
+    /// Moves the ready service and the request into a waiting future.
     fn park<B>(&mut self, request: Request<B>) -> Parked<I, K, S, R, B> {
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
@@ -107,9 +104,9 @@ impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
     }
 }
 
-/// Releases the readiness of the inner service if a decision panics.
+/// Replaces the inner service with a fresh clone if a decision panics.
 ///
-/// A server may catch the panic and keep the connection.
+/// A server may catch the panic. The connection must not keep a reserved permit.
 struct Readiness<'a, I: Clone>(&'a mut I);
 
 impl<I: Clone> Readiness<'_, I> {

@@ -7,8 +7,7 @@ use std::sync::{
 
 /// Counters for the decisions of a layer. Clones share the counts.
 ///
-/// Pass a reference to [`count`](crate::RateLimitLayer::count), and keep the value to read the
-/// counts.
+/// Pass a reference to [`count`](crate::RateLimitLayer::count), and keep the counters to read them.
 #[derive(Clone, Debug, Default)]
 pub struct Counters(Arc<AtomicCounts>);
 
@@ -26,19 +25,19 @@ struct AtomicCounts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Requests that were allowed, including overage.
+    /// Requests that were allowed. Includes overage.
     pub allowed: u64,
     /// Requests that were denied by a decision of the store.
     pub denied: u64,
-    /// Requests that passed only because a rule or the layer is report-only.
+    /// Requests that a report-only rule or layer would have denied.
     pub would_deny: u64,
-    /// Requests that were allowed as overage.
+    /// Requests that were allowed beyond a quota.
     pub overage: u64,
     /// Requests that were allowed after a wait in the queue.
     pub delayed: u64,
-    /// Requests that were rejected without a call to the store.
+    /// Requests that were rejected without a store call.
     ///
-    /// They had no usable identity, or were on a deny list.
+    /// These requests had no usable key, or were on a deny list.
     pub unkeyed: u64,
 }
 
@@ -60,7 +59,7 @@ impl Counters {
         Self::default()
     }
 
-    /// Returns the current counts, which are not all read at the same instant.
+    /// Returns the current counts, which are read one after another.
     #[must_use]
     pub fn snapshot(&self) -> Counts {
         let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;

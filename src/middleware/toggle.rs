@@ -10,10 +10,9 @@ use std::sync::{
 
 /// Flag that can be changed at run time. Clones share the flag.
 ///
-/// [`enabled`](crate::RateLimitLayer::enabled) turns a layer on and off. While it is off, requests
-/// pass and the store is not called. [`Rule::report_only`](crate::Rule) and
-/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) count requests but do not deny them while
-/// the flag is on.
+/// [`RateLimitLayer::enabled`](crate::RateLimitLayer::enabled) turns a layer on and off.
+/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) and [`Rule::report_only`](crate::Rule)
+/// deny no request while the flag is on.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};
@@ -29,7 +28,7 @@ use std::sync::{
 #[derive(Clone, Debug)]
 pub struct Toggle {
     flag: Arc<AtomicBool>,
-    /// `true` if the flag was created from a `bool` and cannot be changed.
+    /// `true` if the flag is a constant, created from a `bool`.
     fixed: bool,
 }
 
@@ -50,7 +49,7 @@ impl Toggle {
         self.fixed
     }
 
-    /// Turns the flag on or off, from the next request on.
+    /// Turns the flag on or off. Applies to the next request.
     pub fn set(&self, on: bool) {
         self.flag.store(on, Release);
     }

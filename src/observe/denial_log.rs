@@ -12,7 +12,7 @@ use std::{
 use super::Verdict;
 use crate::{fingerprint::Fingerprint, rule::RuleName};
 
-/// Recorded denials of a layer's rules, if enabled. Clones share the records.
+/// The latest denials of each rule, if enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DenialLog(Option<Arc<[RuleRecord]>>);
 
@@ -24,7 +24,7 @@ struct RuleRecord {
     last: Mutex<VecDeque<RecordedDenial>>,
 }
 
-/// A request that was denied, or would have been denied by a report-only rule.
+/// A denied request, or a request that a report-only rule would have denied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordedDenial {
     pub(crate) at: SystemTime,
@@ -34,7 +34,7 @@ pub(crate) struct RecordedDenial {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// The number of denied requests, and of requests that report-only rules would have denied.
+/// The numbers of denied requests, and of requests that report-only rules would have denied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) denied: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Counted {
 }
 
 impl DenialLog {
-    /// The number of denials kept per rule.
+    /// The number of denials to keep per rule.
     pub(crate) const MOST: usize = 50;
 
     pub(crate) fn enabled(rules: impl IntoIterator<Item = RuleName>) -> Self {
@@ -60,9 +60,9 @@ impl DenialLog {
         self.0.is_some()
     }
 
-    /// Records a denial.
+    /// Records a denial without blocking.
     ///
-    /// This never blocks. Of two simultaneous denials, one may be counted but not kept.
+    /// Under contention, a denial is counted but not listed.
     pub(super) fn record(
         &self,
         rule: RuleName,
@@ -85,7 +85,7 @@ impl DenialLog {
         last.push_front(RecordedDenial { at, key, result, retry_after });
     }
 
-    /// Records a denial without a rule, under every rule.
+    /// Records a denial under every rule, because no single rule decided.
     pub(super) fn record_all(&self, verdict: Verdict, retry_after: Option<Duration>) {
         for rule in self.0.iter().flat_map(|rules| rules.iter()) {
             self.record(rule.name, verdict, || (None, retry_after));

@@ -17,12 +17,12 @@ use crate::{
     rule::RuleName,
 };
 
-/// The counters of a layer, registered on first use.
+/// The counters of a layer. Each counter is registered on first use.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
     rules: Arc<[RuleCounters]>,
     durations: Arc<[OnceLock<Histogram>; STORES.len()]>,
-    /// The percentage of used units from which a rule counts as near its limit.
+    /// The percentage of a limit at which requests start to count as near the limit.
     near: u8,
     denial_log: DenialLog,
 }
@@ -34,7 +34,7 @@ struct RuleCounters {
     near: OnceLock<Counter>,
 }
 
-/// The start time of a decision.
+/// The start time of a store call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Started(Option<Instant>);
 
@@ -89,7 +89,7 @@ impl Meter {
         Self { near: percent, ..self }
     }
 
-    /// Records the duration of a decision.
+    /// Records the time until the store answered.
     #[inline]
     pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
         let Some(started) = started else { return };
@@ -122,7 +122,7 @@ impl Meter {
         }
     }
 
-    /// Counts a decision without a rule, under every rule.
+    /// Counts a decision under every rule, because no single rule decided.
     pub(super) fn count_all(&self, verdict: Verdict) {
         for counters in &*self.rules {
             self.count(counters.rule, verdict);
@@ -142,13 +142,13 @@ impl Meter {
         left * 100 <= limit * u64::from(100 - self.near)
     }
 
-    /// Returns the counters of a rule, if the layer was built with the rule.
+    /// Returns the counters of a rule, or `None` if the layer has no such rule.
     fn rule(&self, rule: RuleName) -> Option<&RuleCounters> {
         self.rules.iter().find(|counters| counters.rule == rule)
     }
 }
 
-/// Registers the descriptions of the metrics, once per layer and store.
+/// Registers the descriptions of all metrics.
 #[cold]
 fn describe() {
     let counters = [
@@ -173,17 +173,19 @@ fn describe() {
     describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
 }
 
-/// Counts a request that was rejected without a store.
+/// Counts a request that was rejected without a store call.
 pub(crate) fn unidentified() {
     counter!("ratelimit.unidentified").increment(1);
 }
 
-/// Counts a call that failed in the store.
+/// Counts a failed store call.
 pub(crate) fn store_failed(kind: &'static str) {
     counter!("ratelimit.store.errors", "kind" => kind).increment(1);
 }
 
-/// Sets the state of a breaker, or of one server of a cluster: closed (0), probing (1) or open (2).
+/// Sets the state of a circuit breaker: closed (0), probing (1) or open (2).
+///
+/// On a cluster, each server has a breaker.
 pub(crate) fn circuit(server: Option<&str>, state: u8) {
     match server {
         Some(server) => {
@@ -193,7 +195,7 @@ pub(crate) fn circuit(server: Option<&str>, state: u8) {
     }
 }
 
-/// Counts a decision on an account that new keys share.
+/// Counts a decision on an account that new keys share while the store is full.
 pub(crate) fn overflowed() {
     counter!("ratelimit.overflows").increment(1);
 }

@@ -1,7 +1,6 @@
 //! Metrics, log lines, spans, and the latest denials for the admin page.
 //!
-//! Labels have closed sets of values, and never contain a key. Log lines and spans contain at most
-//! the fingerprint of a key.
+//! Labels, log lines and spans never contain a key.
 
 #[cfg(feature = "admin")]
 mod denial_log;
@@ -35,7 +34,7 @@ use crate::{
     rule::RuleName,
 };
 
-/// The result of a request under one rule, as in `ratelimit.decisions`.
+/// The result of a request under one rule, as in the metric `ratelimit.decisions`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Allowed,
@@ -77,9 +76,9 @@ impl Verdict {
 }
 
 impl Meter {
-    /// Records that a request is allowed, possibly by a report-only layer.
+    /// Records a request that runs, even if only because the layer is report-only.
     ///
-    /// `who` returns the fingerprint of a rule's key.
+    /// `who` returns the fingerprint of the key under a rule.
     #[inline]
     pub(crate) fn passed(
         &self,
@@ -94,7 +93,7 @@ impl Meter {
         });
     }
 
-    /// Records that a request is denied, under the rules that denied it.
+    /// Records a denied request under the rules that denied it.
     pub(crate) fn denied(
         &self,
         decision: &Decision,
@@ -105,7 +104,7 @@ impl Meter {
         self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
-    /// Counts the request once for each rule, even if a rule has several quotas.
+    /// Records the request once per rule, even if a rule has several quotas.
     fn each(
         &self,
         decision: &Decision,

@@ -11,10 +11,9 @@ use tracing::{
 use super::Verdict;
 use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
 
-/// Fills the declared `ratelimit.*` fields of the current span, and logs denials.
+/// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///
-/// The level is debug, because a flood of requests would otherwise flood the log. Keys are never
-/// written.
+/// Denials are logged at level debug, because there may be many.
 #[inline]
 pub(super) fn trace(
     decision: &Decision,
@@ -66,12 +65,12 @@ fn record(span: &Span, result: &Field, decision: &Decision, verdict: Verdict) {
     }
 }
 
-/// Returns the rule that decided.
+/// Returns the decisive rule.
 fn policy(decision: &Decision) -> Option<&'static str> {
     decision.binding().map(|outcome| outcome.rule().as_str())
 }
 
-/// Returns the fingerprint of the key that decided.
+/// Returns the fingerprint of the decisive key.
 fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> Option<Fingerprint> {
     who(decision.binding()?.rule())
 }
@@ -82,7 +81,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 
-/// Logs the first late charge that exceeds `max_debt`. Clients may cause many more.
+/// Logs the first charge that was cut at `max_debt`.
 pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {

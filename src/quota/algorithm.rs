@@ -2,29 +2,29 @@
 
 /// Algorithm that counts the units of a quota.
 ///
-/// The guide shows a [picture](crate::guide::algorithms) of each.
+/// The guide has [pictures](crate::guide::algorithms) of all algorithms.
 ///
 /// | | maximum burst | memory | use it for |
 /// |---|---|---|---|
 /// | [`Gcra`](Algorithm::Gcra) | `burst` | one instant | almost everything |
 /// | [`TokenBucket`](Algorithm::TokenBucket) | `burst` | two numbers | "n more every minute" |
-/// | [`FixedWindow`](Algorithm::FixedWindow) | `units`, twice that around an edge | two numbers | quotas that people read on a clock |
-/// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `units`, twice that around an edge | two numbers | "n per hour from the first request" |
-/// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units`, nearly twice that in a period | `buckets` + 1 counts | smooth windows of many units |
+/// | [`FixedWindow`](Algorithm::FixedWindow) | `2 × units`, at the edge of two windows | two numbers | calendar quotas, such as "n per day" |
+/// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `2 × units`, at the edge of two windows | two numbers | "n per hour from the first request" |
+/// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units` | `buckets` + 1 counts | smooth windows of many units |
 /// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Generic cell rate algorithm (ITU-T I.371). One unit is refilled every interval.
+    /// Generic cell rate algorithm (ITU-T I.371). Refills one unit every interval.
     #[default]
     Gcra,
-    /// Token bucket. All `units` are refilled together, once per period after the first charge.
+    /// Token bucket. Refills all `units` together, once per period after the first charge.
     TokenBucket,
     /// Windows of one period, aligned to the Unix epoch.
     ///
     /// Created with [`Algorithm::fixed_window`].
     FixedWindow {
-        /// The maximum number of unused units that the next window gets.
+        /// The maximum number of unused units that the next window gets in addition.
         carry_over: u32,
         /// Releases the units of a window at even intervals.
         paced: bool,
@@ -33,12 +33,11 @@ pub enum Algorithm {
     AnchoredWindow,
     /// Window that always covers the last period, counted in equal buckets.
     ///
-    /// The oldest bucket counts in proportion to its part inside the period. With one bucket, this
-    /// is the well-known algorithm with two counters.
+    /// The oldest bucket is partly outside the period, and its units count in proportion to the
+    /// part inside. With one bucket, this is the well-known algorithm with two counters.
     ///
-    /// Allows at most `units` in any span of `period × (1 − 1 / buckets)`, and nearly twice that in
-    /// a whole period: a burst at the end of a bucket, and another while that bucket leaves. Use
-    /// [`SlidingLog`](Algorithm::SlidingLog) to bound every period.
+    /// Any span of `period × (1 − 1 / buckets)` has at most `units`. A whole period has less than
+    /// twice the units. To bound every period, use [`SlidingLog`](Algorithm::SlidingLog).
     SlidingWindow {
         /// The number of buckets, 1 to 1 000.
         buckets: u32,
@@ -48,7 +47,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Windows of one period, aligned to the Unix epoch.
+    /// Creates windows of one period, aligned to the Unix epoch.
     ///
     /// ```
     /// use tower_sluice::{Algorithm, Quota};
@@ -63,7 +62,7 @@ impl Algorithm {
 
     /// Adds up to `max` unused units of a window to the next window.
     ///
-    /// A window without charges adds nothing.
+    /// A window without any charge adds nothing.
     ///
     /// # Panics
     ///
@@ -96,9 +95,9 @@ impl Algorithm {
 mod tests {
     use super::Algorithm;
 
-    /// Fails to compile for a new algorithm until it has a picture.
+    /// Fails to compile if an algorithm is added without a picture.
     ///
-    /// The picture needs a line in `examples/plot/pictures.rs` and a section in
+    /// A picture needs a line in `examples/plot/pictures.rs` and a section in
     /// `src/guide/algorithms.md`.
     fn picture(algorithm: Algorithm) -> &'static str {
         match algorithm {

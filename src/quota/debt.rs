@@ -1,36 +1,34 @@
-//! The maximum debt of an account after late charges.
+//! The maximum debt of an account.
 
 use super::{Algorithm, ErrorKind, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// Sets the maximum debt after late charges, in units. Defaults to the limit.
+    /// Sets the maximum debt of an account, in units. Defaults to the limit.
     ///
-    /// A late charge raises the cost of a request that was already admitted. A handler makes a late
-    /// charge by adjusting a charge upwards, or by a positive
-    /// [`Limiter::adjust`](crate::Limiter::adjust).
-    ///
-    /// A late charge never fails. The charge stops at `limit + max_debt` charged units, and
-    /// **further units are lost**: the request used them, but they are never charged. With
-    /// `max_debt(0)`, a late charge can empty an account, but cannot put it into debt.
+    /// An account gets into debt if a request costs more than was charged, and the handler charges
+    /// the difference (see [`ChargeHandle`](crate::middleware::ChargeHandle) and
+    /// [`Limiter::adjust`](crate::Limiter::adjust)). Such a charge never fails, but stops when the
+    /// debt reaches `max_debt`. **Further units are never charged.** With `max_debt(0)`, an account
+    /// can be emptied, but not put into debt.
     ///
     /// # Parallel requests
     ///
-    /// Parallel requests are admitted by the units that they reserve, before their charges are
-    /// adjusted. Suppose that each request reserves *r* units and actually costs *a* units. A full
-    /// account then admits *n* = *limit* / *r* requests at once. They use *n·a* units, and at most
-    /// `limit + max_debt` are charged.
+    /// Parallel requests are admitted before their charges are adjusted. Suppose that each request
+    /// is first charged *r* units and actually costs *a* units. A full account then admits *limit*
+    /// / *r* requests at once. All their units are charged only if
+    /// `max_debt ≥ limit · (a / r − 1)`.
     ///
-    /// No unit is lost if `max_debt ≥ n·a − limit`, which is `limit · (a / r − 1)`.
+    /// For example, a quota has 1 000 units per minute. Each request is first charged 1 unit and
+    /// costs 100 000 units. Clients send 1 000 requests at once, as often as they can.
     ///
-    /// For example, take a quota of 1 000 units per minute and waves of 1 000 requests. Each
-    /// request reserves 1 unit and costs 100 000 units.
+    /// - By default, these requests use 10⁸ units but are charged only 2 000, so the next 1 000
+    ///   requests start after two minutes. **The quota allows 61 000 units per hour, and clients
+    ///   use 3·10⁹.**
+    /// - With `max_debt(99_999_000)`, the first 1 000 requests put the account into debt for 69
+    ///   days.
     ///
-    /// - By default, each wave uses 10⁸ units but is charged only 2 000, so the next wave starts
-    ///   after two minutes. **That is 3·10⁹ units per hour, but the quota allows 61 000.**
-    /// - With `max_debt(99_999_000)`, the first wave puts the account into debt for 69 days.
-    ///
-    /// A larger reservation is better than a large debt. Requests that reserve their maximum cost
-    /// never use more than the quota.
+    /// A larger first charge is better than a large debt. Requests that are first charged their
+    /// maximum cost never use more than the quota.
     ///
     /// ```
     /// use tower_sluice::{Limiter, Quota};
@@ -57,10 +55,8 @@ impl Quota {
     ///
     /// # Limitations
     ///
-    /// This setting bounds the charged units, not the used units. The used units depend on the
-    /// reservations and on the number of parallel requests of a key.
-    ///
-    /// A refund of lost units returns more than was charged, until the account is full.
+    /// This setting bounds the charged units, not the used units. If uncharged units are refunded,
+    /// the account gets back more units than were charged.
     #[track_caller]
     pub const fn max_debt(self, units: u32) -> Self {
         Self { max_debt: Some(units), ..self }.or_panic()
@@ -83,12 +79,12 @@ impl Quota {
         }
     }
 
-    /// Returns the number of charged units at which a late charge stops.
+    /// Returns the limit plus the maximum debt.
     pub(crate) const fn late_limit(&self) -> u64 {
         self.burst as u64 + self.max_debt_units() as u64
     }
 
-    /// Returns the error of a debt that is too large.
+    /// Returns the error of a maximum debt that is too large.
     pub(super) const fn debt_fault(&self) -> Option<ErrorKind> {
         let Some(debt) = self.max_debt else { return None };
         if debt as u64 <= self.longest_debt() {

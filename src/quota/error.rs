@@ -10,7 +10,7 @@ pub struct QuotaError(pub(super) Repr);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Repr {
-    /// The invalid number, and the period or interval of the quota.
+    /// The kind of error, the invalid number, and the period or interval of the quota.
     Numbers(ErrorKind, u32, Duration),
     Text {
         text: String,
@@ -41,7 +41,7 @@ pub(super) enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns the message without values, because a panic in a constant cannot format values.
+    /// Returns the message without values, for panics in constants.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::NoUnits => "quota: units is 0; use Quota::blocked() to deny all requests",

@@ -1,11 +1,11 @@
-//! Copies of quotas with a changed limit, to find the smallest limit for a trace of requests.
+//! Copies of quotas with another limit, to search for the smallest limit.
 
 use super::{Algorithm, MAX_LOG_UNITS, MAX_REFILL, Quota, QuotaError};
 
 impl Quota {
-    /// Returns this quota with the highest limit that can be counted, without soft units.
+    /// Returns this quota with the largest possible limit and without soft units.
     ///
-    /// The result is only for counting, because its limit can be above that of any valid quota.
+    /// The result may be invalid as a quota. Use it only to count units.
     pub(crate) fn widest(&self) -> Self {
         if self.is_blocked() {
             return *self;
@@ -40,7 +40,7 @@ impl Quota {
         }
     }
 
-    /// Returns a window quota without pacing and carry-over, because these hide used units.
+    /// Returns a window quota without pacing and carry-over.
     fn wide_window(&self, units: u32) -> Self {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow { .. } => Algorithm::fixed_window(),

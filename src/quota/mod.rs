@@ -26,7 +26,7 @@ const MAX_REFILL: u64 = 10 * 365 * 86_400 * SECOND;
 const MAX_LOG_UNITS: u64 = 10_000;
 /// The maximum buckets of a sliding window, which keeps one count per bucket.
 const MAX_BUCKETS: u32 = 1_000;
-/// Units of time in nanoseconds, the longest first.
+/// Names of time units with their nanoseconds, the longest first.
 const UNITS: [(&str, u64); 7] = [
     ("day", 86_400 * SECOND),
     ("h", 3_600 * SECOND),
@@ -40,7 +40,7 @@ const UNITS: [(&str, u64); 7] = [
 /// Limit of `units` per `period`, with a `burst` that may be used at once.
 ///
 /// By default, one unit is refilled every [`interval`](Quota::interval) (GCRA, ITU-T I.371). The
-/// interval is rounded **up** to a nanosecond, so units are never refilled too fast.
+/// interval is rounded up to a nanosecond.
 ///
 /// Invalid numbers in a constant are compile errors. [`Quota::new`] and [`str::parse`] return an
 /// error instead.
@@ -59,15 +59,14 @@ const UNITS: [(&str, u64); 7] = [
 ///
 /// # Configuration files
 ///
-/// With feature `serde`, a quota is read from text or from a table. This works with any format that
-/// distinguishes numbers from text, such as TOML and JSON.
+/// With feature `serde`, a quota is read from text or from a table, for example in TOML or JSON.
 ///
-/// The fields of the table are named after the setters, except two. `name` is
-/// [`named`](Quota::named), and `blocked = true` is a [blocked](Quota::blocked) quota. An error has
-/// the field, its value and the fix.
+/// Most fields of the table are named after the setters. `name` is [`named`](Quota::named), and
+/// `blocked = true` is a [blocked](Quota::blocked) quota. Errors name the field, its value and the
+/// fix.
 ///
-/// A quota is written as text if the text can express all its settings. Names stay in memory for
-/// the life of the process, see [`RuleName`](crate::rule::RuleName).
+/// A quota is written as text if possible. Names that were read stay in memory until the process
+/// ends, see [`RuleName`](crate::rule::RuleName).
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
@@ -190,7 +189,7 @@ impl Quota {
         }
     }
 
-    /// Sets the burst: the units that may be taken at once from a full account.
+    /// Sets the burst: the maximum number of units that can be taken at once.
     ///
     /// ```
     /// # use tower_sluice::Quota;
@@ -249,7 +248,7 @@ impl Quota {
         Self { algorithm, ..self }.checked(self.units)
     }
 
-    /// Sets the units of a new account, for GCRA and token bucket. Defaults to a full account.
+    /// Sets the number of units in a new account. Defaults to the burst.
     ///
     /// # Panics
     ///
@@ -268,7 +267,7 @@ impl Quota {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Sets the units of a new account to the number that is refilled in `time`, rounded down.
+    /// Sets the number of units in a new account to the units that `time` refills, rounded down.
     ///
     /// # Panics
     ///
@@ -281,13 +280,14 @@ impl Quota {
         self.initial(units)
     }
 
-    /// Allows up to `units` units beyond the limit.
+    /// Allows up to `units` units beyond the limit, for a soft limit.
     ///
-    /// Such requests are marked as [overage](crate::Decision::is_overage).
+    /// Requests beyond the limit are marked as [overage](crate::Decision::is_overage).
     ///
     /// # Panics
     ///
-    /// Panics if the raised limit takes more than ten years to refill, or if the windows are paced.
+    /// Panics if the limit plus `units` takes more than ten years to refill, or if the quota is a
+    /// paced window.
     #[track_caller]
     pub const fn soft(self, units: u32) -> Self {
         Self { soft: units, ..self }.or_panic()
@@ -317,7 +317,8 @@ impl Quota {
 
     /// Sets the name of the quota in header fields and problem bodies.
     ///
-    /// Defaults to the name of the rule. If a rule has several quotas, the period is appended.
+    /// Defaults to the name of the rule. If the rule has several quotas, the default also contains
+    /// the period.
     ///
     /// # Panics
     ///
@@ -355,7 +356,7 @@ impl Quota {
         Duration::from_nanos(self.interval)
     }
 
-    /// Returns `true` for [`Quota::blocked`].
+    /// Returns `true` for a [blocked](Quota::blocked) quota.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
         self.burst == 0
@@ -382,7 +383,7 @@ impl Quota {
         self.period
     }
 
-    /// Returns the units of a new account, or `None` if it starts full.
+    /// Returns the units of a new account, or `None` if a new account is full.
     pub(crate) const fn initial_units(&self) -> Option<u32> {
         self.initial
     }
@@ -392,7 +393,7 @@ impl Quota {
         self.burst.saturating_add(self.soft)
     }
 
-    /// Returns the number of units that are allowed beyond the limit as overage.
+    /// Returns the number of units beyond the limit that a soft limit allows.
     #[must_use]
     pub const fn soft_units(&self) -> u32 {
         self.soft
@@ -436,7 +437,7 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid, and panics otherwise.
+    /// Returns the quota, or panics if it is invalid.
     #[track_caller]
     const fn or_panic(self) -> Self {
         match self.fault() {
@@ -445,7 +446,7 @@ impl Quota {
         }
     }
 
-    /// Returns the quota if it is valid.
+    /// Returns the quota, or an error if it is invalid.
     ///
     /// The error contains `number`, the value that was set last.
     const fn checked(self, number: u32) -> Result<Self, QuotaError> {
@@ -461,7 +462,7 @@ impl Quota {
         }
     }
 
-    /// Returns the reason why the quota is invalid, if it is.
+    /// Returns the error of an invalid quota.
     const fn fault(&self) -> Option<ErrorKind> {
         if self.units == 0 {
             let changed = self.burst > 0

@@ -1,15 +1,14 @@
-//! The share of a quota for one of several processes.
+//! The part of a quota that one of several processes allows.
 
 use std::num::NonZeroU32;
 
 use super::{Algorithm, MAX_REFILL, Quota};
 
 impl Quota {
-    /// Returns the share of one of `n` processes.
+    /// Returns the part of the quota for one of `n` processes.
     ///
-    /// All shares together admit no more than this quota, except that a share has at least one
-    /// unit. If the whole quota has `need` units, the burst of a share is at least `need`. A
-    /// smaller share would always deny a charge of `need` units.
+    /// All parts together allow no more than the quota, except that each part allows at least one
+    /// unit. Each part also has room for a charge of `need` units, if the whole quota has.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
         if self.is_blocked() {
             return *self;
@@ -48,9 +47,9 @@ impl Quota {
         Self { max_debt: self.max_debt.map(|units| part(units).min(longest)), ..share }
     }
 
-    /// Returns the burst and the soft units of a share.
+    /// Returns the burst and the soft units of one part.
     ///
-    /// They are raised to `need` units if the whole quota has `need` units.
+    /// Raises them so that a charge of `need` units is possible.
     fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
         let whole = u64::from(self.burst) + u64::from(self.soft);
         if need <= u64::from(burst) + u64::from(soft) || need > whole {

@@ -66,7 +66,7 @@ impl TableForm for QuotaTable {
         Ok(())
     }
 
-    /// Applies the fields in an order in which each step of a valid quota is valid.
+    /// Applies the fields in an order that is valid after each step.
     fn read(self) -> Result<Quota, String> {
         let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
@@ -112,14 +112,14 @@ pub(crate) fn read_time<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Returns the text that [`read_time`] reads, or `None` for a time above ten years.
+/// Returns the text that [`read_time`] reads, or `None` for more than ten years.
 pub(crate) fn time_text(time: Duration) -> Option<String> {
     let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= MAX_REFILL)?;
     let (n, unit) = if nanos == 0 { (0, "s") } else { in_largest_unit(nanos) };
     Some(format!("{n}{unit}"))
 }
 
-/// Writes text if it can express the quota, and a table otherwise.
+/// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.interval != self.period.div_ceil(self.units.max(1).into()) {

@@ -23,8 +23,8 @@ impl fmt::Display for Quota {
 
 /// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`.
 ///
-/// Time units may also be written as `sec`, `second`, `m`, `minute`, `hr`, `hour` and `d`, or as
-/// their plurals.
+/// Other spellings of time units are `sec`, `second`, `m`, `minute`, `hr`, `hour`, `d`, and their
+/// plurals.
 impl FromStr for Quota {
     type Err = QuotaError;
 
@@ -73,7 +73,7 @@ const SPELLINGS: [(&str, &str); 14] = [
     ("seconds", "s"),
 ];
 
-/// Reads `"10s"`, or `"min"` for one minute. The error describes the fix.
+/// Reads `"10s"`, or `"min"` for one minute. The error text is the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());
@@ -87,13 +87,13 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     Ok(Duration::from_nanos(n.saturating_mul(*nanos)))
 }
 
-/// Returns the time as a number of the largest unit that divides it.
+/// Returns the time as a whole number of the largest suitable unit.
 pub(super) fn in_largest_unit(nanos: u64) -> (u64, &'static str) {
     let whole = UNITS.iter().find(|(_, unit)| nanos.is_multiple_of(*unit));
     whole.map_or((nanos, "ns"), |(name, unit)| (nanos / unit, name))
 }
 
-/// Parses a number of digits only. `u32::from_str` also accepts a sign.
+/// Parses a whole number without a sign.
 fn whole_number(text: &str) -> Option<u32> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }

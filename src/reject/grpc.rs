@@ -2,9 +2,6 @@
 //!
 //! The body must report its end, so that the headers end the stream. Some clients lose the status
 //! if an empty frame follows.
-//!
-//! The details of the error (`google.rpc.RetryInfo`, `QuotaFailure`) are encoded by hand, to avoid
-//! a dependency for sixty bytes.
 
 use std::time::Duration;
 
@@ -17,7 +14,7 @@ use http::{
 use super::{NO_STORE, Reason, Rejection, text};
 use crate::key::RequestHead;
 
-/// The gRPC status codes in use.
+/// The gRPC status codes that are used.
 #[derive(Clone, Copy)]
 enum Code {
     InvalidArgument = 3,
@@ -32,13 +29,12 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Returns `true` for a `POST` with the gRPC content type, over HTTP/2 or later.
 ///
-/// Any client can send the content type. A status of 200 would then hide the denial of a plain
-/// request from caches, logs and alerts.
+/// Other requests with this content type get a plain response, so that caches and logs see a 429.
 pub(super) fn is_call(head: &RequestHead<'_>) -> bool {
     head.version >= Version::HTTP_2 && is_post(head)
 }
 
-/// Returns `true` for an HTTP/1.1 call that `tonic_web::GrpcWebLayer` has translated.
+/// Returns `true` for an HTTP/1.1 call that was translated by `tonic_web::GrpcWebLayer`.
 pub(super) fn is_translated(head: &RequestHead<'_>) -> bool {
     head.version == Version::HTTP_11
         && head.headers.get(TE).is_some_and(|te| te == "trailers")
@@ -102,7 +98,7 @@ fn percent_encoded(message: &str) -> String {
     text
 }
 
-/// Converts a wait to milliseconds, rounded up so that no retry is too early.
+/// Converts a wait to milliseconds, rounded up.
 fn millis(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -132,7 +128,7 @@ fn retry_info(millis: u64) -> Vec<u8> {
     out
 }
 
-/// Encodes `QuotaFailure { violations: [{ subject, description }] }`. It never contains the key.
+/// Encodes `QuotaFailure { violations: [{ subject, description }] }`, without the key.
 fn quota_failure(why: &Rejection<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     for name in why.violated() {
@@ -152,7 +148,7 @@ fn any(out: &mut Vec<u8>, kind: &str, value: &[u8]) {
     bytes(out, 3, &any);
 }
 
-/// Appends a varint field. Protobuf omits 0.
+/// Appends a varint field, unless its value is 0.
 fn number(out: &mut Vec<u8>, field: u8, value: u64) {
     if value > 0 {
         out.push(field << 3);

@@ -9,8 +9,8 @@
 //! The layer adds `Retry-After` and the [`Headers`](crate::Headers) to every response of a
 //! `Reject`.
 //!
-//! [`reject_fn`] creates a `Reject` from a closure. The closure creates *every* rejection, also for
-//! a missing key or a failed store, so take the status from the [`Rejection`]. It must also set
+//! [`reject_fn`] creates a `Reject` from a closure. The closure handles *every* rejection,
+//! including a missing key or a failed store, so take the status from the [`Rejection`]. Also set
 //! `Cache-Control: no-store`, as the default does.
 //!
 //! ```
@@ -28,13 +28,11 @@
 //!
 //! # gRPC
 //!
-//! A request is a gRPC call if it is a `POST` over HTTP/2 or later with the content type
-//! `application/grpc`, optionally followed by `+proto`, `+json` or `;…`. Any other request gets the
-//! plain response, usually 429.
+//! A gRPC call is a `POST` over HTTP/2 or later with the content type `application/grpc`,
+//! optionally followed by `+proto`, `+json` or `;…`.
 //!
-//! A gRPC call is rejected with a gRPC status. Without one, clients would read a 429 as
-//! `UNAVAILABLE` and retry immediately. The response is HTTP 200 with one block of headers that
-//! ends the stream:
+//! The rejection of a gRPC call is HTTP 200 with a gRPC status in the headers. Clients would read a
+//! plain 429 as `UNAVAILABLE` and retry immediately. The headers end the stream:
 //!
 //! | field | |
 //! |---|---|
@@ -45,8 +43,8 @@
 //! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown |
 //! | `retry-after`, `ratelimit`, … | as in other responses |
 //!
-//! A client obeys the pushback only if its service config has a retry policy that lists the status
-//! code:
+//! A client obeys `grpc-retry-pushback-ms` only if its service config has a retry policy for the
+//! status code:
 //!
 //! ```json
 //! {"methodConfig": [{"name": [{}], "retryPolicy": {
@@ -54,29 +52,28 @@
 //!     "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}
 //! ```
 //!
-//! A tonic client has no retry policy. Read the wait with `Status::get_details_retry_info` of
-//! `tonic-types`.
+//! Clients of tonic have no retry policy. They can read the wait with
+//! `Status::get_details_retry_info` of `tonic-types`.
 //!
-//! A streaming call is charged once, when it opens. Its messages are not counted, and an open
-//! stream is not closed. A handler can charge a [`Limiter`](crate::Limiter) per message. A rejected
-//! stream ends immediately: a client that is still sending receives `RST_STREAM` with `NO_ERROR`.
+//! A streaming call is charged once, when it opens. To limit its messages, take from a
+//! [`Limiter`](crate::Limiter) in the handler. A client that is still sending when its stream is
+//! rejected receives `RST_STREAM` with `NO_ERROR`.
 //!
 //! ## gRPC-Web
 //!
-//! gRPC-Web is a different protocol, which `tonic_web::GrpcWebLayer` translates. Place the limiter
-//! *inside* that layer, so that rejections are translated as well. Outside that layer, a rejection
-//! is a 429 with text. The first layer of a tonic server is the outermost.
+//! `tonic_web::GrpcWebLayer` translates gRPC-Web calls to gRPC. Place the limiter *inside* that
+//! layer, so that rejections are translated as well. In a tonic server, add the limiter after the
+//! `GrpcWebLayer`.
 //!
-//! A translated request keeps its HTTP version, so browsers over HTTP/1.1 need
-//! [`TooManyRequests::grpc_web`]. Scripts in a browser can read only the fields that the CORS layer
-//! exposes. Expose `grpc-status`, `grpc-message` and `grpc-status-details-bin` in addition to
+//! For browsers over HTTP/1.1, use [`TooManyRequests::grpc_web`]. In the CORS layer, expose
+//! `grpc-status`, `grpc-message` and `grpc-status-details-bin` in addition to
 //! [`exposed_headers()`](crate::headers::exposed_headers()).
 //!
 //! ## Keys
 //!
-//! The metadata of a call are header fields, so [`HeaderKey`](crate::key::HeaderKey) can read them.
-//! With feature `tonic`, [`PeerIp`](crate::PeerIp) finds the peer of a tonic server. With one store
-//! and the same rules, gRPC and plain HTTP share their accounts; see the example `grpc`.
+//! [`HeaderKey`](crate::key::HeaderKey) reads the metadata of a call. With feature `tonic`,
+//! [`PeerIp`](crate::PeerIp) works in a tonic server. gRPC and plain HTTP can share their accounts,
+//! see the example `grpc`.
 //!
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
@@ -99,10 +96,10 @@ use crate::{
 
 /// Creates the responses for rejected requests.
 pub trait Reject<B> {
-    /// Creates the response for a request. The inner service is not called.
+    /// Creates the response to a rejected request.
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
 
-    /// Creates the response with the header fields of the layer. The layer calls this method.
+    /// Creates the response, including the header fields of the layer.
     #[doc(hidden)]
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let mut response = self.reject(why, head);
@@ -140,7 +137,7 @@ impl<F> fmt::Debug for RejectFn<F> {
     }
 }
 
-/// Rejected request, with the reason, the decision and the wait.
+/// Rejected request, with the reason and the wait.
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
     cause: Cause<'a>,
@@ -150,7 +147,7 @@ pub struct Rejection<'a> {
     context: ExplainContext<'a>,
 }
 
-/// The rules and the secret for an explanation.
+/// The rules and the secret, to explain the rejection.
 #[derive(Clone, Copy)]
 pub(crate) struct ExplainContext<'a> {
     pub(crate) rules: &'a dyn Rules,
@@ -167,13 +164,13 @@ enum Cause<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// A quota is exhausted. Waiting helps.
+    /// A quota is exhausted. The request can be retried later.
     Limited,
-    /// The request costs more than the limit of a quota. Waiting does not help.
+    /// The request costs more than the limit of a quota. A retry is denied again.
     TooCostly,
     /// A quota is [blocked](crate::Quota::blocked).
     Blocked,
-    /// The store failed, and requests are denied during failures.
+    /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
     Unavailable,
     /// The request has no usable key.
     Unkeyed,
@@ -223,7 +220,7 @@ impl<'a> Rejection<'a> {
         self.template.denial(self.decision()?, self.retry_after?)
     }
 
-    /// Explains the rejection with its arithmetic, for logs and operators.
+    /// Explains the rejection, for logs and operators.
     ///
     /// The rules are evaluated again, but the store is not called. The explained wait does not
     /// include jitter.
@@ -256,7 +253,7 @@ impl<'a> Rejection<'a> {
         self.reason
     }
 
-    /// Returns the default status, by [reason](Rejection::reason).
+    /// Returns the default status for the [reason](Rejection::reason):
     ///
     /// - 429 for a quota
     /// - 403 for a blocked quota
@@ -276,7 +273,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the error of a request without a usable key, or `None` if the store decided.
+    /// Returns the error of a request without a usable key, or `None` for other reasons.
     #[must_use]
     pub fn key_error(&self) -> Option<&'a KeyError> {
         match self.cause {
@@ -285,21 +282,19 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the wait for the client, with jitter, or `None` if waiting does not help.
+    /// Returns the wait, including jitter, or `None` if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// Returns the wait in whole seconds, as in `Retry-After`: rounded up and at least 1.
+    /// Returns the wait in whole seconds, rounded up and at least 1, as in `Retry-After`.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after.map(retry_seconds)
     }
 
-    /// Returns the names of the quotas that denied the request.
-    ///
-    /// Header fields use the same names.
+    /// Returns the names of the quotas that denied the request, as in header fields.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let template = self.template;
         let outcomes = self.decision().map_or(&[][..], Decision::outcomes);
@@ -317,12 +312,15 @@ impl fmt::Debug for Rejection<'_> {
     }
 }
 
-/// Default [`Reject`]: text, problem+json or a gRPC status, depending on the request.
+/// Default [`Reject`], with text, problem+json or a gRPC status, depending on the request.
 ///
-/// It supports every body type that implements `Default`. These types receive the text: `String`,
-/// `Vec<u8>`, `Bytes`, `http_body_util::Full<Bytes>`, and the `Body` of axum and tonic (features
-/// `axum` and `tonic`). Other bodies are empty, but all headers are set. Use [`reject_fn`] for such
-/// a type.
+/// Supports every body type that implements `Default`. These types receive a text:
+///
+/// - `String`, `Vec<u8>` and `Bytes`
+/// - `http_body_util::Full<Bytes>`
+/// - the `Body` of axum and tonic (features `axum` and `tonic`)
+///
+/// Bodies of other types are empty. Use [`reject_fn`] to fill such a body.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -350,14 +348,13 @@ impl TooManyRequests {
 
     /// Also responds with a gRPC status to calls over HTTP/1.1, for gRPC-Web.
     ///
-    /// Use this inside a `tonic_web::GrpcWebLayer` if browsers use HTTP/1.1. The layer translates
-    /// such a call to a `POST` with a gRPC content type and `te: trailers`, without
-    /// `content-length`. By default, only calls over HTTP/2 and later get a gRPC status.
+    /// Use this inside a `tonic_web::GrpcWebLayer` for browsers over HTTP/1.1. By default, only
+    /// calls over HTTP/2 and later get a gRPC status.
     ///
     /// # Limitations
     ///
-    /// Any HTTP/1.1 client can send such a request. Its denial then has status 200 with
-    /// `grpc-status: 8`. To count denials, use the counters of the layer, not the HTTP status.
+    /// Any HTTP/1.1 client can send a request that looks like a gRPC-Web call. The status of its
+    /// denial is then 200, with `grpc-status: 8`. To count denials, use the counters of the layer.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
@@ -390,7 +387,7 @@ impl Default for TooManyRequests {
     }
 }
 
-/// Creates a response with a text, except to `HEAD`.
+/// Creates a response with a text. A response to `HEAD` has no body.
 fn with_text<B: Default + 'static>(
     text: Bytes,
     status: StatusCode,
@@ -425,7 +422,7 @@ impl<B: Default + 'static> Reject<B> for TooManyRequests {
         with_text(text, status, fields, head)
     }
 
-    /// Creates the response. Plain text, the most common case, uses prepared header fields.
+    /// Creates the response. Plain text uses prepared header fields.
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         if !self.is_grpc(head)
             && !text::accepts_json(head.headers)

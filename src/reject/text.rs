@@ -9,17 +9,16 @@ use http_body_util::Full;
 use super::{Reason, Rejection};
 use crate::{headers::push_json_string, key::entries::HeaderEntries};
 
-/// Plain texts are cached for waits below this number of seconds.
+/// Plain texts for waits of fewer seconds than this are cached.
 const COMMON_WAITS: usize = 4_096;
-/// The prefix of the problem types in the IETF draft of the `RateLimit` fields.
+/// The prefix of problem types, from the IETF draft of the `RateLimit` fields.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// Returns `true` if `Accept` contains JSON with a quality above 0.
 ///
-/// A client that sends `*/*` gets text. Only 32 ranges and 4 KiB are read, so that no client can
-/// make a denial expensive.
+/// A client that sends only `*/*` gets text.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
-    // A truncated range is an error, because the missing part may set the quality to 0.
+    // A truncated range is an error, because its quality is unknown.
     let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
     ranges.filter_map(|range| str::from_utf8(range).ok()).any(|range| {
         let mut parts = range.split(';').map(str::trim);
@@ -31,7 +30,7 @@ pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Returns the text of a plain-text rejection. Texts for common waits are cached.
+/// Returns the text of a plain-text rejection.
 pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
     static COMMON: [OnceLock<Bytes>; COMMON_WAITS] = [const { OnceLock::new() }; COMMON_WAITS];
     let seconds = why.retry_after_seconds();
@@ -45,7 +44,7 @@ pub(super) fn plain(why: &Rejection<'_>) -> Bytes {
 
 /// Returns the problem+json text.
 ///
-/// The IETF draft of the `RateLimit` fields spells `violated-policies` with a hyphen.
+/// The member `violated-policies` is spelled as in the IETF draft of the `RateLimit` fields.
 pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
     let (kind, title) = match why.reason() {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),
@@ -94,9 +93,9 @@ fn limited(seconds: u64) -> String {
     format!("Quota exhausted; retry in {seconds} s.")
 }
 
-/// Creates a response body with `text`, or an empty one for an unknown type.
+/// Creates a response body from `text`. A body of an unknown type is empty.
 ///
-/// The type is tested at run time. A bound such as `From<Bytes>` would exclude tonic's body.
+/// The type is tested at run time, because tonic's body has no `From<Bytes>`.
 pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;

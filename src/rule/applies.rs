@@ -1,8 +1,8 @@
-//! Policies for requests that a rule does not charge as usual.
+//! Policies for requests that a rule does not charge normally.
 
 use http::StatusCode;
 
-/// The way a rule treats a request. See [`Rule::applies`](crate::Rule::applies).
+/// Treatment of a request by a rule. See [`Rule::applies`](crate::Rule::applies).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Applies {
@@ -11,7 +11,7 @@ pub enum Applies {
     Charge,
     /// The rule ignores the request, but other rules still apply.
     Skip,
-    /// The rule charges the request, and rejects it if it has no identity.
+    /// The rule charges the request, and rejects a request without an identity.
     ///
     /// The [`OnMissingKey`] policy then has no effect.
     Require,
@@ -26,9 +26,9 @@ pub enum Applies {
 pub enum OnMissingKey {
     /// Rejects the request with this status.
     Reject(StatusCode),
-    /// Ignores the request. A client can then avoid the rule by omitting its identity.
+    /// Ignores the request. Clients can then avoid the rule by omitting their identity.
     Skip,
-    /// Charges all such requests to one account of the rule.
+    /// Charges all requests without an identity to one account of the rule.
     Share,
 }
 

@@ -17,11 +17,10 @@ use crate::{
 
 /// Creates rules with separate quotas for each route.
 ///
-/// A route is a method and an axum template. All other requests share the quotas `default`. One
-/// layer with one store is enough for all routes.
+/// A route is a method and an axum template. Requests to any other route use the quotas `default`.
 ///
 /// All clients share the quotas of a route. Use [`each`](ByRoute::each) to count each key
-/// separately. A response contains only the policies of its own route.
+/// separately.
 ///
 /// ```
 /// use http::Method;
@@ -42,30 +41,27 @@ use crate::{
 ///
 /// | request | charged by |
 /// |---|---|
-/// | a method with quotas for the route | that route |
-/// | `HEAD` | the route's `HEAD`, or else its `GET`, because axum answers with the handler of `GET` |
-/// | another method | [`any_method`](ByRoute::any_method) of the path, or else the rule `other` |
+/// | a method and template with quotas | that route |
+/// | `HEAD` without quotas | the `GET` route, because axum uses the handler of `GET` |
+/// | another method of the path | [`any_method`](ByRoute::any_method), or else the rule `other` |
 /// | any method to a gRPC path, `/package.Service/Method` | that route, because gRPC servers ignore the method |
 ///
 /// Use `any_method` for a handler that answers several methods, such as `axum::routing::any`.
-/// [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports a route if other methods of its
-/// path have a much higher quota.
+/// [`Lint::OtherMethods`](crate::lint::Lint::OtherMethods) reports probable mistakes.
 ///
 /// # Templates
 ///
-/// Write a template as in the router, with the path that the router is nested under:
-/// `/api/url/{id}`. The names of parameters do not matter.
+/// Write a template as in the router, including the prefix of nested routers: `/api/url/{id}`. The
+/// names of parameters do not matter.
 ///
-/// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. It also works
-/// without an axum router, because it is compared with the path of the request. A service without a
-/// package looks like any other path, so use `any_method` for it.
+/// A gRPC template is `/package.Service/Method` or `/package.Service/{*rest}`. gRPC templates also
+/// work without an axum router. For a service without a package, use `any_method`.
 ///
-/// axum matches inside the `Router`, so add the layer with `Router::layer`. Around a router, the
-/// rule `other` charges all requests.
+/// Add the layer with `Router::layer`, because axum matches routes inside the router. A layer
+/// around the router charges all requests to the rule `other`.
 ///
-/// Two mistakes are logged once: a missing template (`no_matched_path` in [`lint`](crate::lint)),
-/// and an unused route that resembles a template of the router (`route_never_met`). To find other
-/// typing errors, send one request to each route in a test, and check the `RateLimit` header field.
+/// The log reports some mistakes in templates (see [`lint`](crate::lint)). To find others, send one
+/// request to each route in a test, and check the `RateLimit` header field.
 ///
 /// # Names
 ///
@@ -103,11 +99,12 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 ///
 /// # Errors
 ///
-/// Fails if no request can match a route, or if two routes have the same method and path. Names of
-/// parameters do not make paths different.
+/// Fails if two routes have the same method and path, or if no request can match a route. Examples
+/// of the latter are:
 ///
-/// No request matches a template that does not start with a slash, has a query, uses the syntax of
-/// axum 0.7, or has unbalanced braces. No request has a standard method in lower case.
+/// - a template without a leading slash, with a query, with the syntax of axum 0.7, or with
+///   unbalanced braces
+/// - a standard method in lower case
 pub fn try_by_route<P: AsRef<str>, Q: Into<Plan>>(
     routes: impl IntoIterator<Item = (Method, P, Q)>,
     default: impl Into<Plan>,
@@ -136,7 +133,7 @@ impl ByRoute<Everyone> {
 }
 
 impl<K: Clone> ByRoute<K> {
-    /// Sets the quotas of a path for all methods without a route of their own.
+    /// Sets the quotas of a path, for all methods that have no route of their own.
     ///
     /// ```
     /// use http::Method;
@@ -180,7 +177,7 @@ impl<K: Clone> ByRoute<K> {
 }
 
 impl<K> ByRoute<K> {
-    /// Counts each key of `extractor` separately, instead of all clients together.
+    /// Counts each key of `extractor` separately. By default, all clients share the quotas.
     pub fn each<E: Clone>(self, extractor: E) -> ByRoute<E> {
         let each = |(route, rule)| (route, Rule::with(rule, extractor.clone()));
         ByRoute {

@@ -1,4 +1,4 @@
-//! Checks of the rules when a layer is built.
+//! Checks of rules, made when a layer is built.
 
 use std::{fmt, time::Duration};
 
@@ -18,7 +18,7 @@ pub enum RuleError {
     SameQuotaName(String),
     /// A rule has more than 255 quotas.
     TooManyQuotas(RuleName, usize),
-    /// A request of the rule costs more than the limit of a quota, so all requests would be denied.
+    /// The cost of a request is above the limit of a quota. Every request would be denied.
     CostAboveLimit {
         /// The rule.
         rule: RuleName,
@@ -27,9 +27,8 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u32,
     },
-    /// Cost and headroom together are above the limit of a quota, so all requests would be denied.
-    ///
-    /// Requests of cost 0 would still be allowed.
+    /// Cost plus headroom is above the limit of a quota. Every request that costs a unit would be
+    /// denied.
     HeadroomAboveLimit {
         /// The rule.
         rule: RuleName,

@@ -6,8 +6,8 @@ use crate::key::RequestHead;
 
 /// Number of units, either fixed or read from the request.
 ///
-/// A request of cost 0 is always allowed, even for a blocked key. If clients influence the cost,
-/// use `.max(1)`.
+/// A request of cost 0 is always allowed, even for a blocked key. If clients can influence the
+/// cost, make the cost at least 1, for example with `.max(1)`.
 ///
 /// ```
 /// use tower_sluice::Cost;
@@ -25,7 +25,7 @@ enum Amount {
 }
 
 impl Cost {
-    /// Creates a number that is read from the head of each request.
+    /// Creates a number of units that `read` computes from the head of each request.
     pub fn from_fn(read: impl Fn(&RequestHead<'_>) -> u32 + Send + Sync + 'static) -> Self {
         Self(Amount::Read(Arc::new(read)))
     }

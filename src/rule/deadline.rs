@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use crate::key::RequestHead;
 
-/// Time budget of a request, set by an outer middleware as a request extension.
+/// Time budget of a request, which an outer middleware sets as a request extension.
 ///
-/// The time starts when the request reaches the layer.
-///
-/// A request does not queue longer than its budget. The header `grpc-timeout` has the same effect.
+/// The budget starts when the request reaches the layer. The request does not queue longer than its
+/// budget. The header `grpc-timeout` also sets a budget.
 ///
 /// ```
 /// use std::time::Duration;

@@ -79,7 +79,6 @@ pub struct Rule<K> {
     applies: Option<Arc<dyn Fn(&RequestHead<'_>) -> Applies + Send + Sync>>,
     on_missing_key: OnMissingKey,
     report_only: Toggle,
-    /// `true` if the rule can become report-only at run time.
     may_become_report_only: bool,
     max_key_len: usize,
 }
@@ -142,15 +141,15 @@ impl<K> Rule<K> {
     /// Sets the cost of a request, as units or as a [`Cost::from_fn`]. Defaults to 1.
     ///
     /// A request of cost 0 is always allowed, even if its key or its quota is blocked. If clients
-    /// influence the cost, make it at least 1.
+    /// can influence the cost, make the cost at least 1.
     pub fn cost(self, cost: impl Into<Cost>) -> Self {
         Self { cost: cost.into(), ..self }
     }
 
-    /// Sets the headroom: the units that must remain after a request. Defaults to 0.
+    /// Sets the number of units that must remain after a request. Defaults to 0.
     ///
-    /// Give low-priority requests a headroom. They are then denied first, and the remaining units
-    /// serve other requests.
+    /// Requests with a headroom are denied before other requests. Give low-priority requests a
+    /// headroom.
     ///
     /// ```
     /// use tower_sluice::{Cost, Quota, RequestHead, Rule, key::Everyone};
@@ -166,16 +165,14 @@ impl<K> Rule<K> {
 
     /// Sets the maximum time that a request waits instead of being denied. Defaults to zero.
     ///
-    /// Waiting requests run at even intervals, in the order of arrival. A request with a deadline
-    /// (`grpc-timeout` or [`RequestDeadline`]) does not wait longer than that.
+    /// Waiting requests run at even intervals, in the order of arrival. No request waits beyond its
+    /// deadline (`grpc-timeout` or [`RequestDeadline`]).
     ///
-    /// A waiting request is already admitted. A block, a new plan or a layer that is turned off
-    /// affects only later requests.
+    /// A waiting request is already admitted: a block or a new plan affects only later requests.
+    /// If a client drops a waiting request, its units are returned only if no later request waits.
     ///
-    /// If a client drops a waiting request, its units are returned only if no other request waits
-    /// behind it. Clients therefore cannot shorten the intervals by dropping requests.
-    ///
-    /// Supported for GCRA and paced fixed windows without soft units.
+    /// Supported for GCRA and paced fixed windows, unless the quota has
+    /// [soft units](crate::Quota::soft).
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }
@@ -274,9 +271,7 @@ impl<K: KeyExtractor> Rule<K> {
         then(&charge)
     }
 
-    /// Handles a request without a usable key.
-    ///
-    /// Returns the shared key, or `None` if the rule does not apply.
+    /// Applies the policy for a missing key, and rejects a key that is too long.
     #[cold]
     fn resolve_missing(
         &self,

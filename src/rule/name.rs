@@ -1,4 +1,4 @@
-//! Names of rules, interned so that a comparison takes one word.
+//! Names of rules.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,10 @@ use std::{
 
 /// Name of a rule: 1 to 64 printable ASCII characters, by convention `[a-z0-9_-]`.
 ///
-/// The name is part of the address of an account and appears in header fields. A name must not
-/// contain secrets or personal data.
+/// A rule with a new name starts with new accounts. Names appear in header fields, so a name must
+/// not contain secrets or personal data.
 ///
-/// Names stay in memory for the life of the process. Take them from code or configuration, never
+/// Names stay in memory for the life of the process. Take names from code or configuration, never
 /// from a request.
 ///
 /// ```
@@ -76,7 +76,7 @@ impl RuleName {
         self.0.name
     }
 
-    /// Returns a hash that is equal in every process.
+    /// Returns a hash of the name that is equal in all processes.
     pub(crate) fn hash64(self) -> u64 {
         self.0.hash
     }

@@ -23,7 +23,7 @@ pub struct Quotas(SmallVec<[Quota; 1]>);
 pub(super) const MAX_QUOTAS: usize = 255;
 
 impl Quotas {
-    /// Returns at most 255 quotas.
+    /// Returns the quotas that are charged: at most the first 255.
     pub(crate) fn charged(&self) -> &[Quota] {
         &self.0[..self.0.len().min(MAX_QUOTAS)]
     }
@@ -72,13 +72,12 @@ impl From<Vec<Quota>> for Quotas {
 
 /// Source of a rule's quotas.
 ///
-/// A change of the quotas does not refill an account. The plans of one rule should have the same
-/// periods. Put quotas with different periods into rules with different names.
+/// A change of the quotas does not refill an account. For all requests, a plan should return quotas
+/// with the same periods. Put quotas with other periods into another rule.
 ///
-/// Do not let a client choose its plan per request. The state of an account is dropped as soon as
-/// the account is full under the current plan. With a [token
-/// bucket](crate::Algorithm::TokenBucket), the units that the client used under a larger plan are
-/// then forgotten.
+/// Do not let a client choose its plan per request. An account is dropped when the account is full
+/// under the current plan. With a [token bucket](crate::Algorithm::TokenBucket), the client could
+/// then use the units of a larger plan a second time.
 ///
 /// ```
 /// use tower_sluice::{Plan, Quota, Rule, key::HeaderKey};
@@ -103,7 +102,7 @@ enum PlanKind {
 }
 
 impl Plan {
-    /// Creates a plan that chooses the quotas by the request head and the key.
+    /// Creates a plan that chooses the quotas from the request head and the key.
     ///
     /// Only the first 255 quotas are charged.
     pub fn from_fn(
@@ -112,7 +111,7 @@ impl Plan {
         Self(PlanKind::Chosen(Arc::new(choose)))
     }
 
-    /// Returns the quotas of a request. Quotas created for it are stored in `made`.
+    /// Returns the quotas of a request. `made` provides storage for quotas that are not fixed.
     #[inline]
     pub(super) fn quotas<'a>(
         &'a self,
@@ -174,9 +173,9 @@ impl fmt::Debug for Plan {
 ///
 /// Clones share the quotas. Create a [`Plan`] from a reference.
 ///
-/// New quotas do not refill accounts, also if `initial` or `burst` changes.
-/// [`initial`](Quota::initial) units apply only to accounts that are new or have been forgotten. A
-/// new algorithm starts new accounts.
+/// New quotas do not refill accounts, even if `initial` or `burst` changes.
+/// [`initial`](Quota::initial) units apply only to new accounts. A new algorithm starts new
+/// accounts.
 ///
 /// ```
 /// use tower_sluice::{LivePlan, PeerIp, Quota, Rule};

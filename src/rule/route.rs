@@ -7,7 +7,7 @@ use http::Method;
 use super::RuleName;
 use crate::key::RequestHead;
 
-/// A path template, for one method or for all.
+/// A path template with an optional method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RouteTemplate {
     method: Option<Method>,
@@ -15,12 +15,12 @@ pub(super) struct RouteTemplate {
     grpc: Option<GrpcPath>,
 }
 
-/// The form of a gRPC path, for which servers ignore the method.
+/// The kind of a gRPC path. A route with a gRPC path applies to all methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrpcPath {
     /// `/package.Service/Method`.
     Method,
-    /// `/package.Service/{*rest}`, with the length before the parameter.
+    /// `/package.Service/{*rest}`. The number is the length of the text before the parameter.
     Service(usize),
 }
 
@@ -44,12 +44,12 @@ impl RouteTemplate {
         Self::new(Some(method), template.trim())
     }
 
-    /// Returns the route as the name of a rule.
+    /// Returns the name of the rule for this route.
     pub(super) fn name(&self) -> RuleName {
         RuleName::derived(&self.to_string())
     }
 
-    /// Returns `true` if the route applies to all methods without a route of their own.
+    /// Returns `true` if the route applies to every method that has no route of its own.
     pub(super) fn takes_all_methods(&self) -> bool {
         self.method.is_none() || self.grpc.is_some()
     }
@@ -122,9 +122,9 @@ impl fmt::Display for RouteTemplate {
 }
 
 impl GrpcPath {
-    /// Parses a gRPC template whose service has a package.
+    /// Parses a template such as `/package.Service/Method`.
     ///
-    /// A template such as `/users/list` is not recognized, because it may be any path.
+    /// A service without a package is not recognized, because the template may be any path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {
@@ -162,7 +162,7 @@ fn same_template(a: &str, b: &str) -> bool {
     }
 }
 
-/// Returns the text after a parameter.
+/// Returns the text after the closing brace of a parameter.
 fn after_parameter(name: &[u8]) -> &[u8] {
     let end = name.iter().position(|byte| *byte == b'}');
     end.map_or(&[], |end| &name[end + 1..])

@@ -7,17 +7,17 @@ use std::sync::{
 
 use super::{RuleName, route::RouteTemplate};
 
-/// The number of requests without a route that are compared with the routes.
+/// The number of unmatched requests that are checked for a misspelled route.
 const SAMPLE: u32 = 100;
 
-/// Facts about the requests of a `by_route`. Each kind of mistake is logged once.
+/// Detects mistakes in the routes of a `by_route`. Each kind of mistake is logged once.
 #[derive(Debug)]
 pub(super) struct RouteCheck {
     /// One flag per route, set by its first request.
     matched_routes: Box<[AtomicBool]>,
     unmatched: AtomicBool,
     checked: AtomicU32,
-    /// Unused routes, each with a similar template of the router.
+    /// Routes without requests, each with a similar template of the router.
     similar: Mutex<Vec<(usize, String)>>,
 }
 
@@ -38,7 +38,7 @@ impl RouteCheck {
         }
     }
 
-    /// Checks a request that no route of the rule matches. `matched` is the router's own template.
+    /// Checks a request that matches no route of the rule. `matched` is the template of the router.
     #[inline]
     pub(super) fn check<'a>(
         &self,
@@ -56,7 +56,7 @@ impl RouteCheck {
         }
     }
 
-    /// Logs a request that fits a route, but that no router has matched.
+    /// Logs a warning if the path has a route but the request has no `MatchedPath`.
     #[cold]
     fn check_unmatched<'a>(
         &self,
@@ -99,7 +99,7 @@ impl RouteCheck {
     }
 }
 
-/// Returns `true` if the templates differ only by case, a final slash, or a nested path.
+/// Returns `true` if `matched` ends with `template`, ignoring case and final slashes.
 fn is_similar(template: &str, matched: &str) -> bool {
     let bare = |path: &str| path.trim_end_matches('/').to_ascii_lowercase();
     let (template, matched) = (bare(template), bare(matched));

@@ -29,7 +29,7 @@ use crate::{
     note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
 pub trait Rules: sealed::Sealed {
-    /// Calls `then` once with the charges in `before` and those of this request.
+    /// Calls `then` once, with the charges in `before` and the charges of this request.
     ///
     /// # Errors
     ///
@@ -41,9 +41,7 @@ pub trait Rules: sealed::Sealed {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass>;
 
-    /// Calls `then` with the charges of a request, or `bypassed` if no store is needed.
-    ///
-    /// A request that no rule charges needs no store.
+    /// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
     #[inline]
     fn charges<T>(
         &self,
@@ -71,13 +69,14 @@ pub trait Rules: sealed::Sealed {
 
 const _: Option<&dyn Rules> = None;
 
-/// Properties of a rule that are known before any request.
+/// Properties of a rule that do not depend on a request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RuleInfo<'a> {
     /// The name of the rule.
     pub name: RuleName,
-    /// The kind of the keys, with the shared key of requests without an identity.
+    /// The kind of the keys. Includes the shared key of requests without an identity, if there is
+    /// one.
     pub key_kind: KeyKind,
     /// The quotas, or `None` if they are not fixed.
     pub quotas: Option<&'a [Quota]>,
@@ -87,21 +86,20 @@ pub struct RuleInfo<'a> {
     pub cost: Option<u32>,
     /// The headroom of a request, or `None` if it is read from the request.
     pub headroom: Option<u32>,
-    /// `true` if requests may wait for their turn.
+    /// `true` if requests may wait instead of being denied.
     pub queues: bool,
     /// `true` if the rule is currently report-only.
     pub report_only: bool,
-    /// `true` if the value of `report_only` can change at run time.
     pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The rule that charges a request if this rule does not. Set for the routes of a `by_route`.
+    /// The default rule of a `by_route`, if this rule is one of its routes.
     pub instead_of: Option<RuleName>,
-    /// Probable mistakes in the settings of the extractor.
+    /// Warnings about the settings of the extractor.
     ///
-    /// In a `by_route`, only the default rule reports them.
+    /// In a `by_route`, only the default rule has these warnings.
     pub(crate) key_lints: Vec<String>,
-    /// `true` if the rule `instead_of` charges requests to the same path with other methods.
+    /// `true` for a route with a method, if other methods of the path use the default rule.
     pub(crate) leaves_methods: bool,
 }
 
@@ -125,9 +123,9 @@ impl<'a> RuleInfo<'a> {
         }
     }
 
-    /// Returns the minimum units that a request needs: its cost plus its headroom.
+    /// Returns the cost plus the headroom of a request.
     ///
-    /// A cost from the request counts as 1, and a headroom from the request as 0.
+    /// Assumes a cost of 1 and a headroom of 0 if they are read from the request.
     pub(crate) fn least_need(&self) -> u64 {
         match self.cost.unwrap_or(1) {
             0 => 0,
@@ -140,7 +138,7 @@ impl<'a> RuleInfo<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bypass {
-    /// The request passes uncharged, for this reason.
+    /// The request passes without a charge. The text is the reason.
     Exempt(&'static str),
     /// The request has no usable key, or access is denied.
     Rejected(KeyError),
@@ -156,7 +154,7 @@ impl From<KeyError> for Bypass {
     }
 }
 
-/// Calls `then` with the charges in `before` and `charge`.
+/// Calls `then` with the charges in `before`, followed by `charge`.
 #[inline]
 pub(super) fn extend(
     before: &[Charge<'_>],
@@ -171,7 +169,7 @@ pub(super) fn extend(
     then(&charges);
 }
 
-/// Calls `then` with the charges in `before` and those of `rules`.
+/// Calls `then` with the charges in `before`, followed by the charges of `rules`.
 fn chain(
     rules: &[&dyn Rules],
     head: &RequestHead<'_>,

@@ -19,10 +19,11 @@ const TIME: &str = "give text, as \"500ms\"";
 
 /// Settings of a rule, read from a file (feature `serde`).
 ///
-/// The extractor is set in code, because it decides which clients are trusted.
-///
 /// The fields are named after the setters of [`Rule`]. All fields except `quotas` are optional.
 /// Times are text: `"500ms"`, `"2s"`. An error contains the field and the fix.
+///
+/// The extractor is not a field. Set the extractor in code, because it decides which clients are
+/// trusted.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -63,21 +64,24 @@ const TIME: &str = "give text, as \"500ms\"";
 ///
 /// # Changes at run time
 ///
-/// **Quotas** can be replaced while the service runs. Pass a [`LivePlan`](crate::LivePlan) to
-/// [`Rule::plan`] and [replace](crate::LivePlan::replace) its quotas. For several plans, use a
-/// [`Plan`](crate::Plan) that reads from a map, and replace the whole map. Accounts keep their
-/// state if the quotas keep their order, periods and algorithms.
+/// **Quotas** can be replaced while the service runs:
+///
+/// - For one plan, pass a [`LivePlan`](crate::LivePlan) to [`Rule::plan`], and
+///   [replace](crate::LivePlan::replace) its quotas.
+/// - For several plans, use a [`Plan`](crate::Plan) that reads from a map, and replace the map.
+///
+/// Accounts keep their state if the quotas keep their order, periods and algorithms.
 ///
 /// **All other fields** need a restart. A new name starts new accounts.
 /// [`needs_restart`](RuleSettings::needs_restart) reports if a new file changes such a field.
 ///
-/// Code can change two settings without a restart. A [`Toggle`](crate::middleware::Toggle) turns a
-/// rule off immediately, and a [`Cost::from_fn`](crate::Cost::from_fn) changes the cost.
+/// **Code** can change two settings without a restart. A [`Toggle`](crate::middleware::Toggle)
+/// turns a rule off. A [`Cost::from_fn`](crate::Cost::from_fn) changes the cost.
 ///
-/// **Invalid combinations**, such as a cost above a limit, are errors of
-/// [`try_rules`](crate::RateLimitLayer::try_rules) if the quotas are fixed. To check quotas before
-/// you replace them, build a layer with the new rules and a small store, then drop it.
-/// `examples/config.rs` shows all of this.
+/// **Invalid combinations** of fixed quotas, such as a cost above a limit, are errors of
+/// [`try_rules`](crate::RateLimitLayer::try_rules). Check new quotas before you replace the old
+/// ones: build a layer with the new rules and a small store, then drop the layer. See
+/// `examples/config.rs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleSettings {

@@ -2,16 +2,16 @@
 
 use crate::{quota::Quota, rule::RuleName};
 
-/// Smallest limit of a quota with which no request of a trace is limited.
+/// Smallest limit of a quota that would not have limited any request of a trace.
 ///
-/// Every request is then allowed immediately and without overage. See [`least`](super::least) for
-/// an example.
+/// With this limit, every request is allowed immediately and without overage. See
+/// [`least`](super::least) for an example.
 ///
-/// The limit of a window is its units. For other algorithms it is the burst, at the configured
-/// rate. The limit is never below the cost plus the headroom of a single request.
+/// The limit of a window is its units. The limit of any other algorithm is its burst, at the
+/// configured rate. The smallest limit is at least the cost plus the headroom of one request.
 ///
-/// The result is exact if the store has enough [room](super::Simulator::least_stats). It assumes
-/// that the other quotas limit no request.
+/// The result assumes that no other quota limits a request. The result is exact if the store had
+/// enough [room](super::Simulator::least_stats).
 #[derive(Clone, Copy, Debug)]
 pub struct SmallestBurst {
     pub(super) rule: RuleName,
@@ -46,8 +46,8 @@ impl SmallestBurst {
     /// - The quota is [blocked](Quota::blocked).
     /// - The quota has [`initial`](Quota::initial) units.
     /// - The quota is a window that [carries over](crate::Algorithm::carry_over).
-    /// - The quota is a [paced](crate::Algorithm::paced) window, and needs a second unit in the
-    ///   first instant of a window.
+    /// - The quota is a [paced](crate::Algorithm::paced) window, and the trace needs two units at
+    ///   the start of a window.
     #[must_use = "this returns the found quota and changes nothing"]
     pub fn quota(&self) -> Option<Quota> {
         let units = u32::try_from(self.most?).ok()?;

@@ -1,8 +1,7 @@
 //! Measures the limit that each quota needs.
 //!
-//! While no request is limited, the used units do not depend on the limit. Each quota is therefore
-//! counted with the highest possible limit. The maximum of the used units is the smallest
-//! sufficient limit.
+//! Each quota is charged with the highest possible limit. The maximum of the used units is the
+//! smallest sufficient limit.
 
 use smallvec::SmallVec;
 
@@ -23,9 +22,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Creates a measurement.
-    ///
-    /// Each fixed quota starts with the cost plus the headroom of a single request.
+    /// Creates a measurement. Each limit starts with the cost plus the headroom of a request.
     pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
         let of = |info: &RuleInfo<'_>| {
             let (rule, alone) = (info.name, info.least_need().max(1));
@@ -86,7 +83,7 @@ fn entry<'a>(
     found.get_mut(at)
 }
 
-/// Returns `true` if the used units do not depend on the limit.
+/// Returns `true` if the number of used units does not depend on the limit.
 fn is_countable(quota: &Quota) -> bool {
     let lends = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
@@ -95,9 +92,9 @@ fn is_countable(quota: &Quota) -> bool {
     !lends && !quota.is_blocked() && quota.initial_units().is_none()
 }
 
-/// Returns the fewest units per window for which unit `last` is available at `now`.
+/// Returns the smallest limit that makes unit `last` available at `now`.
 ///
-/// A paced window with more units makes each unit available earlier.
+/// A paced window makes its units available at even intervals.
 fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {
     if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
         return Some(last);

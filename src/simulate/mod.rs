@@ -1,8 +1,8 @@
-//! Replays past requests against rules, to find those that would have been limited.
+//! Replays past requests against rules, to find the requests that would have been limited.
 //!
-//! With a log of past requests, you can test limits before you use them. A trace is any sequence of
-//! [`Call`]s. Each call has a time and a request head. Its result is a [`SimulatedDecision`]: the
-//! decision of a layer with an embedded store at that time.
+//! A log of past requests lets you test limits before you use them. A trace is any sequence of
+//! [`Call`]s. A call has a time and a request head. For each call, the simulator returns a
+//! [`SimulatedDecision`]: the decision that a layer with an embedded store would have made.
 //!
 //! The clock follows the trace, so the replay of a week takes seconds. Only the accounts are kept
 //! in memory.
@@ -28,8 +28,9 @@
 //! assert_eq!(passed, [true, false, true, true]);
 //! ```
 //!
-//! [`least`] derives the limits from the trace: the smallest burst with which no request would have
-//! been limited. A [`Simulator`] does both in one pass, and has a setting for the number of keys:
+//! [`least`] derives limits from the trace: for each quota, the smallest burst that would not have
+//! limited any request. A [`Simulator`] does both in one pass, and has a setting for the number of
+//! keys:
 //!
 //! ```
 //! use std::time::Duration;
@@ -53,13 +54,13 @@
 //! # Limitations
 //!
 //! - A trace does not show the effect of denials: a denied client waits, retries or leaves.
-//! - A simulation covers only rules. It does not cover access lists, toggles, exempt preflights,
-//!   overcommit and charges that are adjusted after the response.
-//! - A trace with whole seconds turns each second into a burst. More requests are then denied, and
-//!   [`least`] returns larger limits.
+//! - A simulation covers only rules. Access lists, toggles, exempt preflights, overcommit and
+//!   adjusted charges are not simulated.
+//! - If the times of a trace are whole seconds, each second becomes a burst. More requests are then
+//!   denied, and [`least`] returns larger limits.
 //! - If more keys than [`Simulator::capacity`] are in debt at once, new keys share accounts, as in
-//!   a layer. [`Simulator::stats`] reports this. The limits of [`least`] can then be too large, but
-//!   never too small; see [`Simulator::least_stats`].
+//!   a layer. [`Simulator::stats`] reports shared accounts. The limits of [`least`] can then be too
+//!   large, but never too small; see [`Simulator::least_stats`].
 
 mod least;
 mod measure;
@@ -135,7 +136,7 @@ where
     Simulator::new(rules).play(trace)
 }
 
-/// Returns the smallest limit of each quota with which no request is limited.
+/// Returns the smallest limit of each quota that would not have limited any request.
 ///
 /// The trace is read once. See [`SmallestBurst`] and [`is_limited`](SimulatedDecision::is_limited).
 ///

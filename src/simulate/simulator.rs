@@ -27,8 +27,8 @@ const LAST: u64 = 4_102_444_800 * 1_000_000_000;
 ///
 /// See the [module](super) for an example.
 ///
-/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at once. The maximum [per
-/// key](crate::RateLimitLayer::max_waiters_per_key) is the default.
+/// As in a layer, up to 1,024 requests may [wait](crate::Rule::max_wait) at once. The number of
+/// waiting requests [per key](crate::RateLimitLayer::max_waiters_per_key) has the default limit.
 pub struct Simulator<R> {
     rules: R,
     clock: Clock,
@@ -41,7 +41,7 @@ pub struct Simulator<R> {
     late: u64,
 }
 
-/// A queued request, which leaves the queue at the instant `up`.
+/// A waiting request, which stops waiting at the instant `up`.
 struct Waiting {
     up: u64,
     _waiter: Option<Waiter>,
@@ -128,11 +128,11 @@ impl<R: Rules> Simulator<R> {
         if measured { simulator.measure() } else { simulator }
     }
 
-    /// Enables the measurement of the smallest limits for [`least`](Simulator::least).
+    /// Enables the measurement for [`least`](Simulator::least).
     ///
-    /// The measurement takes the time and the memory of a second store, in which a sliding log
-    /// takes up to 160 kB per key. The second store may run out of room first; see
-    /// [`least_stats`](Simulator::least_stats).
+    /// The measurement takes the time and memory of a second store. In the second store, a sliding
+    /// log takes up to 160 kB per key. [`least_stats`](Simulator::least_stats) reports if the
+    /// second store had too little room.
     #[must_use]
     pub fn measure(self) -> Self {
         let mut infos = Vec::new();
@@ -215,7 +215,7 @@ impl<R: Rules> Simulator<R> {
 }
 
 impl<R> Simulator<R> {
-    /// Returns the smallest limit of each quota with which no request so far is limited.
+    /// Returns the smallest limit of each quota that would not have limited any request so far.
     ///
     /// The quotas are in the order of the rules. The result is empty without
     /// [`measure`](Simulator::measure).
@@ -265,7 +265,7 @@ impl<R> Simulator<R> {
     }
 }
 
-/// Returns the rules that make a request wait. The decision does not name these rules.
+/// Returns the rules that make a request wait.
 fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
     if let [alone] = charges {
         return SmallVec::from_slice(&[alone.rule()]);

@@ -39,8 +39,8 @@ pub struct SimulatedDecision {
 impl SimulatedDecision {
     /// Returns the time of the decision, since the Unix epoch.
     ///
-    /// This is the time of the call. For a [late](SimulatedDecision::is_late) call, it is the
-    /// latest time of the earlier calls.
+    /// The time of the decision is the time of the call, unless the call is
+    /// [late](SimulatedDecision::is_late).
     #[must_use]
     pub fn at(&self) -> Duration {
         self.at
@@ -48,8 +48,8 @@ impl SimulatedDecision {
 
     /// Returns `true` if an earlier call in the trace has a later time.
     ///
-    /// The clock never runs back, so the call is decided at that later time. Many servers log a
-    /// request when it ends, so some calls of a log are late.
+    /// The clock never goes back, so a late call is decided at the latest time so far. Logs contain
+    /// late calls, because many servers log a request when the request ends.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.late

@@ -79,7 +79,7 @@ impl<F: Future> Future for Resolve<F> {
     }
 }
 
-/// Future of a store that answers immediately. No value of this type exists.
+/// Uninhabited future of a store that answers immediately.
 #[derive(Debug)]
 pub struct Never<T>(pub(super) Infallible, PhantomData<fn() -> T>);
 

@@ -1,4 +1,4 @@
-//! The error of a block.
+//! The error for a key that could not be blocked.
 
 use std::{
     convert::Infallible,
@@ -66,8 +66,7 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// Returns the decision if the key is now blocked, in the store or by a
-/// [`Fallback`](super::Fallback).
+/// Returns the decision, or an error if the key is not blocked.
 fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
     let decision = answer.map_err(BlockError::Store)?;
     match decision.source() {
@@ -102,7 +101,7 @@ impl<F, E> Answer<F>
 where
     F: Future<Output = Result<Decision, E>>,
 {
-    /// Converts the answer of a store to a future that fails if the key is not blocked.
+    /// Converts the answer to an error if the key is not blocked.
     pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
         match self {
             Self::Now(answer) => Answer::Now(blocked(answer)),
@@ -112,11 +111,11 @@ where
 }
 
 impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
-    /// Returns the answer of a store that answers immediately.
+    /// Returns the answer to a call that blocks a key, from a store that answers immediately.
     ///
     /// # Errors
     ///
-    /// Fails if the key could not be blocked.
+    /// Fails if the store did not block the key.
     pub fn now(self) -> Result<Decision, BlockError> {
         match self {
             Self::Now(answer) => answer,

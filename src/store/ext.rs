@@ -28,18 +28,18 @@ pub trait StoreExt: Store {
     ///
     /// The decision has one outcome per quota.
     ///
-    /// If a future is dropped before it completes, the charge may or may not have been made.
+    /// If the future is dropped before it completes, the charge may or may not have been made.
     #[inline]
     fn take(&self, charges: &[Charge<'_>]) -> Answer<Self::Future> {
         self.call(Op::Take(charges))
     }
 
-    /// Adds a late charge of `units` to every quota of a charge, or refunds a negative number.
+    /// Charges `units` more to every quota of `charge`, or refunds units if the number is negative.
     ///
-    /// A late charge never fails. Units beyond the limit plus [`max_debt`](crate::Quota::max_debt)
-    /// are dropped. A refund stops when the account is full.
+    /// The additional charge is never denied. Units beyond the limit plus
+    /// [`max_debt`](crate::Quota::max_debt) are dropped. A refund stops when the account is full.
     ///
-    /// A refund includes units that were already refilled over time. To reverse the charge of a
+    /// A refund also returns units that were already refilled over time. To reverse the charge of a
     /// request, use [`undo`](Store::undo).
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
@@ -54,10 +54,10 @@ pub trait StoreExt: Store {
 
     /// Denies a key under a rule for `time`, regardless of the units left.
     ///
-    /// A new time replaces an earlier one. A block is not debt, so it ends on time.
+    /// A new block replaces an earlier block of the key. A block charges no units.
     ///
-    /// If the store has no room for the block, it returns a denial with the source
-    /// [`Source::Overflow`](crate::decision::Source::Overflow), and the key is not blocked.
+    /// If the store has no room for the block, the key is not blocked. The decision is then a
+    /// denial with the source [`Source::Overflow`](crate::decision::Source::Overflow).
     #[inline]
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Answer<Self::Future> {
         self.call(Op::Block(charge, time))
@@ -69,9 +69,9 @@ pub trait StoreExt: Store {
         self.call(Op::Unblock(charge))
     }
 
-    /// Wraps this store to allow requests without a charge while it fails.
+    /// Wraps this store to allow requests without a charge while the store fails.
     ///
-    /// No limit applies in that time.
+    /// No limit applies during the failure.
     fn fail_open(self) -> FailOpen<Self>
     where
         Self: Sized,
@@ -79,7 +79,7 @@ pub trait StoreExt: Store {
         FailOpen::new(self)
     }
 
-    /// Wraps this store to reject requests with 503 while it fails.
+    /// Wraps this store to reject requests with 503 while the store fails.
     fn fail_closed(self) -> FailClosed<Self>
     where
         Self: Sized,
@@ -100,7 +100,7 @@ pub trait StoreExt: Store {
         Timeout::new(self, limit)
     }
 
-    /// Wraps this store to stop calling it for some time after failures.
+    /// Wraps this store in a circuit breaker, which stops calls for some time after failures.
     fn breaker(self) -> Breaker<Self>
     where
         Self: Sized,
@@ -108,7 +108,7 @@ pub trait StoreExt: Store {
         Breaker::new(self)
     }
 
-    /// Wraps this store to repeat denials for at most one second without calling it.
+    /// Wraps this store in a cache, which repeats denials for at most one second.
     fn deny_cache(self) -> DenyCache<Self>
     where
         Self: Sized,
@@ -116,14 +116,13 @@ pub trait StoreExt: Store {
         DenyCache::new(self)
     }
 
-    /// Wraps this store to lease units of hot keys from it.
+    /// Wraps this store to borrow units of hot keys in advance.
     ///
-    /// Requests that use leased units are allowed without a call. This process holds at most
-    /// `percent` percent of each limit as unused units. The sum over all processes should be 25 or
-    /// less.
+    /// Requests that use borrowed units are allowed without a call to this store. One process holds
+    /// at most `percent` percent of each limit as unused units. All processes together should hold
+    /// at most 25 percent.
     ///
-    /// Apply [`deny_cache`](StoreExt::deny_cache) before. Without it, each denial calls the store,
-    /// and leases save few calls at the limit.
+    /// Apply [`deny_cache`](StoreExt::deny_cache) first. Otherwise each denial calls the store.
     ///
     /// # Panics
     ///
@@ -136,7 +135,7 @@ pub trait StoreExt: Store {
         Leased::new(self, percent)
     }
 
-    /// Wraps this store to decide with the store `local` while it fails.
+    /// Wraps this store to decide with the store `local` while this store fails.
     fn fallback<L>(self, local: L) -> Fallback<Self, L>
     where
         Self: Sized,

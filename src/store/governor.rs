@@ -32,10 +32,10 @@ const REPORT: Unsupported = Unsupported::new(
 const SETTLE: Unsupported =
     Unsupported::new("a governor limiter cannot adjust, reset or block an account; use LocalStore");
 
-/// Store that decides with a governor limiter, for a limiter that other code shares.
+/// Store that decides with a governor limiter that other code shares.
 ///
-/// The limiter decides with its **own** quota. Give the same quota to the rule of the layer, which
-/// uses it only for the quota name and the `RateLimit-Policy` header.
+/// The limiter decides with its **own** quota. Give the same quota to the rule of the layer. The
+/// layer uses the rule's quota only for the quota name and the `RateLimit-Policy` header.
 ///
 /// With governor's `StateInformationMiddleware`, an allowed decision reports the units left.
 /// Without that middleware, the units left are unknown, and the header fields do not contain the
@@ -44,9 +44,9 @@ const SETTLE: Unsupported =
 /// # Limitations
 ///
 /// - The store supports only one charge of at least one unit, under one quota. A layer with any
-///   other charge cannot be built. A charge that is known only at run time can be an error, so the
-///   layer requires [`fail_open`](crate::StoreExt::fail_open) or
-///   [`fail_closed`](crate::StoreExt::fail_closed).
+///   other charge cannot be built.
+/// - A charge that is known only at run time can cause an error. The layer therefore requires
+///   [`fail_open`](crate::StoreExt::fail_open) or [`fail_closed`](crate::StoreExt::fail_closed).
 /// - The memory grows with each key until the application calls `retain_recent` of governor. In
 ///   contrast, [`LocalStore`](crate::LocalStore) is bounded.
 ///
@@ -90,9 +90,9 @@ where
     }
 }
 
-/// Result of an allowed check by a governor middleware: `()` or a [`StateSnapshot`].
+/// Result of an allowed check of a governor limiter: `()` or a [`StateSnapshot`].
 pub trait PositiveOutcome {
-    /// Returns the limit, the units left, and the time in which one unit is refilled, if known.
+    /// Returns the limit, the units left, and the time to refill one unit, if known.
     fn left(&self) -> Option<(u32, u32, Duration)>;
 }
 
@@ -156,7 +156,7 @@ where
     }
 }
 
-/// Returns the units left after a denial. `cost` fits after `wait`.
+/// Returns the units left after a denial. `wait` is the time until `cost` units are available.
 fn remaining(wait: Duration, interval: Duration, cost: NonZeroU32) -> u32 {
     let lacking = wait.as_nanos().div_ceil(interval.as_nanos().max(1));
     cost.get().saturating_sub(u32::try_from(lacking).unwrap_or(u32::MAX))

@@ -23,7 +23,7 @@ impl Hashes {
         hasher.finish()
     }
 
-    /// Returns a hash of the quotas, the rule and the key, independent of [`tag`](Hashes::tag).
+    /// Returns the hash of the quotas, the rule and the key.
     pub(super) fn revision(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.0.build_hasher();
         charge.key().hash_with(!charge.rule().hash64(), &mut hasher);

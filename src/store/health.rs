@@ -4,10 +4,8 @@ use super::BoxFuture;
 
 /// Health of a store and of the stores that it wraps.
 ///
-/// Returned by [`Store::health`](super::Store::health).
-///
-/// With feature `serde`, a `Health` is serialized with these fields. `inner` is omitted if it is
-/// empty.
+/// Returned by [`Store::health`](super::Store::health). With feature `serde`, a `Health` can be
+/// serialized, and an empty `inner` is omitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -25,8 +23,8 @@ pub struct Health {
 
 /// Status of one store, without the stores that it wraps.
 ///
-/// For example, a closed breaker is healthy even if its store is failing. [`Health::is_healthy`]
-/// covers all stores.
+/// For example, a closed breaker is healthy even if the wrapped store is failing.
+/// [`Health::is_healthy`] includes wrapped stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -36,26 +34,26 @@ pub enum Status {
     Healthy,
     /// The store does not decide.
     ///
-    /// A wrapper is failing if its store does not decide or is not called.
+    /// A wrapper is failing if the wrapped store does not decide or is not called.
     Failing,
     /// The store does not report its health.
     Unknown,
 }
 
 impl Health {
-    /// Creates the health of a store that decides.
+    /// Creates a report of a store that decides.
     #[must_use]
     pub fn healthy(store: &'static str, detail: impl Into<String>) -> Self {
         Self::new(store, Status::Healthy, detail)
     }
 
-    /// Creates the health of a store that does not decide, with the reason.
+    /// Creates a report of a store that does not decide, with the reason.
     #[must_use]
     pub fn failing(store: &'static str, detail: impl Into<String>) -> Self {
         Self::new(store, Status::Failing, detail)
     }
 
-    /// Creates the health of a store that does not report its health.
+    /// Creates a report of a store with unknown health.
     #[must_use]
     pub fn unknown(store: &'static str) -> Self {
         Self::new(store, Status::Unknown, "")

@@ -1,12 +1,12 @@
 //! Stores, which keep accounts and charge them.
 //!
-//! A [`Store`] is called once per request, with all charges of the request. It returns a
-//! [`Decision`]. Either all charges are made or none.
+//! A [`Store`] is called once per request, with all charges of the request. The store makes all
+//! charges or none, and returns a [`Decision`].
 //!
-//! The quotas are part of each charge, so one store serves many rules and plans, and a quota may
-//! change at run time.
+//! Each charge contains its quotas. One store therefore serves many rules and plans, and a quota
+//! may change at run time.
 //!
-//! A store returns an [`Answer`]: a decision or a future. A local store decides immediately,
+//! The return type is an [`Answer`]: a decision or a future. A local store decides immediately,
 //! without a future.
 //!
 //! ```
@@ -26,7 +26,7 @@
 //! # Wrappers
 //!
 //! Each method in this table wraps a store in another store. The layer accepts only a store that
-//! cannot fail, as the first three methods return.
+//! cannot fail. The first three methods return such a store.
 //!
 //! | method | effect |
 //! |---|---|
@@ -36,7 +36,7 @@
 //! | [`timeout`](StoreExt::timeout) | bounds the time that a request waits for its decision |
 //! | [`breaker`](StoreExt::breaker) | stops calling a store that fails |
 //! | [`deny_cache`](StoreExt::deny_cache) | repeats a recent denial without calling the store |
-//! | [`leased`](StoreExt::leases) | leases units of a hot key, so that not every unit needs a call |
+//! | [`leases`](StoreExt::leases) | borrows units of a hot key for many requests at once |
 //!
 //! Apply them in this order: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`.
 
@@ -105,8 +105,8 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Charge of one rule to one key: `cost` units under each of `quotas`.
 ///
-/// An account is identified by the rule's name, the key, and the index of the quota in `quotas`. A
-/// changed quota keeps its account, so a change does not refill the account.
+/// The rule's name, the key and the index of the quota identify an account. A changed quota keeps
+/// its account, so a change does not refill the account.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     rule: RuleName,
@@ -148,7 +148,8 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Marks the charge as report-only. It is made if it fits, and never denies a request.
+    /// Marks the charge as report-only. A report-only charge is made if it fits, and never denies a
+    /// request.
     #[must_use]
     pub fn with_report_only(mut self) -> Self {
         self.report_only = true;
@@ -157,8 +158,8 @@ impl<'a> Charge<'a> {
 
     /// Restricts the charge to the quota at this index, from 0.
     ///
-    /// Several such charges can charge the quotas of one rule different units. A rule has no quota
-    /// at index 255 or above.
+    /// Use several such charges to charge different units to the quotas of one rule. No quota has
+    /// an index of 255 or above.
     ///
     /// ```
     /// use tower_sluice::{Key, LocalStore, Quota, StoreExt, rule::RuleName, store::Charge};
@@ -190,12 +191,13 @@ impl<'a> Charge<'a> {
         self.key
     }
 
-    /// Returns the quotas. [`charged_quotas`](Charge::charged_quotas) returns only those to charge.
+    /// Returns all quotas of the rule. See also [`charged_quotas`](Charge::charged_quotas).
     pub fn quotas(&self) -> &'a [Quota] {
         self.quotas
     }
 
-    /// Returns the index of the [only quota](Charge::with_quota_index) to charge, if any.
+    /// Returns the index of the quota to which the charge is
+    /// [restricted](Charge::with_quota_index), if any.
     #[must_use]
     pub fn quota_index(&self) -> Option<usize> {
         self.only.map(usize::from)
@@ -208,7 +210,7 @@ impl<'a> Charge<'a> {
 
     /// Returns the quotas to charge, each with its index.
     ///
-    /// These are all quotas, or the one of [`with_quota_index`](Charge::with_quota_index).
+    /// Returns all quotas, or only the quota of [`with_quota_index`](Charge::with_quota_index).
     pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
         let only = self.quota_index();
         let all = self.quotas.iter().enumerate();
@@ -304,7 +306,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 ///
 /// # Promises
 ///
-/// Every implementation must keep these promises, because the layer and the wrappers rely on them:
+/// The layer and the wrappers rely on these promises of every store:
 ///
 /// - **All or nothing.** Either every quota of every charge is charged, or none. If a call names an
 ///   account twice, the costs are added.
@@ -326,22 +328,28 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// | 5 | [`health`](Store::health) | the health is unknown |
 /// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
 ///
-/// - **Decisions.** Add one [`Outcome`](crate::decision::Outcome) per charged quota, in the order
-///   of the charges and of their quotas. Mark the outcomes of [report-only](Charge::is_report_only)
-///   charges. Set the source to [`Source::Other`](crate::decision::Source::Other).
-/// - **Marks.** Allow a charge that queues [with a wait](Decision::with_wait). Mark a charge that
-///   uses soft units as an [overage](Decision::with_overage). Deny a blocked key as
-///   [blocked](Decision::with_blocked). A denial may have an [unknown
-///   wait](crate::decision::Outcome::with_unknown_wait).
-/// - **A store that cannot queue** returns an error from [`supports`](Store::supports) for charges
-///   with a [`max_wait`](Charge::max_wait).
+/// The decision of a store:
+///
+/// - has one [`Outcome`](crate::decision::Outcome) per charged quota, in the order of the charges
+///   and of their quotas;
+/// - marks the outcomes of [report-only](Charge::is_report_only) charges;
+/// - has the source [`Source::Other`](crate::decision::Source::Other);
+/// - has a [wait](Decision::with_wait) if a charge queues;
+/// - is an [overage](Decision::with_overage) if a charge uses soft units;
+/// - is [blocked](Decision::with_blocked) if a key is blocked;
+/// - may have an [unknown wait](crate::decision::Outcome::with_unknown_wait) if it is a denial.
+///
+/// Further advice:
+///
 /// - **A store that decides immediately** has the error [`Infallible`] and the future [`Never`],
-///   and returns [`Answer::Now`]. The layer accepts it without a wrapper.
+///   and returns [`Answer::Now`]. The layer accepts such a store without a wrapper.
 /// - **A store that calls a server** returns [`Answer::Later`]. The future cannot borrow the
 ///   charges, so copy the needed values, or copy all into [`OwnedCharges`].
 /// - **Unsupported operations** fail with an error such as [`Unsupported`]. A store that cannot
-///   fail answers [`Decision::unsupported`]. For an unsupported charge,
-///   [`supports`](Store::supports) also returns an error, so that the layer is not built.
+///   fail answers [`Decision::unsupported`].
+/// - **Unsupported charges** are also errors of [`supports`](Store::supports), so that the layer is
+///   not built. For example, a store that cannot queue does not support a
+///   [`max_wait`](Charge::max_wait).
 /// - **Sharing.** A store does not need to be `Clone`, because `&S` and `Arc<S>` are stores, too.
 /// - **Tests.** Run the conformance kit of the feature `testing`; see the
 ///   [guide](crate::guide::testing).
@@ -362,33 +370,33 @@ pub trait Store {
     /// If a future is dropped before it completes, the operation may or may not take effect.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future>;
 
-    /// Undoes a charge, which `taken` allowed.
+    /// Undoes a charge that the decision `taken` allowed.
     ///
     /// With `None`, the whole charge is undone. With `Some(n)`, up to `n` units are returned to
-    /// each account. The call does not wait and cannot fail, so it can be made on drop. By default,
-    /// it does nothing.
+    /// each account. `charges` are all or some of the charges of the decision.
     ///
-    /// `charges` are all or some of the charges of the decision. An undo may return fewer units
-    /// than were charged, or none:
+    /// The call does not wait and cannot fail, so it can be made on drop. By default, the call does
+    /// nothing.
     ///
-    /// - **Units that have come back over time** are not returned again, because they could then be
-    ///   used twice. Charges of other requests stay.
+    /// An undo may return fewer units than were charged, or none:
+    ///
+    /// - **Refilled units** are not returned, because they could then be used twice.
     /// - **A queued charge** ([`max_wait`](Charge::max_wait)) is undone only while it is the last
-    ///   in the queue. Otherwise its units stay charged until they come back, so that later
+    ///   in the queue. Otherwise its units stay charged until they are refilled, so that later
     ///   requests keep their intervals.
-    /// - **After a [`reset`](StoreExt::reset)**, nothing is returned for earlier charges. A store
-    ///   may be imprecise and also fail to undo a few charges of other accounts.
+    /// - **After a [`reset`](StoreExt::reset)**, nothing is returned for earlier charges. The reset
+    ///   may also prevent the undo of a few charges of other accounts.
     ///
     /// # Limitations
     ///
     /// - Undo a charge only once. A second call may return the same units again.
-    ///   [`ChargeHandle`](crate::middleware::ChargeHandle) takes care of this.
+    ///   [`ChargeHandle`](crate::middleware::ChargeHandle) prevents a second call.
     /// - With GCRA, an undo is possible until the account would have been full after the charge,
-    ///   even if earlier charges were undone. A client that can cause any of its charges to be
-    ///   undone can gain up to `limit - 1` extra units at one instant. Its rate over time does not
+    ///   even if earlier charges were undone. A client that can cause the undo of its charges can
+    ///   gain up to `limit - 1` extra units at one instant. The client's rate over time does not
     ///   change.
-    /// - An undo of a charge that did not queue does not move the queue. If other charges of the
-    ///   key are queued, the next caller runs at the same instant as the last one in the queue.
+    /// - The undo of a charge that did not queue does not move the queue. If other charges of the
+    ///   key are queued, the next caller runs at the same instant as the last caller in the queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -414,10 +422,11 @@ pub trait Store {
         let _ = (charges, taken, units);
     }
 
-    /// Checks that the store supports these charges, regardless of its accounts.
+    /// Checks that the store supports these charges.
     ///
-    /// A layer calls this when it is built, so that an unsupported charge is found before the first
-    /// request. Defaults to `Ok` for every charge.
+    /// The result must not depend on the state of accounts. A layer calls this method when the
+    /// layer is built, to find an unsupported charge before the first request. Defaults to `Ok` for
+    /// every charge.
     ///
     /// # Errors
     ///
@@ -429,8 +438,8 @@ pub trait Store {
 
     /// Registers the rules of a layer that have fixed quotas.
     ///
-    /// A layer calls this when it is built. Two layers with different quotas for one rule would
-    /// charge the same accounts. Defaults to `Ok` for every rule.
+    /// A layer calls this method when the layer is built. Two layers with different quotas for one
+    /// rule would charge the same accounts. Defaults to `Ok` for every rule.
     ///
     /// # Errors
     ///
@@ -443,8 +452,8 @@ pub trait Store {
 
     /// Sets the time budget of the callers. A [`Timeout`] calls this method when it is built.
     ///
-    /// A store of several servers can then give up a silent server before its caller leaves.
-    /// Defaults to the unchanged store.
+    /// With a budget, a store of several servers can give up a silent server in time. By default,
+    /// returns the unchanged store.
     #[must_use]
     fn with_budget(self, budget: Duration) -> Self
     where
@@ -454,15 +463,14 @@ pub trait Store {
         self
     }
 
-    /// Returns `true` if the store has several servers and stops calling those that fail.
+    /// Returns `true` if the store has several servers and stops calling failed servers.
     ///
-    /// A [`Breaker`] around the store then has no effect, because it would stop the calls to all of
-    /// them. Defaults to `false`.
+    /// Defaults to `false`. If `true`, a [`Breaker`] around the store has no effect.
     fn isolates_failures(&self) -> bool {
         false
     }
 
-    /// Returns the health of the store, with the stores that it wraps.
+    /// Returns the health of the store and of the stores that it wraps.
     ///
     /// This may call a server, so do not call it for every request. Defaults to an unknown health.
     ///
@@ -486,7 +494,7 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }
 
-/// Checks that the charges with a `max_wait` can queue.
+/// Returns an error if a charge with a `max_wait` cannot queue.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let queueing = charges.iter().filter(|charge| !charge.max_wait().is_zero());
     queueing.flat_map(Charge::quotas).try_for_each(|quota| match quota.counted_by() {
@@ -498,10 +506,10 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     })
 }
 
-/// Marks the error of a store that cannot fail, which a layer requires.
+/// Marks an error that never occurs. A layer requires a store with such an error.
 ///
-/// This trait is sealed: only [`Infallible`] implements it. If a store can fail, wrap it, for
-/// example with [`StoreExt::fail_open`].
+/// This trait is sealed: only [`Infallible`] implements it. If a store can fail, wrap the store,
+/// for example with [`StoreExt::fail_open`].
 #[diagnostic::on_unimplemented(
     message = "this store can fail with `{Self}`, and no wrapper handles requests while it fails",
     label = "choose what happens while the store fails",
@@ -509,7 +517,7 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
             `.fallback(local)` decides with a store in this process"
 )]
 pub trait CannotFail: Sized + sealed::Sealed {
-    /// Converts the error to any type. It is never called, because no such error exists.
+    /// Converts the error to any type. This is never called, because the error has no values.
     fn never<T>(&self) -> T;
 }
 

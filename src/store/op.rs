@@ -6,12 +6,12 @@ use super::{Charge, OwnedCharges};
 
 /// Operation of a [`Store`](super::Store).
 ///
+/// The answer to a change of an account is an allowed decision with the units left after the
+/// change. The answer to a block is a denial if the store has no room for the block.
+///
 /// Later versions may add operations. A store answers an unknown operation with
 /// [`Decision::unsupported`](crate::Decision::unsupported), or with an error such as
 /// [`Unsupported`](super::Unsupported).
-///
-/// The answer to a change is an allowed decision with the accounts after it. A store without room
-/// for a block answers with a denial.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Op<'a> {
@@ -20,7 +20,7 @@ pub enum Op<'a> {
     /// The answer has one outcome per charged quota, in the order of the charges and of their
     /// quotas.
     Take(&'a [Charge<'a>]),
-    /// Adds a late charge, or refunds a negative number of units. See
+    /// Charges more units, or refunds a negative number of units. See
     /// [`StoreExt::adjust`](super::StoreExt::adjust).
     Adjust(&'a Charge<'a>, i64),
     /// Removes the account. See [`StoreExt::reset`](super::StoreExt::reset).
@@ -45,7 +45,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Returns `true` if the operation decides on a request.
+    /// Returns `true` for [`Take`](Op::Take).
     #[inline]
     pub(crate) fn is_take(&self) -> bool {
         matches!(self, Self::Take(_))

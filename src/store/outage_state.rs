@@ -1,11 +1,12 @@
 //! The state of a wrapped store: working or failing.
 
 use std::{
+    mem::take,
     sync::{
         Mutex, PoisonError,
         atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{AcqRel, Acquire, Release},
+            AtomicU64,
+            Ordering::{AcqRel, Acquire},
         },
     },
     time::Duration,
@@ -15,26 +16,23 @@ use tokio::time::Instant;
 
 use crate::store::{BoxFuture, Health, Status, Store};
 
-/// The minimum time between two log lines about failures.
-const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// The minimum time between two logged outages.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The number of state changes: even while the store works, odd while it fails.
+/// The state of a wrapped store: working or failing.
 ///
-/// Only a call that began after the latest change can cause the next change.
+/// The epoch counts the state changes. An even epoch means working, and an odd epoch means failing.
+/// A call changes the state only if the epoch has not changed since the call began.
 #[derive(Debug, Default)]
 pub(super) struct OutageState {
     epoch: AtomicU64,
-    /// The time of the last logged failure.
-    last_logged: Mutex<Option<Instant>>,
-    /// `true` if the current failure was logged.
-    logged: AtomicBool,
+    log: Mutex<LogLimit>,
     /// `true` if the inner store logs its own failures.
     is_silent: bool,
 }
 
 impl OutageState {
-    /// Creates the state of `inner`. While one server of several fails, calls fail and succeed in
-    /// turn. A store of several servers therefore logs each of them by itself.
+    /// Creates the state of `inner`. A store that isolates failures logs its own failures.
     pub(super) fn of(inner: &impl Store) -> Self {
         Self { is_silent: inner.isolates_failures(), ..Self::default() }
     }
@@ -57,26 +55,22 @@ impl OutageState {
         is_failing(epoch) && self.advance(epoch)
     }
 
-    /// Returns `true` if a new outage should be logged.
-    pub(super) fn should_log(&self) -> bool {
-        let mut last = self.last_logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let should_log = !self.is_silent && last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
-        if should_log {
-            *last = Some(Instant::now());
-        }
-        self.logged.store(should_log, Release);
-        should_log
+    /// Returns `true` if the store is failing and the outage should be logged now.
+    pub(super) fn should_log_failure(&self) -> bool {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.is_silent && self.is_failing() && log.should_log_failure()
     }
 
-    /// Returns `true` if the end of an outage should be logged, as its beginning was.
+    /// Returns `true` if the beginning of the outage was logged.
     pub(super) fn should_log_recovery(&self) -> bool {
-        self.logged.swap(false, AcqRel)
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).should_log_recovery()
     }
 
-    /// Returns the health of a wrapper.
+    /// Returns the health of a wrapper. `effect` describes the handling of requests during an
+    /// outage.
     ///
-    /// The wrapper is failing if its store is failing, or if the store's health is unknown and the
-    /// last call failed. `effect` describes how requests are handled during a failure.
+    /// The wrapper is failing if its store is failing. If the store's health is unknown, the last
+    /// call decides.
     pub(super) fn health(
         &self,
         store: &'static str,
@@ -94,6 +88,34 @@ impl OutageState {
 
     fn advance(&self, epoch: u64) -> bool {
         self.epoch.compare_exchange(epoch, epoch + 1, AcqRel, Acquire).is_ok()
+    }
+}
+
+/// Limits the log lines of a store that fails and recovers again and again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LogLimit {
+    /// The time of the last logged failure.
+    last: Option<Instant>,
+    /// `true` if the current outage was logged.
+    logged: bool,
+}
+
+impl LogLimit {
+    /// Returns `true` for the first failure of an outage that is due to be logged.
+    ///
+    /// An outage that begins soon after a logged one is logged later, if it lasts.
+    pub(super) fn should_log_failure(&mut self) -> bool {
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        let should_log = !self.logged && is_due;
+        if should_log {
+            *self = Self { last: Some(Instant::now()), logged: true };
+        }
+        should_log
+    }
+
+    /// Returns `true` if the outage that ends was logged.
+    pub(super) fn should_log_recovery(&mut self) -> bool {
+        take(&mut self.logged)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Outcomes for a different cost.
+//! Recomputes outcomes for another cost.
 
 use crate::{
     algorithm::{Demand, gcra::Gcra},
@@ -6,9 +6,7 @@ use crate::{
     store::Charge,
 };
 
-/// Recomputes an outcome for the demand `ask`.
-///
-/// Returns the outcome unchanged if the algorithm is not GCRA.
+/// Returns the outcome for another demand. Only GCRA outcomes change.
 pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
     let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
     gcra.map_or(*outcome, |gcra| {

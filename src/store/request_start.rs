@@ -1,8 +1,7 @@
-//! The start of a request that calls its store more than once, or waits before it does.
+//! The start of a request that calls its store more than once, or waits before the call.
 //!
 //! A [`Timeout`](super::Timeout) counts from this start, so that all calls and waits of a request
-//! share one budget. Wrappers between the two pass it on, because they call their inner store
-//! before they return.
+//! share one budget.
 
 use std::cell::Cell;
 
@@ -14,7 +13,7 @@ thread_local! {
     static START: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Returns the start of the request whose store is being called, if it is not this call.
+/// Returns the start of the current request, if a wrapper has set the start.
 pub(super) fn request_start() -> Option<Instant> {
     START.get()
 }

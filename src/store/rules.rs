@@ -8,9 +8,9 @@ use std::{
 use super::{Charge, Unsupported};
 use crate::{quota::Quota, rule::RuleName};
 
-/// The quotas of each rule that a layer has registered, to detect a layer with different ones.
+/// The registered quotas of each rule.
 ///
-/// Layers with different quotas for one rule would charge the same accounts.
+/// Two layers with different quotas for one rule would charge the same accounts.
 #[derive(Debug, Default)]
 pub(super) struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 

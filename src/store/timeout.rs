@@ -23,9 +23,9 @@ use crate::{
 
 /// Store that returns an error if an answer takes longer than a time budget.
 ///
-/// The time is measured from the call to the answer. [Leases](crate::store::Leased) around it may
-/// wait or call more than once for one request: all of that has one budget, from the first. A call that timed out is not retried, because
-/// its charge may have been made. An immediate answer is not changed.
+/// With [leases](crate::store::Leased) around this store, all waits and calls of a request share
+/// one budget. A call that timed out is not retried, because its charge may have been made. An
+/// immediate answer is not changed.
 ///
 /// To limit the time that a *request* may queue, use
 /// [`RequestDeadline`](crate::rule::RequestDeadline).
@@ -46,8 +46,7 @@ pub struct Timeout<S> {
 }
 
 impl Timeout<()> {
-    /// The default budget of 100 ms: many round trips in a data centre, and a short wait for a
-    /// client.
+    /// The default budget of 100 ms.
     pub const DEFAULT: Duration = Duration::from_millis(100);
 }
 
@@ -141,7 +140,7 @@ impl<E: fmt::Display> fmt::Display for TimeoutError<E> {
     }
 }
 
-/// The bound is `Display` because [`BoxError`] does not implement [`Error`].
+/// Requires `Display`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for TimeoutError<E> {}
 
 fn elapsed<E>(budget: Duration) -> TimeoutError<E> {

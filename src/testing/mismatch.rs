@@ -12,7 +12,7 @@ pub(super) struct Row {
     remaining: u32,
     full: u64,
     next: u64,
-    /// The expected wait, or `None` for `settle`, `undo` and `reset`.
+    /// The expected wait. `None` for `settle`, `undo` and `reset`.
     retry: Option<Retry>,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for Row {
 }
 
 impl Shown {
-    /// Returns the values of `decision`, with the wait of each outcome if `retry` is `true`.
+    /// Returns the values of `decision`. `retry` includes the wait of each outcome.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
             remaining: outcome.remaining(),

@@ -98,14 +98,15 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
 
-/// Checks that a [report-only](Charge::with_report_only) charge denies no decision, alone or beside
-/// others. It must charge all of its quotas or none of them, and nothing in a denied decision. A
+/// Checks that a [report-only](Charge::with_report_only) charge never denies a decision.
+///
+/// A report-only charge must charge all of its quotas or none, and nothing in a denied decision. A
 /// store without report-only charges must return an error from [`Store::supports`].
 ///
 /// # Errors
 ///
-/// Fails if the store accepts such charges, and one denies a decision or charges a wrong number of
-/// units. The error contains the units left.
+/// Fails if a report-only charge denies a decision or charges a wrong number of units. The error
+/// contains the units left.
 pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
@@ -195,7 +196,7 @@ where
 /// Checks that charges with a [`max_wait`](Charge::with_max_wait) queue when the quota is
 /// exhausted.
 ///
-/// Each decision must have a longer wait than the one before. A charge whose wait is above
+/// Each queued charge must wait longer than the previous charge. A charge whose wait is above
 /// `max_wait` must be denied. A store that cannot queue must return an error from
 /// [`Store::supports`].
 ///
@@ -262,13 +263,13 @@ pub async fn overage<S: Subject>(subject: &mut S) -> Result<(), Broken> {
 
 /// Checks that a blocked key is denied until the block ends.
 ///
-/// The decision must be [blocked](Decision::is_blocked) and contain the remaining time. A charge of
-/// cost 0 must be allowed. The block must end on time or by [`StoreExt::unblock`], without a
-/// charge. A store without blocks must answer [`Decision::unsupported`].
+/// The denial must be [blocked](Decision::is_blocked) and contain the remaining time. A charge of
+/// cost 0 must be allowed. The block must end on time or by [`StoreExt::unblock`], and must charge
+/// no units. A store without blocks must answer [`Decision::unsupported`].
 ///
 /// # Errors
 ///
-/// Fails if a block has another effect. The error describes it.
+/// Fails if a block has another effect. The error describes the effect.
 pub async fn blocks<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     const MINUTE: Duration = Duration::from_secs(60);
     let store = subject.open();

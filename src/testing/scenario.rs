@@ -108,10 +108,8 @@ enum StepOp {
 pub enum Played {
     /// All decisions equal the expected results.
     Passed,
-    /// The subject does not support the case.
-    ///
-    /// The subject lacks an [algorithm](Subject::supports), an [undo](Subject::undoes), or a clock
-    /// that can [step back](Subject::steps_back).
+    /// The subject lacks a feature of the case: an [algorithm](Subject::supports),
+    /// [`undo`](Subject::undoes), or a clock that can [step back](Subject::steps_back).
     Skipped,
 }
 
@@ -161,9 +159,9 @@ impl Case {
         &self.name
     }
 
-    /// Returns the names of the case's algorithms, as in configuration files.
+    /// Returns the algorithms of the case, by their names in configuration files.
     ///
-    /// The list is empty if the table does not name them.
+    /// The list is empty if the table does not name the algorithms.
     #[must_use]
     pub fn algorithms(&self) -> &[String] {
         self.algorithm.list()

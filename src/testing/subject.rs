@@ -33,10 +33,7 @@ pub trait Subject {
         true
     }
 
-    /// Waits until earlier calls of [`Store::undo`] have taken effect, because these calls have no
-    /// answer.
-    ///
-    /// By default, this does not wait.
+    /// Waits until earlier calls of [`Store::undo`] have taken effect. By default, does not wait.
     fn undone(&mut self) -> BoxFuture<()> {
         Box::pin(ready(()))
     }

@@ -5,8 +5,8 @@
 /// The files are in `tests/scenarios` of the package. Times are in nanoseconds. A positive number
 /// in `settle` is a refund.
 ///
-/// `undo` returns the units that the charge of step `step` still holds, or at most `units` of them.
-/// The outcomes of `undo`, `settle` and `reset` are those directly after the operation.
+/// `undo` reverses the charge of step `step`, or at most `units` units of the charge. The outcomes
+/// of `undo`, `settle` and `reset` show the accounts directly after the operation.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};

@@ -151,8 +151,8 @@ fn forwarding_header_ignored(log: &Log) {
         warning(log),
         "a request from 10.0.3.8, a private address, has the header x-forwarded-for, which PeerIp \
          does not read: behind a proxy all clients share the account of the proxy; trust the proxy with \
-         ClientIp::behind([\"10.0.3.8\"]) or by its network, see \"My server is behind a proxy\" in \
-         tower_sluice::guide::keys lint=\"forwarding_header_ignored\""
+         ClientIp::behind([\"10.0.3.8\"]) or by its network, see \
+         tower_sluice::guide::proxies lint=\"forwarding_header_ignored\""
     );
     (0..3_000).for_each(|_| forward(&peer, "10.0.3.7", "forwarded"));
     assert_eq!(log.read(), NOTHING, "once, and no other line");

@@ -7,7 +7,7 @@ use crate::{
     alone,
     log::Log,
     support::{
-        driven::{Time, millis, secs},
+        driven::{Time, secs},
         shaky::{Mood, Shaky},
     },
 };
@@ -31,7 +31,7 @@ async fn an_outage_logs_two_lines_without_a_key() {
 
 /// A decision that does not call the store does not end its outage.
 async fn leased(log: &Log) {
-    advance(secs(1)).await;
+    advance(secs(10)).await;
     let shared = Shaky::new(Time::default().store());
     let limiter = Limiter::new(shared.clone().leases(5).fail_open());
     let ask = async |key| {
@@ -58,7 +58,7 @@ async fn open_or_closed<S: Store<Error = std::convert::Infallible>>(
     policy: &str,
 ) {
     for mood in [Mood::FailingSoon, Mood::Failing] {
-        advance(secs(1)).await;
+        advance(secs(10)).await;
         shared.is(mood);
         for _ in 0..5 {
             limiter.take("alice", &HOURLY, 1).await.expect("infallible");
@@ -88,7 +88,7 @@ async fn breaker(log: &Log) {
     }
     let opened = log.read();
     assert!(opened.len() == 1 && opened[0].contains("WARN"), "{opened:?}");
-    for _ in 0..10 {
+    for _ in 0..20 {
         advance(secs(1)).await;
         limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
     }
@@ -101,6 +101,25 @@ async fn breaker(log: &Log) {
     let closed = log.read();
     assert!(closed.len() == 1 && closed[0].contains("INFO"), "{closed:?}");
     assert!(![opened, closed].concat().concat().contains("alice"));
+    for expected in [1, 0, 0, 0] {
+        shared.is(Mood::FailingSoon);
+        for _ in 0..5 {
+            limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+        }
+        assert_eq!(log.read().len(), expected, "one outage in ten seconds is logged");
+        shared.is(Mood::Well);
+        advance(secs(1)).await;
+        limiter.take("alice", &HOURLY, 1).await.expect("a decision");
+        assert_eq!(log.read().len(), expected, "its end is logged, if its beginning was");
+    }
+    shared.is(Mood::FailingSoon);
+    for expected in [0, 0, 0, 0, 0, 0, 1, 0] {
+        for _ in 0..5 {
+            limiter.take("alice", &HOURLY, 1).await.expect_err("it fails");
+        }
+        assert_eq!(log.read().len(), expected, "an outage that lasts is logged");
+        advance(secs(1)).await;
+    }
 }
 
 async fn fallback(log: &Log) {
@@ -133,8 +152,14 @@ async fn fallback(log: &Log) {
     }
     assert_eq!(log.read(), [""; 0], "a store that fails now and then does not fill the log");
     for expected in [0, 2, 0, 2] {
-        time.pass(millis(600)).await;
+        time.pass(secs(6)).await;
         outage().await;
         assert_eq!(log.read().len(), expected, "a later failure is logged again");
+    }
+    shared.is(Mood::FailingSoon);
+    for expected in [0, 1, 0] {
+        limiter.take("alice", &HOURLY, 1).await.expect("infallible");
+        assert_eq!(log.read().len(), expected, "an outage that lasts is logged");
+        time.pass(secs(10)).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Pages of the examples in a real browser: Chromium, driven over `WebDriver`.
 //!
 //! `scripts/pages` installs the browser and runs this program. With `--readme`, it draws the
-//! pictures of the README instead. A picture of each failed page is in `target/pages`.
+//! pictures of `examples/README.md` instead. A picture of each failed page is in `target/pages`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 
 mod admin;

@@ -1,4 +1,4 @@
-//! The pictures of the README.
+//! The pictures of `examples/README.md`.
 
 use std::{fs, path::Path};
 

@@ -7,3 +7,4 @@ mod mutants;
 mod package;
 mod reruns;
 mod structure;
+mod troubleshooting;

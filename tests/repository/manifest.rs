@@ -31,7 +31,8 @@ fn cargo(arguments: &[&str]) -> String {
 /// The packages that are compiled for a user on this machine, including this one, as `name
 /// version`.
 fn tree(features: &str) -> BTreeSet<String> {
-    let lines = cargo(&["tree", "--locked", "--edges", "no-dev", "--prefix", "none", features]);
+    let tree = ["tree", "--locked", "--edges", "no-dev", "--prefix", "none"];
+    let lines = cargo(&tree.into_iter().chain(features.split(' ')).collect::<Vec<_>>());
     let package = |line: &str| {
         let mut words = line.split(' ');
         let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
@@ -60,6 +61,22 @@ fn without_default_features_there_are_few_packages() {
     let packages = tree("--no-default-features");
     println!("packages without default features: {} (fewer than {MOST_PACKAGES})", packages.len());
     assert!(packages.len() < MOST_PACKAGES, "{packages:#?}");
+}
+
+#[test]
+fn the_readme_states_the_numbers_of_packages() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = fs::read_to_string(path).expect("README.md");
+    let flags = [
+        "--features default",
+        "--no-default-features --features axum,tracing",
+        "--no-default-features",
+    ];
+    let [all, less, none] = flags.map(|flags| tree(flags).len());
+    let words = format!("The default build has {all} packages, and {less} without `governor`");
+    assert!(readme.contains(&words), "{words}");
+    let words = format!("the build has {none} packages");
+    assert!(readme.contains(&words), "{words}");
 }
 
 #[test]

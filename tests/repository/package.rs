@@ -17,7 +17,7 @@ const TOP: [&str; 9] = [
 /// Folders whose files with these extensions are packed.
 const FOLDERS: [(&str, &[&str]); 4] = [
     ("src/", &["rs", "md", "svg", "html", "js", "css"]),
-    ("examples/", &["rs", "toml", "html", "css", "js"]),
+    ("examples/", &["rs", "toml", "json", "html", "css", "js"]),
     ("lua/", &["lua", "md"]),
     ("tests/scenarios/", &["json"]),
 ];

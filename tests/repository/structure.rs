@@ -173,7 +173,7 @@ fn the_readme_names_examples_that_exist() {
             let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '-';
             rest.split(end).next().expect("a name")
         });
-        for name in names.filter(|name| !["NAME", "名字"].contains(name)) {
+        for name in names {
             assert!(is_program("examples", name), "{readme} names the example {name:?}");
         }
     }
@@ -181,25 +181,38 @@ fn the_readme_names_examples_that_exist() {
 
 /// The last cell of a row begins with a kind and has names in backticks.
 #[test]
-fn the_proof_of_each_row_of_the_readme_exists() {
+fn the_proof_of_each_row_of_the_features_exists() {
+    const PAGE: &str = "src/guide/features.md";
+    let text = read(&root().join(PAGE));
+    let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
+    let shown = cells
+        .filter(|cell| ["test", "example", "`scripts/"].iter().any(|word| cell.starts_with(word)));
+    let mut rows = 0;
+    for cell in shown {
+        rows += 1;
+        for name in cell.split('`').skip(1).step_by(2) {
+            let script = name.starts_with("scripts/") && root().join(name).exists();
+            let known = script || is_test(name) || is_program("examples", name);
+            assert!(known, "{PAGE}: {cell}: there is no {name:?}");
+        }
+    }
+    assert!(rows > 30, "{PAGE}: {rows} rows");
+}
+
+/// The page of each question is a module of the guide.
+#[test]
+fn the_readmes_link_to_chapters_that_exist() {
+    let guide = read(&root().join("src/guide/mod.rs"));
     for readme in READMES {
         let text = read(&root().join(readme));
-        let cells = text.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
-        let shown = cells.filter(|cell| {
-            ["test", "example", "`scripts/", "测试", "示例"]
-                .iter()
-                .any(|word| cell.starts_with(word))
-        });
-        let mut rows = 0;
-        for cell in shown {
-            rows += 1;
-            for name in cell.split('`').skip(1).step_by(2) {
-                let script = name.starts_with("scripts/") && root().join(name).exists();
-                let known = script || is_test(name) || is_program("examples", name);
-                assert!(known, "{readme}: {cell}: there is no {name:?}");
-            }
+        let chapters: Vec<_> = text.split("/tower_sluice/guide/").skip(1).collect();
+        assert!(chapters.len() > 10, "{readme}: {} links", chapters.len());
+        for chapter in chapters {
+            let name = chapter.split('/').next().unwrap_or_default();
+            let known =
+                name.starts_with("index.html") || guide.contains(&format!("pub mod {name} "));
+            assert!(known, "{readme}: the guide has no chapter {name:?}");
         }
-        assert!(rows > 10, "{readme}: {rows} rows");
     }
 }
 

@@ -23,7 +23,7 @@ const ALONE: u32 = 16;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Returns the script calls so far, including those that found no script.
-async fn calls(server: &Server) -> u32 {
+pub(crate) async fn calls(server: &Server) -> u32 {
     let text: String = server.command("INFO commandstats").await;
     let count = |line: &str| {
         let name = line.strip_prefix("cmdstat_eval")?;

@@ -26,7 +26,8 @@ use tower_sluice::{
 
 use crate::{
     accounts::{Account, connect, lazy, raw},
-    servers::{FakeServer, Reply, Server, eventually},
+    coalesce::calls,
+    servers::{FakeServer, Mode, Proxy, Reply, Server, eventually},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -57,6 +58,34 @@ async fn takes(store: &RedisStore, keys: u32) -> Taken {
 /// Returns `Some` if all answers are decisions.
 async fn well(store: &RedisStore, keys: u32) -> Option<()> {
     takes(store, keys).await.into_iter().all(|one| matches!(one, Some(Ok(_)))).then_some(())
+}
+
+/// On a slow link, batches follow each other before any of them is answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_does_not_wait_for_the_answer_to_another() {
+    const ROUND_TRIP: Duration = Duration::from_millis(90);
+    const CALLERS: u32 = 60;
+    let server = Server::redis().await;
+    let mut proxy = Proxy::start(server.address()).await;
+    let store = connect(&server.url_at(proxy.addr())).await;
+    proxy.set(Mode::Delay(ROUND_TRIP)).await;
+    let (before, start) = (calls(&server).await, tokio::time::Instant::now());
+    let callers = (0..CALLERS).map(|n| {
+        let (store, account) = (store.clone(), Account::new(n, ample()));
+        tokio::spawn(async move {
+            // All arrive within three quarters of a round trip.
+            tokio::time::sleep_until(start + ROUND_TRIP * 3 / 4 * n / CALLERS).await;
+            account.take(&store, 1).await
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        let decision = caller.await.expect("no panic");
+        assert!(decision.expect("a decision").is_allowed());
+    }
+    // Those alone, the first two batches, and one after the answers, if batches waited.
+    let waiting = u32::try_from(ALONE).expect("few") + 2 + 1;
+    let calls = calls(&server).await - before;
+    assert!(calls > waiting + 1, "{calls} calls");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -172,3 +172,79 @@ async fn the_conformance_example_plays_tables_on_redis() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said.trim(), "1 passed, 0 failed, 0 skipped");
 }
+
+#[cfg(all(feature = "admin", feature = "metrics"))]
+#[tokio::test(flavor = "multi_thread")]
+async fn the_production_server_limits_measures_and_survives_its_redis() {
+    use crate::support::programs::ask;
+    use std::net::{SocketAddr, TcpStream};
+
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+    // "admin:" and the token
+    const OPERATOR: &str =
+        "authorization: Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\r\n";
+    let mut redis = Server::redis().await;
+    let mut command = example("production");
+    command.env("ADDR", ANY_PORT).env("OPERATORS_ADDR", ANY_PORT).env("ADMIN_TOKEN", TOKEN);
+    command.env("REDIS_URL", redis.url());
+    let app = tokio::task::block_in_place(|| Gateway::start(command));
+    let line = tokio::task::block_in_place(|| app.line_with("operators on http://"));
+    let operators = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let operators = operators.expect("an address").parse::<SocketAddr>().expect("an address");
+    let visit = |client: &str| {
+        let header = format!("x-forwarded-for: 192.0.2.1, {client}\r\n");
+        tokio::task::block_in_place(|| app.get_with("/", &header))
+    };
+    let operator = |path: &str, headers: &str| {
+        let stream = TcpStream::connect(operators).expect("connects");
+        tokio::task::block_in_place(|| ask(stream, path, headers))
+    };
+
+    // Ten units per second come back, so a slow machine may allow a few more.
+    let statuses: Vec<_> = (0..200).map(|_| visit("203.0.113.9").status).collect();
+    assert!(statuses[..20].iter().all(|status| *status == 200), "{statuses:?}");
+    assert!(statuses.contains(&429), "{statuses:?}");
+    assert_eq!(visit("203.0.113.10").status, 200, "another client");
+    assert_eq!(tokio::task::block_in_place(|| app.get("/health")).status, 200);
+
+    let metrics = operator("/metrics", "").body;
+    for sample in [
+        "ratelimit_decisions{policy=\"client\",result=\"allowed\"}",
+        "ratelimit_decisions{policy=\"client\",result=\"limited\"}",
+        "ratelimit_near_limit{policy=\"client\"}",
+        "ratelimit_decision_duration_bucket{store=\"redis\",le=\"0.1\"}",
+        "ratelimit_keys ",
+        "ratelimit_slots ",
+    ] {
+        assert!(metrics.contains(sample), "{sample} is not in {metrics}");
+    }
+    assert_eq!(operator("/admin/api/denials", "").status, 401);
+    let denials = operator("/admin/api/denials", OPERATOR).json();
+    assert_eq!(denials["layers"][0]["rules"][0]["recent"][0]["result"], "limited");
+    let seen = operator("/address", "x-forwarded-for: 203.0.113.9\r\n").body;
+    assert!(seen.starts_with("client: 203.0.113.9, counted as 203.0.113.9/32\n"), "{seen}");
+
+    redis.kill();
+    for _ in 0..30 {
+        let status = visit("203.0.113.11").status;
+        assert!([200, 429].contains(&status), "{status}");
+    }
+    let metrics = operator("/metrics", "").body;
+    for sample in [
+        "result=\"fallback_allowed\"",
+        "ratelimit_store_errors{kind=\"",
+        "ratelimit_store_circuit 2",
+    ] {
+        assert!(metrics.contains(sample), "{sample} is not in {metrics}");
+    }
+}
+
+#[cfg(all(feature = "admin", feature = "metrics"))]
+#[test]
+fn the_production_server_needs_a_long_token() {
+    let mut command = example("production");
+    command.env("ADMIN_TOKEN", "short").stdin(Stdio::null());
+    let output = command.output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("at least 32"), "{said}");
+}

@@ -1,13 +1,13 @@
-//! Tests of the units that a sliding window allows in any span, with the algorithm and its model.
+//! Tests of the maximum units that a sliding window allows in a time span.
 
 use proptest::prelude::*;
 
 use super::{decide, periods, quota, sequence::start, sequences, windows::SlowSliding, *};
 
-/// The instants of the allowed units.
+/// One instant for each allowed unit.
 type Allowed = Vec<u64>;
 
-/// Takes units at each instant, with the algorithm and with its model. `None` takes all units.
+/// Takes units from the algorithm and from its model. `None` takes all units left.
 fn allowed(quota: &Quota, takes: &[(u64, Option<u32>)]) -> [Allowed; 2] {
     let (mut fast, mut slow) = (Account::new(), SlowSliding::of(quota));
     let mut instants = [Allowed::new(), Allowed::new()];
@@ -28,7 +28,7 @@ fn allowed(quota: &Quota, takes: &[(u64, Option<u32>)]) -> [Allowed; 2] {
     instants
 }
 
-/// Returns the most units that were allowed in a span of `nanos`, with both of its ends.
+/// Returns the maximum number of units that were allowed within `nanos` nanoseconds.
 fn most_in(allowed: &Allowed, nanos: u64) -> usize {
     let from = |(at, first): (usize, &u64)| {
         allowed[at..].iter().take_while(|last| **last - first <= nanos).count()
@@ -36,8 +36,7 @@ fn most_in(allowed: &Allowed, nanos: u64) -> usize {
     allowed.iter().enumerate().map(from).max().unwrap_or(0)
 }
 
-/// A pause in sixteenths of a bucket, with an offset of -1, 0 or 1 nanoseconds. May begin at the
-/// next edge of a bucket.
+/// A pause of sixteenths of a bucket plus nanoseconds, from now or from the next bucket.
 type Pause = (bool, u64, i64);
 
 fn takes() -> impl Strategy<Value = Vec<(Pause, Option<u32>)>> {
@@ -71,7 +70,7 @@ proptest! {
     }
 }
 
-/// Two bursts: one instant before a bucket ends, and one instant before that bucket has left.
+/// The two bursts are just before the end of a bucket, and just before that bucket stops counting.
 #[test]
 fn a_sliding_window_allows_nearly_twice_its_units_in_a_whole_period() {
     for buckets in [1, 2, 10] {

@@ -1,4 +1,4 @@
-//! Tests with random values: an undo keeps the charges of other callers, and nothing overflows.
+//! Tests with random values, for undone charges and for overflows.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn extreme_quota() -> impl Strategy<Value = Quota> {
 proptest! {
     #![proptest_config(sequences())]
 
-    /// An undone charge leaves no more units than if it had never been made.
+    /// An undone charge must not leave more units than if it had never been made.
     #[test]
     fn an_undo_never_reverses_the_charge_of_another_caller(
         kind in 0usize..7, units in 1u32..13, period in periods(), start in start(),
@@ -96,9 +96,7 @@ proptest! {
         }
     }
 
-    /// Nothing overflows while quotas and clocks change. The debug profile checks each sum.
-    ///
-    /// Every denial has a wait. A refund takes no units, and a late charge returns no units.
+    /// Quotas and clocks change at random. Debug builds panic on overflow.
     #[test]
     fn nothing_overflows(
         quotas in prop::collection::vec(extreme_quota(), 1..4),

@@ -1,7 +1,6 @@
-//! Tests of each algorithm against a slow model.
+//! Tests of each algorithm against a slow and simple model.
 //!
-//! A model keeps every charge and counts all charges each time. A model finds a wait by trying
-//! instants.
+//! A model keeps every charge. It finds a wait by trying instants.
 
 mod bounds;
 mod hostile;
@@ -24,49 +23,49 @@ const SECOND: u64 = 1_000_000_000;
 /// The number of random sequences per test.
 const SEQUENCES: u32 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 
-/// A charge that a later operation may undo.
+/// A charge that the test may undo later.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     at: u64,
     units: u64,
-    /// The maximum number of units that an undo returns.
+    /// The maximum number of units to undo.
     back: u64,
-    /// GCRA: the nanoseconds until full, directly after the charge.
+    /// GCRA: the nanoseconds from the charge until the account is full.
     work: u64,
-    /// Paced windows: the units charged in the window, directly after the charge.
+    /// Paced windows: the units charged in the window so far, including this charge.
     count: u64,
     queued: bool,
     receipt: Receipt,
 }
 
-/// A slow model of an account. Its answers for later instants assume no further charge.
+/// A slow model of an account.
 trait Model: Clone + Debug {
     fn of(quota: &Quota) -> Self;
-    /// Drops the account if it has expired at `now`.
+    /// Drops the account if it has expired.
     fn arrive(&mut self, now: u64);
     /// Creates the account if it does not exist.
     fn open(&mut self, now: u64);
-    /// Returns `true` if `need` units fit at `t`. The limit is raised by `soft` units.
+    /// Returns `true` if `need` units are available at `t` under the limit plus `soft`.
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool;
     fn is_full(&self, t: u64) -> bool;
     fn charge(&mut self, now: u64, units: u64);
-    /// GCRA: returns the time until full, in nanoseconds.
+    /// GCRA: returns the nanoseconds until the account is full.
     fn work_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Paced windows: returns the units charged in the window of `now`.
+    /// Paced windows: returns the units charged in the current window.
     fn count_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Makes a late charge, up to the limit plus `max_debt`.
+    /// Charges units until the debt reaches `max_debt`.
     fn charge_late(&mut self, now: u64, units: u64);
     fn refund(&mut self, now: u64, units: u64);
     fn undo(&mut self, now: u64, charge: Charge);
-    /// Returns the instant before which a queued charge must be admitted.
+    /// Returns the instant before which a queued charge must start.
     fn queue_end(&self, _now: u64) -> u64 {
         0
     }
-    /// Returns the first instant from `now` on at which `pred` is true. `pred` must then stay true.
+    /// Returns the first instant, `now` or later, at which `pred` is true.
     fn first(&self, now: u64, pred: impl Fn(u64) -> bool) -> u64 {
         let mut width = 1;
         while !pred(now + width) {
@@ -82,7 +81,7 @@ trait Model: Clone + Debug {
         }
         yes
     }
-    /// Returns a copy of the account, or a new account if none exists.
+    /// Returns a copy of the account, created first if necessary.
     fn opened(&self, now: u64) -> Self {
         let mut opened = self.clone();
         opened.open(now);
@@ -101,7 +100,7 @@ fn ceil(a: u128, b: u128) -> u64 {
     u64::try_from(a.div_ceil(b)).expect("fits")
 }
 
-/// The result of a decision, in a form that can be compared.
+/// A decision in comparable form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Decided {
     allowed: bool,
@@ -126,7 +125,7 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     }
 }
 
-/// Decides on a demand with the slow model.
+/// Decides on a demand by the model.
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
     let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
@@ -150,7 +149,7 @@ fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> D
     decided(true, overage, wait, row(model, quota, now, 0))
 }
 
-/// Periods, some of which are not multiples of the units.
+/// Generates periods. Some are not divisible by the units of the quota.
 fn periods() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(SECOND),
@@ -166,7 +165,7 @@ fn soft() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(0u32), 1 => 1u32..4, 1 => 4u32..30]
 }
 
-/// Generates a `max_debt`. Half of the quotas have the default.
+/// Generates a `max_debt`, or `None` for the default.
 fn debt() -> impl Strategy<Value = Option<u32>> {
     prop_oneof![2 => Just(None), 1 => (0u32..4).prop_map(Some), 1 => (4u32..40).prop_map(Some)]
 }
@@ -250,7 +249,7 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
     Ok(())
 }
 
-/// Checks that the demand is allowed after exactly `retry`, and not one nanosecond earlier.
+/// Checks that the demand is allowed exactly after `retry`, and not a nanosecond earlier.
 fn retry_holds(
     account: &Account,
     quota: &Quota,
@@ -272,8 +271,7 @@ fn retry_holds(
     Ok(())
 }
 
-/// Checks that the predicted instants of `row` are exact, and that an expired account equals a new
-/// one.
+/// Checks the values of `row` against later states of the account.
 fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> TestCaseResult {
     // A new account is created at `now`.
     account.open(quota, now, Demand::units(1));

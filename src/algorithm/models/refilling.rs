@@ -3,7 +3,7 @@
 use super::{Charge, Model, ceil};
 use crate::quota::Quota;
 
-/// GCRA as work that decreases by one per nanosecond.
+/// GCRA as a number of nanoseconds that counts down to zero.
 #[derive(Clone, Debug)]
 pub(super) struct SlowGcra {
     interval: u64,
@@ -11,7 +11,7 @@ pub(super) struct SlowGcra {
     late_limit: u64,
     soft: u64,
     initial: Option<u64>,
-    /// An instant, with the work left at that instant.
+    /// An instant, and the nanoseconds left at that instant.
     account: Option<(u64, u64)>,
 }
 
@@ -82,7 +82,7 @@ impl Model for SlowGcra {
     }
 }
 
-/// A token bucket that adds the tokens of each past refill one refill at a time.
+/// A token bucket that adds past refills one by one.
 #[derive(Clone, Debug)]
 pub(super) struct SlowBucket {
     units: i128,

@@ -1,4 +1,4 @@
-//! Random sequences of jumps and operations.
+//! Random sequences of time jumps and operations.
 
 use proptest::prelude::*;
 
@@ -8,9 +8,9 @@ use crate::{decision::NEVER, quota::Quota};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Jump {
     Nanos(u64),
-    /// A jump by sixteenths of the period, with an offset of -1, 0 or 1 nanoseconds.
+    /// A jump by sixteenths of the period, plus nanoseconds.
     Period(u64, i64),
-    /// A jump by the time until full of the last result, with an offset of -1, 0 or 1 nanoseconds.
+    /// A jump to the instant at which the account is full, plus nanoseconds.
     Full(i64),
     Next(i64),
     Retry(i64),
@@ -24,7 +24,7 @@ pub(super) enum Op {
         max_wait: u64,
     },
     Adjust(i64),
-    /// Undoes a charge: its position, counted from the last charge, and the maximum units.
+    /// Undoes the charge at an index, counted from the last charge, up to a number of units.
     Undo(usize, u32),
 }
 

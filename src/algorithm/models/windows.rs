@@ -26,14 +26,14 @@ impl SlowAligned {
             Some(used) => self.units + self.units.saturating_sub(used).min(self.carry_over),
         }
     }
-    /// Returns the instants at which the units of a window become available.
+    /// Returns the instants at which the units of a window are released.
     fn instants(&self, window: u64) -> Vec<u64> {
         let (start, allowance) = (window * self.period, self.allowance(window));
         let spaced = |k| ceil(u128::from(k) * u128::from(self.period), allowance.into());
         let offset = |k| if self.paced { spaced(k) } else { 0 };
         (0..allowance).map(|k| start + offset(k)).collect()
     }
-    /// Returns the next instants at which a result may change.
+    /// Returns the instants in this and the next window at which a result may change.
     fn coming(&self, now: u64) -> impl Iterator<Item = u64> {
         let window = now / self.period;
         let mut instants = vec![now, (window + 1) * self.period];
@@ -156,7 +156,7 @@ impl Model for SlowAnchored {
     }
 }
 
-/// A sliding window that keeps every charge. A sliding log is one without a bucket width.
+/// A sliding window or sliding log that keeps every charge.
 #[derive(Clone, Debug)]
 pub(super) struct SlowSliding {
     units: u64,
@@ -170,7 +170,7 @@ impl SlowSliding {
     fn bucket(&self, t: u64) -> u64 {
         self.width.map_or(t, |width| t / width)
     }
-    /// Returns the part of a bucket that is inside the period at `t`: from 0 to the bucket width.
+    /// Returns the nanoseconds of a bucket that are inside the period at `t`.
     fn inside(&self, bucket: u64, t: u64) -> u128 {
         let t = i128::from(t);
         let bucket = i128::from(bucket);

@@ -14,7 +14,7 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// The header with the address of the client.
 ///
-/// Only one header is read. If several were read, a client could send one that no proxy sets.
+/// Only one header is read, because a client can send every header that no proxy sets.
 #[derive(Clone, Debug)]
 pub(super) enum ClientHeader {
     XForwardedFor,
@@ -23,7 +23,7 @@ pub(super) enum ClientHeader {
     Single(HeaderName),
 }
 
-/// The reason why an address cannot be read, as text that follows the header's name.
+/// The reason why an address cannot be read. In messages it follows the name of the header.
 pub(super) type HeaderFault = &'static str;
 
 const REPEATED: HeaderFault = "is sent more than once";

@@ -1,14 +1,14 @@
-//! An address in the forms that proxies write.
+//! One address, as proxies write it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The maximum length of an entry: an address with a zone and a port.
 pub(super) const MAX_LENGTH: usize = 128;
 
-/// Returns the address of an entry, which may have a port, brackets or a zone.
+/// Returns the address of an entry, without port, brackets and zone.
 ///
-/// An IPv4-mapped address is converted to IPv4. Other text, such as `unknown` and `_hidden`,
-/// returns `None`.
+/// An IPv4-mapped address is converted to IPv4. Returns `None` for any other text, such as
+/// `unknown`.
 pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
     if entry.len() > MAX_LENGTH {
         return None;

@@ -1,18 +1,13 @@
-//! Parses the header `Forwarded`, from right to left (RFC 7239, 4; RFC 9110, 5.6).
+//! Parses the header `Forwarded` (RFC 7239, 4; RFC 9110, 5.6).
 //!
-//! A proxy appends its element to the client's text, in the same line or in a new line. It may
-//! quote text that the client chose, such as the `Host`.
+//! Elements are read from right to left. Each line is first split from the left, because quotes can
+//! be matched only in that order.
 //!
-//! A quoted string ends in its own line, so lines are parsed separately. Each line is split from
-//! the left, because only that order shows what is quoted.
+//! A client may send an opening quote to hide the text of the proxy. Such a header is an error, and
+//! never yields an address that the client chose:
 //!
-//! A client may open a quote and not close it, which shifts what counts as quoted. The result is an
-//! error, and never an address that the client chose:
-//!
-//! - A correct proxy writes an even number of unescaped quotes. With the client's extra quote, the
-//!   last string of the line does not end.
-//! - An escaped quote in a proxy's string can undo that shift. Its element then has a backslash
-//!   outside a string, which is an error. Nothing to the left of that element is read.
+//! - The line then has an odd number of quotes, so its last string does not end.
+//! - An escaped quote can make the number even. A backslash outside a string is also an error.
 
 use std::{iter::Rev, net::IpAddr};
 
@@ -35,7 +30,7 @@ pub(super) struct Elements<'a> {
     error: Option<ElementError>,
 }
 
-/// The reason why no further element is available.
+/// The reason why the iterator stopped early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementError {
     /// The header has more than 32 elements or 4 KiB.
@@ -50,7 +45,7 @@ impl<'a> Elements<'a> {
         Self { lines, line: None, elements: MAX_ENTRIES, bytes: MAX_BYTES, error: None }
     }
 
-    /// Returns the line with the next element.
+    /// Returns the line that contains the next element.
     fn line(&mut self) -> Option<Result<Line<'a>, ElementError>> {
         if let Some(line) = self.line.take() {
             return Some(Ok(line));
@@ -87,10 +82,10 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// A line with the positions of its separators.
+/// A line, split at commas.
 struct Line<'a> {
     text: &'a [u8],
-    /// The positions of the last commas outside quoted strings, as a ring.
+    /// The positions of the last commas outside quoted strings, in a ring buffer.
     commas: [usize; MAX_ENTRIES],
     count: usize,
 }
@@ -115,7 +110,7 @@ impl<'a> Line<'a> {
         (!quoted).then_some(line)
     }
 
-    /// Returns the last element and the rest of the line.
+    /// Returns the last element of the line, and the rest of the line.
     fn last(self) -> (&'a [u8], Option<Self>) {
         let Some(count) = self.count.checked_sub(1) else { return (self.text, None) };
         let at = self.commas[count % MAX_ENTRIES];
@@ -123,12 +118,9 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Returns the address of the only `for` parameter of an element.
+/// Returns the address in the `for` parameter of an element, or `None` if the element is invalid.
 ///
-/// Returns `None` if any part of the element is invalid.
-///
-/// Colons and brackets need no quotes, and white space around `;` and `=` is accepted. Some proxies
-/// write them so.
+/// Also accepts colons and brackets without quotes, and white space around `;` and `=`.
 pub(super) fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);

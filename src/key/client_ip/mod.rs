@@ -2,6 +2,7 @@
 
 mod client_header;
 mod entry;
+mod explain;
 mod forwarded;
 
 use std::{fmt, net::IpAddr};
@@ -21,19 +22,18 @@ const MAX_HOPS: u8 = 32;
 
 /// Extractor for the address of the client behind trusted proxies.
 ///
-/// Clients can send `X-Forwarded-For` themselves. Only the entry that a trusted proxy *appends* is
-/// reliable. The client is found as follows:
+/// A client can send any `X-Forwarded-For`. Only entries that a trusted proxy *appends* are
+/// reliable. The extractor finds the client as follows:
 ///
-/// - A peer that is not trusted is itself the client. Its header is not read.
-/// - If the peer is trusted, the entries of the header are read from right to left. Entries of
-///   trusted proxies are skipped.
-/// - The first entry that is not trusted is the client. Entries to the left of it are ignored.
-/// - If all entries are trusted, the leftmost is the client.
+/// - An untrusted peer is the client. No header is read.
+/// - For a trusted peer, entries are read from right to left. Trusted proxies are skipped.
+/// - The first untrusted entry is the client. All entries to its left are ignored.
+/// - If all entries are trusted proxies, the leftmost entry is the client.
 ///
 /// IPv6 addresses are cut to their first 64 bits, as in [`PeerIp`](super::PeerIp). IPv4-mapped
 /// addresses are converted to IPv4. Ports, brackets and zones are dropped.
 ///
-/// NAT64 and 6to4 addresses stay unchanged. By default, all clients behind one NAT64 share one
+/// NAT64 and 6to4 addresses are not converted. By default, all clients behind one NAT64 share one
 /// account.
 ///
 /// ```
@@ -61,30 +61,28 @@ const MAX_HOPS: u8 = 32;
 ///
 /// # Unreadable headers
 ///
-/// The search stops at an entry that is not an address, such as `unknown` or an empty entry. It
-/// also stops after 32 entries or 4 KiB.
+/// A header is unreadable if an entry that must be read is not an address, such as `unknown`. A
+/// header is also unreadable if more than 32 entries or 4 KiB must be read.
 ///
-/// Such a request is rejected with 400, or handled by the policy of
-/// [`unreadable`](ClientIp::unreadable). It is never charged to the proxy.
+/// The request is rejected with 400. [`unreadable`](ClientIp::unreadable) changes this policy. The
+/// request is never charged to the proxy.
 ///
 /// # Requests without a client
 ///
-/// A request of a trusted proxy without the header is charged to the account of the proxy. Probes
-/// of load balancers are such requests, and so are all requests of a proxy that does not set the
-/// header. [`without_header`](ClientIp::without_header) can reject them instead.
+/// If a trusted proxy sends no header, the request is charged to the account of the proxy. Probes
+/// of load balancers are an example. [`without_header`](ClientIp::without_header) can reject such
+/// requests.
 ///
-/// Some proxies let a client remove the header (`connection: x-forwarded-for`). The client then
-/// uses the account of the proxy.
+/// Some proxies let a client remove the header with `connection: x-forwarded-for`. The client is
+/// then charged to the account of the proxy.
 ///
 /// An [allow list](crate::AccessList::client_networks) never matches an address in the trusted
-/// networks, because that address may be a proxy. A deny list does match it. Feature `tracing` logs
-/// the first request without a client.
+/// networks, but a deny list does. Feature `tracing` logs the first request without a client.
 ///
 /// # Limitations
 ///
-/// A proxy must append to the header or replace it. If a proxy passes the header of the client
-/// unchanged, the client can choose its address. Do not trust a network from which others can send,
-/// for example the network of a cloud.
+/// Every trusted proxy must append to the header or replace it. Otherwise a client can choose its
+/// address. Do not trust a network that others share, such as the network of a cloud.
 #[derive(Clone, Debug)]
 pub struct ClientIp {
     trusted: Trusted,
@@ -101,20 +99,19 @@ enum Trusted {
     AnyPeer,
 }
 
-/// Policy for a request whose client cannot be read from the header.
+/// Policy for a request with an unreadable header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreadable {
     /// Rejects the request with this status.
     Reject(StatusCode),
-    /// Charges all such requests to one account of the rule.
+    /// Charges all requests with an unreadable header to one account of the rule.
     ///
-    /// Requests under [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share) use the same
-    /// account.
+    /// [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share) uses the same account.
     Share,
 }
 
-/// Policy for a request of a trusted proxy without the header.
+/// Policy for a request that a trusted proxy sends without the header.
 ///
 /// Set with [`ClientIp::without_header`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,9 +120,8 @@ pub enum WithoutHeader {
     /// Charges the request to the account of the proxy.
     #[default]
     CountAsPeer,
-    /// Rejects the request with this status.
-    ///
-    /// The rule's policy for missing identities does not apply.
+    /// Rejects the request with this status, regardless of the rule's policy for missing
+    /// identities.
     Reject(StatusCode),
 }
 
@@ -133,7 +129,7 @@ pub enum WithoutHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// `true` if the address cannot be that of a trusted proxy.
+    /// `false` if the address may be that of a trusted proxy.
     pub(crate) is_confirmed: bool,
 }
 
@@ -151,16 +147,16 @@ impl ClientIp {
     /// Trusts the proxies in these networks.
     ///
     /// An item is a network such as `"10.0.0.0/8"`, or a single address. With an empty list, each
-    /// peer is the client and no header is read.
+    /// peer is the client.
     ///
-    /// A layer reports a [lint](crate::lint::Lint::KeyExtractor) for an empty list, and for a
-    /// single address that looks like a network (`"10.0.0.0"`). If a proxy really has that address,
-    /// write `"10.0.0.0/32"`.
+    /// A [lint](crate::lint::Lint::KeyExtractor) reports an empty list, and a single address that
+    /// looks like a network (`"10.0.0.0"`). For a proxy with such an address, write
+    /// `"10.0.0.0/32"`.
     ///
     /// # Errors
     ///
-    /// Fails if a network cannot be parsed, has host bits set, or is all of IPv4 or IPv6. The error
-    /// contains the network. If every peer is a proxy, use
+    /// Fails if an item cannot be parsed, has host bits set, or contains all IPv4 or IPv6
+    /// addresses. The error contains the item. To trust every peer, use
     /// [`behind_any_peer_dangerous`](ClientIp::behind_any_peer_dangerous) or
     /// [`hops`](ClientIp::hops).
     pub fn behind<N: AsRef<str>>(
@@ -175,9 +171,9 @@ impl ClientIp {
 
     /// Trusts every peer and every entry of the header. The client is the leftmost entry.
     ///
-    /// A client that can reach this server directly can claim any address, and a new one with each
-    /// request. Use this only if all requests come through a proxy that *replaces* the header with
-    /// one address.
+    /// Use this only if all requests come through a proxy that *replaces* the header with one
+    /// address. A client that reaches the server directly can claim a new address with each
+    /// request.
     #[must_use]
     pub fn behind_any_peer_dangerous() -> Self {
         Self::trusting(Trusted::AnyPeer)
@@ -185,13 +181,12 @@ impl ClientIp {
 
     /// Trusts a fixed number of proxies, each of which appends one entry.
     ///
-    /// The client is entry number `hops` from the right.
+    /// The client is entry number `hops` from the right. A request with fewer entries has no
+    /// identity (see [`OnMissingKey`](crate::rule::OnMissingKey)). The address of the peer is not
+    /// needed, so this works behind a Unix socket.
     ///
-    /// No peer address is needed, so this works behind a Unix socket. A request with fewer entries
-    /// has no identity (see [`OnMissingKey`](crate::rule::OnMissingKey)).
-    ///
-    /// Prefer [`behind`](ClientIp::behind). A client can claim any address if it can bypass a
-    /// proxy, or if there are fewer proxies than `hops`.
+    /// Prefer [`behind`](ClientIp::behind). With `hops`, a client can claim any address if it can
+    /// bypass a proxy, or if there are fewer proxies than `hops`.
     ///
     /// # Panics
     ///
@@ -225,11 +220,9 @@ impl ClientIp {
     /// Reads `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)) instead of
     /// `X-Forwarded-For`.
     ///
-    /// An element that does not follow the grammar is unreadable. A line is unreadable if a quoted
-    /// string in it does not end, or if it is longer than 4 KiB.
-    ///
-    /// Quoted strings follow [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.4).
-    /// Ports and IPv6 addresses are also accepted without quotes.
+    /// The header is unreadable if an element violates the grammar, if a quoted string does not end
+    /// in its line, or if a line is longer than 4 KiB. Ports and IPv6 addresses are also accepted
+    /// without quotes.
     ///
     /// # Limitations
     ///
@@ -243,8 +236,8 @@ impl ClientIp {
     ///
     /// The header is unreadable if it is sent twice or contains more than an address.
     ///
-    /// Use only a header that the proxy *always* overwrites. Some proxies pass the header of the
-    /// client unchanged.
+    /// Use only a header that the proxy *always* overwrites. Otherwise a client can choose its
+    /// address.
     ///
     /// ```
     /// use http::HeaderName;
@@ -280,7 +273,7 @@ impl ClientIp {
         Self { prefix: self.prefix.v6(bits), ..self }
     }
 
-    /// Sets the policy for a request whose client cannot be read.
+    /// Sets the policy for a request with an unreadable header.
     ///
     /// Defaults to a rejection with 400.
     #[must_use]
@@ -290,20 +283,19 @@ impl ClientIp {
 
     /// Cuts IPv6 addresses to 48 bits instead of 64.
     ///
-    /// Use this in a second rule with a higher quota, see
+    /// Use this in a second rule with a higher quota. See
     /// [`PeerIp::v6_site`](super::PeerIp::v6_site).
     #[must_use]
     pub fn v6_site(self) -> Self {
         self.ipv6_prefix(48)
     }
 
-    /// Sets the policy for a request of a trusted proxy without the header.
+    /// Sets the policy for a request that a trusted proxy sends without the header.
     ///
-    /// Defaults to [`WithoutHeader::CountAsPeer`].
+    /// Defaults to [`WithoutHeader::CountAsPeer`]. With [`hops`](ClientIp::hops), the policy has no
+    /// effect, because a request without the header has no identity.
     ///
-    /// If you reject such requests, exempt the probes of load balancers and orchestrators by their
-    /// path. With [`hops`](ClientIp::hops), this policy has no effect: a request without the header
-    /// has no identity.
+    /// If you reject such requests, exempt the probes of load balancers by their path:
     ///
     /// ```
     /// use http::StatusCode;
@@ -325,8 +317,8 @@ impl ClientIp {
 
     /// Returns the whole address of the client, for logs and lists.
     ///
-    /// An IPv4-mapped address is converted to IPv4. The address may be that of a trusted proxy, so
-    /// do not exempt the trusted networks from the limit.
+    /// An IPv4-mapped address is converted to IPv4. The result may be the address of a trusted
+    /// proxy, so do not exempt the trusted networks from the limit.
     ///
     /// # Errors
     ///
@@ -335,13 +327,19 @@ impl ClientIp {
         self.client(&head.into()).map(|client| client.address)
     }
 
-    /// Returns the client. Its address is confirmed if no trusted proxy can have the address.
+    /// Returns the client.
     pub(crate) fn client(&self, head: &RequestHead<'_>) -> Result<Client, KeyError> {
-        self.find(head).map_err(|unknown| self.error(unknown))
+        self.find(head, |_| {}).map_err(|unknown| self.error(unknown))
     }
 
-    fn find(&self, head: &RequestHead<'_>) -> Result<Client, UnknownClient> {
+    /// Finds the client, and calls `read` with each address that it reads from the header.
+    fn find(
+        &self,
+        head: &RequestHead<'_>,
+        mut read: impl FnMut(IpAddr),
+    ) -> Result<Client, UnknownClient> {
         let addresses = self.source.addresses(head.headers);
+        let addresses = addresses.inspect(|address| address.iter().copied().for_each(&mut read));
         let mut addresses = addresses.map(|address| address.map_err(UnknownClient::Unreadable));
         let peer = || peer_address(head).ok_or(UnknownClient::Peer);
         match &self.trusted {
@@ -381,7 +379,7 @@ impl ClientIp {
         }
     }
 
-    /// Returns the client of a request of a trusted peer without the header.
+    /// Returns the client of a trusted peer that sends no header.
     fn count_as(&self, peer: IpAddr) -> Result<Client, UnknownClient> {
         self.log_no_client(peer);
         match self.without_header {
@@ -408,7 +406,8 @@ impl ClientIp {
         }
     }
 
-    /// Logs the first request without a client, and no other, because there may be many.
+    /// Logs the first request without a client. Further ones are not logged, because there may be
+    /// many.
     #[cfg(feature = "tracing")]
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();
@@ -429,7 +428,7 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        match self.find(head) {
+        match self.find(head, |_| {}) {
             Ok(client) => Ok(Some(self.prefix.key(client.address))),
             Err(UnknownClient::Unreadable(_)) if self.unreadable == Unreadable::Share => {
                 Ok(Some(Key::unidentified()))

@@ -1,11 +1,10 @@
-//! The state of a breaker: closed, open, or probing (open with a probe in flight).
+//! The state of a breaker: closed, open, or probing (open, with one trial call in flight).
 //!
-//! The state is the lowest two bits of one word, so that a call needs one load. The other bits of a
-//! closed circuit are the number of times that it has closed. Otherwise they are the end of the
-//! open time, in nanoseconds since the circuit was created.
+//! One atomic word holds the state and a number. In a closed circuit, the number counts how often
+//! the circuit has closed. Otherwise, the number is the end of the open time.
 //!
-//! An answer counts only if the word has not changed since its call began. A call from before an
-//! outage that times out after it therefore does not open the breaker again.
+//! An answer counts only if the word has not changed since the call began. A late timeout from a
+//! past outage therefore does not open the circuit again.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -22,7 +21,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::call_stats::CallStats;
-use crate::observe::circuit;
+use crate::{observe::circuit, store::outage_state::LogLimit};
 
 const STATE: u64 = 3;
 const CLOSED: u64 = 0;
@@ -66,7 +65,7 @@ pub(in crate::store) struct Circuit {
     config: BreakerConfig,
     created: Instant,
     word: AtomicU64,
-    /// The lock is held to open or close the circuit.
+    /// Locked while the circuit opens or closes.
     history: Mutex<History>,
 }
 
@@ -74,7 +73,8 @@ pub(in crate::store) struct Circuit {
 struct History {
     stats: CallStats,
     closings: u64,
-    /// The last open time, without jitter. Zero if the circuit has closed since then.
+    log: LogLimit,
+    /// The last open time, without jitter. Zero while the circuit is closed.
     open_for: Duration,
 }
 
@@ -103,7 +103,7 @@ impl Circuit {
         self.word.load(Acquire) & STATE != CLOSED
     }
 
-    /// Permits a call, or returns the time until the next attempt.
+    /// Permits a call, or returns the time until a call is permitted.
     pub(in crate::store) fn acquire(self: &Arc<Self>) -> Result<Permit, Duration> {
         let mut word = self.word.load(Acquire);
         if word & STATE != CLOSED {
@@ -112,7 +112,7 @@ impl Circuit {
         Ok(Permit { circuit: self.clone(), word })
     }
 
-    /// Returns the time until a call is permitted again. Returns `None` if it is permitted now.
+    /// Returns the time until a call is permitted, or `None` if a call is permitted now.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retry_after(&self) -> Option<Duration> {
         let word = self.word.load(Acquire);
@@ -124,20 +124,22 @@ impl Circuit {
         }
     }
 
-    /// Closes the circuit, because the server is not needed any more.
+    /// Closes the circuit of a server that has left the cluster.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retire(&self) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() {
-            history.close();
+            let should_log = history.close();
             self.word.store(history.closings << 2 | CLOSED, Release);
             drop(history);
             self.report(0);
-            log_retired(self.server.as_deref());
+            if should_log {
+                log_retired(self.server.as_deref());
+            }
         }
     }
 
-    /// Permits the probe if the open time is over and no probe is in flight.
+    /// Permits a probe if the open time is over and no other probe is in flight.
     fn probe(&self, word: u64) -> Result<u64, Duration> {
         let left = Duration::from_nanos(word >> 2).saturating_sub(self.created.elapsed());
         if !left.is_zero() {
@@ -165,24 +167,27 @@ impl Circuit {
             history.stats.record(now, ok);
         }
         if probe && ok {
-            history.close();
+            let should_log = history.close();
             self.word.store(history.closings << 2 | CLOSED, Release);
             drop(history);
             self.report(0);
-            log_closed(self.server.as_deref());
+            if should_log {
+                log_closed(self.server.as_deref());
+            }
         } else if probe || self.config.trips(&history.stats, now) {
             let time = history.open(&self.config);
             let until = u64::try_from(now.saturating_add(time).as_nanos()).unwrap_or(u64::MAX);
             self.word.store(until.min(u64::MAX >> 2) << 2 | OPEN, Release);
+            let should_log = history.log.should_log_failure();
             drop(history);
             self.report(2);
-            if !probe {
+            if should_log {
                 log_opened(self.server.as_deref(), time);
             }
         }
     }
 
-    /// Permits another probe if this one was not answered.
+    /// Permits another probe, because this probe was not answered.
     fn abandon(&self, word: u64) {
         if word & STATE == PROBING {
             let open = word & !STATE | OPEN;
@@ -195,18 +200,21 @@ impl Circuit {
 }
 
 impl Circuit {
-    /// Sets the gauge of the state.
+    /// Updates the metric of the state.
     fn report(&self, state: u8) {
         circuit(self.server.as_deref(), state);
     }
 }
 
 impl History {
-    fn close(&mut self) {
-        *self = Self { closings: self.closings + 1, ..Self::default() };
+    /// Returns `true` if the end of the outage should be logged.
+    fn close(&mut self) -> bool {
+        let should_log = self.log.should_log_recovery();
+        *self = Self { closings: self.closings + 1, log: self.log, ..Self::default() };
+        should_log
     }
 
-    /// Returns the open time that begins now.
+    /// Doubles the open time, and returns it with jitter.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
         self.open_for = doubled.clamp(config.min_open, config.max_open);
@@ -221,7 +229,7 @@ fn jitter(time: Duration) -> Duration {
     half + Duration::from_nanos(RandomState::new().hash_one(0) % (more + 1))
 }
 
-/// A permitted call. A probe that is dropped before its answer permits another.
+/// A permit for one call. Dropping an unanswered probe permits another probe.
 #[derive(Debug)]
 pub(in crate::store) struct Permit {
     circuit: Arc<Circuit>,

@@ -24,27 +24,29 @@ use crate::{
 
 /// Store with a circuit breaker: after several failures, calls fail immediately.
 ///
-/// The breaker opens after 5 consecutive failures. It also opens if half of at least 20 answers in
-/// a second are failures. The first open time is 100 ms. Each further one is twice as long, up to 1
-/// s, and is shortened at random by up to a half.
+/// The breaker opens after 5 consecutive failures. The breaker also opens if at least half of the
+/// answers in a second are failures, with at least 20 answers. The first open time is 100 ms. Each
+/// further open time is twice as long, up to 1 s. Every open time is shortened at random by up to a
+/// half.
 ///
-/// After the open time, one call is permitted: the probe. If it succeeds, the breaker closes.
-/// Otherwise it opens again.
+/// After the open time, one call is permitted: the probe. If the probe succeeds, the breaker
+/// closes. Otherwise the breaker opens again.
 ///
 /// Apply the breaker **outside** the timeout, and inside the wrapper that handles failures:
-/// `store.timeout(d).breaker().fallback(local)`. Without a timeout inside, a probe that never
-/// completes would block every other probe.
+/// `store.timeout(d).breaker().fallback(local)`. Without a timeout, a probe that never completes
+/// would prevent every other probe.
 ///
-/// These are not counted as answers of the store:
+/// The breaker ignores:
 ///
-/// - A call whose future is dropped. Clients that disconnect must not be able to open the breaker.
+/// - Calls whose future is dropped. Otherwise, clients that disconnect could open the breaker.
 /// - [`undo`](Store::undo), which has no answer. While the breaker is open, an undo is dropped and
 ///   the charge remains.
-/// - An immediate error. No server was called, for example because the store does not support the
+/// - Immediate errors, which do not come from a server. For example, the store does not support the
 ///   quota.
 ///
-/// Around a store of several servers that [stops calling](Store::isolates_failures) those that fail,
-/// such as a Redis Cluster, the breaker has no effect: it would stop the calls to all servers.
+/// The breaker has no effect around a store that [stops calling](Store::isolates_failures) single
+/// failed servers, such as a Redis Cluster. Otherwise the breaker would stop the calls to all
+/// servers.
 ///
 /// Clones share the breaker. Call the setters before you clone, because each creates a new breaker.
 ///
@@ -98,8 +100,8 @@ impl<S> Breaker<S> {
 
     /// Sets the failure rate at which the breaker opens. Defaults to 50 % and 20 answers.
     ///
-    /// The breaker opens if a second has at least `answers` answers and at least `percent` percent
-    /// of them are failures. The second advances in steps of 100 ms.
+    /// The breaker opens if at least `percent` percent of the answers of the last second are
+    /// failures. At least `answers` answers are needed. The rate is updated every 100 ms.
     ///
     /// # Panics
     ///
@@ -126,9 +128,9 @@ impl<S> Breaker<S> {
         Ok(self.with(|config| (config.percent, config.answers) = (percent, answers)))
     }
 
-    /// Sets the first and the longest open time. Defaults to 100 ms and 1 s.
+    /// Sets the first and the longest time that the breaker stays open. Defaults to 100 ms and 1 s.
     ///
-    /// Each open time is shortened at random by up to a half.
+    /// Each time is shortened at random by up to a half.
     ///
     /// # Panics
     ///
@@ -248,7 +250,7 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     }
 }
 
-/// The bound is `Display` because [`BoxError`] does not implement [`Error`].
+/// Requires `Display`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
 pin_project! {

@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct HashedCharge {
     /// Hash of the rule and the key.
     pub(super) tag: u64,
-    /// Hash of the quotas, the rule and the key. A denial is repeated only if both hashes match.
+    /// Hash of the quotas, the rule and the key.
     pub(super) revision: u64,
     pub(super) rule: RuleName,
     /// The units that must be available: cost plus headroom.
@@ -25,11 +25,10 @@ pub(super) struct HashedCharge {
     pub(super) outcomes: usize,
     /// `true` if the cost is above 0.
     pub(super) charges: bool,
-    /// `true` if a cached denial may answer this charge.
     pub(super) cacheable: bool,
-    /// `true` if a quota has `initial` units, so that the first call creates the account.
+    /// `true` if a quota has `initial` units.
     pub(super) has_initial: bool,
-    /// The version of the account's cache set when the call started.
+    /// The version of the cache set at the start of the call.
     pub(super) version: u64,
 }
 
@@ -40,7 +39,7 @@ pub(super) struct PendingTake {
     pub(super) at: u64,
     /// `true` if cached denials may answer the call.
     ///
-    /// The call must name each account once, and its denial must not create an account.
+    /// `false` if the call names an account twice, or if a denial would create an account.
     pub(super) cacheable: bool,
     pub(super) accounts: SmallVec<[HashedCharge; 2]>,
 }
@@ -48,8 +47,7 @@ pub(super) struct PendingTake {
 impl PendingTake {
     /// Returns each account with its outcomes in `denial`.
     ///
-    /// No outcomes are returned if a wrapper decided, or if the outcomes cannot be assigned to
-    /// accounts.
+    /// Accounts have no outcomes if a wrapper made the denial.
     pub(super) fn outcomes<'a>(
         &'a self,
         denial: &'a Decision,
@@ -111,12 +109,12 @@ impl Hashes {
     }
 }
 
-/// Returns `true` if a denied call also creates the account.
+/// Returns `true` if even a denied call creates the account.
 fn has_initial(quota: &Quota) -> bool {
     quota.initial_units().is_some()
 }
 
-/// Returns `true` if the units left may decrease without a charge, or exceed the limit.
+/// Returns `true` if units may expire, or if the units left may exceed the limit.
 fn may_lose_units(quota: &Quota) -> bool {
     matches!(
         quota.counted_by(),

@@ -1,8 +1,7 @@
 //! Cached denials, in sets of eight entries with a lock each.
 //!
-//! Each set counts its changes. A denial is cached only if its set has not changed since the call
-//! started. After a change, the denial may be out of date. A lock is held for a few dozen
-//! nanoseconds, and never while other code runs.
+//! Each set has a version, which counts its changes. A denial is cached only if the version has not
+//! changed during the call. Otherwise the denial may be out of date.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -33,7 +32,7 @@ struct CacheSet {
     version: u64,
     /// The number of calls that the set has answered.
     hits: u64,
-    /// At most `WAYS` entries.
+    /// The cached denials, at most `WAYS`.
     entries: Vec<CachedDenial>,
 }
 
@@ -80,7 +79,7 @@ impl Denials {
         }
     }
 
-    /// Returns a denial with the outcomes of all charges, or only the block of a blocked key.
+    /// Returns a cached denial of the call, if any.
     fn denial(&self, charges: &[Charge<'_>], pending: &PendingTake) -> Option<Decision> {
         let empty = || Decision::new(false, 0).from_source(Source::DenyCache);
         let (mut denial, mut block, mut denied) = (empty(), None::<Decision>, false);
@@ -139,7 +138,7 @@ impl Denials {
         self.hashes.tag(charge)
     }
 
-    /// Removes the denials of an account. Answers to calls in flight will not be cached.
+    /// Removes the denials of an account. Answers to calls in flight are not cached.
     pub(super) fn invalidate(&self, tag: u64) {
         self.set(tag).invalidate(tag);
     }
@@ -159,9 +158,7 @@ fn lock(set: &Mutex<CacheSet>) -> MutexGuard<'_, CacheSet> {
 }
 
 impl CacheSet {
-    /// Returns `true` if an entry denies the account.
-    ///
-    /// Stores the version of the set in `account`.
+    /// Returns `true` if an entry denies the account, and sets the version in `account`.
     fn check(&mut self, account: &mut HashedCharge, now: u64) -> bool {
         if self.has_other_quotas(account.tag, account.revision) {
             self.invalidate(account.tag);
@@ -176,8 +173,7 @@ impl CacheSet {
 
     /// Inserts an entry, unless the set has changed since `version`.
     ///
-    /// The new entry replaces the entry of the same account and cost or, in a full set, the entry
-    /// that ends first.
+    /// A full set drops the entry that ends first.
     fn insert(&mut self, entry: CachedDenial, version: u64) -> bool {
         if self.version != version {
             return false;
@@ -213,7 +209,6 @@ impl CacheSet {
 mod tests {
     use super::*;
 
-    /// `DenyCache::capacity` documents these sizes.
     #[test]
     fn sets_and_entries_are_no_larger_than_documented() {
         assert!(size_of::<Mutex<CacheSet>>() <= 48, "{}", size_of::<Mutex<CacheSet>>());

@@ -17,11 +17,9 @@ pub(super) struct CachedDenial {
     pub(super) tag: u64,
     pub(super) revision: u64,
     pub(super) need: u64,
-    /// The instant until which the store would also deny.
-    ///
-    /// The instant is computed from the start of the call, so it is never too late.
+    /// The end of the denial, computed from the start of the call.
     pub(super) until: u64,
-    /// The instant of the answer. Waits are computed from this instant, so no wait is too short.
+    /// The instant of the answer, from which waits are computed.
     answered_at: u64,
     blocked: bool,
     /// `true` if the entry can also deny a higher cost.
@@ -59,7 +57,7 @@ impl CachedDenial {
         })
     }
 
-    /// Returns `true` if the account is denied for longer than the caller will queue.
+    /// Returns `true` if the account is denied for longer than the caller may queue.
     pub(super) fn denies(&self, account: &HashedCharge, now: u64) -> bool {
         let same = self.tag == account.tag && self.revision == account.revision;
         let covered = account.need == self.need
@@ -67,7 +65,7 @@ impl CachedDenial {
         account.cacheable && same && covered && now.saturating_add(account.max_wait) < self.until
     }
 
-    /// Adds the cached outcomes to `denial`, recomputed for the cost of `charge`.
+    /// Adds the cached outcomes to `denial`, for the cost of `charge`.
     pub(super) fn add_to(&self, denial: &mut Decision, charge: &Charge<'_>, now: u64) {
         let age = now.saturating_sub(self.answered_at);
         let ask = Demand { max_wait: 0, ..charge.demand() };

@@ -30,39 +30,40 @@ const LARGEST: usize = 1 << 24;
 
 /// Store that repeats denials of its inner store without calling it.
 ///
-/// A denial reports how long the key must wait. Until then, the store would deny the key again
-/// unless the account changes. The cache therefore repeats the denial, with the remaining times and
-/// the [source](Decision::source) [`Source::DenyCache`]. The store is called again when the wait is
-/// over, or after 1 s.
+/// A denial reports how long the key must wait. During the wait, the cache repeats the denial with
+/// the remaining times and the [source](Decision::source) [`Source::DenyCache`]. After the wait, or
+/// after 1 s, the cache calls the store again.
 ///
 /// - **Never stricter than the store.** The cache denies only calls that the store would deny: the
-///   same rule, key, quotas and cost (including headroom). Under GCRA, it also denies a higher
-///   cost, with the wait for that cost. A charge that may queue is denied only while the wait is
-///   longer than its `max_wait`. The cache never answers:
-///   - a cost of 0;
-///   - a [report-only](Charge::with_report_only) charge;
-///   - a charge of [one quota](Charge::with_quota_index) only;
-///   - a call that names an account twice;
-///   - a fixed window that paces or carries over;
-///   - several quotas if one of them has [`initial`](crate::Quota::initial) units.
-/// - **Changes through this store** take effect immediately. An
-///   [`adjust`](crate::StoreExt::adjust), an [`undo`](Store::undo), a
-///   [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block), an
-///   [`unblock`](crate::StoreExt::unblock), an allowed charge or a replaced quota removes the
-///   denials of the account.
-/// - **Other changes**, made by another process or caused by a server's loss of data, take effect
-///   within [`max_age`](DenyCache::max_age), by default 1 s.
+///   same rule, key, quotas, cost and headroom. Under GCRA, the cache also denies a higher cost,
+///   with the wait for that cost. A charge that may queue is denied only while the wait is longer
+///   than its `max_wait`.
+/// - **Changes through this store** take effect immediately. The denials of an account are removed
+///   by an allowed charge, by new quotas, and by [`adjust`](crate::StoreExt::adjust),
+///   [`undo`](Store::undo), [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
+///   and [`unblock`](crate::StoreExt::unblock).
+/// - **Other changes**, such as changes by another process, take effect within
+///   [`max_age`](DenyCache::max_age), by default 1 s.
 /// - **Several charges** of one call are allowed only together, so one cached denial denies the
-///   call. The outcomes of the other charges are [unknown](crate::decision::Outcome::unknown):
-///   header fields and counters do not contain them. Another rule may deny the call for longer than
+///   call. The outcomes of the other charges are [unknown](crate::decision::Outcome::unknown), and
+///   do not appear in header fields and counters. Another rule may deny the call for longer than
 ///   the reported wait.
-/// - **Bounded.** In a full cache, a new denial replaces the one that ends first.
+/// - **Bounded.** In a full cache, a new denial replaces the denial that ends first.
+///
+/// The cache never answers:
+///
+/// - a cost of 0;
+/// - a [report-only](Charge::with_report_only) charge;
+/// - a charge of [one quota](Charge::with_quota_index) only;
+/// - a call that names an account twice;
+/// - a fixed window that paces or carries over;
+/// - several quotas if one of them has [`initial`](crate::Quota::initial) units.
 ///
 /// Apply the cache **outside** the breaker:
 /// `store.timeout(d).breaker().deny_cache().fallback(local)`. While the server is down, cached
-/// denials remain in effect. A breaker or a fallback does not take a cached denial for a sign that
-/// the server works. Denials by a [`Fallback`](crate::store::Fallback) or a
-/// [`FailClosed`](crate::store::FailClosed) inside the cache are not cached.
+/// denials remain in effect. A cached denial does not close a breaker or end a fallback. Denials by
+/// a [`Fallback`](crate::store::Fallback) or a [`FailClosed`](crate::store::FailClosed) inside the
+/// cache are not cached.
 ///
 /// Clones share the cache. Call the setters before you clone, because each creates a new cache.
 ///
@@ -86,8 +87,8 @@ const LARGEST: usize = 1 << 24;
 /// # }).unwrap();
 /// ```
 ///
-/// The next example wraps a remote store. Changes by other processes take effect after at most 250
-/// ms:
+/// The next example wraps a remote store. Changes by other processes take effect after at most
+/// 250 ms:
 ///
 /// ```
 /// use std::time::Duration;
@@ -107,7 +108,8 @@ const LARGEST: usize = 1 << 24;
 /// # Limitations
 ///
 /// The cache does **not** reduce the calls for *allowed* requests or the first call of each new
-/// key. It does not help against a flood of new keys, and has no benefit around an embedded store.
+/// key. The cache does not help against a flood of new keys, and has no benefit around an embedded
+/// store.
 #[derive(Clone, Debug)]
 pub struct DenyCache<S> {
     inner: S,
@@ -159,10 +161,9 @@ impl<S> DenyCache<S> {
 
     /// Sets the maximum number of cached denials. Defaults to 65 536.
     ///
-    /// The number is rounded up to a multiple of eight.
-    ///
-    /// The cache allocates 48 bytes for each eight denials at the start, and 128 bytes for each
-    /// cached denial. A rule with several quotas takes 64 more bytes per quota.
+    /// The number is rounded up to a multiple of eight. A new cache takes 48 bytes per eight
+    /// denials. Each cached denial takes 128 bytes. With several quotas, a denial takes another 64
+    /// bytes per quota.
     ///
     /// # Panics
     ///
@@ -193,10 +194,10 @@ impl<S> DenyCache<S> {
         Ok(self.with(|config| config.capacity = denials))
     }
 
-    /// Returns the number of denials that the cache has repeated so far, without calling the store.
+    /// Returns the number of denials that the cache has repeated so far.
     ///
-    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` has the same number
-    /// of samples with the label `store` = `deny_cache`.
+    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` counts these denials
+    /// with the label `store` = `deny_cache`.
     #[must_use]
     pub fn denials(&self) -> u64 {
         self.denials.hits()
@@ -299,7 +300,7 @@ enum Pending {
     Change(#[expect(dead_code, reason = "it acts when it is dropped")] InvalidateOnDrop),
 }
 
-/// Removes the denials of an account when an operation that changes the account ends or is dropped.
+/// Removes the denials of an account on drop.
 #[derive(Debug)]
 struct InvalidateOnDrop {
     denials: Arc<Denials>,

@@ -1,4 +1,4 @@
-//! A journal of units that were allowed locally and must be charged to the inner store.
+//! A journal of units that were allowed locally and must still be charged to the inner store.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -25,9 +25,9 @@ pub(super) type AccountId = (RuleName, Key);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    /// `true` if units were recorded since the last charge to the inner store began.
+    /// `true` if recorded units wait for a task that charges them.
     due: AtomicBool,
-    /// `true` if units were recorded since the journal was last empty.
+    /// `true` if the journal may contain units.
     written: AtomicBool,
     dropped_charges: AtomicU64,
     entries: Mutex<JournalEntries>,
@@ -38,13 +38,11 @@ struct JournalEntries {
     accounts: HashMap<AccountId, Admitted>,
     /// `true` while a task charges the recorded units to the inner store.
     replaying: bool,
-    /// `true` if the task that charges the recorded units should log its end.
     should_log: bool,
-    /// The instant before which no further task starts.
     paused_until: Option<Instant>,
 }
 
-/// The units that were allowed locally to one account, by index of the quota.
+/// The units that were allowed locally to one account. `units` is indexed by quota.
 #[derive(Debug, Default)]
 pub(super) struct Admitted {
     pub(super) quotas: SmallVec<[Quota; 2]>,
@@ -77,7 +75,7 @@ impl Journal {
         self.written.store(true, Release);
     }
 
-    /// Reduces the recorded units of a quota to at most `used` units.
+    /// Reduces the recorded units of a quota to at most `used`.
     pub(super) fn cap(&self, charge: &Charge<'_>, quota_index: usize, used: i64) {
         if !self.written.load(Acquire) {
             return;
@@ -115,7 +113,7 @@ impl Journal {
         self.dropped_charges.load(Relaxed)
     }
 
-    /// Records that the recorded units must be charged to the inner store.
+    /// Requests a task that charges the recorded units.
     pub(super) fn mark_due(&self) {
         self.due.store(true, Release);
     }
@@ -126,8 +124,7 @@ impl Journal {
 
     /// Returns `true` if the caller should start a task that charges the recorded units.
     ///
-    /// With `should_log`, that task logs its end. The result is `false` while such a task runs, and
-    /// during a [pause](Journal::pause).
+    /// Returns `false` while such a task runs, and during a [pause](Journal::pause).
     pub(super) fn start_replay(&self, should_log: bool) -> bool {
         let mut entries = self.entries();
         entries.should_log |= should_log;
@@ -145,12 +142,12 @@ impl Journal {
         self.entries().replaying = false;
     }
 
-    /// Starts no task that charges the recorded units for this time.
+    /// Prevents the start of a new task for `time`.
     pub(super) fn pause(&self, time: Duration) {
         self.entries().paused_until = Some(Instant::now() + time);
     }
 
-    /// Returns `true` if the task that charges the recorded units should log its end.
+    /// Returns and resets the flag `should_log`.
     pub(super) fn should_log(&self) -> bool {
         take(&mut self.entries().should_log)
     }

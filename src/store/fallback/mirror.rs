@@ -18,10 +18,10 @@ impl<S, L> Fallback<S, L>
 where
     L: Store<Error = Infallible, Future = Immediate>,
 {
-    /// Lowers the units left of each local account to its share of the units left in `decision`.
+    /// Lowers the units left of each local account to this process's share of the units in
+    /// `decision`.
     ///
-    /// Answers may arrive out of order. Only a refund therefore raises the units left, by at most
-    /// its share.
+    /// Answers may arrive out of order, so only a refund raises the units left.
     pub(super) fn mirror(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
@@ -54,7 +54,7 @@ where
         });
     }
 
-    /// Returns the maximum units left of the local account, given the outcome of the shared store.
+    /// Returns this process's share of the units left in the shared store.
     fn share_left(&self, shared: &Outcome, local: &Outcome) -> i64 {
         if shared.left() >= shared.limit().into() {
             return local.limit().into();

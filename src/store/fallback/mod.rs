@@ -29,7 +29,7 @@ use crate::{
 /// The future of a local store, which answers immediately.
 type Immediate = Never<Result<Decision, Infallible>>;
 
-/// The default capacity of the journal. Full, it takes 32 MB, or 50 MB if all keys are long.
+/// The default capacity of the journal. A full journal takes 32 MB, or 50 MB with long keys.
 const ACCOUNTS: usize = 65_536;
 
 /// Store that decides with a local store while its inner store fails.
@@ -37,24 +37,23 @@ const ACCOUNTS: usize = 65_536;
 /// During an outage, a limit still applies and the service remains available. The
 /// [source](Decision::source) of a local decision is [`Source::Fallback`].
 ///
-/// - **A share.** Each of `n` processes ([`instances`](Fallback::instances)) allows its part of
-///   each quota. For a burst of `B` units and one unit per time `T`, this is a burst of `B/n` and
-///   one unit per time `n·T`. In an outage of length `Δ`, all processes together allow at most
-///   `B + Δ/T` units. Two cases may add to that:
+/// - **Shares.** Each of `n` processes ([`instances`](Fallback::instances)) allows its share of
+///   each quota. A quota with a burst of `B` units and one unit per time `T` becomes a burst of
+///   `B/n` units and one unit per time `n·T`. In an outage of length `Δ`, all processes together
+///   allow at most `B + Δ/T` units, with two exceptions:
 ///   - A share is at least one unit. Rounding may add `n` units, or `n` units per period under
 ///     algorithms that count by periods.
-///   - Each process allows a single cost above its share if the local account is full and the cost
-///     is at most the whole quota.
+///   - A single cost may be above the share. Each process allows such a cost if the local account
+///     is full and the cost is at most the whole quota.
 /// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
 ///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
-/// - **Late charges.** Units that were allowed during an outage are charged to the inner store when
-///   it recovers. Units that were refilled since then are not charged.
+/// - **Late charges.** Units that were allowed during an outage are charged to the inner store
+///   after the outage. Units that were refilled since then are not charged. A separate task makes
+///   the late charges, and needs a tokio runtime.
 ///
 /// [`adjust`](crate::StoreExt::adjust) and [`undo`](Store::undo) use the store that made the
 /// charge. [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block) and
 /// [`unblock`](crate::StoreExt::unblock) apply to both stores.
-///
-/// Late charges are made by a separate task, which needs a tokio runtime.
 ///
 /// Clones share both stores.
 ///
@@ -69,16 +68,15 @@ const ACCOUNTS: usize = 65_536;
 ///
 /// # Limitations
 ///
-/// - A call that timed out may have been charged by the inner store, and is charged again by the
-///   local store. A late charge that timed out may also be made twice.
+/// - If a call to the inner store times out, both stores may charge the request. A late charge that
+///   times out may be made twice.
 /// - If the inner store undoes a charge, the local account keeps the charge until its units are
-///   refilled. At the start of an outage, keys with refunded requests therefore have fewer units
-///   left.
-/// - A `reset`, a `block`, an `unblock` or a refund during an outage applies only to this process.
+///   refilled. Keys with refunded requests have fewer units left at the start of an outage.
+/// - During an outage, a `reset`, a `block`, an `unblock` or a refund applies only to this process.
 ///   The source of such a decision is [`Source::Fallback`].
-/// - If another process unblocks a key, this process may still deny it during an outage, until the
-///   original end of the block.
-/// - The local store needs room for all keys that are in debt at once, as if it were the only
+/// - If another process unblocks a key, this process may still deny the key during an outage, until
+///   the original end of the block.
+/// - The local store needs room for all keys that are in debt at once, as if there were no inner
 ///   store.
 pub struct Fallback<S, L> {
     stores: Arc<Stores<S, L>>,
@@ -129,27 +127,26 @@ impl<S: Store, L> Fallback<S, L> {
 
     /// Sets the capacity of the journal, in accounts. Defaults to 65 536.
     ///
-    /// The journal holds the units that were allowed locally and are not yet charged to the inner
-    /// store.
+    /// The journal holds units that were allowed locally and must still be charged to the inner
+    /// store. An account takes about 500 bytes, plus the length of a long key.
     ///
-    /// An account takes about 500 bytes, plus the length of a long key. If the journal is full, the
-    /// inner store is not charged for further accounts. It is never charged for accounts with keys
-    /// above 256 bytes. [`dropped_charges`](Fallback::dropped_charges) counts these charges.
+    /// Charges are [dropped](Fallback::dropped_charges) if the journal is full, or if the key is
+    /// longer than 256 bytes.
     #[must_use]
     pub fn journal(self, accounts: usize) -> Self {
         Self { journal_capacity: accounts, ..self }
     }
 
-    /// Returns the number of charges that the [journal](Fallback::journal) had no room for.
+    /// Returns the number of charges that the [journal](Fallback::journal) dropped.
     ///
-    /// They never reach the inner store. A number above 0 shows that the journal was too small for
-    /// an outage.
+    /// The inner store never receives dropped charges. A number above 0 means that the journal was
+    /// full, or that a key was longer than 256 bytes.
     #[must_use]
     pub fn dropped_charges(&self) -> u64 {
         self.stores.journal.dropped_charges()
     }
 
-    /// Returns `true` if the local store decides now, for health checks.
+    /// Returns `true` if the local store currently decides, for health checks.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         self.stores.outages.is_failing()
@@ -172,9 +169,7 @@ where
         }
     }
 
-    /// Handles an answer of the inner store.
-    ///
-    /// A decision is also applied to the local store. After an error, the local store decides.
+    /// Handles the answer of the inner store. After an error, the local store decides.
     fn finish(&self, op: Op<'_>, epoch: u64, answer: Result<Decision, S::Error>) -> Decision {
         match answer {
             // The inner store was not called, so it may still be failing.
@@ -200,7 +195,7 @@ where
         }
     }
 
-    /// Applies a call of the inner store to the local store.
+    /// Repeats an operation of the inner store in the local store.
     fn mirror_call(&self, op: Op<'_>, decision: &Decision) {
         match op {
             Op::Take(charges) => self.mirror(charges, decision, 0),
@@ -260,9 +255,7 @@ where
     type Error = Infallible;
     type Future = FallbackFuture<S, L>;
 
-    /// Calls the inner store.
-    ///
-    /// A refund of units that are still in the journal calls only the local store.
+    /// Calls the inner store, except for a refund of units that are still in the journal.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
         let refund = units.min(0).unsigned_abs();
@@ -276,9 +269,7 @@ where
         self.call_inner(Op::Adjust(charge, units + local))
     }
 
-    /// Undoes a charge in the store that made it.
-    ///
-    /// The corresponding charge in the other store, if any, stays until its units are refilled.
+    /// Undoes a charge in the store that made the charge.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         let Stores { inner, local, journal, .. } = &*self.stores;
         if taken.source() != Source::Fallback {

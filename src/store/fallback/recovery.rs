@@ -1,4 +1,4 @@
-//! Late charges after an outage, for the units that the local store allowed.
+//! Charges to the inner store after an outage, for units that were allowed locally.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     store::{Answer, BoxError, Charge, Op, Store},
 };
 
-/// The time between two replays while some servers of the inner store fail.
+/// The pause of late charges while some servers of the inner store fail.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
 
 impl<S, L> Fallback<S, L>
@@ -27,13 +27,13 @@ where
         let Stores { outages, journal, .. } = &*self.stores;
         if outages.record_failure(epoch) {
             journal.mark_due();
-            if outages.should_log() {
-                log_failed(&error.into());
-            }
+        }
+        if outages.should_log_failure() {
+            log_failed(&error.into());
         }
     }
 
-    /// Records the success of a call to the inner store. Charges recorded units if there are any.
+    /// Records the success of a call to the inner store, and charges recorded units.
     pub(super) fn record_success(&self, epoch: u64) {
         let Stores { outages, journal, .. } = &*self.stores;
         let should_log = outages.record_success(epoch) && outages.should_log_recovery();
@@ -57,7 +57,7 @@ where
         let local = with_shares(&[charge], self.instances, look);
         let mut charged = false;
         for (outcome, units) in local.outcomes().iter().zip(units) {
-            // Units that have come back here would also have come back in the inner store.
+            // Units that were refilled here would also have been refilled in the inner store.
             let late = outcome.owed().min(i64::try_from(*units).unwrap_or(i64::MAX));
             if late > 0 {
                 self.charge_late(&charge.with_quota_index(outcome.place()), late).await?;
@@ -82,8 +82,6 @@ where
 }
 
 /// A task that charges the recorded units to the inner store.
-///
-/// If the task is dropped early, the next task continues.
 struct Replay<S, L>(Fallback<S, L>);
 
 impl<S, L> Drop for Replay<S, L> {

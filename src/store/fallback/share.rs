@@ -1,4 +1,4 @@
-//! Charges under this process's share of the quotas.
+//! This process's share of quotas.
 
 use std::num::NonZeroU32;
 
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{quota::Quota, store::Charge};
 
-/// Calls `read` with charges under the share of one of `instances` processes.
+/// Calls `read` with the charges under one of `instances` shares of each quota.
 pub(super) fn with_shares<T>(
     charges: &[Charge<'_>],
     instances: NonZeroU32,
@@ -26,7 +26,7 @@ pub(super) fn with_shares<T>(
     read(&shared.collect::<SmallVec<[Charge<'_>; 4]>>())
 }
 
-/// Returns the units that a call needs from the account of the charge.
+/// Returns the units that all charges of the call need from the account of `charge`.
 fn need(charge: &Charge<'_>, charges: &[Charge<'_>]) -> u64 {
     let same = |other: &&Charge<'_>| other.rule() == charge.rule() && other.key() == charge.key();
     let demands = || charges.iter().filter(same).map(Charge::demand);

@@ -1,31 +1,27 @@
-//! Balances: the units of one quota that are borrowed but not used yet.
+//! Balances: borrowed units of one quota that are not used yet.
 //!
-//! The store charges a unit when the unit is borrowed, and this process uses the unit later. Leases
-//! must not admit a call that the shared account alone would have denied. A balance therefore
-//! shrinks at the rate at which the account refills.
+//! The store charges units when they are borrowed, and this process uses the units later. A balance
+//! must not admit a call that the shared account would deny. A balance therefore shrinks at the
+//! rate at which the account refills.
 //!
-//! **GCRA.** The used part of an account is a span of time, from now to its TAT. Each charge owns
-//! the piece that it added to the span. A borrowed amount is such a piece, `[from, until)`. Each
-//! used unit moves `from` forward by the interval `T`, and `from` is never before the current time.
-//! The balance is the rest of the piece, in whole units.
+//! **GCRA.** The used part of an account is a span of time, from now to its TAT. Each charge
+//! extends the span by a piece. A balance is such a piece, `[from, until)`. A used unit moves
+//! `from` forward by the interval `T`, and `from` is never before the current time.
 //!
-//! A proof shows that no unit is admitted too early. The proof compares the shared account with an
-//! exact account, which is charged only when a unit is admitted. `used` is the total length of the
-//! pieces (of all processes) whose unit was admitted, and `held` is the total length of the other
-//! pieces.
+//! A balance admits no unit too early. Compare the shared account with an exact account, which is
+//! charged only when a unit is used:
 //!
-//! - The used span of the exact account is at most `used`: a unit adds `T` to both, and time takes
-//!   at least as much from the exact account.
-//! - The used span of the shared account is `used + held`, which never exceeds the burst.
-//! - So the used span of the exact account plus `held` never exceeds the burst. The exact account
-//!   would admit every unit of a balance.
+//! - The span of the exact account is at most as long as all used pieces together. A used unit adds
+//!   `T` to both, and time shortens the span at least as much as the pieces.
+//! - The span of the shared account is as long as all used and unused pieces together, which is at
+//!   most the burst.
+//! - The exact account therefore has room for every unused piece.
 //!
-//! A refund by another process moves later pieces to an earlier time without notice. Each piece is
-//! therefore assumed to begin earlier, by a quarter of the time in which the full limit refills
-//! ([`SAFETY_MARGIN`]). The balance is correct if at most a quarter of the limit is refunded while
-//! a lease exists.
+//! A refund by another process moves later pieces to an earlier time. A balance therefore starts
+//! earlier, by a quarter of the time in which the full limit refills ([`SAFETY_MARGIN`]). The
+//! balance is correct if at most a quarter of the limit is refunded while a lease exists.
 //!
-//! **Fixed windows.** A balance is charged to one window, and is invalid when that window ends.
+//! **Fixed windows.** A balance belongs to one window, and ends with that window.
 
 use crate::{
     algorithm::gcra::Gcra,
@@ -33,7 +29,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// A lease is safe if other processes refund at most the limit divided by this number.
+/// Refunds by other processes are safe up to the limit divided by this number.
 const SAFETY_MARGIN: u64 = 4;
 
 /// The balance of one quota, with instants in nanoseconds of this process's clock.
@@ -43,7 +39,7 @@ pub(super) enum Balance {
     Window { units: u32, until: u64 },
 }
 
-/// Returns `true` if units of the quota can be borrowed without exceeding its limit.
+/// Returns `true` if units of the quota can be borrowed.
 pub(super) fn is_borrowable(quota: &Quota) -> bool {
     let algorithm_fits = matches!(
         quota.counted_by(),
@@ -58,9 +54,7 @@ pub(super) fn is_borrowable(quota: &Quota) -> bool {
 }
 
 impl Balance {
-    /// Returns the balance after a charge that was made at `requested_at` or later.
-    ///
-    /// Returns `None` if `outcome` does not determine the balance.
+    /// Returns the balance after a charge, or `None` if `outcome` lacks the needed data.
     pub(super) fn new(
         quota: &Quota,
         outcome: &Outcome,
@@ -83,7 +77,7 @@ impl Balance {
         Some(Self::Refilling { from, until: from.saturating_add(borrowed), interval })
     }
 
-    /// Returns the number of units left in the balance.
+    /// Returns the units left in the balance.
     pub(super) fn units(&self, now: u64) -> u32 {
         match *self {
             Self::Refilling { from, until, interval } => {
@@ -100,7 +94,7 @@ impl Balance {
         }
     }
 
-    /// Uses `units` of the balance, which must have that many units left.
+    /// Uses `units` of the balance, which must have enough units left.
     pub(super) fn spend(&mut self, now: u64, units: u32) {
         match self {
             Self::Refilling { from, interval, .. } => {
@@ -116,11 +110,11 @@ mod tests {
     use super::*;
     use crate::{decision::Snapshot, rule::RuleName};
 
-    /// One unit is refilled per second. A quarter of the limit takes 25 seconds.
+    /// A quota of 100 units that refills one unit per second.
     const QUOTA: Quota = Quota::per_minute(60).burst(100);
     const SECOND: u64 = 1_000_000_000;
 
-    /// Borrows ten units at 7 s from an account that needs `used_before` seconds to refill.
+    /// Borrows ten units from an account that needs `used_before` seconds to refill.
     fn ten(used_before: u64) -> Balance {
         let reset_ns = (used_before + 10) * SECOND;
         let numbers = Snapshot::Refilling { reset_ns, interval: SECOND, limit: 100, retry_ns: 0 };

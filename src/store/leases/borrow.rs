@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A borrow operation. If it is dropped early, other calls may borrow.
+/// A borrow operation. Dropping an unfinished operation lets other calls borrow.
 pub(super) struct Borrow<S: Store> {
     leases: Arc<Leases<S>>,
     call: CallKey,
@@ -54,7 +54,7 @@ where
         Self { leases, call, request, start, requested_at, changes, partial, finished }
     }
 
-    /// Borrows units. If the caller is dropped, the operation continues for other calls.
+    /// Borrows units. The operation continues if the caller is dropped.
     pub(super) fn borrow(mut self, charges: &[Charge<'_>]) -> Answer<Detached<S::Error>> {
         let mut later = match self.send(charges) {
             Answer::Now(answer) => return Answer::Now(answer),
@@ -126,10 +126,10 @@ where
         taken
     }
 
-    /// Handles a denial: borrows the units left, borrows for this call only, or denies the call.
+    /// Handles the denial of a borrow request.
     ///
-    /// If no units are left, calls are denied until a whole lease is available. At the limit, one
-    /// round trip then serves many units.
+    /// Borrows fewer units if some are left. Otherwise, denies calls until a whole lease is
+    /// available: single units would cost a round trip each.
     fn handle_denied(&mut self, charges: &[Charge<'_>], denial: Decision) -> Answer<S::Future> {
         let (left, soon) = (calls_left(charges, &denial), calls_in(charges, &denial, SPAN / 2));
         let gathers = self.request.scarce && self.request.calls <= soon;
@@ -168,7 +168,7 @@ impl<S: Store> Drop for Borrow<S> {
     }
 }
 
-/// Calls `read` with each cost multiplied by `calls`.
+/// Calls `read` with the charges of `calls` calls.
 fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())

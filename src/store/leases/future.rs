@@ -93,7 +93,7 @@ pub(super) struct Wait {
     pub(super) charges: OwnedCharges,
     /// The start of the request.
     pub(super) start: Instant,
-    /// The number of waits of the request, with this one.
+    /// The number of waits of the request, including this wait.
     pub(super) waits: u8,
 }
 
@@ -119,8 +119,7 @@ impl<S: Store> fmt::Debug for LeasedFuture<S> {
 
 /// Ends the leases of an account on drop, after a reset or a block.
 ///
-/// The units of these leases are not returned to that account, because the change may have removed
-/// their charge.
+/// The units of that account are not returned, because a reset may have removed the charge.
 pub(super) struct EndOnDrop<S: Store> {
     leases: Arc<Leases<S>>,
     account: u64,

@@ -1,4 +1,4 @@
-//! A lease: the borrowed units of one kind of call.
+//! A lease: borrowed units for calls with the same keys.
 
 use smallvec::SmallVec;
 
@@ -88,7 +88,7 @@ impl Lease {
         })
     }
 
-    /// Admits the call that borrowed the units.
+    /// Admits the call that requested the lease.
     pub(super) fn admit_first(&mut self, charges: &[Charge<'_>]) -> Decision {
         self.spend(charges, self.requested_at.saturating_sub(1_000));
         let source = self.taken.source();
@@ -114,11 +114,11 @@ impl Lease {
         self.admitted += 1;
     }
 
-    /// Returns the store's decision as of `now`, with the units left in this process.
+    /// Returns the decision for a call, with the units left in this process.
     ///
-    /// The decision is also the receipt of the call. Under GCRA, each call owns one piece of the
-    /// borrowed span, which ends where the balance begins. The pieces do not overlap, so all calls
-    /// together refund no more than was borrowed.
+    /// The decision is also the receipt for an undo. Under GCRA, the receipts of a lease cover
+    /// different pieces of the borrowed span. All undos together therefore refund no more than was
+    /// borrowed.
     fn decision(&self, now: u64) -> Decision {
         let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
         let instant = self.taken.instant().saturating_add(age);
@@ -134,7 +134,7 @@ impl Lease {
         now + self.age(now) / 1_000
     }
 
-    /// Returns the unused units to the store, except those of the account `removed`.
+    /// Returns the unused units to the store, except units of the account `removed`.
     pub(super) fn return_units<S: Store>(&self, store: &S, now: u64, removed: Option<u64>) {
         let now = self.with_clock_error(now);
         self.charges.with(|charges| {
@@ -151,8 +151,6 @@ impl Lease {
     }
 
     /// Returns the unused units of one charge to the store.
-    ///
-    /// The number of unused units may differ between the quotas.
     fn return_charge<S: Store>(&self, store: &S, charge: &Charge<'_>, left: &[(u32, &Outcome)]) {
         let receipt = |outcomes: &[(u32, &Outcome)]| {
             let mut receipt = Decision::new(true, self.taken.instant());
@@ -188,7 +186,6 @@ mod tests {
     use super::*;
     use crate::{decision::Snapshot, key::Key, quota::Quota, rule::RuleName};
 
-    /// One of the ten borrowed units expires per second, until ten seconds after the request.
     #[test]
     fn balances_shrink_by_a_clock_that_may_be_faster() {
         const SECOND: u64 = 1_000_000_000;

@@ -43,70 +43,67 @@ const CAPACITY: usize = 4_096;
 const MAX_CAPACITY: usize = 65_536;
 /// The interval at which unused leases are returned.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
-/// The number of times that a call waits for another call to borrow.
+/// The maximum number of times that a call waits for another call's lease.
 const MAX_WAITS: u8 = 2;
 
 /// Store that leases units of hot keys from its inner store.
 ///
-/// One request to the inner store borrows units for many calls. A key with a thousand requests per
-/// second costs the server about twenty.
+/// One call to the inner store borrows units for many requests. A key with a thousand requests per
+/// second causes about twenty calls per second.
 ///
-/// The inner store charges units when they are borrowed, so the limit is never exceeded. In return,
-/// other processes cannot use units that one process holds. The argument is the maximum share of
-/// each limit that one process may hold, in percent: with 5 %, at most 50 of 1000 units. All
+/// The inner store charges units when they are borrowed, so the limit is never exceeded. Other
+/// processes cannot use borrowed units.
+///
+/// The argument of [`leases`](crate::StoreExt::leases) is the maximum share of each limit that one
+/// process may hold, in percent. With 5 %, one process holds at most 50 of 1000 units. All
 /// processes together should hold at most a quarter, for example five processes with 5 % each.
 ///
-/// - **Only hot keys.** A lease is for the calls of the last 200 ms, at most the share of this
-///   process. Keys with fewer than four calls in that time use the inner store, and so do shares of
-///   less than two calls. While a lease is being borrowed, later calls with the same keys wait for
-///   it, for at most two round trips.
-/// - **One budget.** If the store has a [`Timeout`](crate::store::Timeout), all waits and calls of a
-///   request share its budget, so no decision is later than without leases. Set it to at least
-///   three round trips. Without a timeout, a request may wait for three calls.
-/// - **Never more than the store** admits, in any period of time. A lease shrinks at the rate of
-///   the refill, with a margin for clock errors and network latency. In windows, a lease ends with
-///   the window.
-/// - **The last units** are used, too. If the store has fewer units than a lease needs, the lease
-///   is for the rest. Under GCRA, calls may then be denied for up to 200 ms, until the units of 100
-///   ms are available. One round trip then serves many units. The denials report that wait.
-/// - **Returned.** Units that are unused for 200 ms, or held longer than
-///   [`max_age`](Leased::max_age) (1 s by default), are returned. All units are returned when the
-///   last clone is dropped, if the inner store can do so without waiting. The units of a killed
-///   process are lost until they refill with time.
-/// - **Changes by this process** take effect immediately: a [`reset`](crate::StoreExt::reset), a
-///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key. **Changes by other
-///   processes** take effect when the lease is used up, and after [`max_age`](Leased::max_age) at
-///   the latest.
-/// - **Several charges** of one call are borrowed together, or none. A lease serves calls with the
-///   same keys. If calls have only one key in common, all their leases together hold at most the
-///   share of that key.
+/// - **Hot keys only.** A lease has units for the calls of the last 200 ms, up to the share of this
+///   process. Requests call the inner store if their key had fewer than four calls in that time, or
+///   if the share is less than two calls. While one call borrows units, later calls with the same
+///   keys wait, for at most two round trips.
+/// - **One budget.** If the inner store has a [`Timeout`](crate::store::Timeout), all waits and
+///   calls of a request share its budget. Set the budget to at least three round trips. Without a
+///   timeout, a request may wait for three calls.
+/// - **Never more than the store** admits, in any period of time. Under GCRA, a lease shrinks at
+///   the rate of the refill, with a margin for clock errors and network latency. In windows, a
+///   lease ends with the window.
+/// - **The last units.** If the store has too few units for a lease, the lease gets the rest. Under
+///   GCRA, calls may then be denied for up to 200 ms, until the units of 100 ms are available. The
+///   denials report that wait.
+/// - **Returned units.** Units are returned if they are unused for 200 ms, or held longer than
+///   [`max_age`](Leased::max_age) (1 s by default). Dropping the last clone returns all units, if
+///   the inner store can do so without waiting. The units of a killed process are lost until they
+///   refill with time.
+/// - **Changes by this process** take effect immediately. A [`reset`](crate::StoreExt::reset), a
+///   [`block`](crate::StoreExt::block) or new quotas end the leases of the key.
+/// - **Changes by other processes** take effect when the lease is used up, and after
+///   [`max_age`](Leased::max_age) at the latest.
+/// - **Several charges** of one call are borrowed together, or not at all. A lease serves only
+///   calls with the same keys. All leases with a common key together hold at most the share of that
+///   key.
 ///
-/// A decision with leased units has the [source](Decision::source)
-/// [`Source::Leased`](crate::decision::Source::Leased). The units left in such a decision do not
-/// include later charges by other processes. A charge of cost 0 calls the store, in which all
-/// leased units count as charged.
+/// A decision with borrowed units has the [source](Decision::source)
+/// [`Source::Leased`](crate::decision::Source::Leased). The reported units left do not include
+/// later charges by other processes. A charge of cost 0 calls the store, where all borrowed units
+/// count as charged.
 ///
-/// | charge | borrowed units |
-/// |---|---|
-/// | [`Gcra`](crate::Algorithm::Gcra) | shrink as units are refilled |
-/// | [`FixedWindow`](crate::Algorithm::FixedWindow) | valid until the window ends |
-/// | [`AnchoredWindow`](crate::Algorithm::AnchoredWindow) | valid until the window ends |
-/// | `FixedWindow` that paces or carries over | never borrowed |
-/// | [`TokenBucket`](crate::Algorithm::TokenBucket) | never borrowed |
-/// | [`SlidingWindow`](crate::Algorithm::SlidingWindow) | never borrowed |
-/// | [`SlidingLog`](crate::Algorithm::SlidingLog) | never borrowed |
-/// | a quota with [`soft`](crate::Quota::soft) | never borrowed |
-/// | a quota with [`initial`](crate::Quota::initial) | never borrowed |
-/// | a charge with [`headroom`](Charge::headroom) | never borrowed |
-/// | a charge with [`max_wait`](Charge::max_wait) | never borrowed |
-/// | a charge of [one quota](Charge::with_quota_index) only | never borrowed |
-/// | a [report-only](Charge::with_report_only) charge | never borrowed |
+/// Units can be borrowed under [`Gcra`](crate::Algorithm::Gcra),
+/// [`FixedWindow`](crate::Algorithm::FixedWindow) and
+/// [`AnchoredWindow`](crate::Algorithm::AnchoredWindow). The following charges always call the
+/// inner store:
+///
+/// - any other algorithm, and a `FixedWindow` that paces or carries over;
+/// - a quota with [`soft`](crate::Quota::soft) or [`initial`](crate::Quota::initial) units;
+/// - a charge with [`headroom`](Charge::headroom) or [`max_wait`](Charge::max_wait);
+/// - a charge of [one quota](Charge::with_quota_index) only;
+/// - a [report-only](Charge::with_report_only) charge.
 ///
 /// Apply the leases **outside** a [deny cache](crate::StoreExt::deny_cache), and inside the wrapper
 /// that handles failures: `store.timeout(d).breaker().deny_cache().leases(5).fallback(local)`.
-/// Without a deny cache, each denial is a round trip, and at the limit leases save few of them.
-/// Leases continue to admit
-/// calls while the server is down, so their decisions are not a sign that the server works.
+/// Without a deny cache, each denial is a round trip, and leases save few round trips at the limit.
+/// Leases admit calls even while the server is down, so such decisions do not show that the server
+/// works.
 ///
 /// Clones share the leases. Call the setters before you clone, because each creates a store without
 /// leases. Decisions that are not immediate need a tokio runtime whose timer is enabled.
@@ -167,14 +164,14 @@ const MAX_WAITS: u8 = 2;
 ///
 /// - Leases do **not** help against a flood of new keys, because the store is called for each new
 ///   key.
-/// - A suspended machine is not detected. Units that were held before the suspension are still used
-///   after it.
+/// - The suspension of a machine is not detected. Units that were borrowed before the suspension
+///   are still used afterwards.
 /// - Each refund by [`undo`](Store::undo) or [`adjust`](crate::StoreExt::adjust) is a round trip to
 ///   the store.
-/// - If the full limit is refilled within seconds, units that expire unused stay charged for that
+/// - If the full limit is refilled within seconds, borrowed units that expire stay charged for that
 ///   time. About a quarter of one burst may be lost, or somewhat more.
-/// - If some processes refund more than a quarter of a limit while others hold its units, the
-///   others may admit as many units too early.
+/// - If some processes refund more than a quarter of a limit while other processes hold its units,
+///   the other processes may admit as many units too early.
 pub struct Leased<S: Store>(Arc<Leases<S>>);
 
 /// The state that all clones share.
@@ -182,7 +179,7 @@ struct Leases<S: Store> {
     inner: Arc<S>,
     settings: LeaseConfig,
     table: LeaseTable,
-    /// `true` if the decisions of the inner store lack the data that leases need.
+    /// `true` if the inner store does not report the data that leases need.
     disabled: AtomicBool,
     sweeper: Mutex<Option<JoinHandle<()>>>,
 }
@@ -200,7 +197,7 @@ impl LeaseConfig {
         u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the maximum number of calls of a lease, or 0 if the charges cannot be borrowed.
+    /// Returns the maximum number of calls of a lease, or 0 if no units can be borrowed.
     fn max_lease(&self, charges: &[Charge<'_>]) -> u32 {
         let plain = |charge: &Charge<'_>| {
             charge.headroom() == 0
@@ -247,7 +244,7 @@ impl<S: Store> Leased<S> {
         Ok(Self::with(Arc::new(inner), LeaseConfig { percent, capacity: CAPACITY, at_most }))
     }
 
-    /// Sets the longest time for which units are held. Defaults to 1 s.
+    /// Sets the longest time for which borrowed units are held. Defaults to 1 s.
     ///
     /// Changes by other processes take effect after at most this time.
     ///
@@ -270,14 +267,14 @@ impl<S: Store> Leased<S> {
         Ok(Self::with(self.0.inner.clone(), LeaseConfig { at_most, ..self.0.settings }))
     }
 
-    /// Sets the maximum number of tracked keys. Defaults to 4 096.
+    /// Sets the maximum number of tracked keys, rounded up to a multiple of eight. Defaults to
+    /// 4 096.
     ///
-    /// These are hot keys and keys of recent requests. Calls with other keys use the inner store.
-    /// The number is rounded up to a multiple of eight.
+    /// The keys of recent requests are tracked. Requests with other keys call the inner store.
     ///
-    /// Eight keys take 48 bytes from the start. A key takes 64 bytes after its first request, and a
-    /// kilobyte more while it has a lease. A [`reset`](crate::StoreExt::reset) or
-    /// [`block`](crate::StoreExt::block) scans all keys.
+    /// A tracked key takes 70 bytes, and about 1 kB more while the key has a lease. A
+    /// [`reset`](crate::StoreExt::reset) or [`block`](crate::StoreExt::block) scans all tracked
+    /// keys.
     ///
     /// # Panics
     ///
@@ -310,8 +307,8 @@ impl<S: Store> Leased<S> {
 
     /// Returns the number of calls that were admitted without calling the store.
     ///
-    /// With feature `metrics`, the histogram `ratelimit.decision.duration` with the label `store` =
-    /// `leased` has the same count.
+    /// With the feature `metrics`, the histogram `ratelimit.decision.duration` counts these calls
+    /// with the label `store` = `leased`.
     #[must_use]
     pub fn admitted(&self) -> u64 {
         self.0.table.admitted()
@@ -330,7 +327,7 @@ impl<S: Store> Leases<S> {
         self.return_except(ended, None);
     }
 
-    /// Returns the units of ended leases to the store, except those of the account `removed`.
+    /// Returns the units of ended leases to the store, except units of the account `removed`.
     fn return_except(&self, ended: &EndedLeases, removed: Option<u64>) {
         let now = if ended.is_empty() { 0 } else { self.table.now() };
         ended.iter().for_each(|lease| lease.return_units(&*self.inner, now, removed));
@@ -347,8 +344,7 @@ where
 {
     /// Decides with a lease, or calls the store.
     ///
-    /// The request started at `start`, by default now. `waits` counts how often it has waited for
-    /// another call to borrow.
+    /// `start` is the start of the request, by default now. `waits` is the number of earlier waits.
     fn take(
         self: &Arc<Self>,
         charges: &[Charge<'_>],

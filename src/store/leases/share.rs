@@ -1,6 +1,6 @@
 //! The share of each limit that this process may hold.
 //!
-//! Calls with a common account, such as one for the whole site, share its units.
+//! Leases of a common account share the units of that account.
 
 use std::sync::{
     Arc,
@@ -14,9 +14,9 @@ use smallvec::SmallVec;
 
 use crate::store::Charge;
 
-/// The value of a counter when a full limit is borrowed.
+/// The value of a counter if a full limit is borrowed.
 const FULL_LIMIT: u64 = 1_000_000_000;
-/// The number of counters. Accounts with the same counter can borrow less together.
+/// The number of counters. Several accounts may share a counter.
 const STRIPES: usize = 1_024;
 
 #[derive(Debug)]

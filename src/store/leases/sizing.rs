@@ -1,32 +1,32 @@
 //! The size of leases.
 //!
-//! A lease is for the calls of the last 200 ms, at most the share of this process. If the store has
-//! fewer units, the next leases are for the calls whose units are refilled in 100 ms.
+//! A lease is for the calls of the last 200 ms, up to the share of this process. If the store has
+//! too few units, the next leases are for the units that are refilled in 100 ms.
 
 use super::lease::Lease;
 
 /// The time that a lease should last. An unused lease is returned after this time.
 pub(super) const SPAN: u64 = 200_000_000;
-/// The number of calls from which a lease is worth its round trip.
+/// The minimum number of recent calls for a lease.
 const HOT: u64 = 4;
-/// The count for one call, because calls are counted in thousandths.
+/// The count of one call. Calls are counted in thousandths.
 const CALL: u64 = 1_000;
 /// The maximum count.
 const MAX: u64 = u32::MAX as u64 * CALL;
 
-/// The recent calls of one kind. Instants are nanoseconds.
+/// The recent calls with the same keys. Instants are in nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Sizing {
-    /// Calls in the 200 ms before `last`.
+    /// The number of calls in the 200 ms before `last`, in thousandths.
     recent: u64,
     last: u64,
-    /// Until this instant, a lease has at most `max_calls`.
+    /// The instant until which leases are limited to `max_calls`.
     scarce_until: u64,
     max_calls: u32,
 }
 
 impl Sizing {
-    /// Returns the number of calls to borrow units for. Below 2, no units are borrowed in advance.
+    /// Returns the number of calls of the next lease. Below 2, no lease is created.
     pub(super) fn calls_to_borrow(&self, now: u64, max_lease: u32) -> u32 {
         let calls = (self.recent(now) + CALL / 2) / CALL + 1;
         if calls < HOT {
@@ -45,10 +45,7 @@ impl Sizing {
         self.last = self.last.max(now);
     }
 
-    /// Counts the calls of an ended lease whose units were used or have expired.
-    ///
-    /// Units that expire soon show that the account is nearly full, so a larger lease harms no
-    /// other process.
+    /// Counts the calls of an ended lease. Expired units count as used.
     pub(super) fn lease_ended(&mut self, lease: &Lease, left: u32, now: u64) {
         let gone = u64::from(lease.calls.saturating_sub(left));
         self.count(gone * SPAN / lease.age(now).max(SPAN), now);
@@ -68,7 +65,7 @@ impl Sizing {
         self.recent = 0;
     }
 
-    /// Returns the calls in the 200 ms before `now`, assuming a steady rate.
+    /// Estimates the number of calls in the 200 ms before `now`.
     fn recent(&self, now: u64) -> u64 {
         const MICROSECOND: u64 = 1_000;
         let kept = SPAN.saturating_sub(now.saturating_sub(self.last)) / MICROSECOND;

@@ -49,7 +49,7 @@ struct LeaseSet {
     entries: Vec<LeaseEntry>,
 }
 
-/// A kind of call: the same rules, keys and quotas, possibly with different costs.
+/// Identifies calls with the same rules, keys and quotas. The costs may differ.
 #[derive(Clone, Debug)]
 pub(super) struct CallKey {
     tag: u64,
@@ -92,7 +92,7 @@ pub(super) enum Lookup {
 pub(super) struct BorrowRequest {
     pub(super) id: u64,
     pub(super) calls: u32,
-    /// `true` if the store recently had fewer units than requested.
+    /// `true` if the store recently had too few units.
     pub(super) scarce: bool,
     pub(super) share: Share,
 }
@@ -133,7 +133,7 @@ impl LeaseTable {
         self.hashes.tag(charge)
     }
 
-    /// Returns the kind of a call, or `None` if two charges have the same account.
+    /// Returns the identity of a call, or `None` if two charges have the same account.
     pub(super) fn call_key(&self, charges: &[Charge<'_>]) -> Option<CallKey> {
         let accounts: SmallVec<[u64; 2]> = charges.iter().map(|it| self.hashes.tag(it)).collect();
         let is_repeated = |at: usize| accounts[..at].contains(&accounts[at]);
@@ -146,7 +146,7 @@ impl LeaseTable {
         Some(CallKey { tag, revision, accounts })
     }
 
-    /// Admits a call of a request that started at `start` with a lease, or returns the next step.
+    /// Admits a call with a lease, or returns the next step.
     pub(super) fn lookup(
         &self,
         call: &CallKey,
@@ -189,7 +189,8 @@ impl LeaseTable {
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
 
-    /// Returns `true` if the borrow operation is in progress. Its end wakes `waker`.
+    /// Registers `waker` for the end of a borrow operation. Returns `false` if the operation has
+    /// ended.
     pub(super) fn wait_for(&self, call: &CallKey, borrow_id: u64, waker: &Waker) -> bool {
         // Cloned before the lock is taken, because foreign code must not run under the lock.
         let own = waker.clone();
@@ -208,7 +209,7 @@ impl LeaseTable {
 
     /// Ends a borrow operation.
     ///
-    /// The lease is dropped if an account has changed since `changes` were counted.
+    /// Drops the lease if an account has changed since `changes` was read.
     pub(super) fn finish_borrow(
         &self,
         call: &CallKey,
@@ -245,14 +246,13 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the number of changes of a call's accounts, including accounts with the same
-    /// counter.
+    /// Returns the sum of the change counters of the call's accounts.
     pub(super) fn changes(&self, call: &CallKey) -> u64 {
         let count = |account: &u64| self.stripe(*account).load(Acquire);
         call.accounts.iter().map(count).fold(0, u64::wrapping_add)
     }
 
-    /// Ends all leases of an account, including leases that are being borrowed.
+    /// Ends all leases of an account, including unfinished borrow operations.
     pub(super) fn end_account(&self, account: u64) -> EndedLeases {
         self.stripe(account).fetch_add(1, AcqRel);
         self.end_where(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
@@ -306,10 +306,9 @@ fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
 }
 
 impl LeaseSet {
-    /// Drops the leases of the same call that were borrowed under other quotas.
+    /// Drops leases that were borrowed for the same call under other quotas.
     ///
-    /// The units of these leases are not returned, because the account may now be counted in a
-    /// different way.
+    /// The units are not returned, because the new quotas may count the account in another way.
     fn end_other_plans(&mut self, call: &CallKey) {
         let other = |it: &&mut LeaseEntry| it.tag == call.tag && it.revision != call.revision;
         self.entries.iter_mut().filter(other).for_each(|entry| drop(entry.lease.take()));
@@ -321,10 +320,9 @@ impl LeaseEntry {
         self.tag == call.tag && self.revision == call.revision
     }
 
-    /// Returns the entry of the call, or a new one.
+    /// Returns the entry of the call, or a new entry.
     ///
-    /// In a full set, it replaces the longest idle entry without a lease. Returns `None` if there
-    /// is no such entry.
+    /// A full set replaces its oldest unused entry. Returns `None` if all entries are in use.
     fn find<'a>(entries: &'a mut Vec<Self>, call: &CallKey, now: u64) -> Option<&'a mut Self> {
         if let Some(at) = entries.iter().position(|entry| entry.is_of(call)) {
             return entries.get_mut(at);
@@ -353,7 +351,6 @@ impl LeaseEntry {
 mod tests {
     use super::*;
 
-    /// `Leased::capacity` documents these sizes.
     #[test]
     fn entries_take_no_more_memory_than_documented() {
         assert!(size_of::<Mutex<LeaseSet>>() <= 48, "{}", size_of::<Mutex<LeaseSet>>());

@@ -1,4 +1,4 @@
-//! The accounts of a decision: their addresses, without duplicates, in the order of the charges.
+//! The distinct accounts of a decision, in the order of the charges.
 
 use std::{
     borrow::{Borrow, BorrowMut},
@@ -22,7 +22,7 @@ pub(super) struct Account<'a> {
     pub(super) quota: &'a Quota,
     pub(super) demand: Demand,
     pub(super) report_only: bool,
-    /// The result of the demand, once it is known.
+    /// The result for `demand`.
     pub(super) evaluation: Evaluation,
 }
 
@@ -68,7 +68,7 @@ impl Stored for AccountState {
 #[derive(Default)]
 pub(super) struct Accounts<'a> {
     pub(super) distinct: SmallVec<[Account<'a>; 4]>,
-    /// The index in `distinct` of each outcome's account.
+    /// The index in `distinct` of the account of each outcome.
     order: SmallVec<[u16; 8]>,
 }
 
@@ -85,8 +85,9 @@ impl<'a> Accounts<'a> {
         known.report_only &= account.report_only;
     }
 
-    /// Returns `true` if an allowed decision charges the account at `index`. A report-only rule
-    /// charges all of its accounts or none.
+    /// Returns `true` if an allowed decision charges the account at `index`.
+    ///
+    /// A report-only rule charges all of its accounts or none.
     #[inline]
     pub(super) fn charges(&self, index: usize) -> bool {
         let account = &self.distinct[index];
@@ -97,12 +98,12 @@ impl<'a> Accounts<'a> {
         account.demand.cost > 0 && (!account.report_only || fits())
     }
 
-    /// Returns the index of the first outcome of the account at `index` in `distinct`.
+    /// Returns the index of the first outcome of the account at `index`.
     pub(super) fn first_outcome(&self, index: usize) -> Option<usize> {
         self.order.iter().position(|account| usize::from(*account) == index)
     }
 
-    /// Returns the decision, once all demands are evaluated.
+    /// Returns the decision from the evaluated demands.
     pub(super) fn decision(&self, now: u64) -> Decision {
         let all = self.distinct.iter().map(|it| (it.report_only, &it.evaluation));
         let (allowed, overage, wait) = combined(all);
@@ -117,9 +118,9 @@ impl<'a> Accounts<'a> {
     }
 }
 
-/// Hashes the name of the rule, the key and the index of the quota to the id of an account.
+/// Computes the id of an account from the rule, the key and the index of the quota.
 pub(super) struct AddressHasher {
-    /// Random per store, so that a client cannot choose keys that collide in one set.
+    /// Random per store, so that a client cannot choose colliding keys.
     seed: SeedableRandomState,
 }
 
@@ -144,7 +145,7 @@ impl AddressHasher {
         accounts
     }
 
-    /// Returns the id of the account of the first quota. It is never 0.
+    /// Returns the id of the account of the first quota. The id is never 0.
     #[inline]
     pub(super) fn id(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.seed.build_hasher();
@@ -153,14 +154,13 @@ impl AddressHasher {
     }
 }
 
-/// Returns the id of the account of a quota. Ids differ in their high bits, which select the set.
+/// Returns the id of the account of a quota. The high bits of the id select the set.
 fn quota_id(first: u64, quota_index: usize) -> u64 {
     // An odd constant (from the golden ratio).
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }
 
-/// Combines evaluations, each with `true` if it is report-only. Returns whether the decision is
-/// allowed, whether it is an overage, and its wait.
+/// Combines evaluations, each with its report-only flag, into `(allowed, overage, wait)`.
 #[inline]
 pub(super) fn combined<'a>(all: impl Iterator<Item = (bool, &'a Evaluation)>) -> (bool, bool, u64) {
     let deciding = all.filter(|(report_only, _)| !report_only);

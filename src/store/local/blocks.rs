@@ -11,7 +11,7 @@ use super::{
 /// The instants at which blocks end. The first block allocates the table.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// The instant at which the last block ends. After that instant, no lookup is needed.
+    /// The instant at which the last block ends.
     latest: AtomicU64,
     sets: OnceLock<Sets<()>>,
 }

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The shared clock. On a virtual machine, creating a clock takes microseconds.
+/// The shared clock, created once because creating a clock can take microseconds.
 static SHARED: LazyLock<Clock> = LazyLock::new(|| {
     let ticks = quanta::Clock::new();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -38,7 +38,7 @@ impl Clock {
         (Self { ticks, epoch: 0 }, mock)
     }
 
-    /// Returns nanoseconds of Unix time.
+    /// Returns the Unix time in nanoseconds.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.epoch + self.ticks.delta_as_nanos(0, self.ticks.raw())

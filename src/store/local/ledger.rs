@@ -1,4 +1,4 @@
-//! Decisions over one or several accounts. All accounts are charged, or none.
+//! Decisions about one or several accounts. All accounts are charged, or none.
 
 use std::time::Duration;
 
@@ -19,13 +19,12 @@ use crate::{
     store::Charge,
 };
 
-/// Slots per key of the capacity. With two, a set of 16 is full for less than one key in a thousand
-/// at that capacity.
+/// Slots per key of the capacity. With two slots per key, about 1 % of new keys find a full set in
+/// a full store.
 pub(super) const SLOTS_PER_KEY: usize = 2;
-/// Slots of the account table per slot of the block table. That is one slot per four keys of the
-/// capacity.
+/// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
-/// The maximum number of times that a denial is repeated with a later reading of the clock.
+/// The maximum number of times that a denied decision is repeated.
 const MAX_REPEATS: usize = 2;
 
 /// All accounts and blocks of a store.
@@ -66,8 +65,7 @@ impl Ledger {
         self.take_at(charges, self.clock.now(), then)
     }
 
-    /// Decides with an earlier reading of the clock. One charge of one plain GCRA quota is the common
-    /// case, so it needs no list.
+    /// Decides at the clock reading `now`.
     #[inline]
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
         let later = match self.take_one(charges, now) {
@@ -84,9 +82,10 @@ impl Ledger {
         then(self.decide_again(charges, later))
     }
 
-    /// Repeats a denial with a later reading of the clock, at most twice. A thread may be interrupted
-    /// between its reading and its charge, while other threads charge by later readings. Without the
-    /// repetition, it would be denied because its reading is a few nanoseconds older than theirs.
+    /// Decides, and repeats a denied decision with a later reading of the clock, if the elapsed time
+    /// may change the result.
+    ///
+    /// Another thread may have charged the account at a later reading than `now`.
     #[inline(never)]
     fn decide_again(&self, charges: &[Charge<'_>], mut now: u64) -> Decision {
         let mut decision = self.take_several(charges, now);
@@ -134,7 +133,7 @@ impl Ledger {
         decision
     }
 
-    /// Counts a decision over a shared account, and logs the first one.
+    /// Counts a decision about a shared account, and logs the first one.
     #[cold]
     fn record_overflow(&self, now: u64) {
         self.table.overflow().count();
@@ -192,7 +191,7 @@ impl Ledger {
         }
     }
 
-    /// Applies `change` to every account of `charge`, and returns the accounts after it.
+    /// Applies `change` to every account of `charge`, and returns the resulting decision.
     fn each<'a>(
         &self,
         charge: &Charge<'a>,
@@ -264,7 +263,7 @@ fn take_all(accounts: &mut Accounts<'_>, locked: &mut LockedAccounts<'_, Account
     }
 }
 
-/// Evaluates the demands of a denial, and creates the accounts that start with the first demand.
+/// Evaluates the demands of a denied decision, and creates accounts with `initial` units.
 fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut LockedAccounts<'_, AccountState>) {
     // The waits of a denial are those of callers that do not queue.
     for index in (0..all.len()).filter(|_| queues) {
@@ -276,7 +275,7 @@ fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut LockedAccounts<'
     }
 }
 
-/// Evaluates the demand of an account. Other new keys of the decision may share the account.
+/// Evaluates the demand of an account. New keys on one shared account count together.
 #[inline]
 fn look(
     all: &[Account<'_>],
@@ -299,7 +298,7 @@ fn look(
     })
 }
 
-/// Creates an account with `initial` units, although the decision does not charge it.
+/// Creates an account with `initial` units, without a charge.
 #[inline]
 fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
     let (quota, demand, now) = (account.quota, account.demand, locked.now());
@@ -331,7 +330,6 @@ mod tests {
         Ledger::new(clock, 64)
     }
 
-    /// The sizes in the documentation of `LocalStore`.
     #[test]
     fn accounts_take_no_more_memory_than_documented() {
         use super::super::{sets::Set, sync::Mutex};
@@ -340,8 +338,6 @@ mod tests {
         assert!(size_of::<[Option<AccountState>; 16]>() <= 768);
     }
 
-    /// Another thread makes the first charge by a later reading of the clock. The last unit is
-    /// still available to a thread that was interrupted after its reading.
     #[test]
     fn an_older_reading_of_the_clock_does_not_cause_a_denial() {
         let (one, two) = (Key::from("one"), Key::from("two"));

@@ -23,18 +23,19 @@ use crate::{decision::Decision, observe::set_keys};
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
-/// Its memory is fixed: 36 bytes for each key of the capacity. A flood of new keys adds at most 0.3
-/// MB for each rule and quota with shared accounts.
+/// The memory is fixed: 36 bytes for each key of the capacity. A flood of new keys adds at most
+/// 0.3 MB for each rule and quota with shared accounts.
 ///
-/// An account in debt, which is not full, is never dropped. If there is no room for a new key, new
-/// keys share one account per rule and quota. They may then be denied early, but no exhausted key
-/// is freed. A key whose quota is full has no account, so it counts as new. [`Stats::overflowed`]
-/// counts decisions over shared accounts, and the first one is logged.
+/// A key is *in debt* while its account is not full. Accounts in debt are never dropped. A full
+/// account is dropped, so its key counts as new.
+///
+/// If there is no room for a new key, new keys share one account per rule and quota. They may then
+/// be denied early, but no exhausted key is freed. [`Stats::overflowed`] counts decisions about
+/// shared accounts, and the first such decision is logged.
 ///
 /// # Capacity
 ///
-/// A full account needs no slot. A key in debt needs one slot per quota of its rule. The capacity
-/// that a service needs is
+/// A key in debt needs one slot per quota of its rule. The capacity that a service needs is
 ///
 /// *new keys per second · seconds until a key's quota is full again · quotas of the rule*.
 ///
@@ -60,9 +61,10 @@ use crate::{decision::Decision, observe::set_keys};
 /// | 300 000 (the formula) | 10.7 MB | 0 | 0.9 % |
 /// | 400 000 | 14 MB | 0 | 0 |
 ///
-/// The table is divided into sets of 16 slots. A new key needs a free slot of its own set, so a few
-/// new keys share an account before the store is full. Of 20 000 new keys with one unit each, in a
-/// store for a million keys (`cargo bench --all-features --bench scaling -- denials`):
+/// The table of accounts is divided into sets of 16 slots. A new key needs a free slot in its own
+/// set, so a few new keys share an account before the store is full. Of 20 000 new keys with one
+/// unit each, in a store for a million keys
+/// (`cargo bench --all-features --bench scaling -- denials`):
 ///
 /// | keys in debt, of the capacity | without a slot | denied early |
 /// |---|---|---|
@@ -72,28 +74,30 @@ use crate::{decision::Decision, observe::set_keys};
 /// | 120 % | 3.9 % | 3.5 % |
 /// | 150 % | 16 % | 16 % |
 ///
-/// A capacity of 1.25 times the formula keeps the load at 80 %, with less than one denial in a
-/// thousand new keys.
+/// A capacity of 1.25 times the formula keeps the load at 80 %. Fewer than one in a thousand new
+/// keys are then denied early.
 ///
 /// # Memory of other algorithms
 ///
-/// An account of GCRA without [`initial`](crate::Quota::initial) is one instant in its slot. Other
-/// accounts also need a state, in these sizes:
+/// An account of GCRA without [`initial`](crate::Quota::initial) units is one instant in its slot.
+/// Other accounts also need a state, in these sizes:
 ///
-/// - 96 bytes for each key of the capacity, if all accounts have a state. The first one of eight
-///   keys allocates 768 bytes.
-/// - For a sliding window, 16 bytes for each bucket in use, at most one more than it has buckets.
+/// - 96 bytes for each key of the capacity, if all accounts have a state. The first state in a
+///   set allocates 768 bytes.
+/// - For a sliding window, 16 bytes for each bucket in use, at most one more than the quota has
+///   buckets.
 /// - For a sliding log, 16 bytes for each charge of the period, at most the limit plus the units of
 ///   [`max_debt`](crate::Quota::max_debt).
 ///
 /// # Blocks
 ///
 /// [Blocked](crate::StoreExt::block) keys are in a separate table, which the first block creates.
-/// It takes 4.4 bytes for each key of the capacity. There is room for one blocked key for every
-/// eight keys of the capacity: 16 384 by default. Beyond that number, some blocks fail. Beyond
-/// twice that number, all fail. A failed block returns
-/// [`BlockError::Full`](super::BlockError::Full), is counted, and is logged once; the key is not
-/// blocked.
+/// The table takes 4.4 bytes for each key of the capacity, and has room for one blocked key for
+/// every eight keys of the capacity: 16 384 by default. Beyond that number, some blocks fail.
+/// Beyond twice that number, all blocks fail.
+///
+/// A failed block returns [`BlockError::Full`](super::BlockError::Full), and the key is not
+/// blocked. Failed blocks are counted, and the first failure is logged.
 ///
 /// # Sharing
 ///
@@ -114,7 +118,7 @@ pub struct LocalStore {
     layers: Arc<Layers>,
 }
 
-/// State about the layers that use the store.
+/// The layers that use the store.
 struct Layers {
     rules: KnownRules,
     rebuilds: RebuildDetector,
@@ -128,7 +132,7 @@ pub struct Stats {
     pub slots: usize,
     /// Accounts that are not full, which cannot be dropped.
     pub active: usize,
-    /// Decisions over accounts that new keys shared because no slot was free.
+    /// Decisions about shared accounts, which new keys use if no slot is free.
     ///
     /// If this is above 0, the capacity was too small.
     pub overflowed: u64,
@@ -140,14 +144,14 @@ impl LocalStore {
     /// The default capacity, in keys.
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
-    /// Creates a store for 131 072 keys in debt at a time (4.7 MB).
+    /// Creates a store for 131 072 keys in debt at once (4.7 MB).
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// Creates a store for `keys` keys in debt at a time, at 36 bytes each.
+    /// Creates a store for `keys` keys in debt at once, at 36 bytes each.
     ///
     /// The number is rounded up to a multiple of 8.
     #[must_use]
@@ -165,8 +169,8 @@ impl LocalStore {
 
     /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.slots`.
     ///
-    /// The gauges need feature `metrics`. This reads every slot, so call it at intervals, not per
-    /// request.
+    /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
+    /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.stats_without_gauges();
@@ -174,9 +178,7 @@ impl LocalStore {
         stats
     }
 
-    /// Runs an operation other than `take`.
-    ///
-    /// A separate function, so that [`call`](Store::call) inlines only `take`.
+    /// Runs an operation other than `take`. Kept separate so that `take` is inlined.
     fn change(&self, op: Op<'_>) -> Decision {
         match op {
             Op::Take(charges) => self.ledger.take(charges, |decision| decision),

@@ -1,12 +1,11 @@
-//! Accounts that new keys share when every slot of their set is in debt.
+//! Accounts that new keys share if their set has no free slot.
 //!
-//! Each rule, quota and group of sets has one such account, which limits all new keys of the group
-//! together. A key that gets a slot later starts with its debt. A flood of new keys therefore
-//! neither frees an exhausted key nor affects other rules.
+//! Each rule, quota and group of sets has one shared account, which limits all new keys of the
+//! group together. A key that later gets a slot starts with the debt of the shared account. A flood
+//! of new keys therefore neither frees an exhausted key nor affects other rules.
 //!
-//! At its capacity, a table is half empty, but four in a thousand of its sets are full. Each set
-//! has an instant until which its new keys may be in debt. Without this instant, one full set would
-//! put the new keys of its whole group into debt.
+//! Each set records the instant until which its new keys may be in debt. Otherwise, one full set
+//! would put the new keys of its whole group into debt.
 
 use std::collections::HashMap;
 
@@ -40,7 +39,7 @@ pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
 /// The shared accounts of a table.
 #[derive(Debug)]
 pub(super) struct Overflow<A> {
-    /// Per set: the second of Unix time until which its new keys may be in debt.
+    /// For each set, the second of Unix time until which new keys may be in debt.
     until: Box<[AtomicU32]>,
     accounts: Mutex<SharedAccounts<A>>,
     decisions: AtomicU64,
@@ -67,7 +66,7 @@ impl<A> Overflow<A> {
         self.until[set].fetch_max(second, Release);
     }
 
-    /// Locks the shared accounts. A thread that holds this lock must not lock a set.
+    /// Locks the shared accounts. The caller must not lock a set while it holds this lock.
     pub(super) fn lock(&self) -> MutexGuard<'_, SharedAccounts<A>> {
         self.accounts.lock()
     }
@@ -77,7 +76,7 @@ impl<A> Overflow<A> {
         self.decisions.fetch_add(1, Relaxed);
     }
 
-    /// Returns the number of decisions over shared accounts.
+    /// Returns the number of decisions that used a shared account.
     pub(super) fn decisions(&self) -> u64 {
         self.decisions.load(Relaxed)
     }

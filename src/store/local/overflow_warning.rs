@@ -6,20 +6,18 @@ use super::ledger::SLOTS_PER_KEY;
 use crate::observe::{block_denied, overflowed};
 
 const SECOND: u64 = 1_000_000_000;
-/// The quiet time after which an overflow is logged again.
+/// The time without an overflow after which the next overflow is logged.
 const QUIET: u64 = 60 * SECOND;
 
-/// Counts decisions over shared accounts, and logs the first of each overflow.
-///
-/// A line per decision would amplify the flood.
+/// Counts decisions about shared accounts, and logs when keys begin to share accounts.
 #[derive(Debug, Default)]
 pub(super) struct OverflowWarning {
-    /// The instant of the last overflow, rounded to a second, or 0 before the first overflow.
+    /// The second of the last overflow, or 0 before the first overflow.
     last: AtomicU64,
 }
 
 impl OverflowWarning {
-    /// Records a decision over a shared account.
+    /// Records a decision about a shared account.
     ///
     /// The caller must hold no lock, because a log subscriber may run any code.
     pub(super) fn record(&self, now: u64, slots: usize) {
@@ -37,7 +35,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Returns `true` for the first overflow, and for the first one after a quiet time.
+    /// Returns `true` for the first overflow, and for the first overflow after a quiet time.
     fn is_first(&self, now: u64) -> bool {
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);

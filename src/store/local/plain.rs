@@ -1,4 +1,4 @@
-//! Decisions over one to three rules with one plain GCRA quota each, without lists.
+//! A fast path for one to three rules with one plain GCRA quota each.
 
 use std::array;
 
@@ -28,7 +28,7 @@ impl Ledger {
         Some((charge, gcra.evaluation(charged)))
     }
 
-    /// Decides without lists if possible, which [`decide_all`](Ledger::decide_all) needs.
+    /// Decides with the fast path if possible, otherwise with [`decide_all`](Ledger::decide_all).
     #[inline(never)]
     pub(super) fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let Some((two, by)) = self.take_plain::<2>(charges, now) {
@@ -76,7 +76,7 @@ impl Ledger {
     }
 }
 
-/// Creates the decision about charges of one quota each.
+/// Returns the decision on charges with one quota each.
 #[inline]
 pub(super) fn plain_decision<const N: usize>(
     charges: [&Charge<'_>; N],

@@ -1,16 +1,13 @@
 //! Detects layers that are built per request or per connection.
 //!
-//! Each such layer starts with new accounts, so it limits no client.
+//! Such a layer starts with new accounts, so it limits no client.
 //!
-//! A few dropped stores prove nothing: tests drop stores, and so does a server that stops. The
-//! detector counts dropped stores that had a layer, by the line of code that created them. It logs
-//! a warning for three patterns:
+//! The detector counts dropped stores that had a layer, by the line of code that created the store.
+//! A warning is logged for three patterns:
 //!
 //! - 16 stores in a row decided one request each: the layer is built per request.
 //! - 1 000 stores were dropped in one minute, each less than a minute old.
 //! - 32 stores were dropped in one minute and 32 in the next: the layer is built per connection.
-//!
-//! Only dropped stores count, so a program may keep any number of stores.
 
 use std::{
     panic::Location,
@@ -29,19 +26,19 @@ const MIN_SINGLE_USE: u32 = 16;
 const MIN_DROPPED: u32 = 32;
 /// The warning threshold for short-lived stores dropped in one minute.
 const MIN_SHORT_LIVED: u32 = 1_000;
-/// The maximum number of lines of code that are counted.
+/// The maximum number of lines of code that are tracked.
 const MAX_SITES: usize = 64;
 
 static SITES: Mutex<Vec<Site>> = Mutex::new(Vec::new());
 
-/// The creation and the use of a store, counted when it is dropped.
+/// The creation and the use of one store. A dropped store is counted.
 #[derive(Debug)]
 pub(super) struct RebuildDetector {
     clock: Clock,
     created: u64,
     location: &'static Location<'static>,
     has_layer: AtomicBool,
-    /// The number of decisions, at most 2.
+    /// The number of decisions, counted up to 2.
     decisions: AtomicU8,
 }
 

@@ -1,10 +1,11 @@
-//! Sets of slots, each under one lock, with fixed memory.
+//! A table of slots with fixed memory, divided into sets with one lock each.
 //!
-//! A slot holds one account: a fingerprint of its address, and the instant at which it expires. For
-//! a plain GCRA quota, that instant is the whole account. The states of other accounts are beside
-//! the slots. A lookup usually reads one slot, and at most sixteen.
+//! A slot holds one account: a fingerprint of its address, and the instant at which the account
+//! expires. For a plain GCRA quota, that instant is the whole state. Other states are kept beside
+//! the slots.
 //!
-//! Another account can use the slot of an expired account, so no sweep is needed.
+//! A lookup usually reads one slot, and at most sixteen. The slot of an expired account can be
+//! reused, so no sweep is needed.
 
 use super::sync::{Mutex, MutexGuard, WAYS};
 
@@ -19,10 +20,10 @@ pub(super) trait Stored: Clone {
     /// Returns the state of the account if it is a single instant.
     fn as_instant(&self, expires_at: u64) -> Option<u64>;
 
-    /// Returns the instant from which the account equals a new one.
+    /// Returns the instant at which the account expires. An expired account equals a new account.
     fn expires_at(&self, quota: &Self::Quota) -> u64;
 
-    /// Returns an account with the same debt in bounded memory.
+    /// Returns an account with the same debt and a state of bounded size.
     #[must_use]
     fn condensed(&self) -> Self;
 }
@@ -41,8 +42,8 @@ pub(super) struct Set<A> {
     states: Option<Box<[Option<A>; WAYS]>>,
     /// The latest instant at which an account was dropped.
     ///
-    /// A thread that read the clock earlier creates accounts as of this instant. Otherwise it could
-    /// charge the same window twice.
+    /// New accounts start at this instant or later. Otherwise, a thread with an older reading of
+    /// the clock could charge the same window twice.
     dropped_at: u64,
 }
 
@@ -122,7 +123,7 @@ impl<A: Stored> Set<A> {
         (expires_at > now).then(|| state.unwrap_or_else(|| A::from_instant(expires_at)))
     }
 
-    /// Puts an account into this slot. `None` drops the account.
+    /// Stores an account in this slot. `None` drops the account.
     #[inline]
     pub(super) fn put(&mut self, at: usize, account: Option<A>, quota: &A::Quota, now: u64) {
         let old = self.expires_at(at);

@@ -1,8 +1,7 @@
 //! All accounts of a store, for every algorithm.
 //!
-//! A decision locks the sets of its accounts in ascending order, so it reads and changes them as if
-//! it were alone. The lock of the shared accounts is always the last. Under these locks no line is
-//! logged and no code of the user runs.
+//! A decision locks the sets of its accounts in ascending order, and the shared accounts last. No
+//! line is logged and no user code runs under these locks.
 
 use std::{array, borrow::BorrowMut};
 
@@ -18,7 +17,7 @@ use super::{
 };
 use crate::rule::RuleName;
 
-/// Groups of sets that share the instant of the latest reset.
+/// The number of groups of sets. The sets of a group share the instant of the latest reset.
 const RESET_GROUPS: usize = 1_024;
 
 /// An account of a decision: its address, and its place in the table.
@@ -29,7 +28,7 @@ pub(super) struct Located {
     pub(super) quota_index: usize,
     /// The index of the set in the table.
     set: usize,
-    /// The index of the set's lock in the decision.
+    /// The index of the set's lock among the locks of the decision.
     lock: usize,
     place: Place,
 }
@@ -37,15 +36,15 @@ pub(super) struct Located {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Slot(usize),
-    /// The key has no account, and this slot is free for a new one. The new account starts with the
-    /// debt of the shared account, because the key may have used that account before.
+    /// The key has no account, and this slot is free. A new account inherits the debt of the shared
+    /// account.
     Room(usize),
-    /// The key has no account, and there is no room for one.
+    /// The key has no account, and no slot is free.
     Shared,
 }
 
 impl Located {
-    /// Creates the address of an account, whose place [`Table::lock`] finds.
+    /// Creates an address without a place. [`Table::lock`] finds the place.
     #[inline]
     pub(super) fn new(id: u64, rule: RuleName, quota_index: usize) -> Self {
         Self { id, rule, quota_index, set: 0, lock: 0, place: Place::Shared }
@@ -71,8 +70,7 @@ impl Located {
 pub(super) struct Table<A> {
     sets: Sets<A>,
     overflow: Overflow<A>,
-    /// Charges before these instants cannot be undone, because an account of the group was reset.
-    /// That costs the other accounts of the group a few units. Allocated with the first reset.
+    /// For each group of sets, the instant before which charges cannot be undone. Set by a reset.
     void_before: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -92,8 +90,10 @@ impl<A> Table<A> {
         &self.overflow
     }
 
-    /// Applies `change` to an account that is one instant. `change` also returns the instant to
-    /// store, or `None` to leave it. Returns `None` if there is no such account.
+    /// Applies `change` to an account whose state is one instant. Returns `None` for other
+    /// accounts.
+    ///
+    /// `change` returns the new instant, or `None` to keep the old instant.
     #[inline]
     pub(super) fn update_instant<T>(
         &self,
@@ -110,7 +110,7 @@ impl<A> Table<A> {
         Some(result)
     }
 
-    /// Like [`update_instant`](Table::update_instant), for several accounts whose ids must differ.
+    /// Like [`update_instant`](Table::update_instant), for several accounts with different ids.
     #[inline]
     pub(super) fn update_instants<T, const N: usize>(
         &self,
@@ -150,7 +150,7 @@ impl<A> Table<A> {
 }
 
 impl<A: Stored> Table<A> {
-    /// Locks the accounts of a decision, whose ids must differ, and finds their places.
+    /// Locks the accounts of a decision, and finds their places. The ids must differ.
     #[inline]
     pub(super) fn lock<T: BorrowMut<Located>>(
         &self,
@@ -208,13 +208,13 @@ impl<A: Stored> LockedAccounts<'_, A> {
         self.now
     }
 
-    /// Returns `true` if an account is one that new keys share.
+    /// Returns `true` if some account is shared by new keys.
     #[inline]
     pub(super) fn overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// Finds a slot for each new account, apart from those of the other accounts.
+    /// Finds a free slot for each new account.
     #[cold]
     #[inline(never)]
     fn find_rooms<T: BorrowMut<Located>>(&mut self, accounts: &mut [T]) {
@@ -251,7 +251,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         }
     }
 
-    /// Applies `change` to the account, and creates it if `change` does.
+    /// Applies `change` to the account. `change` may create the account.
     #[inline]
     pub(super) fn update<T>(
         &mut self,
@@ -281,8 +281,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         }
     }
 
-    /// Applies `change` to the key's own account, to lower its debt. Returns `None` if the key has
-    /// none.
+    /// Applies `change` to lower the debt of the key's own account, if there is one.
     pub(super) fn lower<T>(
         &mut self,
         account: &mut Located,
@@ -292,8 +291,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
         account.has_slot().then(|| self.update(account, quota, change))
     }
 
-    /// Applies `change` to undo a charge made at the instant `charged`. A key without an account
-    /// was charged in the shared account. Does nothing if an account of the group was reset since.
+    /// Applies `change` to undo a charge that was made at `charged`.
+    ///
+    /// Does nothing if an account of the group was reset later.
     pub(super) fn undo(
         &mut self,
         account: &mut Located,
@@ -312,8 +312,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
         }
     }
 
-    /// Drops the key's own account, if it has one, and voids the receipts of its charges. `clock` is
-    /// read after that: other threads may have charged by later readings than this one.
+    /// Drops the key's own account, and prevents the undo of earlier charges.
+    ///
+    /// `clock` is read last, because other threads may have charged at later readings.
     pub(super) fn reset(
         &mut self,
         account: &mut Located,
@@ -327,7 +328,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         all[account.set % groups].fetch_max(clock() + 1, AcqRel);
     }
 
-    /// Returns the account with which a new account starts.
+    /// Returns the account whose debt a new account inherits.
     #[cold]
     fn inherited(&mut self, account: &Located) -> Option<A> {
         let in_debt = self.table.overflow.may_be_in_debt(account.set, self.now);

@@ -53,7 +53,7 @@ struct Denial {
 impl Denial {
     /// Returns the decision of the inner store, or a denial if the store failed.
     ///
-    /// `attempt` is `Some` only for `take`, because other operations may fail without an outage.
+    /// `attempt` is `None` for operations whose errors do not mean an outage.
     fn unless_decided<E: Into<BoxError>>(
         self,
         answer: Result<Decision, E>,

@@ -40,7 +40,7 @@ fn allowed() -> Decision {
 
 /// Returns the decision of the inner store, or an allowed decision if the store failed.
 ///
-/// `attempt` is `Some` only for `take`, because other operations may fail without an outage.
+/// `attempt` is `None` for operations whose errors do not mean an outage.
 fn decision<E: Into<BoxError>>(
     answer: Result<Decision, E>,
     attempt: Option<Attempt<&OutageLog>>,

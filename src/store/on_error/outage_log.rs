@@ -1,4 +1,4 @@
-//! Logs the beginning and the end of each outage, at most once a second.
+//! Logs the beginning and the end of each outage, at most one outage in ten seconds.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use crate::{
     store::{BoxError, BoxFuture, Health, Store},
 };
 
-/// The outages of the inner store of a wrapper. Clones share the state.
+/// Logs the outages of a wrapped store. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct OutageLog {
     state: Arc<OutageState>,
-    /// A text about the handling of requests during an outage.
+    /// The handling of requests during an outage, as text.
     effect: &'static str,
 }
 
@@ -43,7 +43,7 @@ impl OutageLog {
 }
 
 impl Attempt<&OutageLog> {
-    /// Returns a copy for the future of the call.
+    /// Returns an owned attempt.
     pub(super) fn into_owned(self) -> Attempt<OutageLog> {
         Attempt { log: self.log.clone(), epoch: self.epoch }
     }
@@ -60,7 +60,8 @@ impl Attempt<&OutageLog> {
                 Some(decision)
             }
             Err(error) => {
-                if state.record_failure(epoch) && state.should_log() {
+                state.record_failure(epoch);
+                if state.should_log_failure() {
                     log_failed(effect, &error.into());
                 }
                 None

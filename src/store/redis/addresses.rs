@@ -1,5 +1,4 @@
-//! The keys in Redis. They have a fixed length, contain no user input, and put each account into
-//! one cluster slot.
+//! The keys in Redis. Each account is in one cluster slot.
 
 use std::fmt::Write;
 
@@ -39,13 +38,13 @@ impl Addresses {
         address
     }
 
-    /// Returns the key of a sliding log's list. It is in the same cluster slot as the account.
+    /// Returns the key of a sliding log's list, in the cluster slot of the account.
     pub(super) fn list(account: &str, quota_index: usize) -> String {
         format!("{account}:{quota_index}")
     }
 }
 
-/// Appends the rule and the key in plain text. Escapes other bytes, such as braces and line ends.
+/// Appends the rule and the key in plain text. Escapes all bytes except letters, digits and `-_.`.
 fn push_readable(address: &mut String, rule: RuleName, key: &Key) {
     let escaped = |byte: &u8| match byte {
         b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => (*byte as char).to_string(),
@@ -71,8 +70,7 @@ mod tests {
         }
     }
 
-    /// A new release must find the accounts of the previous one. The value comes from another
-    /// implementation of the hash.
+    /// The expected value comes from another implementation of the hash.
     #[test]
     fn addresses_are_stable() {
         let secret = FingerprintKey::from(*b"sixteen bytes ..");

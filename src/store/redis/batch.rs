@@ -1,5 +1,4 @@
-//! Batches. A batch sends several requests in one call. Equal requests are sent once, and so is
-//! each account.
+//! Batches of requests, each sent in one call. Equal requests are sent once.
 
 use std::collections::HashMap;
 
@@ -14,8 +13,7 @@ use super::{
 };
 use crate::decision::Decision;
 
-/// The maximum number of different requests in a batch. Each has at most
-/// [`MAX_ACCOUNTS`](super::coalesce::MAX_ACCOUNTS), so a call has at most 256 accounts.
+/// The maximum number of different requests in a batch.
 pub(super) const MAX_GROUPS: usize = 64;
 /// The maximum number of callers in a batch, including those with equal requests.
 const MAX_CALLERS: usize = 1_024;
@@ -33,7 +31,7 @@ pub(super) struct Batch {
 #[derive(Debug)]
 struct Group {
     callers: SmallVec<[QueuedRequest; 1]>,
-    /// The plan of each account, as a 1-based index.
+    /// The 1-based index of the plan of each account.
     plans: SmallVec<[u16; 2]>,
 }
 
@@ -41,7 +39,7 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct BatchReply {
     now: u64,
-    /// The results of the groups, in their order.
+    /// The results of the groups, in the order of the groups.
     groups: Vec<GroupReply>,
 }
 
@@ -54,8 +52,7 @@ struct GroupReply {
 }
 
 impl Batch {
-    /// Returns the number of further callers that fit into the batch, even if all their requests
-    /// are different.
+    /// Returns the number of callers that still fit into the batch.
     pub(super) fn room(&self) -> usize {
         MAX_GROUPS.saturating_sub(self.groups.len()).min(MAX_CALLERS.saturating_sub(self.callers))
     }
@@ -172,8 +169,8 @@ impl GroupReply {
         Ok(Self { allowed, accounts })
     }
 
-    /// Returns the decision for the caller at `position`. It equals the decision of a separate call
-    /// after the calls of all earlier callers.
+    /// Returns the decision for the caller at `position`, as if all callers had made separate
+    /// calls.
     fn decision(&self, request: &Request, now: u64, position: usize) -> Decision {
         let is_allowed = position < self.allowed;
         let own = |(reply, account): (&AccountReply, &AccountRequest)| match self
@@ -234,7 +231,7 @@ mod tests {
         [&micros.to_le_bytes()[..7], &[0, 0]].concat()
     }
 
-    /// Encodes the reply to a group: allowed, flags, and the TATs in microseconds from now.
+    /// Encodes the reply to a group. `tats` are in microseconds from now.
     fn group(allowed: u8, flags: u8, tats: &[u64]) -> Vec<u8> {
         let quota = |tat: &u64| [&[b'g', 9, 0][..], &instant(NOW + tat)].concat();
         let quotas: Vec<_> = tats.iter().flat_map(quota).collect();

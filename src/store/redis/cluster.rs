@@ -14,19 +14,21 @@ use crate::key::Key;
 
 /// The maximum number of redirections of a call.
 const MAX_REDIRECTIONS: u32 = 5;
-/// The pause before a call is repeated because some of its keys are still moving. Each pause is
-/// twice as long.
+/// The first pause before a call is repeated while its keys move. Each further pause is twice as
+/// long.
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 
-/// The number of keys among which a probe looks for one of each server.
+/// The number of keys that a probe tries, to find one key of each server.
 const MAX_PROBE_KEYS: u32 = 10_000;
 
-/// Connections to the servers of a cluster, which follow moved slots and failovers.
+/// Connections to the servers of a cluster. Follows moved slots and failovers.
 ///
-/// There is one connection per server. It reconnects by itself. After several failures in a row,
-/// calls to the server fail immediately, as with a [`Breaker`](crate::store::Breaker). The other
-/// servers are not affected. When a server fails or redirects a call, one task asks the cluster for
-/// the slots again, at most every quarter of a second while the failure lasts.
+/// Each server has one connection, which reconnects by itself. After several consecutive failures,
+/// calls to a server fail immediately, as with a [`Breaker`](crate::store::Breaker). Other servers
+/// are not affected.
+///
+/// After a failure or a redirection, one task asks the cluster for its slots. While the failure
+/// lasts, the task asks again, with pauses of up to half a second.
 ///
 /// Created by [`RedisStore::cluster`](super::RedisStore::cluster) and
 /// [`cluster_lazy`](super::RedisStore::cluster_lazy). Clones share the connections.
@@ -43,19 +45,17 @@ impl ClusterLink {
         Ok(Self { routes: Routes::new(seeds)?, budget: None })
     }
 
-    /// Sets the time after which callers no longer wait. A server that has not replied shortly
-    /// before then has failed.
+    /// Sets the time budget of the callers.
     fn set_budget(&mut self, budget: Duration) {
         self.budget = Some(self.budget.map_or(budget, |known| known.min(budget)));
     }
 
-    /// Returns `true` if calls to a server that fails soon fail immediately. Without a time budget,
-    /// callers may leave before a silent server has failed.
+    /// Returns `true` if calls to a failing server fail immediately. Requires a time budget.
     pub(super) fn isolates_failures(&self) -> bool {
         self.budget.is_some()
     }
 
-    /// Returns an error if a server of one of these keys fails and is not called at the moment.
+    /// Returns an error if the circuit of a key's server is open.
     pub(super) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
         let masters =
             keys.into_iter().filter_map(|key| self.routes.master(slot(key.as_bytes())).ok());
@@ -69,8 +69,7 @@ impl ClusterLink {
         masters.filter(|node| node.is_failing()).map(|node| node.address.clone()).collect()
     }
 
-    /// Returns the address and one key of each server, among keys that are numbers. `account`
-    /// returns the account of a key.
+    /// Returns the address of each server, with a key that it stores.
     pub(super) async fn key_per_server(
         &self,
         account: impl Fn(&Key) -> String,
@@ -90,7 +89,7 @@ impl ClusterLink {
         Ok(found)
     }
 
-    /// Returns the instant until which a call that starts now waits for servers.
+    /// Returns the instant at which a call that starts now times out.
     fn deadline(&self) -> Instant {
         // The rest of the budget is enough to return the error in time.
         Instant::now() + self.budget.map_or(TIMEOUT, |budget| (budget / 10 * 9).min(TIMEOUT))
@@ -131,8 +130,7 @@ impl ClusterLink {
         }
     }
 
-    /// Sends a command to all masters. Returns the replies of those that reply, or an error if no
-    /// master replies.
+    /// Sends a command to all masters, and returns their replies. Fails if no master replies.
     async fn call_all(&self, command: &Cmd) -> RedisResult<Value> {
         let deadline = self.deadline();
         self.routes.loaded(deadline).await?;
@@ -149,7 +147,7 @@ impl ClusterLink {
     }
 }
 
-/// Sets the time budget of the callers, if the connection is one to a cluster.
+/// Sets the time budget of the callers, if the connection is a [`ClusterLink`].
 pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
     let connection: &mut dyn Any = connection;
     if let Some(cluster) = connection.downcast_mut::<ClusterLink>() {
@@ -158,7 +156,7 @@ pub(super) fn set_budget<C: 'static>(connection: &mut C, budget: Duration) {
 }
 
 impl<C: 'static> RedisStore<C> {
-    /// Returns the connection, if it is one to a cluster.
+    /// Returns the connection, if it is a [`ClusterLink`].
     pub(super) fn cluster_link(&self) -> Option<&ClusterLink> {
         (&self.connection as &dyn Any).downcast_ref()
     }

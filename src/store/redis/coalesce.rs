@@ -1,8 +1,8 @@
 //! Decisions that wait at the same time and share one call.
 //!
-//! While few calls are in flight, each decision is sent immediately in its own call. Under load, a
-//! decision waits for a batch. A batch is sent when the previous one is answered, or when it is
-//! full. No decision waits for a timer.
+//! While few calls are in flight, each decision is sent immediately in its own call. Under load,
+//! decisions wait for a batch. A batch is sent when an earlier batch is answered, or when the batch
+//! is full. No decision waits for a timer.
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{decision::Decision, observe::store_failed};
 
-/// The maximum accounts of a batched request. A long batch delays other users of the server.
+/// The maximum number of accounts in a batched request.
 pub(super) const MAX_ACCOUNTS: usize = 4;
 
 /// Charges `request` in its own call or in a batch.
@@ -70,8 +70,6 @@ where
 }
 
 /// Spawns all batches that are due, each on the runtime of its first caller.
-///
-/// Another runtime might not run any more.
 fn spawn_batches<C>(store: &RedisStore<C>, now: Instant)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -85,7 +83,7 @@ where
     }
 }
 
-/// The task of a batch, which spawns the next batch when it is dropped.
+/// The task of a batch. Spawns the next batch on drop.
 struct BatchTask<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,

@@ -65,7 +65,7 @@ impl RedisErrorKind {
 }
 
 impl RedisErrorKind {
-    /// Returns `true` if the server is not there, or not ready yet.
+    /// Returns `true` if the server cannot be reached or is not ready.
     pub(super) fn is_absence(self) -> bool {
         matches!(self, Self::Disconnected | Self::Timeout | Self::Busy | Self::Cluster)
     }

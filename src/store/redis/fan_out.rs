@@ -22,7 +22,7 @@ use crate::{decision::Decision, observe::store_failed};
 
 /// Charges all accounts of `request`, or none.
 ///
-/// The calls continue if the caller is dropped, so that charges are undone in any case.
+/// The calls continue if the caller is dropped, so that charges can be undone.
 pub(super) async fn take<C>(store: RedisStore<C>, request: Request) -> Result<Decision, RedisError>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -60,7 +60,7 @@ where
     })
 }
 
-/// Undoes the charges of `taken` in the background. Without a runtime, they stay.
+/// Undoes the charges of `taken` in the background. Without a runtime, the charges remain.
 pub(super) fn undo<C>(store: &RedisStore<C>, request: Request, taken: &Decision, units: Option<u32>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -71,7 +71,7 @@ where
         #[cfg(feature = "testing")]
         store.shared.undoing.fetch_add(1, Relaxed);
         drop(runtime.spawn(async move {
-            // A charge that cannot be undone comes back with time.
+            // A charge that cannot be undone is refilled with time.
             drop(store.execute(&part, ScriptOp::Undo(&taken, units)).await);
             #[cfg(feature = "testing")]
             store.shared.undoing.fetch_sub(1, Release);
@@ -84,7 +84,7 @@ async fn undo_part<C>(store: &RedisStore<C>, part: &Request, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    // A charge that cannot be undone comes back with time.
+    // A charge that cannot be undone is refilled with time.
     drop(store.execute(part, ScriptOp::Undo(&taken, None)).await);
 }
 

@@ -32,15 +32,12 @@ use crate::store::BoxFuture;
 
 /// The timeout of a connection attempt, and of a command.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
-/// The time for which a command waits while there is neither a connection nor an attempt in
-/// progress.
+/// The time that a command waits for the next connection attempt.
 const RECONNECT_GRACE: Duration = Duration::from_millis(25);
-/// The maximum pause between attempts. Each pause is chosen at random between zero and its bound
-/// (full jitter).
+/// The maximum pause between attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 const BASE_BACKOFF: Duration = Duration::from_millis(10);
-/// The maximum pause while a command waits. With longer pauses, the probe of a breaker, which is
-/// sent once per second, could always miss the next attempt.
+/// The maximum pause while a command waits. A longer pause could miss every probe of a breaker.
 const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
@@ -63,10 +60,10 @@ pub(super) fn config() -> AsyncConnectionConfig {
         .set_response_timeout(Some(TIMEOUT))
 }
 
-/// A multiplexed connection to one server, or to the master that sentinels report. The connection
-/// reconnects by itself, with exponential backoff and full jitter. Only one attempt runs at a time.
+/// Multiplexed connection to one server, or to the master that sentinels report.
 ///
-/// Created by [`RedisStore::connect`](super::RedisStore::connect),
+/// The connection reconnects by itself, with exponential backoff and full jitter. Created by
+/// [`RedisStore::connect`](super::RedisStore::connect),
 /// [`connect_lazy`](super::RedisStore::connect_lazy) and [`sentinel`](super::RedisStore::sentinel).
 /// Clones share the connection.
 #[derive(Clone)]
@@ -76,7 +73,7 @@ struct LinkInner {
     dial: Dial,
     state: watch::Sender<LinkState>,
     dialing: AtomicBool,
-    /// Notifies the dialing task that a command waits for a connection.
+    /// Notified when a command waits for a connection.
     wanted: Arc<Notify>,
     /// The number of attempts since the last stable connection.
     attempts: AtomicU32,
@@ -105,7 +102,7 @@ impl Link {
         }))
     }
 
-    /// Returns the connection. If the link is reconnecting, waits for a short time.
+    /// Returns the connection. Waits for a short time while the link reconnects.
     async fn connected(&self) -> RedisResult<(MultiplexedConnection, Instant)> {
         let (start, mut states) = (Instant::now(), self.0.state.subscribe());
         let wait = async {
@@ -131,7 +128,7 @@ impl Link {
         timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
     }
 
-    /// Starts to dial, unless dialing is in progress.
+    /// Starts a task that dials, unless such a task is running.
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
         if !self.0.dialing.swap(true, AcqRel) {
@@ -159,8 +156,7 @@ impl Link {
         }
     }
 
-    /// Discards the current connection, because its replies do not match the requests. Has no effect
-    /// on a connection of another type.
+    /// Discards a connection with an invalid reply, if the connection is a [`Link`].
     pub(super) fn discard_current(connection: &dyn Any) {
         if let Some(link) = connection.downcast_ref::<Self>() {
             link.discard_invalid();
@@ -184,8 +180,7 @@ impl LinkInner {
     }
 }
 
-/// The guard of the one task that dials. It is released when the task ends or the runtime drops the
-/// task.
+/// The guard of the one task that dials. Dropping the guard permits another task.
 struct DialGuard(Weak<LinkInner>);
 
 impl Drop for DialGuard {
@@ -228,8 +223,7 @@ async fn reconnect(guard: DialGuard) {
     }
 }
 
-/// Waits until `pause` has passed since the `last` attempt. The pause is shorter while a command
-/// waits.
+/// Waits until `pause` has passed since the `last` attempt, or less if a command waits.
 async fn back_off(last: Instant, pause: Duration, wanted: &Notify) {
     sleep_until(last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
     let _ = timeout_at(last + pause, wanted.notified()).await;

@@ -60,14 +60,15 @@ use crate::{
 /// A decision is one script call, for any number of rules and quotas. The script uses the server's
 /// clock and returns the same results as [`LocalStore`](crate::LocalStore).
 ///
-/// On a cluster, the accounts of a request may be on different servers. They are called
-/// concurrently, and the charges are undone if one of them denies. The limit is never exceeded.
-/// Until a charge is undone, for one round trip, it may cause the denial of another request.
+/// On a cluster, the accounts of a request may be on different servers. These servers are called
+/// concurrently. If one server denies, the charges on the other servers are undone. The limit is
+/// never exceeded. Until a charge is undone, for one round trip, it may cause the denial of another
+/// request.
 ///
-/// Under load, decisions that wait at the same time share one call. Such a batch has up to 64
-/// different requests, which are decided in the order of arrival. A decision waits only while more
-/// than sixteen calls are in flight, and never for a timer. Only GCRA quotas that start full are
-/// batched. A cluster never batches; see [`coalesce`](RedisStore::coalesce).
+/// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
+/// to 64 different requests, which are decided in the order of arrival. A decision waits only while
+/// more than sixteen calls are in flight, and never for a timer. Only GCRA quotas that start full
+/// are batched. A cluster never batches; see [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -99,21 +100,22 @@ use crate::{
 /// # }
 /// ```
 ///
-/// Keys have the form `<prefix>:<version>:{<hash>}`. They contain no user input, and expire once
-/// their account can be dropped.
+/// Keys in Redis have the form `<prefix>:<version>:{<hash>}`, and contain no user input. A key
+/// expires when its account can be dropped.
 ///
 /// Clones share the store. The store needs a tokio runtime with a timer.
 ///
 /// # Limitations
 ///
-/// - Charges are lost if the server evicts keys to free memory (`allkeys-*`), loses its data, or
-///   fails over to a replica that lacks the last charges. Each loss admits at most one more burst
-///   per key. If two primaries do not know of each other, each admits the whole limit.
-/// - A request whose reply is lost may have been charged, and is never sent again. A caller that is
-///   dropped while it waits for a batch is not charged. A caller that is dropped later may be
-///   charged.
-/// - All decisions of one call fail together. A tokio runtime that shuts down also drops the
-///   replies for callers on other runtimes. These callers receive an error.
+/// - Charges are lost if the server evicts keys to free memory (`allkeys-*`) or loses its data. A
+///   failover to a replica loses the charges that the replica lacks. Each loss admits at most one
+///   more burst per key.
+/// - If a network partition leads to two primaries, each admits the whole limit.
+/// - A request whose reply is lost may have been charged, and is never sent again.
+/// - A caller that is dropped while it waits for a batch is not charged. A caller that is dropped
+///   later may be charged.
+/// - All decisions of one call fail together. If a tokio runtime shuts down, callers on other
+///   runtimes may receive an error.
 /// - A client that can write to the server can change the limits.
 #[derive(Clone)]
 pub struct RedisStore<C = Link> {
@@ -200,10 +202,11 @@ where
 
     /// Hashes keys with a secret, to hide the owners of accounts from other users of the server.
     ///
-    /// All processes that share accounts need the same secret.
+    /// All processes that share accounts need the same secret: sixteen bytes, or a
+    /// [`FingerprintKey`] from a longer text.
     ///
-    /// It is sixteen bytes, or a [`FingerprintKey`] from a longer text. Without a secret, anyone
-    /// with read access can find the owner of an account by trying addresses or short names.
+    /// Without a secret, anyone with read access can find the owner of an account by trying IP
+    /// addresses or short names.
     #[must_use]
     pub fn secret(mut self, secret: impl Into<FingerprintKey>) -> Self {
         self.settings_mut().addresses.secret = secret.into();
@@ -212,8 +215,8 @@ where
 
     /// Writes the rule and the key in plain text, for debugging.
     ///
-    /// All clients with read access to the server can then read them, and the length of a key
-    /// depends on user input.
+    /// All clients with read access to the server can then read the rule and the key. The length of
+    /// a key in Redis then depends on user input.
     #[must_use]
     pub fn readable_keys(mut self) -> Self {
         self.settings_mut().addresses.readable = true;
@@ -222,11 +225,12 @@ where
 
     /// Enables or disables batching. Defaults to `true`, but a cluster never batches.
     ///
-    /// With batching, decisions that wait at the same time are sent in one call. The server does
-    /// nothing else during a call. A call took 0.2 ms for 64 keys of one rule, 0.2 ms for 1 024
-    /// equal requests under three rules, and 1 ms for 256 accounts, the most that a call has.
-    /// Single calls take several times longer in total, but other commands can run between them.
-    /// Pass `false` if other users of the server cannot wait that long.
+    /// With batching, decisions that wait at the same time are sent in one call. The server runs no
+    /// other command during a call. Pass `false` if other users of the server cannot wait that
+    /// long.
+    ///
+    /// A call took 0.2 ms for 64 keys of one rule, and 1 ms for 256 accounts, the maximum. Single
+    /// calls take several times longer in total, but other commands can run between them.
     ///
     /// ```no_run
     /// use tower_sluice::RedisStore;
@@ -243,9 +247,7 @@ where
         self
     }
 
-    /// Returns the number of accounts whose Redis key had an invalid value.
-    ///
-    /// Each was replaced with a new account.
+    /// Returns the number of accounts that had an invalid value in Redis and were replaced.
     #[must_use]
     pub fn healed(&self) -> u64 {
         self.shared.healed.load(Relaxed)
@@ -265,9 +267,9 @@ where
         self.shared.undoing.clone()
     }
 
-    /// Returns the settings for a change after which the store uses other accounts.
+    /// Returns the settings, to change the keys or the clock.
     ///
-    /// After the change, the store shares neither its rules nor its queue with its clones.
+    /// The store then stops sharing its rules and its queue with its clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -320,7 +322,7 @@ where
         Ok(reply)
     }
 
-    /// Calls a script by its hash, or sends its text to a server that has lost it.
+    /// Calls a script by its hash. Sends the text if the server does not know the hash.
     async fn run<K: redis::ToRedisArgs>(
         &self,
         script: &Script,
@@ -342,7 +344,7 @@ where
         Ok(reply?)
     }
 
-    /// Returns `read`. If the reply was invalid, the connection is replaced.
+    /// Returns `read`, and replaces the connection after an invalid reply.
     fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         // Later replies may belong to other requests, too.
         read.inspect_err(|_| Link::discard_current(&self.connection))
@@ -419,7 +421,7 @@ where
         self.change(charge, script_op)
     }
 
-    /// Undoes the charges in the background. Without a tokio runtime, they stay.
+    /// Undoes the charges in the background. Without a tokio runtime, the charges remain.
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         if taken.is_allowed() {
             let request = Request::new(charges, self.addresses());
@@ -445,7 +447,7 @@ where
         self.cluster_link().is_some_and(ClusterLink::isolates_failures)
     }
 
-    /// Decides on a charge of cost 0, in the same way as a request.
+    /// Reads an account of the server.
     fn health(&self) -> BoxFuture<Health> {
         Box::pin(probe::health(self.clone()))
     }

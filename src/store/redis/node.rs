@@ -1,4 +1,4 @@
-//! One server of a cluster: its connection, and a circuit that stops calls to it while it fails.
+//! One server of a cluster: its connection and its circuit breaker.
 
 use std::{
     io::{Error, ErrorKind},
@@ -49,8 +49,9 @@ impl Node {
         &self.host
     }
 
-    /// Sends a command, unless the circuit is open. `asking` permits the server to use a slot that
-    /// is moving to it.
+    /// Sends a command, unless the circuit is open.
+    ///
+    /// `asking` permits the server to use a slot that is still moving to it.
     pub(super) async fn call(
         &self,
         command: &Cmd,
@@ -67,7 +68,7 @@ impl Node {
         reply
     }
 
-    /// Returns the error of a call, if the server is not called at the moment.
+    /// Returns an error if the circuit is open.
     pub(super) fn check(&self) -> RedisResult<()> {
         self.circuit.retry_after().map_or(Ok(()), |left| Err(self.not_called(left)))
     }
@@ -76,7 +77,7 @@ impl Node {
         self.circuit.is_open()
     }
 
-    /// Notes that other servers have replaced this one.
+    /// Closes the circuit, because the server has left the cluster.
     pub(super) fn retire(&self) {
         self.circuit.retire();
     }
@@ -106,7 +107,7 @@ impl Node {
     }
 }
 
-/// Returns `true` if a server that works may send this error.
+/// Returns `true` if a working server may return this error.
 fn is_answer(error: &redis::RedisError) -> bool {
     matches!(
         error.kind(),

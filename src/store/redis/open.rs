@@ -19,8 +19,7 @@ use super::{
 /// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The idle time after which TCP sends a probe. Many NATs drop a flow that is idle for a few minutes,
-/// and do not notify its ends.
+/// The idle time after which TCP sends a probe. Many NATs silently drop idle connections.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 
 impl RedisStore {
@@ -59,8 +58,8 @@ impl RedisStore {
     ///
     /// After a failover, the store asks the sentinels again.
     ///
-    /// The user, password, database and TLS of the first address are used for the master. The
-    /// credentials in the other addresses are used for the sentinels.
+    /// The first address gives the user, password, database and TLS for the master. The credentials
+    /// in the other addresses are for the sentinels.
     ///
     /// # Errors
     ///
@@ -102,10 +101,12 @@ impl RedisStore<ClusterLink> {
     ///
     /// The store follows moved slots and failovers.
     ///
-    /// With the server setting `cluster-require-full-coverage no`, the loss of one shard does not
-    /// affect the other shards. After several failures of a server, calls to it fail immediately.
-    /// For this, apply [`timeout`](crate::StoreExt::timeout) directly to this store. A
-    /// [`breaker`](crate::StoreExt::breaker) around it then has no effect.
+    /// To keep other shards available when one shard fails:
+    ///
+    /// - Set `cluster-require-full-coverage no` on the servers.
+    /// - Apply [`timeout`](crate::StoreExt::timeout) directly to this store. After several failures
+    ///   of a server, calls to that server then fail immediately, and a
+    ///   [`breaker`](crate::StoreExt::breaker) has no effect.
     ///
     /// The constructor [probes](RedisStore::probe) each master and logs warnings. A master that
     /// cannot be reached is a warning.
@@ -145,7 +146,7 @@ where
     }
 }
 
-/// Names the constructor that does not need the servers, if they cannot be reached.
+/// Suggests the constructor that does not connect, if the servers cannot be reached.
 fn without(error: RedisError, constructor: &str) -> RedisError {
     match error.kind() {
         RedisErrorKind::Disconnected => error.with_fix(&format!("{constructor} starts without it")),
@@ -199,7 +200,7 @@ fn fix(url: &str, has_tls: bool) -> Option<String> {
     }
 }
 
-/// Returns the address for an error, with `***` in place of a possible password.
+/// Returns the address for an error text, without a possible password.
 fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if is_host(url) { url } else { "***" }.to_owned();
@@ -220,7 +221,7 @@ fn redacted(url: &str) -> String {
     format!("{scheme}://{user}{host}{path}")
 }
 
-/// Returns `true` if the text is a host and a port, and so cannot be a misplaced password.
+/// Returns `true` if the text is a host and a port.
 fn is_host(text: &str) -> bool {
     let (name, port) = text.split_once(':').unwrap_or((text, ""));
     let is_port = !port.is_empty() && port.parse::<u16>().is_ok();

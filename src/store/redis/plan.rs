@@ -1,6 +1,6 @@
-//! Plans: binary arguments of a script, with the quotas and demands of one account.
+//! Binary arguments of a script, with the quotas and demands of one account.
 //!
-//! Products with an interval are computed in Rust, because a number in Lua loses digits.
+//! Products are computed in Rust, because numbers in Lua lose digits.
 
 use super::script::letter;
 use crate::{
@@ -11,9 +11,9 @@ use crate::{
 
 /// The longest time for which accounts are kept, in nanoseconds: forty years.
 pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
-/// The maximum units of an account, which fit into five bytes.
+/// The maximum units of an account.
 const MOST_UNITS: u64 = 1 << 39;
-/// The bound below which a double represents every integer exactly.
+/// The bound below which a double represents every integer.
 const EXACT: u64 = 1 << 53;
 
 /// The bytes of a plan, little-endian.
@@ -31,7 +31,7 @@ pub(super) enum Change {
     Late(u64),
     /// Refunds units.
     Refund(u64),
-    /// Undoes a charge, except units that have come back.
+    /// Undoes a charge, except for refilled units.
     Undo(Receipt),
 }
 
@@ -47,8 +47,7 @@ impl EncodedPlan {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
-    /// Appends one quota with its demand and its change. `key` is the index of the account among the
-    /// keys of the call.
+    /// Appends one quota with its demand and its change. `key` is the index of the account.
     pub(super) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
         let capacity = u64::from(quota.limit()) + u64::from(quota.soft_units());
         let possible = ask.need() <= capacity;

@@ -20,7 +20,7 @@ use crate::{
     store::{Charge, Health},
 };
 
-/// The commands that the scripts use, and those that call the scripts.
+/// The commands that a user of the store must be permitted to run.
 const PERMISSIONS: &str = "+eval +evalsha +time +get +mget +exists +psetex +del +pttl +pexpire \
                            +lindex +lrange +lset +rpush +lpop +rpop +lrem +info +select \
                            +script|load";
@@ -68,7 +68,7 @@ where
         Ok(probe)
     }
 
-    /// Runs the scripts on each server. Returns a warning for each missing one.
+    /// Runs the scripts on each server. Returns a warning for each server that cannot be reached.
     async fn probe_scripts(&self) -> Result<Probe, RedisError> {
         let Some(cluster) = self.cluster_link() else {
             self.probe_key(&Key::everyone()).await?;
@@ -100,8 +100,7 @@ where
         Ok(())
     }
 
-    /// Runs a batch of two requests. Otherwise, a missing permission of batches would be an error
-    /// only under load.
+    /// Runs a batch of two requests, to check the permissions of batches.
     async fn probe_batch(&self) -> Result<(), RedisError> {
         if !self.settings.coalesces {
             return Ok(());
@@ -117,8 +116,7 @@ where
         Ok(())
     }
 
-    /// Loads the most common scripts on every server, so that the first request does not need a
-    /// second round trip.
+    /// Loads the most common scripts on every server, to save a round trip later.
     async fn load_scripts(&self) {
         for kind in [ScriptKind::Plain, ScriptKind::Batch, ScriptKind::Adjust] {
             let mut load = Cmd::new();
@@ -134,7 +132,7 @@ where
     }
 }
 
-/// Charges 0 units to the probe's account, and returns the health of the store.
+/// Reads the probe's account, and returns the health of the store.
 pub(super) async fn health<C>(store: RedisStore<C>) -> Health
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,

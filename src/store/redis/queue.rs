@@ -17,12 +17,16 @@ use crate::decision::Decision;
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// While this number of batches is in flight, only a full batch is sent.
+/// The maximum number of batches in flight. Only a full batch may exceed this number, and a batch
+/// that follows the last one after [`BATCH_INTERVAL`].
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which a batch no longer delays others. Its runtime may be blocked.
+/// The time after which a batch is sent although others are in flight. On a slow link, requests
+/// would otherwise wait for one round trip before their own.
+const BATCH_INTERVAL: Duration = Duration::from_millis(5);
+/// The time after which a batch no longer delays others, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The decisions of a store that are in flight or that wait.
+/// The queue of waiting requests, and the calls in flight.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<QueueState>);
 
@@ -33,7 +37,7 @@ struct QueueState {
     batches: Vec<RunningBatch>,
     /// The number of batches that have been started so far.
     batches_started: u64,
-    /// `true` while a task spawns batches, including those that become due.
+    /// `true` while a task spawns batches.
     spawning: bool,
 }
 
@@ -92,9 +96,9 @@ impl Queue {
         queue.push_back(waiter);
     }
 
-    /// Starts the next batch, if one is due, and returns its first caller.
+    /// Returns the first caller of the next batch, if a batch is due.
     ///
-    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned).
+    /// No other batch starts until [`batch_spawned`](Queue::batch_spawned) is called.
     pub(super) fn next_batch(
         self: &Arc<Self>,
         now: Instant,
@@ -121,12 +125,14 @@ impl Queue {
 }
 
 impl QueueState {
-    /// Returns `true` if few batches are in flight, or if enough callers wait to fill one.
+    /// Returns `true` if few batches are in flight, or if enough callers wait for a full batch.
     fn is_batch_due(&mut self, now: Instant) -> bool {
         self.batches.retain(|batch| now.duration_since(batch.since) < STALL_TIMEOUT);
         let count = |phase| self.batches.iter().filter(|batch| batch.phase == phase).count();
         let (collecting, in_flight) = (count(Phase::Collecting), count(Phase::InFlight));
-        let has_room = collecting == 0 && in_flight < MAX_IN_FLIGHT;
+        let latest = self.batches.last().map(|batch| now.duration_since(batch.since));
+        let has_room = collecting == 0
+            && (in_flight < MAX_IN_FLIGHT || latest.is_some_and(|age| age >= BATCH_INTERVAL));
         has_room || self.waiting.len() >= MAX_GROUPS * (collecting + 1)
     }
 

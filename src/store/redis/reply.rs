@@ -1,6 +1,4 @@
-//! Replies of a script: the accounts after the call.
-//!
-//! Decisions are computed from them as in the local store.
+//! Replies of a script, with the accounts after the call.
 
 use smallvec::SmallVec;
 
@@ -15,7 +13,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// The latest valid instant in microseconds, in the year 2255. A sum of two stays below 2^64 ns.
+/// The latest valid instant in microseconds. The sum of two instants fits into 64 bits.
 const LATEST: u64 = 1 << 53;
 
 /// The reply of one call.
@@ -42,7 +40,7 @@ pub(super) struct AccountReply {
 type QuotaState = Option<AccountState>;
 
 impl Reply {
-    /// Parses the reply to `request` of a script of the kind `kind`.
+    /// Parses the reply of a script to `request`.
     pub(super) fn read(
         bytes: &[u8],
         request: &Request,
@@ -104,7 +102,7 @@ impl Reply {
 }
 
 impl AccountReply {
-    /// Parses the next account, which should be charged if `expected` is `true`.
+    /// Parses the next account. `expected` is `true` if the account should be charged.
     pub(super) fn read(
         bytes: &mut Reader<'_>,
         account: &AccountRequest,
@@ -121,8 +119,6 @@ impl AccountReply {
     }
 
     /// Returns `true` if the state can result from `times` equal charges at `now`.
-    ///
-    /// Supports only GCRA quotas that start full.
     pub(super) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
@@ -134,7 +130,7 @@ impl AccountReply {
             })
     }
 
-    /// Returns the account before the last `charges` charges.
+    /// Returns the account without its last `charges` charges.
     pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
@@ -320,7 +316,7 @@ mod tests {
         Algorithm::SlidingLog,
     ];
 
-    /// A request with a charge of cost 0 on one account, and a real charge on another.
+    /// Creates a request that reads one account and charges another account.
     fn request(quotas: &[Quota]) -> Request {
         let (one, two) = (Key::from("one"), Key::from("two"));
         let charges = [&one, &two].map(|key| Charge::new(RuleName::default(), key, quotas));

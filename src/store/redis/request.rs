@@ -1,4 +1,4 @@
-//! Requests to the server: each account once, with its plan.
+//! Requests to the server. Each account is sent once.
 
 use smallvec::SmallVec;
 
@@ -15,7 +15,7 @@ use crate::{
     store::Charge,
 };
 
-/// The accounts of a call, and its quotas in the order of the charges.
+/// The accounts of a call. `named` has the quotas in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) accounts: SmallVec<[AccountRequest; 2]>,
@@ -73,7 +73,7 @@ impl ScriptOp<'_> {
 }
 
 impl Request {
-    /// Merges charges of one account and adds their costs.
+    /// Creates a request. The costs of charges to one account are added.
     pub(super) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
         let mut request = Self { accounts: SmallVec::new(), named: SmallVec::new() };
         for charge in charges {
@@ -104,7 +104,7 @@ impl Request {
         at
     }
 
-    /// Splits the request into one per account, which may be on different servers.
+    /// Splits the request into one per account, because accounts may be on different servers.
     pub(super) fn split(&self) -> impl Iterator<Item = Self> {
         self.accounts.iter().enumerate().map(|(at, account)| {
             let named = self.named.iter().filter(|named| named.account == at);
@@ -113,13 +113,13 @@ impl Request {
         })
     }
 
-    /// Renumbers the outcomes from 0, so that the request can be decided alone.
+    /// Renumbers the outcomes from 0, for a separate decision.
     pub(super) fn standalone(mut self) -> Self {
         self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
         self
     }
 
-    /// Returns the accounts that an allowed decision charged, one request per call.
+    /// Returns requests for the accounts that an allowed decision charged.
     pub(super) fn charged(self, taken: &Decision, sharded: bool) -> Vec<Self> {
         let charged = |account: &AccountRequest| taken.charged(account.rule);
         if !sharded && self.accounts.iter().all(charged) {
@@ -210,7 +210,7 @@ impl Request {
         taken.outcomes().get(named.outcome)
     }
 
-    /// Returns the instant of the charge, by the clock of the accounts' server.
+    /// Returns the instant of the charge, by the clock of its server.
     fn charged_at(&self, taken: &Decision) -> u64 {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
         taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
@@ -224,7 +224,7 @@ impl AccountRequest {
         plan.int::<1>(self.quotas.len() as u64)
     }
 
-    /// Returns the full plan of a plain account.
+    /// Encodes an account that [is plain](AccountRequest::is_plain).
     pub(super) fn plain_plan(&self) -> Vec<u8> {
         let charge = |plan: EncodedPlan, (quota, ask): &(Quota, Demand)| {
             plan.quota(quota, *ask, Change::Charge, 0)
@@ -232,7 +232,7 @@ impl AccountRequest {
         self.quotas.iter().flatten().fold(self.plan_head(), charge).0
     }
 
-    /// Returns `true` if the account has only charged GCRA quotas that start full.
+    /// Returns `true` if the account has only GCRA quotas that start full, and all are charged.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Demand)| {
             letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0

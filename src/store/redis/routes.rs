@@ -26,11 +26,10 @@ use super::{
     slots::{SLOTS, SlotRange, split_address},
 };
 
-/// The pause after a refresh. While further refreshes are wanted, each pause is twice as long, up
-/// to [`MAX_PAUSE`], and shortened at random by up to a half.
+/// The first pause after a refresh. Each further pause is twice as long, up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_millis(500);
-/// The time after which another server is asked, too.
+/// The time after which the next server is asked, too.
 const STAGGER: Duration = Duration::from_millis(25);
 
 /// The routes of a cluster.
@@ -108,8 +107,8 @@ impl Routes {
         masters.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
     }
 
-    /// Returns the server that a redirection names. If the slot has `moved`, its later calls go to
-    /// that server.
+    /// Returns the server that a redirection names. Updates the master of the slot if the slot has
+    /// `moved`.
     pub(super) fn redirect(
         &self,
         redirection: &RedisError,
@@ -134,7 +133,7 @@ impl Routes {
         found
     }
 
-    /// Starts to ask for the slots, unless a task does. Returns `true` if it was started now.
+    /// Starts a task that asks for the slots. Returns `false` if such a task is running.
     pub(super) fn refresh(self: &Arc<Self>) -> RedisResult<bool> {
         let runtime = runtime()?;
         self.is_wanted.store(true, Release);
@@ -206,8 +205,7 @@ impl Routes {
     }
 }
 
-/// The guard of the one task that asks for the slots. It is released when the task ends or the
-/// runtime drops the task.
+/// The guard of the one task that asks for the slots. Dropping the guard permits another task.
 struct RefreshGuard(Weak<Routes>);
 
 impl Drop for RefreshGuard {
@@ -218,7 +216,7 @@ impl Drop for RefreshGuard {
     }
 }
 
-/// Asks for the slots until nobody wants to know them any more.
+/// Asks for the slots until no caller needs a refresh.
 async fn refresh(guard: RefreshGuard) {
     let mut pause = MIN_PAUSE;
     loop {
@@ -236,7 +234,7 @@ async fn refresh(guard: RefreshGuard) {
     }
 }
 
-/// Asks the first server for the slots. Asks the next one too if a server fails or is slow.
+/// Asks one server after another for the slots, and returns the first reply.
 async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
     let (mut candidates, mut asked) = (candidates.into_iter(), FuturesUnordered::new());
     let mut failed = error("no server of the cluster replies");

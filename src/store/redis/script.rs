@@ -15,8 +15,7 @@ const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
-/// The text around the general path that makes it a function. A batch calls it only for unusual
-/// accounts.
+/// The text that turns the general part of a script into a function.
 const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
 const ALGORITHMS: [(u8, &str); 5] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
@@ -48,7 +47,7 @@ pub(super) struct Script {
 /// The kind of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScriptKind {
-    /// Takes only GCRA quotas that start full and are all charged. Most requests are of this kind.
+    /// Charges only GCRA quotas that start full. Most requests are of this kind.
     Plain,
     Take,
     Adjust,
@@ -56,8 +55,7 @@ pub(super) enum ScriptKind {
     Batch,
 }
 
-/// All scripts of a store, assembled on first use. Each set of algorithms has its own script, so
-/// that the server does not define unneeded functions in each call.
+/// All scripts of a store, assembled on first use. Each set of algorithms has its own script.
 pub(super) struct Scripts {
     clock: &'static str,
     scripts: [[OnceLock<Script>; SETS]; 4],

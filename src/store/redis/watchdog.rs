@@ -10,19 +10,17 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The time after which a connection without any reply is replaced.
+/// The time without a reply after which a connection is replaced.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// A connection is replaced only after more requests without a reply than this.
-///
-/// A single request may belong to a dropped caller.
+/// The number of requests that may be without a reply, for example because of dropped callers.
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
     created: Instant,
-    /// Milliseconds from `created` to the first request without a reply, plus one.
+    /// The time of the first request without a reply, in milliseconds since `created`, plus one.
     ///
-    /// The value is 0 if every request has a reply.
+    /// Zero if every request has a reply.
     since: AtomicU64,
     requests: AtomicU32,
 }

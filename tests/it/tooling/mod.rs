@@ -3,6 +3,8 @@
 
 #[cfg(all(feature = "admin", feature = "governor", feature = "redis", feature = "testing"))]
 mod admin;
+#[cfg(all(feature = "metrics", feature = "testing"))]
+mod dashboard;
 #[cfg(feature = "axum")]
 mod examples;
 #[cfg(all(feature = "governor", feature = "testing"))]

@@ -1,0 +1,184 @@
+//! The page of troubleshooting has an entry for each warning and error of the sources.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let known = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|it| it == "rs");
+    let inside = |path: PathBuf| if path.is_dir() { sources(&path) } else { vec![path] };
+    paths.filter(known).flat_map(inside).collect()
+}
+
+/// The code of the sources, without comments, unit tests, and the test tools.
+fn texts() -> Vec<String> {
+    let src = root().join("src");
+    let files = sources(&src).into_iter().filter(|path| !path.starts_with(src.join("testing")));
+    let code = |text: String| {
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        lines.flat_map(|line| [line, "\n"]).collect()
+    };
+    files.map(|path| code(fs::read_to_string(path).expect("text"))).collect()
+}
+
+/// The page, with one space between words.
+fn page() -> String {
+    let text = fs::read_to_string(root().join("src/guide/troubleshooting.md")).expect("the page");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The arguments of each call of `name`, up to the closing parenthesis outside of literals.
+fn calls<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let arguments = |rest: &'a str| {
+        let (mut depth, mut quoted, mut escaped) = (1, false, false);
+        let end = rest.find(|c| {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' if quoted => escaped = true,
+                '"' => quoted = !quoted,
+                '(' if !quoted => depth += 1,
+                ')' if !quoted => depth -= 1,
+                _ => {}
+            }
+            depth == 0
+        });
+        &rest[..end.unwrap_or(rest.len())]
+    };
+    text.split(name).skip(1).filter_map(|rest| rest.strip_prefix('(')).map(arguments).collect()
+}
+
+/// The string literals of some code, with their escapes resolved.
+fn literals(code: &str) -> Vec<String> {
+    let code = code.replace("\\\"", "\u{1}");
+    let texts = code.split('"').skip(1).step_by(2).map(|text| {
+        let text = text.replace("\\\n", " ").replace('\u{1}', "\"");
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    });
+    texts.collect()
+}
+
+/// The first fixed phrase of at least three words: without values, and up to a punctuation mark.
+fn phrase(message: &str) -> Option<String> {
+    let fixed = message.split('{').enumerate().map(|(at, part)| match at {
+        0 => part,
+        _ => part.split_once('}').map_or("", |(_, fixed)| fixed),
+    });
+    let phrases = fixed.flat_map(|part| part.split([':', ';', ',', '('])).map(str::trim);
+    phrases.filter(|it| it.split(' ').count() >= 3).map(str::to_owned).next()
+}
+
+/// The messages of warnings and errors in the log, and the names of lints.
+fn logged(text: &str) -> (Vec<String>, Vec<String>) {
+    let (mut messages, mut lints) = (Vec::new(), Vec::new());
+    for call in ["tracing::warn!", "tracing::error!", "warnings.push"] {
+        for call in calls(text, call) {
+            match call.split_once("lint = \"").and_then(|(_, rest)| rest.split('"').next()) {
+                Some(lint) => lints.push(lint.to_owned()),
+                None => messages.extend(literals(call).last().and_then(|it| phrase(it))),
+            }
+        }
+    }
+    (messages, lints)
+}
+
+#[test]
+fn each_warning_in_the_log_has_an_entry() {
+    let page = page();
+    let mut found = 0;
+    for text in texts() {
+        let (messages, lints) = logged(&text);
+        for message in &messages {
+            assert!(page.contains(message.as_str()), "the page has no entry for {message:?}");
+        }
+        for lint in &lints {
+            assert!(page.contains(&format!("| `{lint}` |")), "the page has no lint `{lint}`");
+        }
+        found += messages.len() + lints.len();
+    }
+    assert!(found >= 17, "only {found} warnings were found");
+}
+
+#[test]
+fn each_lint_has_an_entry() {
+    let (page, text) = (page(), fs::read_to_string(root().join("src/lint/mod.rs")).expect("text"));
+    let names = text.split("Self::").skip(1).filter_map(|arm| {
+        let name = arm.split_once(" => \"")?.1.split('"').next()?;
+        name.contains('_').then_some(name)
+    });
+    let names: BTreeSet<_> = names.collect();
+    assert!(names.len() >= 7, "{names:?}");
+    for name in names {
+        assert!(page.contains(&format!("| `{name}` |")), "the page has no lint `{name}`");
+    }
+}
+
+/// An error type is named in backticks, possibly as a link.
+#[test]
+fn each_error_has_an_entry() {
+    let page = page();
+    let mut types = BTreeSet::new();
+    for text in texts() {
+        for line in text.lines().filter(|line| line.trim().starts_with("impl")) {
+            let Some((_, rest)) = line.split_once("Error for ") else { continue };
+            let name = rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+            types.insert(name.to_owned());
+        }
+    }
+    assert!(types.len() >= 15, "{types:?}");
+    for name in types {
+        let named = [format!("`{name}`"), format!("::{name}`")];
+        assert!(named.iter().any(|it| page.contains(it)), "the page has no entry for {name}");
+    }
+}
+
+/// The text of a response to a request without a usable key.
+#[test]
+fn each_reason_for_a_missing_or_unusable_key_has_an_entry() {
+    let page = page();
+    let mut reasons = BTreeSet::new();
+    for text in texts() {
+        let fixed = |text: &String| text.split('{').next().unwrap_or_default().trim().to_owned();
+        for call in calls(&text, "KeyError::missing") {
+            reasons.extend(literals(call).first().map(|what| format!("missing {}", fixed(what))));
+        }
+        for fault in text.split(": HeaderFault = ").skip(1) {
+            let fault = literals(fault).swap_remove(0);
+            let phrase = fault.split([',', ';']).next().unwrap_or_default();
+            reasons.insert(phrase.trim().to_owned());
+        }
+    }
+    assert!(reasons.len() >= 8, "{reasons:?}");
+    for reason in reasons {
+        assert!(page.contains(&reason), "the page has no entry for {reason:?}");
+    }
+}
+
+#[test]
+fn each_kind_of_redis_error_has_an_entry() {
+    let page = page();
+    let text = fs::read_to_string(root().join("src/store/redis/error.rs")).expect("text");
+    let arms = text.split("Self::").skip(1).filter_map(|arm| arm.split_once(" => \""));
+    let kinds: Vec<_> = arms.filter_map(|(_, rest)| rest.split('"').next()).collect();
+    assert!(kinds.len() >= 11, "{kinds:?}");
+    for kind in kinds {
+        assert!(page.contains(&format!("| `{kind}` |")), "the page has no kind `{kind}`");
+    }
+}
+
+#[test]
+fn messages_are_cut_to_their_first_fixed_phrase() {
+    let text = "tracing::warn!(lint = \"a_b\", \"x {y} is (so) wrong\");\n\
+                tracing::warn!(\n  \"redis: {it} is not \\\n   there, \\\"{at}\\\"; wait\");";
+    let (messages, lints) = logged(text);
+    assert_eq!((messages, lints), (vec!["is not there".to_owned()], vec!["a_b".to_owned()]));
+    assert_eq!(phrase("{only} values"), None);
+}
