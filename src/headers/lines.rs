@@ -1,6 +1,7 @@
 //! The header fields of one response.
 
 use std::{
+    io::{self, Write},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -159,20 +160,32 @@ impl Template {
 
     #[inline(never)]
     fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
-        let (mut text, mut digits) = (SmallVec::<[u8; 128]>::new(), itoa::Buffer::new());
+        // A stack buffer, so that one allocation of the exact size is enough.
+        let mut text = [0; 128];
+        let mut rest = &mut text[..];
+        if self.put_list(readings, &mut rest).is_ok() {
+            let length = 128 - rest.len();
+            return HeaderValue::from_bytes(&text[..length]).ok();
+        }
+        let mut text = Vec::new();
+        self.put_list(readings, &mut text).ok()?;
+        HeaderValue::from_bytes(&text).ok()
+    }
+
+    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
+        let mut digits = itoa::Buffer::new();
         for (at, reading) in readings.iter().enumerate() {
             if at > 0 {
-                text.extend_from_slice(b", ");
+                text.write_all(b", ")?;
             }
-            text.extend_from_slice(self.quoted[usize::from(reading.item)].as_bytes());
-            text.extend_from_slice(b";r=");
-            text.extend_from_slice(digits.format(reading.remaining).as_bytes());
+            text.write_all(self.prefixes[usize::from(reading.item)].as_bytes())?;
+            text.write_all(digits.format(reading.remaining).as_bytes())?;
             if reading.next > 0 {
-                text.extend_from_slice(b";t=");
-                text.extend_from_slice(digits.format(reading.next).as_bytes());
+                text.write_all(b";t=")?;
+                text.write_all(digits.format(reading.next).as_bytes())?;
             }
         }
-        HeaderValue::from_bytes(&text).ok()
+        Ok(())
     }
 
     /// Sets `limit=5, remaining=4, reset=1`, unless an inner limiter has set fewer units.

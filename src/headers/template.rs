@@ -27,8 +27,8 @@ const FEW: usize = 16;
 pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
-    /// The name of each quota, quoted as a structured field string (RFC 9651).
-    pub(super) quoted: Vec<String>,
+    /// The start of each list member: the name as a structured field string (RFC 9651), and `;r=`.
+    pub(super) prefixes: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
     /// Set in templates that serve many requests.
     pub(super) prepared: Option<Prepared>,
@@ -59,8 +59,9 @@ impl Template {
         let policies: Vec<_> = told.map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !policies.is_empty());
+        let prefixes = quoted.into_iter().map(|name| name + ";r=").collect();
         let variants = Variants::new(items.rules());
-        Self { family, items, quoted, policy, prepared: None, variants }
+        Self { family, items, prefixes, policy, prepared: None, variants }
     }
 
     /// Prepares the fields for many requests, with a cache of values if `cached` is `true`.
