@@ -1,8 +1,8 @@
 //! Five million keys, each used once: their memory, the latency of a known key during the flood,
 //! and the state of exhausted keys. Beside it runs a bare keyed governor limiter.
 //!
-//! Run `cargo bench --bench flood`. One thread floods while another repeatedly calls with the known
-//! key. Resident memory is available on Linux only.
+//! Run `cargo bench -p dev --bench flood`. One thread floods while another repeatedly calls with
+//! the known key. Resident memory is available on Linux only.
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
 use std::{

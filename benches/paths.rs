@@ -1,8 +1,8 @@
 //! Instructions of the main paths, counted by callgrind. Other load on the machine does not affect
 //! them, so any path that becomes longer is visible.
 //!
-//! `cargo bench --bench paths` prints them, and fails if a path has grown by more than a tenth over
-//! `benches/paths.txt`. `-- --record` writes that file. Requires valgrind.
+//! `cargo bench -p dev --bench paths` prints them, and fails if a path has grown by more than a
+//! tenth over `benches/paths.txt`. `-- --record` writes that file. Requires valgrind.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "prints a table")]
 
 #[path = "support/hello.rs"]
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 }
 
 fn record() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/paths.txt")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../benches/paths.txt")
 }
 
 /// Prints the counts beside the recorded ones. Fails if a path has grown.

@@ -1,8 +1,8 @@
 //! Ratios between subjects that alternate in short rounds. On a noisy machine, only numbers of one
 //! moment are comparable.
 //!
-//! `cargo bench --bench ratios [-- ROUNDS]` prints, per group, the median time of a call and the
-//! median of each round's ratio to the group's first subject.
+//! `cargo bench -p dev --bench ratios [-- ROUNDS]` prints, per group, the median time of a call and
+//! the median of each round's ratio to the group's first subject.
 #![expect(clippy::print_stdout, reason = "prints a table")]
 
 #[path = "support/hello.rs"]

@@ -1,8 +1,8 @@
 //! An admin page that shows limits and changes them at run time.
 //!
-//! Run `cargo run --features admin --example admin`, then the commands that it prints, or open the
-//! page in a browser. `ADMIN_PASSWORD` sets the password, which is random by default; `ADDR` sets
-//! the address.
+//! Run `cargo run -p dev --features admin --example admin`, then the commands that it prints, or
+//! open the page in a browser. `ADMIN_PASSWORD` sets the password, which is random by default;
+//! `ADDR` sets the address.
 #![allow(clippy::print_stdout)]
 
 use std::{env, net::SocketAddr, sync::Arc};

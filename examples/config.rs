@@ -1,7 +1,7 @@
 //! Limits from a file that is read again when it changes, without a restart.
 //!
-//! Run `cargo run --features serde --example config`, then edit `examples/limits.toml`. To use
-//! another file, pass its path after `--`.
+//! Run `cargo run -p dev --features serde --example config`, then edit `examples/limits.toml`. To
+//! use another file, pass its path after `--`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::{
@@ -109,7 +109,7 @@ async fn watch(path: PathBuf, live: Arc<Live>, mut applied: String) {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml");
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/limits.toml");
     let path = env::args_os().nth(1).map_or_else(|| here.into(), PathBuf::from);
     let Err(why) = serve(path.clone()).await else { return ExitCode::SUCCESS };
     eprintln!("{}: {why}", path.display());

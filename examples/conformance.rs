@@ -1,6 +1,6 @@
 //! Plays scenario tables on a store and prints the differences.
 //!
-//! `cargo run --features testing --example conformance -- --store local [FILE…]`
+//! `cargo run -p dev --features testing --example conformance -- --store local [FILE…]`
 //!
 //! The published tables are part of the crate: `tests/scenarios/*.json` in its sources, and
 //! `tower_sluice::testing::TABLES` in code. They are played if no file is given.

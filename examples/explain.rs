@@ -1,6 +1,6 @@
 //! Explains a denied request.
 //!
-//! `cargo run --example explain`
+//! `cargo run -p dev --example explain`
 #![allow(clippy::print_stdout)]
 
 use axum::{Router, body::Body, http::Request, routing::get};

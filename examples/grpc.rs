@@ -1,8 +1,8 @@
 //! Limits for gRPC and HTTP on one port, with shared accounts.
 //!
-//! Run `cargo run --features tonic --example grpc` and the commands that it prints. A peer has ten
-//! calls per minute, and an `x-api-key` has three, for RPCs and plain requests together. Opening a
-//! stream costs one; its messages are not counted.
+//! Run `cargo run -p dev --features tonic --example grpc` and the commands that it prints. A peer
+//! has ten calls per minute, and an `x-api-key` has three, for RPCs and plain requests together.
+//! Opening a stream costs one; its messages are not counted.
 #![allow(clippy::print_stdout)]
 
 use std::{env, net::SocketAddr};

@@ -1,6 +1,6 @@
 //! Charges the real cost of a request afterwards, such as the tokens of a streamed answer.
 //!
-//! `cargo run --example late_cost`
+//! `cargo run -p dev --example late_cost`
 #![allow(clippy::print_stdout)]
 
 use axum::{

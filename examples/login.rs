@@ -4,7 +4,7 @@
 //! therefore has two limits: a tight one per address that tries it, and one for all addresses that
 //! have never logged in to it.
 //!
-//! `cargo run --example login`
+//! `cargo run -p dev --example login`
 #![allow(clippy::print_stdout)]
 
 use std::{

@@ -1,6 +1,7 @@
 //! Behavior while Redis is down. Stop the server, and start it again.
 //!
-//! `cargo run --features redis --example outage -- [open|closed|fallback] [redis://127.0.0.1]`
+//! `cargo run -p dev --features redis --example outage -- [open|closed|fallback]
+//! [redis://127.0.0.1]`
 #![allow(clippy::print_stdout)]
 
 use std::{collections::BTreeMap, convert::Infallible, error::Error, sync::Arc, time::Duration};

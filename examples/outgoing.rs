@@ -1,6 +1,6 @@
 //! Keeps outgoing calls under an upstream's limit.
 //!
-//! `cargo run --example outgoing`
+//! `cargo run -p dev --example outgoing`
 #![allow(clippy::print_stdout)]
 
 use std::{

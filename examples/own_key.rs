@@ -1,6 +1,6 @@
 //! Custom keys.
 //!
-//! `cargo run --example own_key`
+//! `cargo run -p dev --example own_key`
 #![allow(clippy::print_stdout)]
 
 use axum::{Router, body::Body, http::Request, routing::get};

@@ -1,6 +1,6 @@
 //! Custom responses for rejected requests.
 //!
-//! `cargo run --example own_response`
+//! `cargo run -p dev --example own_response`
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;

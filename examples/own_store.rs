@@ -1,6 +1,6 @@
 //! A custom store.
 //!
-//! `cargo run --example own_store`
+//! `cargo run -p dev --example own_store`
 #![allow(clippy::print_stdout)]
 
 use std::{

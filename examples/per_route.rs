@@ -1,6 +1,6 @@
 //! A quota per route.
 //!
-//! `cargo run --example per_route`
+//! `cargo run -p dev --example per_route`
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! A quota per customer, by plan, which can change at run time.
 //!
-//! `cargo run --example plans`
+//! `cargo run -p dev --example plans`
 #![allow(clippy::print_stdout)]
 
 use axum::{

@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! export ADMIN_TOKEN=$(openssl rand -hex 32)
-//! cargo run --features redis,metrics,admin --example production
+//! cargo run -p dev --features redis,metrics,admin --example production
 //! ```
 //!
 //! The variables of the environment are listed at `Config`. The guide has a chapter about this

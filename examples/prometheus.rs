@@ -1,6 +1,6 @@
 //! Metrics for Prometheus.
 //!
-//! `cargo run --features metrics --example prometheus`
+//! `cargo run -p dev --features metrics --example prometheus`
 #![allow(clippy::print_stdout)]
 
 use axum::{Router, body::Body, http::Request, routing::get};

@@ -1,7 +1,7 @@
 //! One limit for several processes.
 //!
 //! Start a server (`redis-server`), then run this in two terminals at once: together they allow 10
-//! requests. `cargo run --features redis --example redis [redis://127.0.0.1]`
+//! requests. `cargo run -p dev --features redis --example redis [redis://127.0.0.1]`
 #![allow(clippy::print_stdout)]
 
 use std::{error::Error, net::SocketAddr, time::Duration};

@@ -1,6 +1,6 @@
 //! Accounts on a Redis Cluster.
 //!
-//! Name some of its nodes: `cargo run --features redis --example redis_cluster
+//! Name some of its nodes: `cargo run -p dev --features redis --example redis_cluster
 //! redis://127.0.0.1:7000 redis://127.0.0.1:7001`
 #![allow(clippy::print_stdout)]
 

@@ -1,6 +1,6 @@
 //! Tries a limit without denying any request.
 //!
-//! `cargo run --example report_only`
+//! `cargo run -p dev --example report_only`
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;

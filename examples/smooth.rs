@@ -1,6 +1,6 @@
 //! Smooths a burst instead of denying it.
 //!
-//! `cargo run --example smooth`
+//! `cargo run -p dev --example smooth`
 #![allow(clippy::print_stdout)]
 
 use std::time::{Duration, Instant};

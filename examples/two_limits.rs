@@ -1,6 +1,6 @@
 //! Limits by address and by API key at once.
 //!
-//! `cargo run --example two_limits`
+//! `cargo run -p dev --example two_limits`
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;

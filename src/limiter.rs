@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     quota::Quota,
     rule::RuleName,
-    store::{Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
+    store::{self, Answer, BlockFuture, Charge, LocalStore, Store, StoreExt},
 };
 
 /// Limiter for anything that is not an HTTP request, such as jobs, sockets and logins.
@@ -35,8 +35,11 @@ use crate::{
 ///
 /// A call can charge several quotas: `limiter.take(key, &[second, day], 1)`. The call charges all
 /// of them or none.
+///
+/// A handler can limit itself, for example by a field of the body. [`Decision::rejection`] then
+/// creates the response.
 #[derive(Clone, Debug)]
-pub struct Limiter<S> {
+pub struct Limiter<S = LocalStore> {
     store: S,
     name: RuleName,
 }
@@ -86,7 +89,7 @@ impl<S: Store> Limiter<S> {
     /// See [`Explanation::look`].
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(2));
@@ -173,8 +176,8 @@ impl<S: Store> Limiter<S> {
     /// assert!(!limiter.take("mallory", &Quota::per_minute(5), 1).now().is_allowed());
     /// # Ok::<(), tower_sluice::store::BlockError>(())
     /// ```
-    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S::Future>> {
-        self.charge(&key.into(), &[], |charge| self.store.block(&charge, time).blocked())
+    pub fn block(&self, key: impl Into<Key>, time: Duration) -> Answer<BlockFuture<S>> {
+        self.charge(&key.into(), &[], |charge| store::block(&self.store, &charge, time))
     }
 
     /// Ends a [`block`](Limiter::block).
@@ -199,7 +202,7 @@ impl<S: Store> Limiter<S> {
     /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_hour(10));
@@ -238,7 +241,7 @@ impl<S: Store> Limiter<S> {
     /// A dropped future refunds its units, unless another call waits behind it.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{Limiter, Quota};
     ///
     /// let (limiter, quota) = (Limiter::local(), Quota::per_second(100).burst(1));

@@ -1,12 +1,12 @@
 //! The growth of a decision's cost with threads, keys, rules, quotas per rule, the content of an
 //! account and the load of the store; and the memory of an account.
 //!
-//! `cargo bench --all-features --bench scaling [-- SECONDS]` prints tables and spends the given
-//! number of seconds on each (default 4). A row is a case: the ratio to the first case, nanoseconds
-//! per decision, and decisions per second of all threads. The cases of a table alternate in short
-//! rounds. Times are medians over the rounds; ratios are medians of each round's ratio. Memory is
-//! counted in separate processes, and only on Linux. `-- denials` prints only the share of new keys
-//! that a store denies early, by load.
+//! `cargo bench -p dev --all-features --bench scaling [-- SECONDS]` prints tables and spends the
+//! given number of seconds on each (default 4). A row is a case: the ratio to the first case,
+//! nanoseconds per decision, and decisions per second of all threads. The cases of a table
+//! alternate in short rounds. Times are medians over the rounds; ratios are medians of each round's
+//! ratio. Memory is counted in separate processes, and only on Linux. `-- denials` prints only the
+//! share of new keys that a store denies early, by load.
 //!
 //! # Bounds on larger machines
 //!
@@ -25,7 +25,7 @@
 //! - *A full store*: a known key costs the same at any load. A new key costs a third more if it
 //!   finds no slot, because it searches its set under the set's lock.
 //! - *Rules and quotas*: one rule of one GCRA quota takes 250 instructions, two take 740, and three
-//!   1080 (`cargo bench --bench paths`). With four or more, or with several quotas of a rule,
+//!   1080 (`cargo bench -p dev --bench paths`). With four or more, or with several quotas of a rule,
 //!   accounts are listed, all are checked, and then all are charged. Four rules
 //!   therefore cost 11 times as much as one in the store, and eight 25 times; through the layer 3
 //!   and 5 to 6 times. This work is local to a core, so it scales with the cores.

@@ -1,5 +1,5 @@
-//! A server with limits from flags, which answers with its decisions as JSON: `cargo run --example
-//! gateway -- --help`.
+//! A server with limits from flags, which answers with its decisions as JSON: `cargo run -p dev
+//! --example gateway -- --help`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "../support/rule.rs"]

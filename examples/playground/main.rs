@@ -1,7 +1,7 @@
 //! A page that sends requests through the real layer and shows the results, beside a naive fixed
 //! window.
 //!
-//! `cargo run --example playground`, then open the address it prints.
+//! `cargo run -p dev --example playground`, then open the address it prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "../support/algorithm.rs"]

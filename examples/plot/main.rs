@@ -1,6 +1,7 @@
 //! Draws each algorithm's decisions on one series of calls.
 //!
-//! `cargo run --example plot` redraws the pictures of the guide; `--out DIR` writes them elsewhere.
+//! `cargo run -p dev --example plot` redraws the pictures of the guide; `--out DIR` writes them
+//! elsewhere.
 
 mod draw;
 mod parts;
@@ -18,7 +19,7 @@ use crate::pictures::PICTURES;
 #[derive(Parser)]
 struct Flags {
     /// Output folder
-    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/plots"))]
+    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/plots"))]
     out: PathBuf,
 }
 

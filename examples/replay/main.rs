@@ -1,6 +1,6 @@
 //! Replays access logs: which requests would these limits have denied, and which limits would have
-//! denied none? `cargo run --example replay -- --rule 'name=ip key=peer quota="5/s burst 10"'
-//! access.log`
+//! denied none? `cargo run -p dev --example replay -- --rule 'name=ip key=peer quota="5/s burst
+//! 10"' access.log`
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod calls;

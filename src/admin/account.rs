@@ -1,7 +1,5 @@
 //! Operations on one account: peek, reset, block and unblock.
 
-use std::time::Duration;
-
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -14,10 +12,10 @@ use super::{
 };
 use crate::{
     decision::{Decision, Source},
-    explain::Explanation,
+    explain::{self, Explanation},
     quota::Quota,
     rule::{Quotas, RuleInfo, RuleName},
-    store::{Charge, OwnedCharges, Store, StoreExt, Unsupported},
+    store::{Charge, Op, OwnedCharges, Store, StoreExt, Unsupported},
 };
 
 /// The account that a request body names.
@@ -80,7 +78,7 @@ impl<'a> ManagedAccount<'a> {
         let next = OwnedCharges::from(
             &[self.charge().with_cost(self.cost).with_headroom(self.headroom)][..],
         );
-        Explanation::check(store, &next).map_err(|why| unsupported(&why))?;
+        explain::check(store, &next).map_err(|why| unsupported(&why))?;
         let Ok(would) = Explanation::look_at(store, &next).await;
         let blocked = would.decision().filter(|decision| decision.is_blocked());
         let blocked = blocked.and_then(Decision::retry_after).map(millis);
@@ -104,22 +102,16 @@ impl<'a> ManagedAccount<'a> {
         ))
     }
 
-    pub(super) async fn reset(self) -> Result<Value, Problem> {
+    /// Changes the account.
+    pub(super) async fn change(
+        self,
+        operation: &str,
+        op: impl for<'c> FnOnce(&'c Charge<'c>) -> Op<'c>,
+    ) -> Result<Value, Problem> {
         self.check_supported()?;
-        let Ok(decision) = self.layer.store.reset(&self.charge()).await;
-        self.done("reset", &decision)
-    }
-
-    pub(super) async fn block(self, time: Duration) -> Result<Value, Problem> {
-        self.check_supported()?;
-        let Ok(decision) = self.layer.store.block(&self.charge(), time).await;
-        self.done("block", &decision)
-    }
-
-    pub(super) async fn unblock(self) -> Result<Value, Problem> {
-        self.check_supported()?;
-        let Ok(decision) = self.layer.store.unblock(&self.charge()).await;
-        self.done("unblock", &decision)
+        let charge = self.charge();
+        let Ok(decision) = self.layer.store.call(op(&charge)).await;
+        self.done(operation, &decision)
     }
 
     fn charge(&self) -> Charge<'_> {

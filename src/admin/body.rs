@@ -49,15 +49,15 @@ impl RequestBody {
                 false => Problem::body("the body ended early; send it again"),
             }
         })?;
-        let read: ParsedBody = serde_json::from_slice(&bytes).map_err(|wrong| {
+        let read: Self = serde_json::from_slice(&bytes).map_err(|wrong| {
             Problem::body(if wrong.is_data() {
                 wrong.to_string()
             } else {
                 format!("the body is not valid JSON: {wrong}; send one object")
             })
         })?;
-        match read.0.given.iter().find(|given| !known.contains(&given.as_str())) {
-            None => Ok(read.0),
+        match read.given.iter().find(|given| !known.contains(&given.as_str())) {
+            None => Ok(read),
             Some(other) => {
                 let fields = list(known);
                 let why = format!("field {other:?} is not used by this route; give {fields}");
@@ -93,11 +93,9 @@ impl RequestBody {
     }
 }
 
-struct ParsedBody(RequestBody);
-
-impl<'de> Deserialize<'de> for ParsedBody {
+impl<'de> Deserialize<'de> for RequestBody {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        de::read::<RequestBody, D>(value).map(Self)
+        de::read::<Self, D>(value)
     }
 }
 

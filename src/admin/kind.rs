@@ -68,19 +68,3 @@ pub(super) fn written(value: &Value, kind: &KeyKind) -> Value {
         _ => value.clone(),
     }
 }
-
-/// Returns the kind as JSON, or `null` if it is unknown.
-pub(super) fn json(kind: &KeyKind) -> Value {
-    match kind {
-        KeyKind::Any => Value::Null,
-        KeyKind::Text => json!("text"),
-        KeyKind::Number => json!("number"),
-        KeyKind::Address { ipv4_prefix, ipv6_prefix } => {
-            json!({ "address": { "ipv4_prefix": ipv4_prefix, "ipv6_prefix": ipv6_prefix } })
-        }
-        KeyKind::Everyone => json!("everyone"),
-        KeyKind::Unidentified => json!("unidentified"),
-        KeyKind::OneOf(kinds) => json!({ "one_of": kinds.iter().map(json).collect::<Vec<_>>() }),
-        KeyKind::Tuple(kinds) => kinds.iter().map(json).collect(),
-    }
-}

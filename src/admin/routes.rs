@@ -26,6 +26,7 @@ use super::{
     problem::Problem,
     show,
 };
+use crate::store::Op;
 
 type ManagedLayers = State<Arc<[ManagedLayer]>>;
 type JsonResult = Result<Json<Value>, Problem>;
@@ -121,17 +122,18 @@ async fn peek(State(layers): ManagedLayers, request: Request) -> JsonResult {
 
 async fn reset(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = RequestBody::read(request, ACCOUNT).await?;
-    ManagedAccount::with_quotas(&layers, &body)?.reset().await.map(Json)
+    ManagedAccount::with_quotas(&layers, &body)?.change("reset", |it| Op::Reset(it)).await.map(Json)
 }
 
 async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = RequestBody::read(request, &["layer", "rule", "key", "for"]).await?;
-    ManagedAccount::of_key(&layers, &body)?.block(body.time()?).await.map(Json)
+    let (account, time) = (ManagedAccount::of_key(&layers, &body)?, body.time()?);
+    account.change("block", |it| Op::Block(it, time)).await.map(Json)
 }
 
 async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
     let body = RequestBody::read(request, &["layer", "rule", "key"]).await?;
-    ManagedAccount::of_key(&layers, &body)?.unblock().await.map(Json)
+    ManagedAccount::of_key(&layers, &body)?.change("unblock", |it| Op::Unblock(it)).await.map(Json)
 }
 
 async fn switch(State(layers): ManagedLayers, request: Request) -> JsonResult {

@@ -4,10 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::{
-    kind,
-    managed::{self, ManagedLayer},
-};
+use super::managed::{self, ManagedLayer};
 use crate::{observe::RecordedDenial, quota::Quota, rule::RuleInfo, store::Health};
 
 /// Returns the layers with their switches and rules.
@@ -34,7 +31,7 @@ fn rule(layer: &ManagedLayer, info: &RuleInfo<'_>) -> Value {
     let counted = layer.denial_log.counted(info.name);
     json!({
         "rule": info.name,
-        "key_kind": kind::json(&info.key_kind),
+        "key_kind": info.key_kind,
         "quotas": quotas,
         "quotas_are": from,
         "cost": info.cost,

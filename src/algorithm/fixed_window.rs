@@ -14,20 +14,15 @@ use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FixedWindow {
-    start: u64,
-    count: u64,
+    pub(super) start: u64,
+    pub(super) count: u64,
     /// Units carried over from the previous window.
-    bonus: u64,
+    pub(super) bonus: u64,
 }
 
 impl FixedWindow {
     pub(super) fn new(quota: &Quota, now: u64) -> Self {
         Self { start: start(quota, now), count: 0, bonus: 0 }
-    }
-
-    #[cfg(feature = "redis")]
-    pub(super) fn from_parts(start: u64, count: u64, bonus: u64) -> Self {
-        Self { start, count, bonus }
     }
 
     /// Returns the window that contains `now`.

@@ -20,6 +20,11 @@ pub(crate) mod token_bucket;
 
 pub(crate) use self::receipt::Receipt;
 use self::{counted::CountedState, gcra::Gcra};
+#[cfg(feature = "redis")]
+use self::{
+    entries::Entries, fixed_window::FixedWindow, sliding_log::SlidingLog,
+    sliding_window::SlidingWindow, token_bucket::TokenBucket,
+};
 #[cfg(test)]
 use crate::quota::Algorithm;
 use crate::{
@@ -128,25 +133,19 @@ pub(crate) enum AccountState {
 #[cfg(feature = "redis")]
 impl AccountState {
     pub(crate) fn token_bucket(tokens: i64, anchor: u64, opened: u64) -> Self {
-        Self::Counted(CountedState::TokenBucket(token_bucket::TokenBucket::from_parts(
-            tokens, anchor, opened,
-        )))
+        Self::Counted(CountedState::TokenBucket(TokenBucket { tokens, anchor, opened }))
     }
 
     pub(crate) fn fixed_window(start: u64, count: u64, bonus: u64) -> Self {
-        Self::Counted(CountedState::FixedWindow(fixed_window::FixedWindow::from_parts(
-            start, count, bonus,
-        )))
+        Self::Counted(CountedState::FixedWindow(FixedWindow { start, count, bonus }))
     }
 
     pub(crate) fn sliding_window(entries: Vec<(u64, u64)>) -> Self {
-        Self::Counted(CountedState::SlidingWindow(sliding_window::SlidingWindow::from_entries(
-            entries,
-        )))
+        Self::Counted(CountedState::SlidingWindow(SlidingWindow(Entries::from_pairs(entries))))
     }
 
     pub(crate) fn sliding_log(entries: Vec<(u64, u64)>) -> Self {
-        Self::Counted(CountedState::SlidingLog(sliding_log::SlidingLog::from_entries(entries)))
+        Self::Counted(CountedState::SlidingLog(SlidingLog(Entries::from_pairs(entries))))
     }
 }
 

@@ -6,14 +6,9 @@ use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::Quota;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SlidingLog(Entries);
+pub(crate) struct SlidingLog(pub(super) Entries);
 
 impl SlidingLog {
-    #[cfg(feature = "redis")]
-    pub(super) fn from_entries(entries: Vec<(u64, u64)>) -> Self {
-        Self(Entries::from_pairs(entries))
-    }
-
     /// Returns a log with one entry, which has the newest instant and all units.
     pub(super) fn condensed(&self) -> Self {
         let mut log = Entries::default();

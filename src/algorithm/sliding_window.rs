@@ -12,7 +12,7 @@ use super::{NEVER, Receipt, counted::Counter, entries::Entries};
 use crate::quota::{Algorithm, Quota};
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SlidingWindow(Entries);
+pub(crate) struct SlidingWindow(pub(super) Entries);
 
 /// The buckets of a quota.
 #[derive(Clone, Copy)]
@@ -41,11 +41,6 @@ impl Buckets {
 }
 
 impl SlidingWindow {
-    #[cfg(feature = "redis")]
-    pub(super) fn from_entries(entries: Vec<(u64, u64)>) -> Self {
-        Self(Entries::from_pairs(entries))
-    }
-
     /// Returns the used units, multiplied by the bucket width.
     fn used(&self, buckets: Buckets, now: u64) -> u128 {
         let width = u128::from(buckets.width);

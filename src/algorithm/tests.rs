@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::*;
 use crate::{
     decision::{Decision, Outcome},
-    rule::RuleName,
+    name::RuleName,
 };
 
 /// An account of any algorithm.

@@ -12,22 +12,17 @@ use crate::quota::Quota;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
     /// The tokens at `anchor`. Negative if the account is in debt.
-    tokens: i64,
+    pub(super) tokens: i64,
     /// The instant of the last refill in `tokens`.
-    anchor: u64,
+    pub(super) anchor: u64,
     /// The instant of the first charge. Receipts of earlier charges are ignored.
-    opened: u64,
+    pub(super) opened: u64,
 }
 
 impl TokenBucket {
     pub(super) fn new(quota: &Quota, now: u64) -> Self {
         let tokens = quota.initial_units().unwrap_or(quota.limit());
         Self { tokens: tokens.into(), anchor: now, opened: now }
-    }
-
-    #[cfg(feature = "redis")]
-    pub(super) fn from_parts(tokens: i64, anchor: u64, opened: u64) -> Self {
-        Self { tokens, anchor, opened }
     }
 
     /// Returns the instant at which the account has `tokens` tokens. `tokens` is at most the burst.

@@ -5,8 +5,12 @@
 
 use std::{fmt, marker::PhantomData, ops::RangeInclusive};
 
-use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+use serde::{
+    de::{
+        Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess,
+        Visitor,
+    },
+    ser::{Serialize, SerializeMap},
 };
 
 /// A setting that is written as text or as a table.
@@ -121,6 +125,16 @@ pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str
 
 fn wrong<E: Error>(field: &str, value: &FieldValue, fix: &str) -> E {
     E::custom(format!("{field} is {value}; {fix}"))
+}
+
+/// Writes a field, unless it has its default.
+pub(crate) fn entry<T: Serialize + PartialEq, M: SerializeMap>(
+    table: &mut M,
+    name: &str,
+    value: &T,
+    default: &T,
+) -> Result<(), M::Error> {
+    if value == default { Ok(()) } else { table.serialize_entry(name, value) }
 }
 
 /// A value of any type.

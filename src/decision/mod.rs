@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 pub use self::outcome::Outcome;
 pub(crate) use self::outcome::{NEVER, Snapshot};
-use crate::rule::RuleName;
+use crate::name::RuleName;
 
 /// Decision of a store on a request.
 ///

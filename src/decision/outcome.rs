@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::rule::RuleName;
+use crate::name::RuleName;
 
 /// The value of `retry_ns` if waiting does not help.
 pub(crate) const NEVER: u64 = u64::MAX;

@@ -34,7 +34,7 @@ pub(super) async fn look<S: Store>(
 }
 
 /// Checks that the store supports a dry run of these charges.
-pub(super) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
+pub(crate) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
     refusing(charges, false, |charges| store.supports(charges))?;
     refusing(charges, true, |charges| store.supports(charges))
 }
@@ -96,7 +96,8 @@ fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>
                 let queues = place_in(quota, &outcome, charge);
                 allowed &= !outcome.is_denied() || queues.is_some();
                 wait = wait.max(queues.unwrap_or(0));
-                overage |= !outcome.is_denied() && need(charge) > outcome.remaining().into();
+                overage |=
+                    !outcome.is_denied() && charge.demand().need() > outcome.remaining().into();
             }
             outcomes.push(outcome);
         }
@@ -112,13 +113,6 @@ fn decision(charges: &[Charge<'_>], denied: &Decision, shadow: Option<&Decision>
         decision.push(outcome);
     }
     decision
-}
-
-fn need(charge: &Charge<'_>) -> u64 {
-    match u64::from(charge.cost()) {
-        0 => 0,
-        cost => cost + u64::from(charge.headroom()),
-    }
 }
 
 /// Returns the time in the queue, or `None` if the charge cannot queue.

@@ -22,7 +22,7 @@
 //! also explain the decision that a request *would* get, without a charge:
 //!
 //! ```
-//! # tokio_test::block_on(async {
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use tower_sluice::{Limiter, Quota};
 //!
 //! let (limiter, quotas) = (Limiter::local(), [Quota::per_second(5).burst(20), Quota::per_day(10_000)]);
@@ -56,12 +56,13 @@ mod quota_report;
 mod text;
 mod time;
 
+pub(crate) use self::look::check;
 pub use self::quota_report::QuotaReport;
 use crate::{
     decision::Decision,
     fingerprint::FingerprintKey,
     key::{KeyError, RequestHead},
-    rule::{Bypass, Rules},
+    rule::Rules,
     store::{Charge, OwnedCharges, Store, Unsupported},
 };
 
@@ -81,7 +82,7 @@ pub struct Explanation {
 }
 
 #[derive(Clone, Debug)]
-enum About {
+pub(crate) enum About {
     Decision(Box<Decision>, Vec<QuotaReport>),
     /// No rule limits the request. The text is the reason.
     Free(&'static str),
@@ -104,7 +105,7 @@ impl Explanation {
     /// Explains the decision that [`take`](crate::StoreExt::take) would make, without a charge.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{
     ///     Key, LocalStore, Quota, explain::Explanation, rule::RuleName, store::Charge,
     /// };
@@ -140,9 +141,7 @@ impl Explanation {
 
     /// Adds quotas, costs and keys from the charges.
     pub fn charges(mut self, charges: &[Charge<'_>]) -> Self {
-        if let About::Decision(decision, reports) = &mut self.about {
-            *reports = quota_report::list(decision, charges);
-        }
+        self.add_charges(charges);
         self
     }
 
@@ -155,10 +154,15 @@ impl Explanation {
         rules: &(impl Rules + ?Sized),
         head: impl Into<RequestHead<'a>>,
     ) -> Self {
-        match charged(rules, &head.into()) {
-            Ok(Some(charges)) => charges.with(|charges| self.charges(charges)),
-            Ok(None) | Err(_) => self,
-        }
+        let mut explained = self;
+        let add = &mut |charges: &[Charge<'_>]| {
+            if !charges.is_empty() {
+                explained.add_charges(charges);
+            }
+        };
+        // A request that bypasses the rules has no charges.
+        let _bypassed = rules.charge(&head.into(), &[], add);
+        explained
     }
 
     /// Prints keys as [fingerprints](crate::fingerprint::Fingerprint).
@@ -195,9 +199,10 @@ impl Explanation {
         }
     }
 
-    /// Checks that the store supports dry runs.
-    pub(crate) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), Unsupported> {
-        look::check(store, charges)
+    fn add_charges(&mut self, charges: &[Charge<'_>]) {
+        if let About::Decision(decision, reports) = &mut self.about {
+            *reports = quota_report::list(decision, charges);
+        }
     }
 
     pub(crate) fn decided(decision: Decision, charges: &[Charge<'_>]) -> Self {
@@ -208,14 +213,6 @@ impl Explanation {
     /// Creates the explanation of a request that no rule limits.
     pub(crate) fn free(why: &'static str) -> Self {
         Self { looked: true, ..Self::of(About::Free(why)) }
-    }
-
-    pub(crate) fn unkeyed(error: KeyError) -> Self {
-        Self::of(About::Unkeyed(error))
-    }
-
-    pub(crate) fn unsaid(why: Unsupported) -> Self {
-        Self::of(About::Unsaid(why))
     }
 
     /// Marks the explanation as a dry run.
@@ -232,23 +229,7 @@ impl Explanation {
         Self { secret: secret.copied(), ..self }
     }
 
-    fn of(about: About) -> Self {
+    pub(crate) fn of(about: About) -> Self {
         Self { about, looked: false, beside: None, secret: None }
-    }
-}
-
-/// Returns the charges of a request, or `None` if no rule applies.
-fn charged(
-    rules: &(impl Rules + ?Sized),
-    head: &RequestHead<'_>,
-) -> Result<Option<OwnedCharges>, KeyError> {
-    let mut found = None;
-    let keep = &mut |charges: &[Charge<'_>]| {
-        found = (!charges.is_empty()).then(|| OwnedCharges::from(charges));
-    };
-    match rules.charge(head, &[], keep) {
-        Ok(()) => Ok(found),
-        Err(Bypass::Exempt(_)) => Ok(None),
-        Err(Bypass::Rejected(error)) => Err(error),
     }
 }

@@ -12,9 +12,9 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.about {
             About::Decision(decision, reports) => self.decision_text(f, decision, reports),
-            About::Free(why) => writeln!(f, "{}: {why}", self.allowed()),
+            About::Free(why) => writeln!(f, "{}: {why}", self.result("allowed")),
             About::Unkeyed(error) => {
-                write!(f, "{} with {}: {error}", self.rejected(), error.status().as_u16())?;
+                write!(f, "{} with {}: {error}", self.result("rejected"), error.status().as_u16())?;
                 self.end(f)
             }
             About::Unsaid(why) => writeln!(f, "the store does not support dry runs: {why}"),
@@ -23,16 +23,9 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    fn denied(&self) -> &'static str {
-        if self.looked { "would be denied" } else { "denied" }
-    }
-
-    fn rejected(&self) -> &'static str {
-        if self.looked { "would be rejected" } else { "rejected" }
-    }
-
-    fn allowed(&self) -> &'static str {
-        if self.looked { "would be allowed" } else { "allowed" }
+    /// Returns the result in the mood of the explanation: "denied" or "would be denied".
+    fn result(&self, result: &'static str) -> String {
+        if self.looked { format!("would be {result}") } else { result.to_owned() }
     }
 
     /// Writes the rest of the first line.
@@ -51,7 +44,7 @@ impl Explanation {
     ) -> fmt::Result {
         let source = decision.source();
         if decision.is_allowed() {
-            f.write_str(self.allowed())?;
+            f.write_str(&self.result("allowed"))?;
             if source == Source::FailedOpen {
                 f.write_str(", uncharged: the store failed open")?;
             } else if reports.is_empty() {
@@ -67,12 +60,12 @@ impl Explanation {
             return reports.iter().try_for_each(|one| self.block(f, decision, one, false));
         }
         if source == Source::FailedClosed {
-            write!(f, "{}: the store failed closed", self.denied())?;
+            write!(f, "{}: the store failed closed", self.result("denied"))?;
             retry(f, decision.retry_after())?;
             return self.end(f);
         }
         let Some(binding) = decision.binding() else {
-            write!(f, "{} by the store ({source}), which names no quota", self.denied())?;
+            write!(f, "{} by the store ({source}), which names no quota", self.result("denied"))?;
             return self.end(f);
         };
         let binds = |one: &&QuotaReport| {
@@ -83,7 +76,7 @@ impl Explanation {
         if let Some(because) = self.beside {
             writeln!(f, "allowed anyway: {because}")?;
         }
-        write!(f, "{} by ", self.denied())?;
+        write!(f, "{} by ", self.result("denied"))?;
         for at in [first].into_iter().chain((0..reports.len()).filter(|at| *at != first)) {
             self.block(f, decision, &reports[at], at == first)?;
         }

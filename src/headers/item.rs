@@ -44,7 +44,7 @@ impl Items {
     }
 
     /// Collects the quotas that these charges use.
-    pub(super) fn charged(charges: &[Charge<'_>]) -> Self {
+    pub(crate) fn charged(charges: &[Charge<'_>]) -> Self {
         let infos: Vec<_> = charges.iter().map(RuleInfo::of).collect();
         Self::of(Item::named(&infos), charges)
     }

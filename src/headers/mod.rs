@@ -8,6 +8,7 @@ mod item;
 mod lines;
 mod template;
 mod variants;
+mod write;
 
 use std::{fmt::Write as _, time::Duration};
 

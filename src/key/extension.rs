@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::{Key, KeyError, KeyExtractor, RequestHead};
+use crate::log::warn;
 
 /// Extractor for an identity of type `T` in the request's extensions.
 ///
@@ -72,14 +73,13 @@ impl AbsenceCheck {
     #[cold]
     fn count(&self, name: &str) {
         if self.0.load(Relaxed) < SAMPLE && self.0.fetch_add(1, Relaxed) == SAMPLE - 1 {
-            warn(name);
+            warn_absent(name);
         }
     }
 }
 
-#[cfg(feature = "tracing")]
-fn warn(name: &str) {
-    tracing::warn!(
+fn warn_absent(name: &str) {
+    warn!(
         target: "tower_sluice::lint",
         lint = "no_identity",
         "none of the first {SAMPLE} requests had a {name} in its extensions: the middleware that \
@@ -87,9 +87,6 @@ fn warn(name: &str) {
          ServiceBuilder, before it); ignore this warning if no client has signed in yet"
     );
 }
-
-#[cfg(not(feature = "tracing"))]
-fn warn(_: &str) {}
 
 impl<T: Clone + Into<Key>> ExtensionKey<T> {
     /// Creates an extractor that uses the extension as the key.

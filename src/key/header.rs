@@ -1,7 +1,5 @@
 //! Keys from a request header.
 
-use std::fmt;
-
 use http::{HeaderName, StatusCode};
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
@@ -19,7 +17,7 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 ///
 /// let by_api_key = HeaderKey::new("x-api-key");
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HeaderKey(HeaderName);
 
 impl HeaderKey {
@@ -60,11 +58,5 @@ impl KeyExtractor for HeaderKey {
 
     fn kind(&self) -> KeyKind {
         KeyKind::Text
-    }
-}
-
-impl fmt::Debug for HeaderKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HeaderKey({})", self.0)
     }
 }

@@ -15,11 +15,10 @@
 /// );
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum KeyKind {
-    /// An unknown kind. The `admin` router accepts any key.
-    #[default]
-    Any,
     /// Text, or bytes that are not valid text.
     Text,
     /// A whole number.
@@ -39,7 +38,12 @@ pub enum KeyKind {
     /// A key of one of these kinds.
     OneOf(Vec<Self>),
     /// Several keys, [joined](super::Key::join) in this order.
+    #[cfg_attr(feature = "serde", serde(untagged))]
     Tuple(Vec<Self>),
+    /// An unknown kind. The `admin` router accepts any key.
+    #[default]
+    #[cfg_attr(feature = "serde", serde(untagged))]
+    Any,
 }
 
 impl KeyKind {

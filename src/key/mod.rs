@@ -66,7 +66,6 @@ mod peer_ip;
 mod prefix;
 #[cfg(feature = "axum")]
 mod route;
-#[cfg(feature = "tracing")]
 mod shared_peer_check;
 mod tuple;
 mod value;
@@ -187,47 +186,25 @@ pub trait KeyExtractor {
 
 const _: Option<&dyn KeyExtractor> = None;
 
-impl<E: KeyExtractor + ?Sized> KeyExtractor for &E {
-    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        (**self).extract(head)
-    }
+macro_rules! for_pointers {
+    ($($pointer:ty),*) => {$(
+        impl<E: KeyExtractor + ?Sized> KeyExtractor for $pointer {
+            fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+                (**self).extract(head)
+            }
 
-    fn kind(&self) -> KeyKind {
-        (**self).kind()
-    }
+            fn kind(&self) -> KeyKind {
+                (**self).kind()
+            }
 
-    fn lints(&self) -> Vec<String> {
-        (**self).lints()
-    }
+            fn lints(&self) -> Vec<String> {
+                (**self).lints()
+            }
+        }
+    )*};
 }
 
-impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
-    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        (**self).extract(head)
-    }
-
-    fn kind(&self) -> KeyKind {
-        (**self).kind()
-    }
-
-    fn lints(&self) -> Vec<String> {
-        (**self).lints()
-    }
-}
-
-impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
-    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        (**self).extract(head)
-    }
-
-    fn kind(&self) -> KeyKind {
-        (**self).kind()
-    }
-
-    fn lints(&self) -> Vec<String> {
-        (**self).lints()
-    }
-}
+for_pointers!(&E, Arc<E>, Box<E>);
 
 /// Creates an extractor from a closure, which returns `None` for a request without an identity.
 ///

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-#[cfg(feature = "tracing")]
 use super::shared_peer_check::SharedPeerCheck;
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix};
 
@@ -31,7 +30,6 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix};
 #[derive(Clone, Debug)]
 pub struct PeerIp {
     prefix: Prefix,
-    #[cfg(feature = "tracing")]
     shared_peer_check: SharedPeerCheck,
 }
 
@@ -39,11 +37,7 @@ impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            prefix: Prefix::DEFAULT,
-            #[cfg(feature = "tracing")]
-            shared_peer_check: SharedPeerCheck::new(),
-        }
+        Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::default() }
     }
 
     /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
@@ -106,7 +100,6 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
         match peer(head) {
             Some(address) => {
-                #[cfg(feature = "tracing")]
                 self.shared_peer_check.record(address.ip(), head.headers);
                 Ok(Some(self.prefix.key(address.ip())))
             }

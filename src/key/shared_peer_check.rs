@@ -1,7 +1,6 @@
 //! Detects a proxy that is missing in the configuration.
 
 use std::{
-    fmt,
     net::IpAddr,
     sync::{
         Arc, OnceLock,
@@ -10,6 +9,8 @@ use std::{
 };
 
 use http::HeaderMap;
+
+use crate::log::warn;
 
 /// The number of requests to check.
 const SAMPLE: u32 = 1_000;
@@ -32,10 +33,10 @@ const FORWARDING: [&str; 10] = [
 ///
 /// The signs are a forwarding header from a private address, and a private address that sends all
 /// requests.
-#[derive(Clone)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Progress {
     /// The number of requests checked so far.
     requests: AtomicU32,
@@ -45,13 +46,9 @@ struct Progress {
 }
 
 impl SharedPeerCheck {
-    pub(super) fn new() -> Self {
-        Self(Arc::default())
-    }
-
     #[inline]
     pub(super) fn record(&self, address: IpAddr, headers: &HeaderMap) {
-        if self.0.requests.load(Relaxed) < SAMPLE {
+        if cfg!(feature = "tracing") && self.0.requests.load(Relaxed) < SAMPLE {
             self.check(address.to_canonical(), headers);
         }
     }
@@ -93,7 +90,7 @@ fn is_private(address: IpAddr) -> bool {
 }
 
 fn warn_shared(address: IpAddr) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "one_private_peer",
         "the first {SAMPLE} requests all came from {address}, a private address, so they share one \
@@ -103,19 +100,13 @@ fn warn_shared(address: IpAddr) {
 }
 
 fn warn_header(address: IpAddr, name: &str) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "forwarding_header_ignored",
         "a request from {address}, a private address, has the header {name}, which PeerIp does not \
          read: behind a proxy all clients share the account of the proxy; trust the proxy with \
          ClientIp::behind([\"{address}\"]) or by its network, see tower_sluice::guide::proxies"
     );
-}
-
-impl fmt::Debug for SharedPeerCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedPeerCheck").finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -2,53 +2,27 @@
 
 use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for (A, B) {
-    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        join([&self.0, &self.1], head)
-    }
+macro_rules! tuple {
+    ($($part:ident $index:tt),+) => {
+        impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
+            fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
+                join([$(&self.$index),+], head)
+            }
 
-    fn kind(&self) -> KeyKind {
-        KeyKind::Tuple(vec![self.0.kind(), self.1.kind()])
-    }
+            fn kind(&self) -> KeyKind {
+                KeyKind::Tuple(vec![$(self.$index.kind()),+])
+            }
 
-    fn lints(&self) -> Vec<String> {
-        [self.0.lints(), self.1.lints()].concat()
-    }
+            fn lints(&self) -> Vec<String> {
+                [$(self.$index.lints()),+].concat()
+            }
+        }
+    };
 }
 
-impl<A: KeyExtractor, B: KeyExtractor, C: KeyExtractor> KeyExtractor for (A, B, C) {
-    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        join([&self.0, &self.1, &self.2], head)
-    }
-
-    fn kind(&self) -> KeyKind {
-        KeyKind::Tuple(vec![self.0.kind(), self.1.kind(), self.2.kind()])
-    }
-
-    fn lints(&self) -> Vec<String> {
-        [self.0.lints(), self.1.lints(), self.2.lints()].concat()
-    }
-}
-
-impl<A, B, C, D> KeyExtractor for (A, B, C, D)
-where
-    A: KeyExtractor,
-    B: KeyExtractor,
-    C: KeyExtractor,
-    D: KeyExtractor,
-{
-    fn extract(&self, head: &RequestHead<'_>) -> Result<Option<Key>, KeyError> {
-        join([&self.0, &self.1, &self.2, &self.3], head)
-    }
-
-    fn kind(&self) -> KeyKind {
-        KeyKind::Tuple(vec![self.0.kind(), self.1.kind(), self.2.kind(), self.3.kind()])
-    }
-
-    fn lints(&self) -> Vec<String> {
-        [self.0.lints(), self.1.lints(), self.2.lints(), self.3.lints()].concat()
-    }
-}
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
 
 /// Joins the keys of all extractors.
 ///

@@ -238,35 +238,17 @@ impl From<&[u8]> for Key {
     }
 }
 
-impl From<&str> for Key {
-    fn from(text: &str) -> Self {
-        text.as_bytes().into()
-    }
+macro_rules! from_text {
+    ($($text:ty),*) => {$(
+        impl From<$text> for Key {
+            fn from(text: $text) -> Self {
+                text.as_bytes().into()
+            }
+        }
+    )*};
 }
 
-impl From<String> for Key {
-    fn from(text: String) -> Self {
-        text.as_bytes().into()
-    }
-}
-
-impl From<&String> for Key {
-    fn from(text: &String) -> Self {
-        text.as_bytes().into()
-    }
-}
-
-impl From<Cow<'_, str>> for Key {
-    fn from(text: Cow<'_, str>) -> Self {
-        text.as_bytes().into()
-    }
-}
-
-impl From<Arc<str>> for Key {
-    fn from(text: Arc<str>) -> Self {
-        text.as_bytes().into()
-    }
-}
+from_text!(&str, String, &String, Cow<'_, str>, Arc<str>);
 
 /// Drops the white space around a header value (RFC 9110, §5.5).
 ///

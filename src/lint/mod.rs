@@ -52,16 +52,16 @@
 mod dominated;
 mod find;
 
-use std::fmt;
-
-#[cfg(feature = "tracing")]
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 pub(crate) use self::find::{Knobs, find};
-use crate::rule::RuleName;
+use crate::{log::warn, rule::RuleName};
 
 /// Kind of a [`Finding`]. See [`RateLimitLayer::lints`](crate::RateLimitLayer::lints).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,7 +179,6 @@ impl fmt::Display for Finding {
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
     /// Shared by all clones of a layer.
-    #[cfg(feature = "tracing")]
     logged: Arc<AtomicBool>,
 }
 
@@ -190,10 +189,7 @@ impl Lints {
 
     /// Lets findings be logged again, after a setting has changed.
     pub(crate) fn reset_logged(&mut self) {
-        #[cfg(feature = "tracing")]
-        {
-            self.logged = Arc::default();
-        }
+        self.logged = Arc::default();
     }
 
     /// Removes the findings of allowed lints.
@@ -203,17 +199,13 @@ impl Lints {
     }
 
     /// Logs the findings that `find` returns, once per layer.
-    #[cfg(feature = "tracing")]
     pub(crate) fn log_once(&self, find: impl FnOnce() -> Vec<Finding>) {
-        if self.logged.swap(true, Relaxed) {
+        if !cfg!(feature = "tracing") || self.logged.swap(true, Relaxed) {
             return;
         }
         for finding in find() {
             let lint = finding.lint.name();
-            tracing::warn!(target: "tower_sluice::lint", lint, "{finding}");
+            warn!(target: "tower_sluice::lint", lint, "{finding}");
         }
     }
-
-    #[cfg(not(feature = "tracing"))]
-    pub(crate) fn log_once(&self, _: impl FnOnce() -> Vec<Finding>) {}
 }

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::{
     decision::Decision,
     rule::RuleName,
-    store::{Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
+    store::{self, Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
 };
 
 /// Change of a charge to the actual cost of the request.
@@ -290,13 +290,13 @@ where
     }
 
     fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError> {
-        match StoreExt::block(self, charge, time).blocked() {
+        match store::block(self, charge, time) {
             Answer::Now(Ok(_)) => Ok(()),
             Answer::Now(Err(BlockError::Full)) => Err(BlockError::Full),
             Answer::Now(Err(BlockError::Unsupported)) => Err(BlockError::Unsupported),
             Answer::Now(Err(_)) => Err(BlockError::Unavailable),
-            later @ Answer::Later(_) => {
-                detach(later);
+            Answer::Later(later) => {
+                detach(Answer::Later(later.inner));
                 Ok(())
             }
         }

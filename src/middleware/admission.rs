@@ -17,6 +17,7 @@ use crate::{
     head::RequestHead,
     headers::Template,
     key::KeyError,
+    log::error,
     observe::{Started, unidentified},
     reject::{ExplainContext, Reject, Rejection},
     rule::{Bypass, RuleName, Rules},
@@ -268,7 +269,6 @@ where
 }
 
 /// Logs at most one line per minute, so that a flood of requests does not flood the log.
-#[cfg(feature = "tracing")]
 fn log_no_peer(error: &KeyError) {
     use std::{
         sync::Mutex,
@@ -279,9 +279,6 @@ fn log_no_peer(error: &KeyError) {
     let Ok(mut last) = LAST.try_lock() else { return };
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
         *last = Some(Instant::now());
-        tracing::error!("every request is rejected with 500: {error}");
+        error!("every request is rejected with 500: {error}");
     }
 }
-
-#[cfg(not(feature = "tracing"))]
-fn log_no_peer(_: &KeyError) {}

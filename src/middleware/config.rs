@@ -20,7 +20,6 @@ use super::{
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
     stats::{Counters, Event},
-    toggle::Toggle,
 };
 use crate::{
     decision::Decision,
@@ -30,6 +29,7 @@ use crate::{
     observe::Meter,
     rule::{Bypass, RuleName},
     store::Charge,
+    toggle::Toggle,
 };
 
 /// The default number of requests that may queue at once.

@@ -12,11 +12,10 @@ use super::{
     overcommit::Overcommit,
     service::RateLimit,
     stats::Counters,
-    toggle::Toggle,
 };
 use crate::{
     decision::Decision,
-    explain::Explanation,
+    explain::{self, About, Explanation},
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
     headers::{HeaderPolicy, Items, Template},
@@ -26,6 +25,7 @@ use crate::{
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
     store::{CannotFail, Charge, LocalStore, OwnedCharges, Store, literal, without_queueing},
+    toggle::Toggle,
 };
 
 /// Layer that limits the rate of a service.
@@ -447,7 +447,7 @@ where
     /// this reason.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use http::Request;
     /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::HeaderKey};
     ///
@@ -470,7 +470,7 @@ where
         let explanation = match charged {
             Ok(charges) => self.look(charges).await,
             Err(Bypass::Exempt(why)) => return Explanation::free(why),
-            Err(Bypass::Rejected(error)) => Explanation::unkeyed(error).looked(),
+            Err(Bypass::Rejected(error)) => Explanation::of(About::Unkeyed(error)).looked(),
         };
         let denied = !explanation.is_allowed();
         let explanation = explanation.told_by(settings.secret.as_ref());
@@ -496,12 +496,12 @@ where
     }
 
     async fn look(&self, charges: OwnedCharges) -> Explanation {
-        match Explanation::check(&*self.store, &charges) {
+        match explain::check(&*self.store, &charges) {
             Ok(()) => {
                 let looked = Explanation::look_at(&*self.store, &charges).await;
                 looked.unwrap_or_else(|error| error.never())
             }
-            Err(why) => Explanation::unsaid(why),
+            Err(why) => Explanation::of(About::Unsaid(why)),
         }
     }
 }

@@ -14,7 +14,6 @@ pub(crate) mod overcommit;
 pub(crate) mod queue;
 mod service;
 pub(crate) mod stats;
-mod toggle;
 
 #[cfg(feature = "axum")]
 pub use self::adjust::NoChargeHandle;
@@ -26,6 +25,5 @@ pub use self::{
     overcommit::Overcommit,
     service::RateLimit,
     stats::{Counters, Counts},
-    toggle::Toggle,
 };
-pub use crate::head::ResponseHead;
+pub use crate::{head::ResponseHead, toggle::Toggle};

@@ -176,7 +176,7 @@ impl<S: Store> Drop for QueuedCharge<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rule::RuleName;
+    use crate::name::RuleName;
 
     const ALL: Bounds = Bounds { all: 1_024, per_key: None };
 

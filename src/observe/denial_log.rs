@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::Verdict;
-use crate::{fingerprint::Fingerprint, rule::RuleName};
+use crate::{fingerprint::Fingerprint, name::RuleName};
 
 /// The latest denials of each rule, if enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]

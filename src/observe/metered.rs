@@ -14,7 +14,7 @@ use metrics::{
 use super::{DenialLog, Verdict};
 use crate::{
     decision::{Decision, Outcome, Source},
-    rule::RuleName,
+    name::RuleName,
 };
 
 /// The counters of a layer. Each counter is registered on first use.

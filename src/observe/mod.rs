@@ -31,7 +31,7 @@ use self::traced::trace;
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::Fingerprint,
-    rule::RuleName,
+    name::RuleName,
 };
 
 /// The result of a request under one rule, as in the metric `ratelimit.decisions`.

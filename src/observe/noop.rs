@@ -5,7 +5,7 @@ pub(super) mod denial_log {
     use std::time::Duration;
 
     use super::super::Verdict;
-    use crate::{fingerprint::Fingerprint, rule::RuleName};
+    use crate::{fingerprint::Fingerprint, name::RuleName};
 
     #[derive(Clone, Debug, Default)]
     pub(crate) struct DenialLog(());
@@ -33,7 +33,7 @@ pub(super) mod metered {
     use super::super::{DenialLog, Verdict};
     use crate::{
         decision::{Decision, Outcome},
-        rule::RuleName,
+        name::RuleName,
     };
 
     #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ pub(super) mod metered {
 #[cfg(not(feature = "tracing"))]
 pub(super) mod traced {
     use super::super::Verdict;
-    use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
+    use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName, quota::Quota};
 
     #[inline]
     pub(in crate::observe) fn trace(

@@ -9,7 +9,7 @@ use tracing::{
 };
 
 use super::Verdict;
-use crate::{decision::Decision, fingerprint::Fingerprint, quota::Quota, rule::RuleName};
+use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName, quota::Quota};
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///

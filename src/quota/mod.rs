@@ -267,19 +267,6 @@ impl Quota {
         Self { initial: Some(units), ..self }.checked(units)
     }
 
-    /// Sets the number of units in a new account to the units that `time` refills, rounded down.
-    ///
-    /// # Panics
-    ///
-    /// Panics if that number is above the burst, or if the algorithm counts in windows.
-    #[track_caller]
-    pub const fn initial_worth(self, time: Duration) -> Self {
-        let units = time.as_nanos().saturating_mul(self.units as u128) / self.period as u128;
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
-        let units = if units > u32::MAX as u128 { u32::MAX } else { units as u32 };
-        self.initial(units)
-    }
-
     /// Allows up to `units` units beyond the limit, for a soft limit.
     ///
     /// Requests beyond the limit are marked as [overage](crate::Decision::is_overage).
@@ -291,19 +278,6 @@ impl Quota {
     #[track_caller]
     pub const fn soft(self, units: u32) -> Self {
         Self { soft: units, ..self }.or_panic()
-    }
-
-    /// Sets [`soft`](Quota::soft) to a percentage of the limit, rounded down.
-    ///
-    /// # Panics
-    ///
-    /// Panics if [`soft`](Quota::soft) would panic.
-    #[track_caller]
-    pub const fn soft_percent(self, percent: u32) -> Self {
-        let units = self.burst as u64 * percent as u64 / 100;
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the bound first")]
-        let units = if units > u32::MAX as u64 { u32::MAX } else { units as u32 };
-        self.soft(units)
     }
 
     /// Fallible form of [`soft`](Quota::soft), for a number known only at run time.
@@ -325,10 +299,7 @@ impl Quota {
     /// Panics if `name` is not 1 to 64 printable ASCII characters.
     #[track_caller]
     pub const fn named(self, name: &'static str) -> Self {
-        assert!(
-            crate::rule::name::is_valid(name),
-            "quota: a name is 1 to 64 printable ASCII characters"
-        );
+        assert!(crate::name::is_valid(name), "quota: a name is 1 to 64 printable ASCII characters");
         Self { name: Some(name), ..self }
     }
 

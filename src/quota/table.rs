@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     config::de::{self, TableForm},
-    rule::RuleName,
+    name::RuleName,
 };
 
 const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \
@@ -140,24 +140,12 @@ impl Serialize for Quota {
             table.serialize_entry("units", &self.units)?;
             table.serialize_entry("period", &self.period_text())?;
         }
-        if self.burst != self.units {
-            table.serialize_entry("burst", &self.burst)?;
-        }
-        if self.algorithm != Algorithm::default() {
-            table.serialize_entry("algorithm", &self.algorithm)?;
-        }
-        if let Some(initial) = self.initial {
-            table.serialize_entry("initial", &initial)?;
-        }
-        if self.soft > 0 {
-            table.serialize_entry("soft", &self.soft)?;
-        }
-        if let Some(debt) = self.max_debt {
-            table.serialize_entry("max_debt", &debt)?;
-        }
-        if let Some(name) = self.name {
-            table.serialize_entry("name", name)?;
-        }
+        de::entry(&mut table, "burst", &self.burst, &self.units)?;
+        de::entry(&mut table, "algorithm", &self.algorithm, &Algorithm::default())?;
+        de::entry(&mut table, "initial", &self.initial, &None)?;
+        de::entry(&mut table, "soft", &self.soft, &0)?;
+        de::entry(&mut table, "max_debt", &self.max_debt, &None)?;
+        de::entry(&mut table, "name", &self.name, &None)?;
         table.end()
     }
 }

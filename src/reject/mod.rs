@@ -78,16 +78,19 @@
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
 mod grpc;
+mod handler;
 mod text;
+mod with_body;
 
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 
+pub use self::with_body::WithBody;
 use crate::{
     decision::{Decision, Source},
-    explain::Explanation,
+    explain::{About, Explanation},
     fingerprint::FingerprintKey,
     headers::{Template, retry_seconds},
     key::{KeyError, RequestHead},
@@ -95,6 +98,15 @@ use crate::{
 };
 
 /// Creates the responses for rejected requests.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not create responses with the body `{B}`",
+    label = "choose how the body of a rejection is created",
+    note = "`TooManyRequests` creates bodies with `Default`; any other body takes one line: \
+            `.reject(TooManyRequests::new().with_body(|text| ..))`",
+    note = "a closure needs `reject_fn(|why, head| ..)`",
+    note = "nobody can create hyper's `Incoming`: let the inner service box its bodies with \
+            `response.map(BodyExt::boxed)`"
+)]
 pub trait Reject<B> {
     /// Creates the response to a rejected request.
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B>;
@@ -242,7 +254,7 @@ impl<'a> Rejection<'a> {
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
         let explanation = match self.cause {
             Cause::Decision(decision) => decision.explain().rules(self.context.rules, head),
-            Cause::Key(error) => Explanation::unkeyed(error.clone()),
+            Cause::Key(error) => Explanation::of(About::Unkeyed(error.clone())),
         };
         explanation.told_by(self.context.secret)
     }
@@ -320,7 +332,8 @@ impl fmt::Debug for Rejection<'_> {
 /// - `http_body_util::Full<Bytes>`
 /// - the `Body` of axum and tonic (features `axum` and `tonic`)
 ///
-/// Bodies of other types are empty. Use [`reject_fn`] to fill such a body.
+/// Bodies of other types are empty. To fill them, or for a type without `Default`, use
+/// [`with_body`](TooManyRequests::with_body).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TooManyRequests {
@@ -408,6 +421,7 @@ const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8")
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
+#[diagnostic::do_not_recommend] // or errors would name `Default` instead of the fix
 impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         let status = self.status(why);

@@ -179,10 +179,10 @@ impl<K: Clone> ByRoute<K> {
 impl<K> ByRoute<K> {
     /// Counts each key of `extractor` separately. By default, all clients share the quotas.
     pub fn each<E: Clone>(self, extractor: E) -> ByRoute<E> {
-        let each = |(route, rule)| (route, Rule::with(rule, extractor.clone()));
+        let named = |rule: Rule<K>| Rule::named(rule.name, extractor.clone(), rule.plan);
         ByRoute {
-            routes: self.routes.into_iter().map(each).collect(),
-            other: self.other.with(extractor.clone()),
+            routes: self.routes.into_iter().map(|(route, rule)| (route, named(rule))).collect(),
+            other: named(self.other),
             check: self.check,
         }
     }

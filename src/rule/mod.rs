@@ -8,7 +8,6 @@ mod by_route;
 mod check;
 mod cost;
 mod deadline;
-pub(crate) mod name;
 mod plan;
 #[cfg(feature = "axum")]
 mod route;
@@ -36,7 +35,6 @@ pub use self::{
     check::RuleError,
     cost::Cost,
     deadline::RequestDeadline,
-    name::{NameError, RuleName},
     plan::{LivePlan, Plan, Quotas},
     rules::{Bypass, RuleInfo, Rules},
 };
@@ -45,10 +43,11 @@ pub use self::{
     by_route::{ByRoute, by_route, try_by_route},
     route::RouteError,
 };
+pub use crate::name::{NameError, RuleName};
 use crate::{
     key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead},
-    middleware::Toggle,
     store::{Charge, literal},
+    toggle::Toggle,
 };
 
 /// The default maximum length of a key, in bytes.
@@ -111,25 +110,6 @@ impl<K> Rule<K> {
             report_only: Toggle::off(),
             may_become_report_only: false,
             max_key_len: DEFAULT_MAX_KEY_LEN,
-        }
-    }
-
-    #[cfg(feature = "axum")]
-    fn with<E>(self, extractor: E) -> Rule<E> {
-        let Self { name, plan, cost, headroom, max_wait, applies, on_missing_key, .. } = self;
-        let Self { report_only, may_become_report_only, max_key_len, .. } = self;
-        Rule {
-            name,
-            extractor,
-            plan,
-            cost,
-            headroom,
-            max_wait,
-            applies,
-            on_missing_key,
-            report_only,
-            may_become_report_only,
-            max_key_len,
         }
     }
 

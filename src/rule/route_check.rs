@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use super::{RuleName, route::RouteTemplate};
+use crate::log::warn;
 
 /// The number of unmatched requests that are checked for a misspelled route.
 const SAMPLE: u32 = 100;
@@ -106,9 +107,8 @@ fn is_similar(template: &str, matched: &str) -> bool {
     !template.is_empty() && matched.ends_with(&template)
 }
 
-#[cfg(feature = "tracing")]
 fn warn_unmatched(rule: RuleName) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "no_matched_path",
         "a request for the path of rule {rule} has no MatchedPath extension, so rule other charges \
@@ -117,12 +117,8 @@ fn warn_unmatched(rule: RuleName) {
     );
 }
 
-#[cfg(not(feature = "tracing"))]
-fn warn_unmatched(_: RuleName) {}
-
-#[cfg(feature = "tracing")]
 fn warn_similar(rule: RuleName, matched: &str) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "route_never_met",
         "rule {rule} matched none of the first requests, and rule other charges requests for \
@@ -130,6 +126,3 @@ fn warn_similar(rule: RuleName, matched: &str) {
          ignore this warning if both are routes"
     );
 }
-
-#[cfg(not(feature = "tracing"))]
-fn warn_similar(_: RuleName, _: &str) {}

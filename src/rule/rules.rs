@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 use super::{LivePlan, RuleName};
 use crate::{
     key::{KeyError, KeyKind, RequestHead},
-    middleware::Toggle,
     quota::Quota,
     store::Charge,
+    toggle::Toggle,
 };
 
 /// Rules of a layer: a [`Rule`](crate::Rule), a tuple of up to four rules, or a `Vec` of rules.
@@ -188,63 +188,34 @@ fn chain(
 pub(super) mod sealed {
     pub trait Sealed {}
 
-    impl<A: Sealed, B: Sealed> Sealed for (A, B) {}
-    impl<A: Sealed, B: Sealed, C: Sealed> Sealed for (A, B, C) {}
-    impl<A: Sealed, B: Sealed, C: Sealed, D: Sealed> Sealed for (A, B, C, D) {}
     impl<R: Sealed> Sealed for Vec<R> {}
     impl<R: Sealed + ?Sized> Sealed for Box<R> {}
 }
 
-impl<A: Rules, B: Rules> Rules for (A, B) {
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass> {
-        chain(&[&self.0, &self.1], head, before, then)
-    }
+macro_rules! tuple {
+    ($($rules:ident $index:tt),+) => {
+        impl<$($rules: Rules),+> sealed::Sealed for ($($rules,)+) {}
 
-    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        self.0.info(infos);
-        self.1.info(infos);
-    }
+        impl<$($rules: Rules),+> Rules for ($($rules,)+) {
+            fn charge(
+                &self,
+                head: &RequestHead<'_>,
+                before: &[Charge<'_>],
+                then: &mut dyn FnMut(&[Charge<'_>]),
+            ) -> Result<(), Bypass> {
+                chain(&[$(&self.$index),+], head, before, then)
+            }
+
+            fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
+                $(self.$index.info(infos);)+
+            }
+        }
+    };
 }
 
-impl<A: Rules, B: Rules, C: Rules> Rules for (A, B, C) {
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass> {
-        chain(&[&self.0, &self.1, &self.2], head, before, then)
-    }
-
-    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        self.0.info(infos);
-        self.1.info(infos);
-        self.2.info(infos);
-    }
-}
-
-impl<A: Rules, B: Rules, C: Rules, D: Rules> Rules for (A, B, C, D) {
-    fn charge(
-        &self,
-        head: &RequestHead<'_>,
-        before: &[Charge<'_>],
-        then: &mut dyn FnMut(&[Charge<'_>]),
-    ) -> Result<(), Bypass> {
-        chain(&[&self.0, &self.1, &self.2, &self.3], head, before, then)
-    }
-
-    fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {
-        self.0.info(infos);
-        self.1.info(infos);
-        self.2.info(infos);
-        self.3.info(infos);
-    }
-}
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
 
 impl<R: Rules> Rules for Vec<R> {
     fn charge(

@@ -216,30 +216,18 @@ impl Serialize for RuleSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let plain = Self::new([]);
         let mut table = serializer.serialize_map(None)?;
-        if self.name != plain.name {
-            table.serialize_entry("name", &self.name)?;
-        }
+        de::entry(&mut table, "name", &self.name, &plain.name)?;
         table.serialize_entry("quotas", &self.quotas)?;
-        if self.cost != plain.cost {
-            table.serialize_entry("cost", &self.cost)?;
-        }
-        if self.headroom != plain.headroom {
-            table.serialize_entry("headroom", &self.headroom)?;
-        }
+        de::entry(&mut table, "cost", &self.cost, &plain.cost)?;
+        de::entry(&mut table, "headroom", &self.headroom, &plain.headroom)?;
         if self.max_wait != plain.max_wait {
             let text = time_text(self.max_wait);
             let long = || S::Error::custom("max_wait is longer than ten years; shorten it");
             table.serialize_entry("max_wait", &text.ok_or_else(long)?)?;
         }
-        if self.missing != plain.missing {
-            table.serialize_entry("missing", &self.missing)?;
-        }
-        if self.report_only {
-            table.serialize_entry("report_only", &true)?;
-        }
-        if self.max_key_len != plain.max_key_len {
-            table.serialize_entry("max_key_len", &self.max_key_len)?;
-        }
+        de::entry(&mut table, "missing", &self.missing, &plain.missing)?;
+        de::entry(&mut table, "report_only", &self.report_only, &plain.report_only)?;
+        de::entry(&mut table, "max_key_len", &self.max_key_len, &plain.max_key_len)?;
         table.end()
     }
 }

@@ -1,12 +1,6 @@
 //! A simulator whose clock follows the trace.
 
-use std::{
-    cmp::{Ordering, Reverse},
-    collections::BinaryHeap,
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -36,35 +30,9 @@ pub struct Simulator<R> {
     store: LocalStore,
     keys: usize,
     measure: Option<Measure>,
-    waiting: BinaryHeap<Reverse<Waiting>>,
+    waiting: BTreeMap<u64, Vec<Waiter>>,
     settings: LayerConfig,
     late: u64,
-}
-
-/// A waiting request, which stops waiting at the instant `up`.
-struct Waiting {
-    up: u64,
-    _waiter: Option<Waiter>,
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.up == other.up
-    }
-}
-
-impl Eq for Waiting {}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.up.cmp(&other.up)
-    }
 }
 
 impl<R: Rules> Simulator<R> {
@@ -103,7 +71,7 @@ impl<R: Rules> Simulator<R> {
         Items::new(&infos)?;
         let settings = LayerConfig::new(infos.iter().map(|info| info.name));
         drop(infos);
-        let waiting = BinaryHeap::new();
+        let waiting = BTreeMap::new();
         Ok(Self {
             rules,
             clock,
@@ -167,9 +135,7 @@ impl<R: Rules> Simulator<R> {
         self.late += u64::from(late);
         self.hands.increment(at.saturating_sub(before));
         let now = at.max(before);
-        while self.waiting.peek().is_some_and(|Reverse(waiting)| waiting.up <= now) {
-            self.waiting.pop();
-        }
+        self.waiting = self.waiting.split_off(&(now + 1));
         let mut waits_for = RuleNames::new();
         let decided = self.ask(call, now, &mut waits_for);
         SimulatedDecision { at: Duration::from_nanos(now), late, waits_for, decided }
@@ -194,8 +160,8 @@ impl<R: Rules> Simulator<R> {
             if decision.waits() {
                 *waits_for = short;
                 let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);
-                let up = now.saturating_add(wait);
-                waiting.push(Reverse(Waiting { up, _waiter: settings.enter_queue(charges) }));
+                let ends = waiting.entry(now.saturating_add(wait)).or_default();
+                ends.extend(settings.enter_queue(charges));
             }
             Ok(Some(decision))
         };
@@ -275,10 +241,9 @@ fn short(store: &LocalStore, charges: &[Charge<'_>]) -> RuleNames {
         charges.iter().map(|charge| charge.with_cost(0)).collect();
     let seen: Decision = store.take(&looks).now();
     let is_short = |charge: &&Charge<'_>| {
-        let need = u64::from(charge.cost()) + u64::from(charge.headroom());
+        let need = charge.demand().need();
         let mut its = seen.outcomes().iter().filter(|outcome| outcome.rule() == charge.rule());
-        let refuses = charge.cost() > 0 && !charge.is_report_only();
-        refuses && its.any(|outcome| u64::from(outcome.remaining()) < need)
+        !charge.is_report_only() && its.any(|outcome| u64::from(outcome.remaining()) < need)
     };
     charges.iter().filter(is_short).map(Charge::rule).collect()
 }

@@ -1,16 +1,11 @@
 //! The error for a key that could not be blocked.
 
-use std::{
-    convert::Infallible,
-    error::Error,
-    fmt,
-    pin::Pin,
-    task::{Context, Poll, ready},
+use std::{convert::Infallible, error::Error, fmt, time::Duration};
+
+use super::{
+    Answer, Charge, Never, Op, Store,
+    wrapper::{WrapperCall, WrapperFuture},
 };
-
-use pin_project_lite::pin_project;
-
-use super::{Answer, Never};
 use crate::decision::{Decision, Source};
 
 /// Error for a key that could not be blocked.
@@ -66,51 +61,40 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// Returns the decision, or an error if the key is not blocked.
-fn blocked<E>(answer: Result<Decision, E>) -> Result<Decision, BlockError<E>> {
-    let decision = answer.map_err(BlockError::Store)?;
-    match decision.source() {
-        Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
-        Source::Unsupported => Err(BlockError::Unsupported),
-        _ if !decision.is_allowed() => Err(BlockError::Full),
-        _ => Ok(decision),
-    }
-}
+/// The call of [`Limiter::block`](crate::Limiter::block): an error if the key is not blocked.
+#[derive(Debug)]
+pub struct BlockCall;
 
-pin_project! {
-    /// Future of [`Limiter::block`](crate::Limiter::block).
-    #[derive(Debug)]
-    pub struct BlockFuture<F> {
-        #[pin]
-        inner: F,
-    }
-}
+impl<S: Store> WrapperCall<S> for BlockCall {
+    type Error = BlockError<S::Error>;
 
-impl<F, E> Future for BlockFuture<F>
-where
-    F: Future<Output = Result<Decision, E>>,
-{
-    type Output = Result<Decision, BlockError<E>>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(blocked(ready!(self.project().inner.poll(cx))))
-    }
-}
-
-impl<F, E> Answer<F>
-where
-    F: Future<Output = Result<Decision, E>>,
-{
-    /// Converts the answer to an error if the key is not blocked.
-    pub(crate) fn blocked(self) -> Answer<BlockFuture<F>> {
-        match self {
-            Self::Now(answer) => Answer::Now(blocked(answer)),
-            Self::Later(inner) => Answer::Later(BlockFuture { inner }),
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error> {
+        let decision = answer.map_err(BlockError::Store)?;
+        match decision.source() {
+            Source::FailedOpen | Source::FailedClosed => Err(BlockError::Unavailable),
+            Source::Unsupported => Err(BlockError::Unsupported),
+            _ if !decision.is_allowed() => Err(BlockError::Full),
+            _ => Ok(decision),
         }
     }
 }
 
-impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
+/// Blocks a key. Fails if the key is not blocked.
+pub(crate) fn block<S: Store>(
+    store: &S,
+    charge: &Charge<'_>,
+    time: Duration,
+) -> Answer<BlockFuture<S>> {
+    WrapperFuture::of(store.call(Op::Block(charge, time)), BlockCall)
+}
+
+/// Future of [`Limiter::block`](crate::Limiter::block).
+pub type BlockFuture<S> = WrapperFuture<S, BlockCall>;
+
+impl<S> Answer<BlockFuture<S>>
+where
+    S: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
+{
     /// Returns the answer to a call that blocks a key, from a store that answers immediately.
     ///
     /// # Errors
@@ -119,7 +103,7 @@ impl Answer<BlockFuture<Never<Result<Decision, Infallible>>>> {
     pub fn now(self) -> Result<Decision, BlockError> {
         match self {
             Self::Now(answer) => answer,
-            Self::Later(BlockFuture { inner }) => match inner.0 {},
+            Self::Later(later) => match later.inner.0 {},
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, wrapper::forward};
 use crate::decision::Decision;
 
 /// Store of any type, with the error `E`.
@@ -48,17 +48,7 @@ where
         self.0.undo(charges, taken, units);
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.0.isolates_failures()
-    }
+    forward!(self => self.0);
 
     fn health(&self) -> BoxFuture<Health> {
         self.0.health()

@@ -18,12 +18,12 @@ use crate::decision::Decision;
 /// let store = LocalStore::new().timeout(Timeout::DEFAULT).breaker().fail_open();
 /// let (alice, quotas) = (Key::from("alice"), [Quota::per_minute(5)]);
 /// let charge = Charge::new(RuleName::default(), &alice, &quotas);
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// assert!(store.take(&[charge]).await?.is_allowed());
 /// # Ok::<(), std::convert::Infallible>(())
 /// # }).unwrap();
 /// ```
-pub trait StoreExt: Store {
+pub trait StoreExt: Store + Sized {
     /// Charges all quotas of all charges, or none.
     ///
     /// The decision has one outcome per quota.
@@ -72,18 +72,12 @@ pub trait StoreExt: Store {
     /// Wraps this store to allow requests without a charge while the store fails.
     ///
     /// No limit applies during the failure.
-    fn fail_open(self) -> FailOpen<Self>
-    where
-        Self: Sized,
-    {
+    fn fail_open(self) -> FailOpen<Self> {
         FailOpen::new(self)
     }
 
     /// Wraps this store to reject requests with 503 while the store fails.
-    fn fail_closed(self) -> FailClosed<Self>
-    where
-        Self: Sized,
-    {
+    fn fail_closed(self) -> FailClosed<Self> {
         FailClosed::new(self)
     }
 
@@ -93,26 +87,17 @@ pub trait StoreExt: Store {
     ///
     /// Panics if `limit` is zero. For a value from configuration, use [`Timeout::try_new`].
     #[track_caller]
-    fn timeout(self, limit: Duration) -> Timeout<Self>
-    where
-        Self: Sized,
-    {
+    fn timeout(self, limit: Duration) -> Timeout<Self> {
         Timeout::new(self, limit)
     }
 
     /// Wraps this store in a circuit breaker, which stops calls for some time after failures.
-    fn breaker(self) -> Breaker<Self>
-    where
-        Self: Sized,
-    {
+    fn breaker(self) -> Breaker<Self> {
         Breaker::new(self)
     }
 
     /// Wraps this store in a cache, which repeats denials for at most one second.
-    fn deny_cache(self) -> DenyCache<Self>
-    where
-        Self: Sized,
-    {
+    fn deny_cache(self) -> DenyCache<Self> {
         DenyCache::new(self)
     }
 
@@ -128,17 +113,13 @@ pub trait StoreExt: Store {
     ///
     /// Panics if `percent` is not 1 to 25. For a value from configuration, use [`Leased::try_new`].
     #[track_caller]
-    fn leases(self, percent: u32) -> Leased<Self>
-    where
-        Self: Sized,
-    {
+    fn leases(self, percent: u32) -> Leased<Self> {
         Leased::new(self, percent)
     }
 
     /// Wraps this store to decide with the store `local` while this store fails.
     fn fallback<L>(self, local: L) -> Fallback<Self, L>
     where
-        Self: Sized,
         L: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
     {
         Fallback::new(self, local)
@@ -147,11 +128,11 @@ pub trait StoreExt: Store {
     /// Erases the type of this store, so that it can be chosen at run time.
     fn boxed(self) -> Arc<DynStore<Self::Error>>
     where
-        Self: Sized + Send + Sync + 'static,
+        Self: Send + Sync + 'static,
         Self::Future: 'static,
     {
         Arc::new(Boxed::new(self))
     }
 }
 
-impl<S: Store + ?Sized> StoreExt for S {}
+impl<S: Store> StoreExt for S {}

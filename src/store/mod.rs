@@ -64,6 +64,7 @@ mod rules;
 mod setting;
 mod shared;
 mod timeout;
+mod wrapper;
 
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, future::ready, time::Duration};
 
@@ -75,29 +76,30 @@ pub use self::governor::{GovernorStore, PositiveOutcome};
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
 pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
-pub(crate) use self::setting::literal;
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
     boxed::{Boxed, DynStore},
-    breaker::{Breaker, BreakerError, BreakerFuture},
-    deny_cache::{DenyCache, DenyCacheFuture},
+    breaker::{Breaker, BreakerError},
+    deny_cache::DenyCache,
     ext::StoreExt,
-    fallback::{Fallback, FallbackFuture},
+    fallback::Fallback,
     health::{Health, Status},
     leases::{Leased, LeasedFuture},
     local::{LocalStore, Stats},
-    on_error::{FailClosed, FailClosedFuture, FailOpen, FailOpenFuture},
+    on_error::{FailClosed, FailOpen},
     op::{Op, OwnedOp},
     setting::SettingError,
     timeout::{Timeout, TimeoutError, TimeoutFuture},
+    wrapper::WrapperFuture,
 };
+pub(crate) use self::{block::block, setting::literal};
 use crate::{
     algorithm::Demand,
     decision::Decision,
     key::Key,
+    name::RuleName,
     quota::{Algorithm, Quota},
-    rule::RuleName,
 };
 
 /// Boxed error of any type, the same as `tower::BoxError`.
@@ -247,7 +249,7 @@ impl<'a> Charge<'a> {
         self.report_only
     }
 
-    fn demand(&self) -> Demand {
+    pub(crate) fn demand(&self) -> Demand {
         self.demand
     }
 }
@@ -475,7 +477,7 @@ pub trait Store {
     /// This may call a server, so do not call it for every request. Defaults to an unknown health.
     ///
     /// ```
-    /// # tokio_test::block_on(async {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use tower_sluice::{LocalStore, Store, StoreExt};
     ///
     /// let store = LocalStore::new().breaker();

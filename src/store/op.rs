@@ -45,6 +45,11 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// Returns the operation on other charges.
+    pub(super) fn on<'b>(&self, charges: &'b [Charge<'b>]) -> Op<'b> {
+        Kind::of(*self).on(charges)
+    }
+
     /// Returns `true` for [`Take`](Op::Take).
     #[inline]
     pub(crate) fn is_take(&self) -> bool {
@@ -68,30 +73,37 @@ enum Kind {
     Unblock,
 }
 
+impl Kind {
+    fn of(op: Op<'_>) -> Self {
+        match op {
+            Op::Take(_) => Self::Take,
+            Op::Adjust(_, units) => Self::Adjust(units),
+            Op::Reset(_) => Self::Reset,
+            Op::Block(_, time) => Self::Block(time),
+            Op::Unblock(_) => Self::Unblock,
+        }
+    }
+
+    fn on<'a>(self, charges: &'a [Charge<'a>]) -> Op<'a> {
+        match self {
+            Self::Take => Op::Take(charges),
+            Self::Adjust(units) => Op::Adjust(&charges[0], units),
+            Self::Reset => Op::Reset(&charges[0]),
+            Self::Block(time) => Op::Block(&charges[0], time),
+            Self::Unblock => Op::Unblock(&charges[0]),
+        }
+    }
+}
+
 impl OwnedOp {
     /// Calls `read` with the operation.
     pub fn with<T>(&self, read: impl FnOnce(Op<'_>) -> T) -> T {
-        self.charges.with(|charges| {
-            read(match self.kind {
-                Kind::Take => Op::Take(charges),
-                Kind::Adjust(units) => Op::Adjust(&charges[0], units),
-                Kind::Reset => Op::Reset(&charges[0]),
-                Kind::Block(time) => Op::Block(&charges[0], time),
-                Kind::Unblock => Op::Unblock(&charges[0]),
-            })
-        })
+        self.charges.with(|charges| read(self.kind.on(charges)))
     }
 }
 
 impl From<Op<'_>> for OwnedOp {
     fn from(op: Op<'_>) -> Self {
-        let kind = match op {
-            Op::Take(_) => Kind::Take,
-            Op::Adjust(_, units) => Kind::Adjust(units),
-            Op::Reset(_) => Kind::Reset,
-            Op::Block(_, time) => Kind::Block(time),
-            Op::Unblock(_) => Kind::Unblock,
-        };
-        Self { kind, charges: op.charges().into() }
+        Self { kind: Kind::of(op), charges: op.charges().into() }
     }
 }

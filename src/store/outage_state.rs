@@ -1,23 +1,17 @@
 //! The state of a wrapped store: working or failing.
 
-use std::{
-    mem::take,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{AcqRel, Acquire},
-        },
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire},
     },
-    time::Duration,
 };
 
-use tokio::time::Instant;
-
-use crate::store::{BoxFuture, Health, Status, Store};
-
-/// The minimum time between two logged outages.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+use crate::{
+    log::{LogLimit, warn},
+    store::{BoxError, BoxFuture, Health, Status, Store},
+};
 
 /// The state of a wrapped store: working or failing.
 ///
@@ -45,25 +39,27 @@ impl OutageState {
         is_failing(self.epoch())
     }
 
-    /// Records the failure of a call. Returns `true` if an outage begins.
-    pub(super) fn record_failure(&self, epoch: u64) -> bool {
-        !is_failing(epoch) && self.advance(epoch)
-    }
-
-    /// Records the success of a call. Returns `true` if an outage ends.
-    pub(super) fn record_success(&self, epoch: u64) -> bool {
-        is_failing(epoch) && self.advance(epoch)
-    }
-
-    /// Returns `true` if the store is failing and the outage should be logged now.
-    pub(super) fn should_log_failure(&self) -> bool {
+    /// Records the failure of a call, and logs the outage if that is due. Returns `true` if an
+    /// outage begins.
+    pub(super) fn record_failure(
+        &self,
+        epoch: u64,
+        effect: &str,
+        error: impl Into<BoxError>,
+    ) -> bool {
+        let begins = !is_failing(epoch) && self.advance(epoch);
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        !self.is_silent && self.is_failing() && log.should_log_failure()
+        if !self.is_silent && self.is_failing() && log.should_log_failure() {
+            drop(log);
+            warn!("the store failed; {effect}: {}", error.into());
+        }
+        begins
     }
 
-    /// Returns `true` if the beginning of the outage was logged.
-    pub(super) fn should_log_recovery(&self) -> bool {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).should_log_recovery()
+    /// Records the success of a call. Returns `true` if an outage ends whose beginning was logged.
+    pub(super) fn record_success(&self, epoch: u64) -> bool {
+        let ended = is_failing(epoch) && self.advance(epoch);
+        ended && self.log.lock().unwrap_or_else(PoisonError::into_inner).should_log_recovery()
     }
 
     /// Returns the health of a wrapper. `effect` describes the handling of requests during an
@@ -88,34 +84,6 @@ impl OutageState {
 
     fn advance(&self, epoch: u64) -> bool {
         self.epoch.compare_exchange(epoch, epoch + 1, AcqRel, Acquire).is_ok()
-    }
-}
-
-/// Limits the log lines of a store that fails and recovers again and again.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LogLimit {
-    /// The time of the last logged failure.
-    last: Option<Instant>,
-    /// `true` if the current outage was logged.
-    logged: bool,
-}
-
-impl LogLimit {
-    /// Returns `true` for the first failure of an outage that is due to be logged.
-    ///
-    /// An outage that begins soon after a logged one is logged later, if it lasts.
-    pub(super) fn should_log_failure(&mut self) -> bool {
-        let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
-        let should_log = !self.logged && is_due;
-        if should_log {
-            *self = Self { last: Some(Instant::now()), logged: true };
-        }
-        should_log
-    }
-
-    /// Returns `true` if the outage that ends was logged.
-    pub(super) fn should_log_recovery(&mut self) -> bool {
-        take(&mut self.logged)
     }
 }
 

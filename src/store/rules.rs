@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Charge, Unsupported};
-use crate::{quota::Quota, rule::RuleName};
+use crate::{name::RuleName, quota::Quota};
 
 /// The registered quotas of each rule.
 ///

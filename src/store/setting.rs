@@ -35,11 +35,13 @@ pub(crate) fn literal<T>(setting: Result<T, impl fmt::Display>) -> T {
     }
 }
 
+/// The default time for which a wrapper may answer without calling the store, in nanoseconds.
+pub(super) const MAX_AGE: u64 = 1_000_000_000;
 /// The longest time for which a wrapper may answer without calling the store.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Checks the time for which a wrapper may answer without calling the store.
-pub(super) fn at_most(field: &'static str, time: Duration) -> Result<Duration, SettingError> {
+/// Checks the time for which a wrapper may answer without calling the store. Returns nanoseconds.
+pub(super) fn max_age(field: &'static str, time: Duration) -> Result<u64, SettingError> {
     if time.is_zero() {
         const FIX: &str = "give a time such as 1 s, or remove this wrapper";
         return Err(SettingError::new(field, "0 s", FIX));
@@ -49,5 +51,19 @@ pub(super) fn at_most(field: &'static str, time: Duration) -> Result<Duration, S
             "give at most 60 s: until then, a reset by another process has no effect here";
         return Err(SettingError::new(field, format_args!("{time:?}"), FIX));
     }
-    Ok(time)
+    Ok(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Checks a capacity from 1 to `most`. The texts are the fixes for a lower and a higher number.
+pub(super) fn capacity(
+    field: &'static str,
+    number: usize,
+    most: usize,
+    [lower, higher]: [&'static str; 2],
+) -> Result<usize, SettingError> {
+    match number {
+        0 => Err(SettingError::new(field, number, lower)),
+        _ if number > most => Err(SettingError::new(field, number, higher)),
+        _ => Ok(number),
+    }
 }

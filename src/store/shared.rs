@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, wrapper::forward};
 use crate::decision::Decision;
 
-macro_rules! forward {
+macro_rules! for_pointers {
     ($($pointer:ty),*) => {$(
         impl<S: Store + ?Sized> Store for $pointer {
             type Error = S::Error;
@@ -20,17 +20,7 @@ macro_rules! forward {
                 (**self).undo(charges, taken, units);
             }
 
-            fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-                (**self).supports(charges)
-            }
-
-            fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-                (**self).register(charges)
-            }
-
-            fn isolates_failures(&self) -> bool {
-                (**self).isolates_failures()
-            }
+            forward!(self => (**self));
 
             fn health(&self) -> BoxFuture<Health> {
                 (**self).health()
@@ -39,4 +29,4 @@ macro_rules! forward {
     )*};
 }
 
-forward!(&S, Arc<S>, Box<S>);
+for_pointers!(&S, Arc<S>, Box<S>);

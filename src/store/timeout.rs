@@ -14,6 +14,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::{
     request_start::request_start,
     setting::{SettingError, literal},
+    wrapper::forward,
 };
 use crate::{
     decision::Decision,
@@ -96,17 +97,7 @@ where
         self.inner.undo(charges, taken, units);
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.inner.isolates_failures()
-    }
+    forward!(self => self.inner);
 
     fn health(&self) -> BoxFuture<Health> {
         let (budget, inner) = (self.budget, self.inner.health());

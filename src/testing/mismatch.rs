@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::decision::{Decision, Outcome};
 
@@ -13,20 +14,7 @@ pub(super) struct Row {
     full: u64,
     next: u64,
     /// The expected wait. `None` for `settle`, `undo` and `reset`.
-    retry: Option<Retry>,
-}
-
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(untagged)]
-enum Retry {
-    In(u64),
-    Never(NeverLiteral),
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-enum NeverLiteral {
-    #[serde(rename = "never")]
-    Never,
+    retry: Option<Value>,
 }
 
 /// The values of a decision that a scenario table contains.
@@ -55,10 +43,10 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (full, next) = (Duration::from_nanos(self.full), Duration::from_nanos(self.next));
         write!(f, "{} remaining, full in {full:?}, next unit in {next:?}", self.remaining)?;
-        match &self.retry {
+        match self.retry.as_ref().map(Value::as_u64) {
             None => Ok(()),
-            Some(Retry::In(nanos)) => write!(f, ", retry in {:?}", Duration::from_nanos(*nanos)),
-            Some(Retry::Never(_)) => f.write_str(", retry never"),
+            Some(Some(nanos)) => write!(f, ", retry in {:?}", Duration::from_nanos(nanos)),
+            Some(None) => f.write_str(", retry never"),
         }
     }
 }
@@ -71,8 +59,8 @@ impl Shown {
             full: nanos(outcome.reset_after()),
             next: nanos(outcome.next_after()),
             retry: retry.then(|| match outcome.retry_after() {
-                Some(wait) => Retry::In(nanos(wait)),
-                None => Retry::Never(NeverLiteral::Never),
+                Some(wait) => nanos(wait).into(),
+                None => "never".into(),
             }),
         };
         Self {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{
     Subject,
@@ -22,8 +22,8 @@ pub struct Case {
     name: String,
     #[serde(default)]
     why: String,
-    #[serde(default)]
-    algorithm: OneOrMany,
+    #[serde(default, deserialize_with = "names")]
+    algorithm: Vec<String>,
     quotas: Vec<QuotaRow>,
     #[serde(default)]
     max_wait: u64,
@@ -32,27 +32,18 @@ pub struct Case {
     steps: Vec<Step>,
 }
 
-/// One name, or a list of names.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(String),
-    Several(Vec<String>),
-}
-
-impl Default for OneOrMany {
-    fn default() -> Self {
-        Self::Several(Vec::new())
+/// Reads one name or a list of names.
+fn names<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        Several(Vec<String>),
     }
-}
-
-impl OneOrMany {
-    fn list(&self) -> &[String] {
-        match self {
-            Self::One(name) => std::slice::from_ref(name),
-            Self::Several(names) => names,
-        }
-    }
+    Ok(match Names::deserialize(value)? {
+        Names::One(name) => vec![name],
+        Names::Several(names) => names,
+    })
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -164,7 +155,7 @@ impl Case {
     /// The list is empty if the table does not name the algorithms.
     #[must_use]
     pub fn algorithms(&self) -> &[String] {
-        self.algorithm.list()
+        &self.algorithm
     }
 
     /// Returns the quotas of the case.

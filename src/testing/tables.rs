@@ -11,7 +11,7 @@
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};
 ///
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// for (file, text) in TABLES {
 ///     for case in Case::read(text)? {
 ///         play(&mut Local::default(), &case).await?; // the embedded store; yours is a `Subject`

@@ -69,6 +69,7 @@ async fn main() -> ExitCode {
 async fn run(program: &str, server: &str) -> Result<Vec<Row>, String> {
     let mut command = Command::new("sh");
     command.args(["-c", program]).env("SERVER", server).kill_on_drop(true);
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     command.stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = timeout(PATIENCE, command.output()).await;
     let output = output.map_err(|_| format!("not done within {PATIENCE:?}"))?;

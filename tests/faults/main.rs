@@ -1,7 +1,7 @@
 //! The fault suite: real servers and real faults under load.
 //!
-//! `cargo test --all-features --test faults` runs every fault for some seconds, and fails if a
-//! requirement is broken. `-- --list` lists the faults, and `-- --only NAME` runs one.
+//! `cargo test -p dev --all-features --test faults` runs every fault for some seconds, and fails if
+//! a requirement is broken. `-- --list` lists the faults, and `-- --only NAME` runs one.
 //!
 //! `scripts/faults` runs them longer, in release, and prints the table of `README.md` in this
 //! folder.

@@ -27,7 +27,7 @@ mod sync;
 mod table;
 
 /// The module by which the files name items of the crate root.
-mod rule {
+mod name {
     pub(crate) use tower_sluice::rule::RuleName;
 }
 

@@ -10,7 +10,7 @@ const MOST: usize = 120_000;
 /// Draws the playground while both lanes show requests.
 pub(crate) async fn draw(page: &Page<'_>) -> Outcome {
     let server = playground::start(page).await?;
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/playground");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/playground");
     for scheme in ["light", "dark"] {
         page.resize(DESKTOP, scheme).await?;
         page.go(&format!("http://{}/", server.address)).await?;

@@ -1,11 +1,19 @@
-//! The dependencies of a user: few packages, known licences, and no later Rust.
+//! The packages of the workspace and their dependencies: few packages for a user, known licences, and
+//! no later Rust.
 #![allow(clippy::print_stdout)]
 
-use std::{collections::BTreeSet, fs, path::Path, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::Command,
+};
 
 use serde_json::Value;
 
 const MOST_PACKAGES: usize = 29;
+/// The most packages that the quickstart builds.
+const MOST_FOR_THE_QUICKSTART: usize = 90;
 const PERMISSIVE: [&str; 9] = [
     "MIT",
     "Apache-2.0",
@@ -28,17 +36,25 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The packages that are compiled for a user on this machine, including this one, as `name
-/// version`.
-fn tree(features: &str) -> BTreeSet<String> {
-    let tree = ["tree", "--locked", "--edges", "no-dev", "--prefix", "none"];
-    let lines = cargo(&tree.into_iter().chain(features.split(' ')).collect::<Vec<_>>());
+/// The packages that are compiled on this machine, including this one, as `name version`. `no-dev`
+/// edges are those of a user.
+fn tree(edges: &str, features: &[&str]) -> BTreeSet<String> {
+    let tree = ["tree", "--locked", "--edges", edges, "--prefix", "none"];
+    let lines = cargo(&[&tree, features].concat());
     let package = |line: &str| {
         let mut words = line.split(' ');
         let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
         Some(format!("{name} {version}"))
     };
     lines.lines().filter_map(package).collect()
+}
+
+/// The packages of the workspace, by name.
+pub(crate) fn packages_of_this_workspace() -> BTreeMap<String, Value> {
+    let text = cargo(&["metadata", "--locked", "--format-version", "1", "--no-deps"]);
+    let mut value: Value = serde_json::from_str(&text).expect("JSON");
+    let packages: Vec<Value> = serde_json::from_value(value["packages"].take()).expect("a list");
+    packages.into_iter().map(|it| (it["name"].as_str().expect("a name").to_owned(), it)).collect()
 }
 
 fn metadata() -> Vec<Value> {
@@ -58,21 +74,46 @@ fn rust(version: &str) -> (u32, u32) {
 
 #[test]
 fn without_default_features_there_are_few_packages() {
-    let packages = tree("--no-default-features");
+    let packages = tree("no-dev", &["--no-default-features"]);
     println!("packages without default features: {} (fewer than {MOST_PACKAGES})", packages.len());
     assert!(packages.len() < MOST_PACKAGES, "{packages:#?}");
+}
+
+/// A first build of the example of the README compiles these packages.
+#[test]
+fn the_quickstart_builds_few_packages() {
+    let packages = tree("normal,build,dev", &[]);
+    println!("packages of the quickstart: {} (at most {MOST_FOR_THE_QUICKSTART})", packages.len());
+    assert!(packages.len() <= MOST_FOR_THE_QUICKSTART, "{packages:#?}");
+}
+
+/// The tests of `dev` are compiled with features of `dev`, which must be those of the library.
+#[test]
+fn the_features_of_the_tests_are_those_of_the_library() {
+    let packages = packages_of_this_workspace();
+    let features = |name: &str| packages[name]["features"].as_object().expect("features").clone();
+    let (mut library, mut dev) = (features(env!("CARGO_PKG_NAME")), features("dev"));
+    let (default, more) = (library.remove("default"), dev.remove("default"));
+    let mut more: Vec<Value> = serde_json::from_value(more.expect("a default")).expect("a list");
+    more.retain(|feature| feature != "simulate");
+    assert_eq!(Some(Value::Array(more)), default, "dev/Cargo.toml: default");
+    assert_eq!(library.len(), dev.len());
+    for (name, implied) in &library {
+        let implied = implied.as_array().expect("a list").iter();
+        let own = implied.filter(|it| library.contains_key(it.as_str().expect("a name")));
+        let mut wanted: Vec<_> = own.cloned().collect();
+        wanted.push(format!("{}/{name}", env!("CARGO_PKG_NAME")).into());
+        assert_eq!(dev.get(name), Some(&Value::Array(wanted)), "dev/Cargo.toml: {name}");
+    }
 }
 
 #[test]
 fn the_readme_states_the_numbers_of_packages() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     let readme = fs::read_to_string(path).expect("README.md");
-    let flags = [
-        "--features default",
-        "--no-default-features --features axum,tracing",
-        "--no-default-features",
-    ];
-    let [all, less, none] = flags.map(|flags| tree(flags).len());
+    let flags: [&[&str]; 3] =
+        [&[], &["--no-default-features", "--features=axum,tracing"], &["--no-default-features"]];
+    let [all, less, none] = flags.map(|flags| tree("no-dev", flags).len());
     let words = format!("The default build has {all} packages, and {less} without `governor`");
     assert!(readme.contains(&words), "{words}");
     let words = format!("the build has {none} packages");
@@ -81,7 +122,7 @@ fn the_readme_states_the_numbers_of_packages() {
 
 #[test]
 fn no_dependency_needs_a_later_rust() {
-    let packages = tree("--all-features");
+    let packages = tree("no-dev", &["--all-features"]);
     let ours = rust(env!("CARGO_PKG_RUST_VERSION"));
     let mut seen = BTreeSet::new();
     for package in metadata() {
@@ -120,7 +161,7 @@ fn every_package_comes_from_the_registry_with_a_checksum() {
             }
         }
     }
-    assert_eq!(ours, [env!("CARGO_PKG_NAME")], "no other package is in a folder");
+    assert_eq!(ours, ["dev", env!("CARGO_PKG_NAME")], "no other package is in a folder");
     let one = sources.len() == 1 && sources.iter().all(|source| source.starts_with("registry+"));
     assert!(one, "one registry and no Git repositories: {sources:?}");
 }

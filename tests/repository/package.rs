@@ -2,22 +2,24 @@
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-/// The files of the root folder. cargo creates the last four.
-const TOP: [&str; 9] = [
+/// The files outside of [`FOLDERS`]. cargo creates the last four.
+const TOP: [&str; 12] = [
     "CHANGELOG.md",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "README.md",
     "SECURITY.md",
+    "examples/grafana.json",
+    "examples/production.rs",
+    "examples/quickstart.rs",
     ".cargo_vcs_info.json",
     "Cargo.lock",
     "Cargo.toml",
     "Cargo.toml.orig",
 ];
 /// Folders whose files with these extensions are packed.
-const FOLDERS: [(&str, &[&str]); 4] = [
+const FOLDERS: [(&str, &[&str]); 3] = [
     ("src/", &["rs", "md", "svg", "html", "js", "css"]),
-    ("examples/", &["rs", "toml", "json", "html", "css", "js"]),
     ("lua/", &["lua", "md"]),
     ("tests/scenarios/", &["json"]),
 ];

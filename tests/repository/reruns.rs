@@ -139,7 +139,7 @@ fn run(least: usize, first: &str, second: &str) -> (bool, Vec<String>) {
     let script = read("scripts/test");
     let (_, functions) = script.split_once("\nagain=()\n").expect("a start");
     let (functions, _) = functions.split_once("\n# twice").expect("an end");
-    let status = if first.contains("    `--") { 101 } else { 0 };
+    let status = if first.contains("    `-") { 101 } else { 0 };
     let cargo = format!(
         "cargo() {{\n  echo \"ran $*\" >>\"$ran\"\n  if [[ $* == *--no-fail-fast* ]]; then\n    \
          cat <<'END'\n{first}END\n    return {status}\n  fi\n  echo '{second}'\n}}\n"
@@ -159,7 +159,7 @@ const PASSES: &str = "test result: ok. 1 passed; 0 failed; 0 ignored";
 #[test]
 fn only_tests_of_listed_modules_run_again_and_are_named() {
     let failed = ["link::a", "kit::failover::b - should panic"];
-    let (passes, ran) = run(7, &said(&["--test servers"], &failed), PASSES);
+    let (passes, ran) = run(7, &said(&["-p dev --test servers"], &failed), PASSES);
     assert!(passes, "{ran:?}");
     let ran: Vec<_> = ran.iter().filter(|line| !line.contains("no-fail-fast")).collect();
     assert_eq!(
@@ -175,17 +175,17 @@ fn only_tests_of_listed_modules_run_again_and_are_named() {
 #[test]
 fn any_other_failure_is_final() {
     for (targets, failed) in [
-        (&["--test it"][..], &[][..]),
-        (&["--test servers", "--test it"], &["link::a"]),
-        (&["--lib"], &[]),
-        (&["--doc"], &["link::a"]),
-        (&["--test servers"], &["parity::a"]),
-        (&["--test servers"], &["link::a", "parity::a"]),
-        (&["--test servers"], &["linked::a"]),
-        (&["--test servers"], &["kit::server::a"]),
-        (&["--bin servers"], &["link::a"]),
+        (&["-p dev --test it"][..], &[][..]),
+        (&["-p dev --test servers", "-p dev --test it"], &["link::a"]),
+        (&["-p tower-sluice --lib"], &[]),
+        (&["-p tower-sluice --doc"], &["link::a"]),
+        (&["-p dev --test servers"], &["parity::a"]),
+        (&["-p dev --test servers"], &["link::a", "parity::a"]),
+        (&["-p dev --test servers"], &["linked::a"]),
+        (&["-p dev --test servers"], &["kit::server::a"]),
+        (&["-p dev --bin servers"], &["link::a"]),
         // The program ended before it named a test.
-        (&["--test servers"], &[]),
+        (&["-p dev --test servers"], &[]),
     ] {
         let (passes, ran) = run(7, &said(targets, failed), PASSES);
         assert!(!passes, "{targets:?} {failed:?}");
@@ -193,15 +193,15 @@ fn any_other_failure_is_final() {
         assert!(once, "{targets:?} {failed:?}: {ran:?}");
     }
     // Some of the names are missing.
-    let lost = said(&["--test servers"], &["link::a"]).replace("6 passed; 1", "5 passed; 2");
+    let lost = said(&["-p dev --test servers"], &["link::a"]).replace("6 passed; 1", "5 passed; 2");
     assert!(!run(7, &lost, PASSES).0);
     // The program did not compile.
-    assert!(!run(7, "error: could not compile\n    `--\n", PASSES).0);
+    assert!(!run(7, "error: could not compile\n    `-\n", PASSES).0);
 }
 
 #[test]
 fn a_second_failure_is_final() {
-    let first = said(&["--test servers"], &["link::a"]);
+    let first = said(&["-p dev --test servers"], &["link::a"]);
     for second in ["test result: FAILED. 0 passed", "test result: ok. 0 passed"] {
         let (passes, ran) = run(7, &first, second);
         assert!(!passes && ran.len() == 2, "{ran:?}");

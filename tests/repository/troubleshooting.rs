@@ -79,7 +79,7 @@ fn phrase(message: &str) -> Option<String> {
 /// The messages of warnings and errors in the log, and the names of lints.
 fn logged(text: &str) -> (Vec<String>, Vec<String>) {
     let (mut messages, mut lints) = (Vec::new(), Vec::new());
-    for call in ["tracing::warn!", "tracing::error!", "warnings.push"] {
+    for call in ["warn!", "error!", "warnings.push"] {
         for call in calls(text, call) {
             match call.split_once("lint = \"").and_then(|(_, rest)| rest.split('"').next()) {
                 Some(lint) => lints.push(lint.to_owned()),

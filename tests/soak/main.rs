@@ -2,7 +2,7 @@
 //!
 //! Memory must stay flat. The units of steady keys must be exactly those of their quota.
 //!
-//! `scripts/release-check soak` runs it for twenty minutes on each store; `cargo test --release
+//! `scripts/release-check soak` runs it for twenty minutes on each store; `cargo test -p dev --release
 //! --all-features --test soak -- --minutes 1 --store local` for another time and on one store.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a report")]
 

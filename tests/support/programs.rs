@@ -19,7 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ANY_PORT: &str = "127.0.0.1:0";
 
 /// Returns the program, which cargo places beside the folder of the tests. `cargo test` has built
-/// it, `cargo test --test it tooling::examples` has not.
+/// it, `cargo test -p dev --test it tooling::examples` has not.
 pub(crate) fn example(name: &str) -> Command {
     let here = env::current_exe().expect("the path of this test");
     let profile = here.ancestors().nth(2).expect("target/<profile>/deps/<test>");
@@ -50,7 +50,7 @@ fn build(name: &str, folder: &Path) {
     let profile = folder.file_name().and_then(|name| name.to_str()).expect("a name");
     let profile = if profile == "debug" { "dev" } else { profile };
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--no-default-features", "--example", name]);
+    cargo.args(["build", "--quiet", "--workspace", "--no-default-features", "--example", name]);
     cargo.args(["--features", &features.join(","), "--profile", profile, "--target-dir"]);
     cargo.arg(folder.parent().expect("target")).current_dir(env!("CARGO_MANIFEST_DIR"));
     let built = cargo.status().expect("cargo runs");

@@ -47,7 +47,7 @@ pub async fn fill(table: &mut Table) {
 }
 
 fn held(test: &str) -> Cell {
-    Cell::new(format!("`cargo test --all-features --test {test}`"), true)
+    Cell::new(format!("`cargo test -p dev --all-features --test {test}`"), true)
 }
 
 async fn retry_after() -> Cells {

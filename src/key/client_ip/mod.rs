@@ -16,6 +16,7 @@ use super::{
     peer_ip::peer_address,
     prefix::Prefix,
 };
+use crate::log::warn;
 
 /// The maximum number of entries that are read from a header.
 const MAX_HOPS: u8 = 32;
@@ -408,12 +409,11 @@ impl ClientIp {
 
     /// Logs the first request without a client. Further ones are not logged, because there may be
     /// many.
-    #[cfg(feature = "tracing")]
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();
         LOGGED.call_once(|| {
             let name = self.source.name();
-            tracing::warn!(
+            warn!(
                 "a request from a trusted proxy names no client in {name}, and the last known address \
                  is the proxy {proxy}: for a probe, exempt its path; otherwise let the outermost \
                  proxy set the header, and trust only the networks of the proxies; \
@@ -421,9 +421,6 @@ impl ClientIp {
             );
         });
     }
-
-    #[cfg(not(feature = "tracing"))]
-    fn log_no_client(&self, _: IpAddr) {}
 }
 
 impl KeyExtractor for ClientIp {

@@ -9,7 +9,7 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
             AtomicU64,
             Ordering::{AcqRel, Acquire, Release},
@@ -21,7 +21,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::call_stats::CallStats;
-use crate::{observe::circuit, store::outage_state::LogLimit};
+use crate::{
+    log::{LogLimit, info, warn},
+    observe::circuit,
+};
 
 const STATE: u64 = 3;
 const CLOSED: u64 = 0;
@@ -127,14 +130,11 @@ impl Circuit {
     /// Closes the circuit of a server that has left the cluster.
     #[cfg(feature = "redis")]
     pub(in crate::store) fn retire(&self) {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() {
-            let should_log = history.close();
-            self.word.store(history.closings << 2 | CLOSED, Release);
-            drop(history);
-            self.report(0);
-            if should_log {
-                log_retired(self.server.as_deref());
+            let should_log = self.close(history);
+            if let Some(server) = self.server.as_ref().filter(|_| should_log) {
+                info!("redis: other servers have replaced {server}");
             }
         }
     }
@@ -167,12 +167,11 @@ impl Circuit {
             history.stats.record(now, ok);
         }
         if probe && ok {
-            let should_log = history.close();
-            self.word.store(history.closings << 2 | CLOSED, Release);
-            drop(history);
-            self.report(0);
-            if should_log {
-                log_closed(self.server.as_deref());
+            let should_log = self.close(history);
+            match &self.server {
+                _ if !should_log => {}
+                Some(server) => info!("redis: {server} recovered"),
+                None => info!("the breaker of a store closed: the store recovered"),
             }
         } else if probe || self.config.trips(&history.stats, now) {
             let time = history.open(&self.config);
@@ -197,9 +196,17 @@ impl Circuit {
             }
         }
     }
-}
 
-impl Circuit {
+    /// Closes the circuit. Returns `true` if the end of the outage should be logged.
+    fn close(&self, mut history: MutexGuard<'_, History>) -> bool {
+        let (should_log, closings) = (history.log.should_log_recovery(), history.closings + 1);
+        *history = History { closings, log: history.log, ..History::default() };
+        self.word.store(closings << 2 | CLOSED, Release);
+        drop(history);
+        self.report(0);
+        should_log
+    }
+
     /// Updates the metric of the state.
     fn report(&self, state: u8) {
         circuit(self.server.as_deref(), state);
@@ -207,13 +214,6 @@ impl Circuit {
 }
 
 impl History {
-    /// Returns `true` if the end of the outage should be logged.
-    fn close(&mut self) -> bool {
-        let should_log = self.log.should_log_recovery();
-        *self = Self { closings: self.closings + 1, log: self.log, ..Self::default() };
-        should_log
-    }
-
     /// Doubles the open time, and returns it with jitter.
     fn open(&mut self, config: &BreakerConfig) -> Duration {
         let doubled = self.open_for.saturating_mul(2);
@@ -248,38 +248,13 @@ impl Drop for Permit {
     }
 }
 
-#[cfg(feature = "tracing")]
 fn log_opened(server: Option<&str>, time: Duration) {
     match server {
-        Some(server) => tracing::warn!(
+        Some(server) => warn!(
             "redis: {server} failed and is not called for {time:?}; requests for its keys fail"
         ),
-        None => tracing::warn!(
-            "the breaker of a store opened: the store failed and is not called for {time:?}"
-        ),
+        None => {
+            warn!("the breaker of a store opened: the store failed and is not called for {time:?}");
+        }
     }
 }
-
-#[cfg(not(feature = "tracing"))]
-fn log_opened(_: Option<&str>, _: Duration) {}
-
-#[cfg(feature = "tracing")]
-fn log_closed(server: Option<&str>) {
-    match server {
-        Some(server) => tracing::info!("redis: {server} recovered"),
-        None => tracing::info!("the breaker of a store closed: the store recovered"),
-    }
-}
-
-#[cfg(not(feature = "tracing"))]
-fn log_closed(_: Option<&str>) {}
-
-#[cfg(all(feature = "redis", feature = "tracing"))]
-fn log_retired(server: Option<&str>) {
-    if let Some(server) = server {
-        tracing::info!("redis: other servers have replaced {server}");
-    }
-}
-
-#[cfg(all(feature = "redis", not(feature = "tracing")))]
-fn log_retired(_: Option<&str>) {}

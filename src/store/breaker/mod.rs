@@ -3,20 +3,13 @@
 mod call_stats;
 pub(super) mod circuit;
 
-use std::{
-    error::Error,
-    fmt,
-    ops::RangeInclusive,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
-
-use pin_project_lite::pin_project;
+use std::{error::Error, fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use self::circuit::{BreakerConfig, Circuit, Permit};
-use super::setting::{SettingError, literal};
+use super::{
+    setting::{SettingError, literal},
+    wrapper::{WrapperCall, WrapperFuture, forward},
+};
 use crate::{
     decision::Decision,
     store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Status, Store, Unsupported},
@@ -179,7 +172,7 @@ where
     BreakerError<S::Error>: Into<BoxError>,
 {
     type Error = BreakerError<S::Error>;
-    type Future = BreakerFuture<S::Future>;
+    type Future = WrapperFuture<S, BreakerCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let permit = match self.circuit.acquire() {
@@ -195,7 +188,7 @@ where
                 Answer::Now(Ok(decision))
             }
             Answer::Now(Err(error)) => Answer::Now(Err(BreakerError::Store(error))),
-            Answer::Later(inner) => Answer::Later(BreakerFuture { inner, permit }),
+            Answer::Later(inner) => Answer::Later(WrapperFuture::new(inner, BreakerCall(permit))),
         }
     }
 
@@ -205,17 +198,7 @@ where
         }
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.inner.isolates_failures()
-    }
+    forward!(self => self.inner);
 
     fn health(&self) -> BoxFuture<Health> {
         let (state, detail) = match self.is_open() {
@@ -253,28 +236,17 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
 /// Requires `Display`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
-pin_project! {
-    /// Future of a [`Breaker`].
-    #[derive(Debug)]
-    pub struct BreakerFuture<F> {
-        #[pin]
-        inner: F,
-        permit: Option<Permit>,
-    }
-}
+/// The call of a [`Breaker`], with its permit unless the inner store isolates failures.
+#[derive(Debug)]
+pub struct BreakerCall(Option<Permit>);
 
-impl<F, E> Future for BreakerFuture<F>
-where
-    F: Future<Output = Result<Decision, E>>,
-{
-    type Output = Result<Decision, BreakerError<E>>;
+impl<S: Store> WrapperCall<S> for BreakerCall {
+    type Error = BreakerError<S::Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let decision = ready!(this.inner.poll(cx));
-        if let Some(permit) = this.permit.take() {
-            permit.record(decision.is_ok());
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error> {
+        if let Some(permit) = self.0 {
+            permit.record(answer.is_ok());
         }
-        Poll::Ready(decision.map_err(BreakerError::Store))
+        answer.map_err(BreakerError::Store)
     }
 }

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Outcome},
+    name::RuleName,
     quota::{Algorithm, Quota},
-    rule::RuleName,
     store::{Charge, hashes::Hashes},
 };
 

@@ -128,9 +128,9 @@ impl Denials {
         denial: &Decision,
         called_at: u64,
     ) -> bool {
-        let (answered_at, at_most) = (self.now(), self.config.at_most());
+        let (answered_at, max_age) = (self.now(), self.config.max_age);
         let times = (called_at, answered_at);
-        let entry = CachedDenial::new(account, outcomes, denial.is_blocked(), times, at_most);
+        let entry = CachedDenial::new(account, outcomes, denial.is_blocked(), times, max_age);
         entry.is_some_and(|entry| self.set(account.tag).insert(entry, account.version))
     }
 

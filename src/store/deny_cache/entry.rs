@@ -34,7 +34,7 @@ impl CachedDenial {
         outcomes: &[Outcome],
         blocked: bool,
         (called_at, answered_at): (u64, u64),
-        at_most: u64,
+        max_age: u64,
     ) -> Option<Self> {
         // The store may allow the next call at any time.
         if outcomes.iter().any(Outcome::is_wait_unknown) {
@@ -49,7 +49,7 @@ impl CachedDenial {
             tag: account.tag,
             revision: account.revision,
             need: if blocked { 1 } else { account.need },
-            until: called_at.saturating_add(retry.min(at_most)),
+            until: called_at.saturating_add(retry.min(max_age)),
             answered_at,
             blocked,
             refilling: outcomes.iter().all(|it| it.interval().is_some()),

@@ -4,20 +4,16 @@ mod account;
 mod denials;
 mod entry;
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
-
-use pin_project_lite::pin_project;
+use std::{sync::Arc, time::Duration};
 
 use self::{
     account::PendingTake,
     denials::{CacheLookup, Denials},
 };
-use super::setting::{self, SettingError, literal};
+use super::{
+    setting::{self, SettingError, literal},
+    wrapper::{WrapperCall, WrapperFuture, forward},
+};
 use crate::{
     decision::{Decision, Source},
     store::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported},
@@ -74,7 +70,7 @@ const LARGEST: usize = 1 << 24;
 /// let store = shared.deny_cache();
 /// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(1));
 ///
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// assert!(limiter.take("alice", &quota, 1).await?.is_allowed());
 /// assert_eq!(limiter.take("alice", &quota, 1).await?.source(), Source::Local);
 /// let again = limiter.take("alice", &quota, 1).await?;
@@ -119,19 +115,13 @@ pub struct DenyCache<S> {
 #[derive(Clone, Copy, Debug)]
 struct DenyCacheConfig {
     capacity: usize,
-    at_most: Duration,
-}
-
-impl DenyCacheConfig {
-    /// Returns the maximum age of a denial, in nanoseconds.
-    fn at_most(&self) -> u64 {
-        u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
-    }
+    /// The maximum age of a denial, in nanoseconds.
+    max_age: u64,
 }
 
 impl<S> DenyCache<S> {
     pub(crate) fn new(inner: S) -> Self {
-        let config = DenyCacheConfig { capacity: CAPACITY, at_most: Duration::from_secs(1) };
+        let config = DenyCacheConfig { capacity: CAPACITY, max_age: setting::MAX_AGE };
         Self { inner, denials: Arc::new(Denials::new(config)) }
     }
 
@@ -155,8 +145,8 @@ impl<S> DenyCache<S> {
     ///
     /// Fails if [`max_age`](DenyCache::max_age) would panic.
     pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
-        let at_most = setting::at_most("deny cache: max_age", time)?;
-        Ok(self.with(|config| config.at_most = at_most))
+        let max_age = setting::max_age("deny cache: max_age", time)?;
+        Ok(self.with(|config| config.max_age = max_age))
     }
 
     /// Sets the maximum number of cached denials. Defaults to 65 536.
@@ -181,17 +171,12 @@ impl<S> DenyCache<S> {
     ///
     /// Fails if [`capacity`](DenyCache::capacity) would panic.
     pub fn try_capacity(self, denials: usize) -> Result<Self, SettingError> {
-        const FIELD: &str = "deny cache: capacity";
-        if denials == 0 {
-            const FIX: &str = "give at least 1, or remove the cache";
-            return Err(SettingError::new(FIELD, denials, FIX));
-        }
-        if denials > LARGEST {
-            const FIX: &str =
-                "give at most 16777216; the cache needs room for the keys denied within 1 s";
-            return Err(SettingError::new(FIELD, denials, FIX));
-        }
-        Ok(self.with(|config| config.capacity = denials))
+        const FIXES: [&str; 2] = [
+            "give at least 1, or remove the cache",
+            "give at most 16777216; the cache needs room for the keys denied within 1 s",
+        ];
+        let capacity = setting::capacity("deny cache: capacity", denials, LARGEST, FIXES)?;
+        Ok(self.with(|config| config.capacity = capacity))
     }
 
     /// Returns the number of denials that the cache has repeated so far.
@@ -212,7 +197,7 @@ impl<S> DenyCache<S> {
 
 impl<S: Store> DenyCache<S> {
     /// Returns a cached denial, or calls the store.
-    fn take(&self, charges: &[Charge<'_>]) -> Answer<DenyCacheFuture<S::Future>> {
+    fn take(&self, charges: &[Charge<'_>]) -> Answer<WrapperFuture<S, DenyCacheCall>> {
         let pending = match self.denials.look_up(charges) {
             CacheLookup::Miss(pending) => pending,
             CacheLookup::Hit(denial) => return Answer::Now(Ok(denial)),
@@ -224,29 +209,23 @@ impl<S: Store> DenyCache<S> {
             }
             Answer::Now(Err(error)) => Answer::Now(Err(error)),
             Answer::Later(inner) => {
-                let pending = Some(Pending::Take(self.denials.clone(), pending));
-                Answer::Later(DenyCacheFuture { inner, pending })
+                let call = DenyCacheCall(Pending::Take(self.denials.clone(), pending));
+                Answer::Later(WrapperFuture::new(inner, call))
             }
         }
     }
 
     /// Makes a call that changes an account, and removes the denials of the account.
-    fn change(&self, charge: &Charge<'_>, op: Op<'_>) -> Answer<DenyCacheFuture<S::Future>> {
+    fn change(&self, charge: &Charge<'_>, op: Op<'_>) -> Answer<WrapperFuture<S, DenyCacheCall>> {
         let tag = self.denials.tag(charge);
         let invalidate = InvalidateOnDrop { denials: self.denials.clone(), tag };
-        match self.inner.call(op) {
-            Answer::Now(decision) => Answer::Now(decision),
-            Answer::Later(inner) => {
-                let pending = Some(Pending::Change(invalidate));
-                Answer::Later(DenyCacheFuture { inner, pending })
-            }
-        }
+        WrapperFuture::of(self.inner.call(op), DenyCacheCall(Pending::Change(invalidate)))
     }
 }
 
 impl<S: Store> Store for DenyCache<S> {
     type Error = S::Error;
-    type Future = DenyCacheFuture<S::Future>;
+    type Future = WrapperFuture<S, DenyCacheCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
@@ -267,32 +246,16 @@ impl<S: Store> Store for DenyCache<S> {
         }
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.inner.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.inner.isolates_failures()
-    }
+    forward!(self => self.inner);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("deny_cache", self.inner.health(), Health::status_of)
     }
 }
 
-pin_project! {
-    /// The future of a [`DenyCache`].
-    #[derive(Debug)]
-    pub struct DenyCacheFuture<F> {
-        #[pin]
-        inner: F,
-        pending: Option<Pending>,
-    }
-}
+/// The call of a [`DenyCache`].
+#[derive(Debug)]
+pub struct DenyCacheCall(Pending);
 
 #[derive(Debug)]
 enum Pending {
@@ -313,20 +276,13 @@ impl Drop for InvalidateOnDrop {
     }
 }
 
-impl<F, E> Future for DenyCacheFuture<F>
-where
-    F: Future<Output = Result<Decision, E>>,
-{
-    type Output = Result<Decision, E>;
+impl<S: Store> WrapperCall<S> for DenyCacheCall {
+    type Error = S::Error;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let decision = ready!(this.inner.poll(cx));
-        if let (Some(Pending::Take(denials, pending)), Ok(decision)) =
-            (this.pending.take(), &decision)
-        {
-            denials.update(&pending, decision);
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, S::Error> {
+        if let (Pending::Take(denials, pending), Ok(decision)) = (&self.0, &answer) {
+            denials.update(pending, decision);
         }
-        Poll::Ready(decision)
+        answer
     }
 }

@@ -16,7 +16,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::{key::Key, quota::Quota, rule::RuleName, store::Charge};
+use crate::{key::Key, name::RuleName, quota::Quota, store::Charge};
 
 /// The maximum length of a key in the journal. Units of longer keys are dropped.
 const LONGEST_KEY: usize = 256;

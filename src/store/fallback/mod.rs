@@ -5,21 +5,13 @@ mod mirror;
 mod recovery;
 mod share;
 
-use std::{
-    convert::Infallible,
-    fmt,
-    num::NonZeroU32,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
-
-use pin_project_lite::pin_project;
+use std::{convert::Infallible, fmt, num::NonZeroU32, sync::Arc};
 
 use self::{journal::Journal, mirror::Stripes, share::with_shares};
 use super::{
     outage_state::OutageState,
     setting::{SettingError, literal},
+    wrapper::{WrapperCall, WrapperFuture},
 };
 use crate::{
     decision::{Decision, Source},
@@ -158,13 +150,13 @@ where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    fn call_inner(&self, op: Op<'_>) -> Answer<FallbackFuture<S, L>> {
+    fn call_inner(&self, op: Op<'_>) -> Answer<WrapperFuture<S, FallbackCall<S, L>>> {
         let epoch = self.stores.outages.epoch();
         match self.stores.inner.call(op) {
             Answer::Now(answer) => Answer::Now(Ok(self.finish(op, epoch, answer))),
             Answer::Later(inner) => {
-                let pending = PendingCall { fallback: self.clone(), op: op.into(), epoch };
-                Answer::Later(FallbackFuture { inner, pending: Some(pending) })
+                let call = FallbackCall { fallback: self.clone(), op: op.into(), epoch };
+                Answer::Later(WrapperFuture::new(inner, call))
             }
         }
     }
@@ -208,42 +200,37 @@ where
 
     /// Calls the local store instead of the inner store.
     fn call_local(&self, op: Op<'_>) -> Decision {
-        let Stores { local, journal, .. } = &*self.stores;
         match op {
             Op::Take([]) => Decision::allow(),
-            Op::Take(charges) => self.take_local(charges),
+            Op::Take(charges) => {
+                let decision = self.call_share(op);
+                if decision.is_allowed() {
+                    for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
+                        self.record(charge, charge.cost().into());
+                    }
+                }
+                decision
+            }
             // The local store mirrored only a share of the charge.
             Op::Adjust(charge, units) if units < 0 => {
-                self.adjust_local(charge, units / i64::from(self.instances.get()))
+                self.call_share(Op::Adjust(charge, units / i64::from(self.instances.get())))
             }
             Op::Adjust(charge, units) => {
-                journal.record(charge, units.unsigned_abs(), self.journal_capacity);
-                self.adjust_local(charge, units)
+                self.record(charge, units.unsigned_abs());
+                self.call_share(op)
             }
-            Op::Reset(charge) => with_shares(&[*charge], self.instances, |shares| {
-                local.call(Op::Reset(&shares[0])).now()
-            }),
-            Op::Block(..) | Op::Unblock(_) => local.call(op).now(),
+            Op::Reset(_) | Op::Block(..) | Op::Unblock(_) => self.call_share(op),
         }
     }
 
-    fn take_local(&self, charges: &[Charge<'_>]) -> Decision {
-        let Stores { local, journal, .. } = &*self.stores;
-        let decision =
-            with_shares(charges, self.instances, |shares| local.call(Op::Take(shares)).now());
-        if decision.is_allowed() {
-            for charge in charges.iter().filter(|charge| decision.charged(charge.rule())) {
-                journal.record(charge, charge.cost().into(), self.journal_capacity);
-            }
-        }
-        decision
+    fn record(&self, charge: &Charge<'_>, units: u64) {
+        self.stores.journal.record(charge, units, self.journal_capacity);
     }
 
-    fn adjust_local(&self, charge: &Charge<'_>, units: i64) -> Decision {
+    /// Calls the local store with this process's shares of the quotas.
+    fn call_share(&self, op: Op<'_>) -> Decision {
         let local = &self.stores.local;
-        with_shares(&[*charge], self.instances, |shares| {
-            local.call(Op::Adjust(&shares[0], units)).now()
-        })
+        with_shares(op.charges(), self.instances, |shares| local.call(op.on(shares)).now())
     }
 }
 
@@ -253,7 +240,7 @@ where
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
     type Error = Infallible;
-    type Future = FallbackFuture<S, L>;
+    type Future = WrapperFuture<S, FallbackCall<S, L>>;
 
     /// Calls the inner store, except for a refund of units that are still in the journal.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
@@ -261,7 +248,7 @@ where
         let refund = units.min(0).unsigned_abs();
         let local = self.stores.journal.remove_units(charge, refund).cast_signed();
         if local > 0 {
-            let decision = self.adjust_local(charge, -local);
+            let decision = self.call_share(Op::Adjust(charge, -local));
             if units == -local {
                 return Answer::Now(Ok(decision.from_source(Source::Fallback)));
             }
@@ -324,41 +311,23 @@ impl<S: fmt::Debug, L: fmt::Debug> fmt::Debug for Fallback<S, L> {
     }
 }
 
-pin_project! {
-    /// Future of a [`Fallback`].
-    pub struct FallbackFuture<S: Store, L> {
-        #[pin]
-        inner: S::Future,
-        pending: Option<PendingCall<S, L>>,
-    }
-}
-
-/// A call to the inner store.
-struct PendingCall<S, L> {
+/// A call to the inner store of a [`Fallback`].
+#[derive(Debug)]
+pub struct FallbackCall<S, L> {
     fallback: Fallback<S, L>,
     op: OwnedOp,
     epoch: u64,
 }
 
-impl<S, L> Future for FallbackFuture<S, L>
+impl<S, L> WrapperCall<S> for FallbackCall<S, L>
 where
     S: Store + Send + Sync + 'static,
     L: Store<Error = Infallible, Future = Immediate> + Send + Sync + 'static,
 {
-    type Output = Result<Decision, Infallible>;
+    type Error = Infallible;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let answer = ready!(this.inner.poll(cx));
-        let Some(PendingCall { fallback, op, epoch }) = this.pending.take() else {
-            panic!("an answer was polled after it completed");
-        };
-        Poll::Ready(Ok(op.with(|op| fallback.finish(op, epoch, answer))))
-    }
-}
-
-impl<S: Store, L> fmt::Debug for FallbackFuture<S, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FallbackFuture").finish_non_exhaustive()
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Infallible> {
+        let Self { fallback, op, epoch } = self;
+        Ok(op.with(|op| fallback.finish(op, epoch, answer)))
     }
 }

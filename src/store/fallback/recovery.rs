@@ -7,11 +7,11 @@ use tokio::runtime::Handle;
 use super::{
     Fallback, Immediate, Stores,
     journal::{AccountId, Admitted},
-    share::with_shares,
 };
 use crate::{
     decision::Decision,
-    store::{Answer, BoxError, Charge, Op, Store},
+    log::info,
+    store::{Answer, Charge, Op, Store},
 };
 
 /// The pause of late charges while some servers of the inner store fail.
@@ -25,18 +25,15 @@ where
     /// Records the failure of a call to the inner store.
     pub(super) fn record_failure(&self, epoch: u64, error: S::Error) {
         let Stores { outages, journal, .. } = &*self.stores;
-        if outages.record_failure(epoch) {
+        if outages.record_failure(epoch, "the local fallback decides", error) {
             journal.mark_due();
-        }
-        if outages.should_log_failure() {
-            log_failed(&error.into());
         }
     }
 
     /// Records the success of a call to the inner store, and charges recorded units.
     pub(super) fn record_success(&self, epoch: u64) {
         let Stores { outages, journal, .. } = &*self.stores;
-        let should_log = outages.record_success(epoch) && outages.should_log_recovery();
+        let should_log = outages.record_success(epoch);
         // Without a runtime, the journal stays due.
         if (should_log || journal.is_due())
             && let Ok(runtime) = Handle::try_current()
@@ -53,8 +50,7 @@ where
     async fn charge_account(&self, address: &AccountId, admitted: &mut Admitted) -> Option<bool> {
         let Admitted { quotas, units } = admitted;
         let charge = Charge::new(address.0, &address.1, quotas).with_cost(0);
-        let look = |shares: &[Charge<'_>]| self.stores.local.call(Op::Take(shares)).now();
-        let local = with_shares(&[charge], self.instances, look);
+        let local = self.call_share(Op::Take(&[charge]));
         let mut charged = false;
         for (outcome, units) in local.outcomes().iter().zip(units) {
             // Units that were refilled here would also have been refilled in the inner store.
@@ -120,7 +116,7 @@ where
             }
         }
         if journal.should_log() {
-            log_recovered(accounts);
+            info!("the store recovered; accounts charged late: {accounts}");
         }
         if failed && store.stores.inner.isolates_failures() {
             // Other calls still succeed, and each of them would start a replay.
@@ -128,19 +124,3 @@ where
         }
     }
 }
-
-#[cfg(feature = "tracing")]
-fn log_failed(error: &BoxError) {
-    tracing::warn!("the store failed; the local fallback decides: {error}");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn log_failed(_: &BoxError) {}
-
-#[cfg(feature = "tracing")]
-fn log_recovered(accounts: u64) {
-    tracing::info!("the store recovered; accounts charged late: {accounts}");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn log_recovered(_: u64) {}

@@ -108,7 +108,7 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decision::Snapshot, rule::RuleName};
+    use crate::{decision::Snapshot, name::RuleName};
 
     /// A quota of 100 units that refills one unit per second.
     const QUOTA: Quota = Quota::per_minute(60).burst(100);

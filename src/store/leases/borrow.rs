@@ -36,7 +36,6 @@ pub(super) struct Borrow<S: Store> {
     changes: u64,
     /// `true` if the store had fewer units than requested.
     partial: bool,
-    finished: bool,
 }
 
 impl<S> Borrow<S>
@@ -50,8 +49,7 @@ where
         start: Instant,
     ) -> Self {
         let (leases, changes) = (leases.clone(), leases.table.changes(&call));
-        let (requested_at, partial, finished) = (0, false, false);
-        Self { leases, call, request, start, requested_at, changes, partial, finished }
+        Self { leases, call, request, start, requested_at: 0, changes, partial: false }
     }
 
     /// Borrows units. The operation continues if the caller is dropped.
@@ -148,23 +146,18 @@ where
         let own = if gathers { None } else { for_one_call(charges, &denial) };
         Answer::Now(Ok(own.unwrap_or(denial)))
     }
+}
 
-    fn finish(&mut self, result: BorrowResult) -> bool {
-        self.finished = true;
+impl<S: Store> Borrow<S> {
+    /// Ends the operation. Has no effect if it has ended.
+    fn finish(&self, result: BorrowResult) -> bool {
         self.leases.table.finish_borrow(&self.call, self.request.id, self.changes, result)
     }
 }
 
 impl<S: Store> Drop for Borrow<S> {
     fn drop(&mut self) {
-        if !self.finished {
-            self.leases.table.finish_borrow(
-                &self.call,
-                self.request.id,
-                self.changes,
-                BorrowResult::Failed,
-            );
-        }
+        self.finish(BorrowResult::Failed);
     }
 }
 

@@ -184,7 +184,7 @@ fn quotas<'a, 'c>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decision::Snapshot, key::Key, quota::Quota, rule::RuleName};
+    use crate::{decision::Snapshot, key::Key, name::RuleName, quota::Quota};
 
     #[test]
     fn balances_shrink_by_a_clock_that_may_be_faster() {

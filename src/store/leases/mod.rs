@@ -10,6 +10,7 @@ mod table;
 
 use std::{
     fmt,
+    future::poll_fn,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -26,12 +27,13 @@ use tokio::{
 pub use self::future::LeasedFuture;
 use self::{
     borrow::Borrow,
-    future::{EndOnDrop, Wait},
+    future::EndOnDrop,
     table::{EndedLeases, LeaseTable, Lookup},
 };
 use super::{
     request_start::{call_since, request_start},
     setting::{self, SettingError, literal},
+    wrapper::forward,
 };
 use crate::{
     decision::Decision,
@@ -115,7 +117,7 @@ const MAX_WAITS: u8 = 2;
 /// let store = shared.leases(5);
 /// let (limiter, quota) = (Limiter::new(store.clone()), Quota::per_hour(10_000));
 ///
-/// # tokio_test::block_on(async {
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// for _ in 0..1_000 {
 ///     assert!(limiter.take("hot", &quota, 1).await?.is_allowed());
 /// }
@@ -188,15 +190,11 @@ struct Leases<S: Store> {
 struct LeaseConfig {
     percent: u32,
     capacity: usize,
-    at_most: Duration,
+    /// The longest time for which units are held, in nanoseconds.
+    max_age: u64,
 }
 
 impl LeaseConfig {
-    /// Returns the longest time for which units are held, in nanoseconds.
-    fn max_age(&self) -> u64 {
-        u64::try_from(self.at_most.as_nanos()).unwrap_or(u64::MAX)
-    }
-
     /// Returns the maximum number of calls of a lease, or 0 if no units can be borrowed.
     fn max_lease(&self, charges: &[Charge<'_>]) -> u32 {
         let plain = |charge: &Charge<'_>| {
@@ -240,8 +238,8 @@ impl<S: Store> Leased<S> {
                 "give 1 to 25 percent, such as 5; one process may hold that share of a limit";
             return Err(SettingError::new("leases: percent", percent, FIX));
         }
-        let at_most = Duration::from_secs(1);
-        Ok(Self::with(Arc::new(inner), LeaseConfig { percent, capacity: CAPACITY, at_most }))
+        let settings = LeaseConfig { percent, capacity: CAPACITY, max_age: setting::MAX_AGE };
+        Ok(Self::with(Arc::new(inner), settings))
     }
 
     /// Sets the longest time for which borrowed units are held. Defaults to 1 s.
@@ -263,8 +261,8 @@ impl<S: Store> Leased<S> {
     ///
     /// Fails if [`max_age`](Leased::max_age) would panic.
     pub fn try_max_age(self, time: Duration) -> Result<Self, SettingError> {
-        let at_most = setting::at_most("leases: max_age", time)?;
-        Ok(Self::with(self.0.inner.clone(), LeaseConfig { at_most, ..self.0.settings }))
+        let max_age = setting::max_age("leases: max_age", time)?;
+        Ok(Self::with(self.0.inner.clone(), LeaseConfig { max_age, ..self.0.settings }))
     }
 
     /// Sets the maximum number of tracked keys, rounded up to a multiple of eight. Defaults to
@@ -292,17 +290,12 @@ impl<S: Store> Leased<S> {
     ///
     /// Fails if [`capacity`](Leased::capacity) would panic.
     pub fn try_capacity(self, keys: usize) -> Result<Self, SettingError> {
-        const FIELD: &str = "leases: capacity";
-        if keys == 0 {
-            const FIX: &str = "give room for at least 1, or remove the leases";
-            return Err(SettingError::new(FIELD, keys, FIX));
-        }
-        if keys > MAX_CAPACITY {
-            const FIX: &str =
-                "give at most 65536, the number of keys that are hot at the same time";
-            return Err(SettingError::new(FIELD, keys, FIX));
-        }
-        Ok(Self::with(self.0.inner.clone(), LeaseConfig { capacity: keys, ..self.0.settings }))
+        const FIXES: [&str; 2] = [
+            "give room for at least 1, or remove the leases",
+            "give at most 65536, the number of keys that are hot at the same time",
+        ];
+        let capacity = setting::capacity("leases: capacity", keys, MAX_CAPACITY, FIXES)?;
+        Ok(Self::with(self.0.inner.clone(), LeaseConfig { capacity, ..self.0.settings }))
     }
 
     /// Returns the number of calls that were admitted without calling the store.
@@ -359,19 +352,26 @@ where
         let Some(call) = (max_lease > 1).then(|| self.table.call_key(charges)).flatten() else {
             return bypass();
         };
-        let limits = (max_lease, self.settings.max_age());
+        let limits = (max_lease, self.settings.max_age);
         let (lookup, ended) = self.table.lookup(&call, charges, [start, now], limits);
         self.return_all(&ended);
         match lookup {
             Lookup::Admitted(decision) => Answer::Now(Ok(decision)),
             Lookup::Wait(borrow_id) if waits < MAX_WAITS => {
                 let (leases, charges) = (self.clone(), OwnedCharges::from(charges));
-                let wait = Wait { call, borrow_id, charges, start, waits: waits + 1 };
-                Answer::Later(LeasedFuture::wait(leases, wait))
+                LeasedFuture::boxed(Answer::Later(async move {
+                    poll_fn(|cx| leases.table.poll_finished(&call, borrow_id, cx)).await;
+                    let again = |it: &[Charge<'_>]| leases.take(it, Some(start), waits + 1);
+                    let later = match charges.with(again) {
+                        Answer::Now(decision) => return decision,
+                        Answer::Later(later) => later,
+                    };
+                    later.await
+                }))
             }
             Lookup::Wait(_) | Lookup::Bypass => bypass(),
             Lookup::Borrow(request) => {
-                LeasedFuture::borrow(Borrow::new(self, call, request, start).borrow(charges))
+                LeasedFuture::boxed(Borrow::new(self, call, request, start).borrow(charges))
             }
         }
     }
@@ -397,7 +397,7 @@ where
 
     /// Returns unused units to the store. Returns `true` if no lease is left.
     fn sweep(&self) -> bool {
-        self.return_all(&self.table.sweep(self.settings.max_age()));
+        self.return_all(&self.table.sweep(self.settings.max_age));
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         let done = !self.table.holds_any();
         if done {
@@ -437,8 +437,15 @@ where
                 account
             }
         };
-        let end_on_drop = EndOnDrop::new(self.0.clone(), account);
-        LeasedFuture::change(inner.call(op), end_on_drop)
+        let end_on_drop = EndOnDrop { leases: self.0.clone(), account };
+        match inner.call(op) {
+            Answer::Now(decision) => Answer::Now(decision),
+            Answer::Later(later) => LeasedFuture::boxed(Answer::Later(async move {
+                let decision = later.await;
+                drop(end_on_drop);
+                decision
+            })),
+        }
     }
 
     /// Undoes a charge in the store, even if a lease admitted the call.
@@ -446,17 +453,7 @@ where
         self.0.inner.undo(charges, taken, units);
     }
 
-    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.inner.supports(charges)
-    }
-
-    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        self.0.inner.register(charges)
-    }
-
-    fn isolates_failures(&self) -> bool {
-        self.0.inner.isolates_failures()
-    }
+    forward!(self => self.0.inner);
 
     fn health(&self) -> BoxFuture<Health> {
         Health::wrapping("leased", self.0.inner.health(), Health::status_of)

@@ -11,7 +11,7 @@ use std::{
             Ordering::{AcqRel, Acquire},
         },
     },
-    task::Waker,
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
@@ -152,7 +152,7 @@ impl LeaseTable {
         call: &CallKey,
         charges: &[Charge<'_>],
         [start, now]: [Instant; 2],
-        (max_lease, at_most): (u32, u64),
+        (max_lease, max_age): (u32, u64),
     ) -> (Lookup, EndedLeases) {
         let (now, mut ended) = (self.at(now), EndedLeases::new());
         let mut set = self.set(call.tag);
@@ -162,7 +162,7 @@ impl LeaseTable {
             return (Lookup::Bypass, ended);
         };
         if let Some(lease) = &mut entry.lease {
-            if lease.age(now) < at_most
+            if lease.age(now) < max_age
                 && let Some(decision) = lease.admit(charges, now)
             {
                 *admitted += 1;
@@ -189,22 +189,25 @@ impl LeaseTable {
         (Lookup::Borrow(BorrowRequest { id: borrow_id, calls, scarce, share }), ended)
     }
 
-    /// Registers `waker` for the end of a borrow operation. Returns `false` if the operation has
+    /// Registers a waker for the end of a borrow operation. Returns `Ready` if the operation has
     /// ended.
-    pub(super) fn wait_for(&self, call: &CallKey, borrow_id: u64, waker: &Waker) -> bool {
+    pub(super) fn poll_finished(
+        &self,
+        call: &CallKey,
+        borrow_id: u64,
+        cx: &Context<'_>,
+    ) -> Poll<()> {
         // Cloned before the lock is taken, because foreign code must not run under the lock.
-        let own = waker.clone();
+        let own = cx.waker().clone();
         let mut set = self.set(call.tag);
-        let entry = set.entries.iter_mut().find(|entry| entry.is_of(call));
-        let is_it = |it: &&mut PendingBorrow| it.id == borrow_id;
-        let pending = entry.and_then(|entry| entry.pending.as_deref_mut());
-        let Some(it) = pending.filter(is_it) else {
-            return false;
+        let entry = set.borrowing(call, borrow_id);
+        let Some(it) = entry.and_then(|entry| entry.pending.as_mut()) else {
+            return Poll::Ready(());
         };
-        if !it.waiting.iter().any(|other| other.will_wake(waker)) {
+        if !it.waiting.iter().any(|other| other.will_wake(&own)) {
             it.waiting.push(own);
         }
-        true
+        Poll::Pending
     }
 
     /// Ends a borrow operation.
@@ -219,10 +222,7 @@ impl LeaseTable {
     ) -> bool {
         let now = self.now();
         let mut set = self.set(call.tag);
-        let is_it = |it: &LeaseEntry| {
-            it.is_of(call) && it.pending.as_ref().is_some_and(|f| f.id == borrow_id)
-        };
-        let Some(entry) = set.entries.iter_mut().find(|entry| is_it(entry)) else { return false };
+        let Some(entry) = set.borrowing(call, borrow_id) else { return false };
         let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
         let mut kept = false;
         match result {
@@ -258,10 +258,10 @@ impl LeaseTable {
         self.end_where(|entry, _| entry.lease.as_ref().is_some_and(|lease| lease.is_of(account)))
     }
 
-    /// Ends leases that are unused or held for longer than `at_most`.
-    pub(super) fn sweep(&self, at_most: u64) -> EndedLeases {
+    /// Ends leases that are unused or held for longer than `max_age`.
+    pub(super) fn sweep(&self, max_age: u64) -> EndedLeases {
         let idle = |lease: &Lease, now: u64| {
-            lease.age(now) >= at_most || now.saturating_sub(lease.last) >= SPAN
+            lease.age(now) >= max_age || now.saturating_sub(lease.last) >= SPAN
         };
         self.end_where(|entry, now| entry.lease.as_ref().is_some_and(|lease| idle(lease, now)))
     }
@@ -306,6 +306,13 @@ fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
 }
 
 impl LeaseSet {
+    /// Returns the entry of a call while the borrow operation is in progress.
+    fn borrowing(&mut self, call: &CallKey, borrow_id: u64) -> Option<&mut LeaseEntry> {
+        let is_it = |it: &PendingBorrow| it.id == borrow_id;
+        let mut entries = self.entries.iter_mut();
+        entries.find(|it| it.is_of(call) && it.pending.as_deref().is_some_and(is_it))
+    }
+
     /// Drops leases that were borrowed for the same call under other quotas.
     ///
     /// The units are not returned, because the new quotas may count the account in another way.

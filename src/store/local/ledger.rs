@@ -319,7 +319,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{key::Key, quota::Algorithm, rule::RuleName};
+    use crate::{key::Key, name::RuleName, quota::Algorithm};
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -64,7 +64,7 @@ use crate::{decision::Decision, observe::set_keys};
 /// The table of accounts is divided into sets of 16 slots. A new key needs a free slot in its own
 /// set, so a few new keys share an account before the store is full. Of 20 000 new keys with one
 /// unit each, in a store for a million keys
-/// (`cargo bench --all-features --bench scaling -- denials`):
+/// (`cargo bench -p dev --all-features --bench scaling -- denials`):
 ///
 /// | keys in debt, of the capacity | without a slot | denied early |
 /// |---|---|---|

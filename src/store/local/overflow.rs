@@ -13,7 +13,7 @@ use super::sync::{
     AtomicU32, AtomicU64, Mutex, MutexGuard,
     Ordering::{Acquire, Relaxed, Release},
 };
-use crate::rule::RuleName;
+use crate::name::RuleName;
 
 const GROUPS: usize = 2_048;
 const SECOND: u64 = 1_000_000_000;

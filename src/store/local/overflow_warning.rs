@@ -3,7 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::ledger::SLOTS_PER_KEY;
-use crate::observe::{block_denied, overflowed};
+use crate::{
+    log::warn,
+    observe::{block_denied, overflowed},
+};
 
 const SECOND: u64 = 1_000_000_000;
 /// The time without an overflow after which the next overflow is logged.
@@ -47,25 +50,17 @@ impl OverflowWarning {
     }
 }
 
-#[cfg(feature = "tracing")]
 fn warn(keys: usize) {
-    tracing::warn!(
+    warn!(
         "the local store has no room for a new key: new keys share accounts, and may be denied early; \
          raise LocalStore::with_capacity({keys}) to the new keys per second, times the seconds until \
          a key's quota is full again, times the quotas of a rule"
     );
 }
 
-#[cfg(feature = "tracing")]
 fn warn_block(slots: usize) {
-    tracing::warn!(
+    warn!(
         "the local store has no room for another block ({slots} slots): the key is not blocked; \
          unblock other keys, or raise LocalStore::with_capacity"
     );
 }
-
-#[cfg(not(feature = "tracing"))]
-fn warn(_: usize) {}
-
-#[cfg(not(feature = "tracing"))]
-fn warn_block(_: usize) {}

@@ -18,6 +18,7 @@ use std::{
 };
 
 use super::clock::Clock;
+use crate::log::warn;
 
 const MINUTE: u64 = 60 * 1_000_000_000;
 /// The warning threshold for consecutive stores with one decision each.
@@ -154,9 +155,8 @@ fn count(
     site.matches_after(store) && !std::mem::replace(&mut site.warned, true)
 }
 
-#[cfg(feature = "tracing")]
 fn warn(location: &Location<'_>) {
-    tracing::warn!(
+    warn!(
         target: "tower_sluice::lint",
         lint = "layer_rebuilt",
         "layers are built and dropped repeatedly with the store that {location} creates: each starts \
@@ -165,6 +165,3 @@ fn warn(location: &Location<'_>) {
          tests, ignore this warning"
     );
 }
-
-#[cfg(not(feature = "tracing"))]
-fn warn(_: &Location<'_>) {}

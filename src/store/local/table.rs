@@ -15,7 +15,7 @@ use super::{
         Ordering::{AcqRel, Acquire},
     },
 };
-use crate::rule::RuleName;
+use crate::name::RuleName;
 
 /// The number of groups of sets. The sets of a group share the instant of the latest reset.
 const RESET_GROUPS: usize = 1_024;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
-use crate::{fingerprint::FingerprintKey, key::Key, rule::RuleName};
+use crate::{fingerprint::FingerprintKey, key::Key, name::RuleName};
 
 /// The version of the stored format. Different versions use different keys.
 const VERSION: u32 = 2;

@@ -197,8 +197,8 @@ mod tests {
     use super::*;
     use crate::{
         key::Key,
+        name::RuleName,
         quota::Quota,
-        rule::RuleName,
         store::{Charge, redis::addresses::Addresses},
     };
 

@@ -13,8 +13,8 @@ use super::{
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     link::{Link, config, dial},
-    probe::Probe,
 };
+use crate::log::warn;
 
 /// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
@@ -136,12 +136,9 @@ where
     C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
 {
     async fn probe_and_log(self) -> Result<Self, RedisError> {
-        let Probe { warnings, .. } = self.probe().await?;
-        #[cfg(feature = "tracing")]
-        for warning in &warnings {
-            tracing::warn!("redis: {warning}");
+        for warning in self.probe().await?.warnings {
+            warn!("redis: {warning}");
         }
-        drop(warnings);
         Ok(self)
     }
 }

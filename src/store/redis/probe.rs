@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     key::Key,
+    name::RuleName,
     quota::{Algorithm, Quota},
-    rule::RuleName,
     store::{Charge, Health},
 };
 

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
     use crate::{
         key::Key,
-        rule::RuleName,
+        name::RuleName,
         store::{Charge, redis::addresses::Addresses},
     };
 

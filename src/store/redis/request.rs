@@ -10,8 +10,8 @@ use super::{
 use crate::{
     algorithm::{Demand, Receipt},
     decision::{Decision, Outcome},
+    name::RuleName,
     quota::Quota,
-    rule::RuleName,
     store::Charge,
 };
 

@@ -25,6 +25,7 @@ use super::{
     node::Node,
     slots::{SLOTS, SlotRange, split_address},
 };
+use crate::log::warn;
 
 /// The first pause after a refresh. Each further pause is twice as long, up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(50);
@@ -262,10 +263,6 @@ fn error(text: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::NotConnected, text).into()
 }
 
-#[cfg(feature = "tracing")]
 fn log_unreachable(error: &RedisError) {
-    tracing::warn!("redis: no server of the cluster reports its slots: {error}");
+    warn!("redis: no server of the cluster reports its slots: {error}");
 }
-
-#[cfg(not(feature = "tracing"))]
-fn log_unreachable(_: &RedisError) {}

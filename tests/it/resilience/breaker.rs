@@ -15,9 +15,7 @@ use tokio_test::{assert_pending, task};
 use tower_sluice::{
     Decision, Key, Quota, Store, StoreExt,
     rule::RuleName,
-    store::{
-        Answer, BoxError, BoxFuture, Breaker, BreakerError, BreakerFuture, Charge, SettingError,
-    },
+    store::{Answer, BoxError, Breaker, BreakerError, Charge, SettingError},
     testing::FakeClock,
 };
 
@@ -29,7 +27,7 @@ use crate::support::{
 const HOURLY: Quota = Quota::per_hour(1_000_000);
 const FIRST: RangeInclusive<Duration> = millis(50)..=millis(100);
 
-type Later = BreakerFuture<BoxFuture<Result<Decision, BoxError>>>;
+type Later = <Breaker<Shaky> as Store>::Future;
 
 /// Passes a charge of one unit to the closure.
 fn charged<T>(read: impl FnOnce(Charge<'_>) -> T) -> T {

@@ -15,7 +15,7 @@ use std::{
 use tower_sluice::{
     Decision, Key, Quota, Store, StoreExt,
     rule::RuleName,
-    store::{Answer, Breaker, BreakerError, BreakerFuture, Charge, Op},
+    store::{Answer, Breaker, BreakerError, Charge, Op},
 };
 
 use crate::support::driven::secs;
@@ -108,12 +108,11 @@ enum Outcome {
 /// Calls the store and waits for the answer, or cancels the call before it.
 fn ask(breaker: &Breaker<Flaky>, cancels: bool) -> Outcome {
     let key = Key::everyone();
-    let mut later: BreakerFuture<InFlight> =
-        match breaker.take(&[Charge::new(RuleName::default(), &key, HOURLY.as_ref())]) {
-            Answer::Later(later) => later,
-            Answer::Now(Err(BreakerError::Open { .. })) => return Outcome::Rejected,
-            Answer::Now(other) => panic!("an answer at once: {other:?}"),
-        };
+    let mut later = match breaker.take(&[Charge::new(RuleName::default(), &key, HOURLY.as_ref())]) {
+        Answer::Later(later) => later,
+        Answer::Now(Err(BreakerError::Open { .. })) => return Outcome::Rejected,
+        Answer::Now(other) => panic!("an answer at once: {other:?}"),
+    };
     let mut context = Context::from_waker(Waker::noop());
     assert!(Pin::new(&mut later).poll(&mut context).is_pending());
     thread::yield_now();

@@ -13,7 +13,7 @@ use tower_sluice::testing::{Case, Local, TABLES};
 use crate::support::tables::{all_pass, read};
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// Returns the tables of a folder, by name.

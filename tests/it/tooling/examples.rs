@@ -161,6 +161,11 @@ fn small_examples_print_the_expected_output() {
         ("per_route", "DELETE /url/2: 429"),
         ("late_cost", "after ten words: 990 tokens left\nafter one that was cut: 890 tokens left"),
         ("smooth", "request 8: 429 Too Many Requests after"),
+        ("handler", "ann@example.com: 429 Too Many Requests, Some(\"\\\"default\\\";r=0;t="),
+        (
+            "handler",
+            "bob@example.com: 200 OK, Some(\"\\\"default\\\";r=1;t=1800\"), retry after None",
+        ),
         ("outgoing", "http://b.example/ answers"),
         ("own_key", "red.example: 429 Too Many Requests\nno host: 400 Bad Request"),
         ("own_response", "\"error\":\"Limited\",\"limits\":[\"default\"]"),

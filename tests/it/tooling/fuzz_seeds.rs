@@ -44,7 +44,7 @@ impl Random {
 
 /// Returns the seeds of a target, by name.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds").join(target);
     let entries = fs::read_dir(&folder).expect("a folder of seeds");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.sort();

@@ -16,7 +16,7 @@ const CALLS: usize = 39;
 const OVERVIEW: &str = "overview.svg";
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 fn files(folder: &Path) -> BTreeMap<String, String> {
@@ -57,7 +57,7 @@ fn the_stored_pictures_equal_the_output_of_the_program() {
     assert_eq!(drawn.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>());
     for (name, text) in &drawn {
         // compares without printing everything
-        assert!(text == &kept[name], "{name} differs: run `cargo run --example plot`");
+        assert!(text == &kept[name], "{name} differs: run `cargo run -p dev --example plot`");
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 #[test]
 fn the_chapter_names_tests_that_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let chapter = fs::read_to_string(root.join("src/guide/patterns.md")).expect("the chapter");
     let tests = root.join("tests");
     let file = |module: &str| {

@@ -47,7 +47,7 @@ impl Flavour {
             let missing = || format!("{variable} is {}, which is no file", file.display());
             return if file.is_file() { Ok(file) } else { Err(missing()) };
         }
-        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/valkey");
+        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/valkey");
         env::split_paths(&path.unwrap_or_default())
             .chain([fetched])
             .map(|folder| folder.join(command))

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::support::programs::example;
 
 /// A log of 31 lines. `unreadable_lines_are_counted_and_named` lists the kind of each.
-const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/tooling/replay/access.log");
+const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/it/tooling/replay/access.log");
 const PEER: &str = "name=ip key=peer quota='1/s burst 2'";
 
 fn run(flags: &[&str]) -> Output {

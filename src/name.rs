@@ -166,21 +166,8 @@ impl serde::Serialize for RuleName {
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for RuleName {
     fn deserialize<D: serde::Deserializer<'de>>(name: D) -> Result<Self, D::Error> {
-        struct Name;
-
-        impl serde::de::Visitor<'_> for Name {
-            type Value = RuleName;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a name of 1 to 64 printable ASCII characters")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<RuleName, E> {
-                RuleName::new(name).map_err(E::custom)
-            }
-        }
-
-        name.deserialize_str(Name)
+        let name = String::deserialize(name)?;
+        Self::new(&name).map_err(serde::de::Error::custom)
     }
 }
 

@@ -1,0 +1,60 @@
+//! Log macros, which do nothing without the feature `tracing`, and a limit for log lines.
+
+use std::{mem::take, time::Duration};
+
+use tokio::time::Instant;
+
+#[cfg(feature = "tracing")]
+pub(crate) use tracing::{error, info, warn};
+
+/// Checks the arguments of a log line without logging it.
+#[cfg(not(feature = "tracing"))]
+macro_rules! skip {
+    (target: $target:literal, lint = $lint:expr, $($text:tt)+) => {{
+        let _ = (&$lint, format_args!($($text)+));
+    }};
+    (target: $target:literal, $lint:ident, $($text:tt)+) => {{
+        let _ = ($lint, format_args!($($text)+));
+    }};
+    ($($text:tt)+) => {{
+        let _ = format_args!($($text)+);
+    }};
+}
+
+#[cfg(not(feature = "tracing"))]
+pub(crate) use skip as error;
+#[cfg(not(feature = "tracing"))]
+pub(crate) use skip as info;
+#[cfg(not(feature = "tracing"))]
+pub(crate) use skip as warn;
+
+/// The minimum time between two logged outages.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Limits the log lines of a store that fails and recovers again and again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LogLimit {
+    /// The time of the last logged failure.
+    last: Option<Instant>,
+    /// `true` if the current outage was logged.
+    logged: bool,
+}
+
+impl LogLimit {
+    /// Returns `true` for the first failure of an outage that is due to be logged.
+    ///
+    /// An outage that begins soon after a logged one is logged later, if it lasts.
+    pub(crate) fn should_log_failure(&mut self) -> bool {
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        let should_log = !self.logged && is_due;
+        if should_log {
+            *self = Self { last: Some(Instant::now()), logged: true };
+        }
+        should_log
+    }
+
+    /// Returns `true` if the outage that ends was logged.
+    pub(crate) fn should_log_recovery(&mut self) -> bool {
+        take(&mut self.logged)
+    }
+}

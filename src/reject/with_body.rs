@@ -1,0 +1,69 @@
+//! The default rejection with a body of any type.
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::Response;
+
+use super::{Reject, Rejection, TooManyRequests};
+use crate::key::RequestHead;
+
+/// [`TooManyRequests`] with bodies from a closure. Created by [`TooManyRequests::with_body`].
+#[derive(Clone, Copy)]
+#[must_use]
+pub struct WithBody<F> {
+    inner: TooManyRequests,
+    body: F,
+}
+
+impl TooManyRequests {
+    /// Creates bodies by `body`, which receives the text, or nothing for an empty body.
+    ///
+    /// For a body type without `Default`, or one that would otherwise stay empty:
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use tower_sluice::{Quota, RateLimitLayer, TooManyRequests};
+    ///
+    /// # use http::{Request, Response};
+    /// # use tower::{Layer, Service};
+    /// struct OwnBody(Bytes);
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .reject(TooManyRequests::new().with_body(|text| OwnBody(text)));
+    /// # let hello = |_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(OwnBody("".into()))) };
+    /// # fn is_service(_: impl Service<Request<()>>) {}
+    /// # is_service(layer.layer(tower::service_fn(hello)));
+    /// ```
+    ///
+    /// Nobody can create a body such as hyper's `Incoming`. Let the inner service box its bodies,
+    /// with `response.map(BodyExt::boxed)` of http-body-util, and box the text here.
+    ///
+    /// The body of an empty text must report that it is at its end, as `Full` does. The headers of
+    /// a gRPC rejection then end the stream.
+    pub const fn with_body<F, B>(self, body: F) -> WithBody<F>
+    where
+        F: Fn(Bytes) -> B,
+    {
+        WithBody { inner: self, body }
+    }
+}
+
+impl<F, B> Reject<B> for WithBody<F>
+where
+    F: Fn(Bytes) -> B,
+{
+    fn reject(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
+        Reject::<Bytes>::reject(&self.inner, why, head).map(&self.body)
+    }
+
+    fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
+        Reject::<Bytes>::respond(&self.inner, why, head).map(&self.body)
+    }
+}
+
+impl<F> fmt::Debug for WithBody<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WithBody").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

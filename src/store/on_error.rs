@@ -1,0 +1,185 @@
+//! Stores that decide without accounts while the inner store fails.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use super::{
+    outage_state::OutageState,
+    wrapper::{WrapperCall, WrapperFuture, forward},
+};
+use crate::{
+    decision::{Decision, Outcome, Source},
+    log::info,
+    name::RuleName,
+    store::{Answer, BoxError, BoxFuture, Charge, Health, Op, Store, Unsupported},
+};
+
+const UNLIMITED: &str = "requests are allowed without a limit";
+const REJECTED: &str = "requests are rejected with 503";
+
+/// Store that allows requests without a charge while its inner store fails.
+///
+/// No limit applies during an outage. This suits a public read API with other protection, but not a
+/// login. The [source](Decision::source) of the decision is [`Source::FailedOpen`].
+///
+/// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
+/// level.
+#[derive(Clone, Debug)]
+pub struct FailOpen<S> {
+    inner: S,
+    outages: Arc<OutageState>,
+}
+
+impl<S: Store> FailOpen<S> {
+    pub(crate) fn new(inner: S) -> Self {
+        Self { outages: Arc::new(OutageState::of(&inner)), inner }
+    }
+}
+
+impl<S: Store> Store for FailOpen<S> {
+    type Error = Infallible;
+    type Future = WrapperFuture<S, OutageCall>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        call(&self.inner, &self.outages, op, Substitute::Allow)
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        if taken.source() != Source::FailedOpen {
+            self.inner.undo(charges, taken, units);
+        }
+    }
+
+    fn health(&self) -> BoxFuture<Health> {
+        self.outages.health("fail_open", self.inner.health(), UNLIMITED.to_owned())
+    }
+
+    forward!(self => self.inner);
+}
+
+/// Store that denies requests while its inner store fails.
+///
+/// The response is a 503 with a `Retry-After`, or gRPC status 14. The limit is never exceeded, but
+/// an outage of the store is an outage of the service. The [source](Decision::source) of the
+/// decision is [`Source::FailedClosed`].
+///
+/// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
+/// level.
+#[derive(Clone, Debug)]
+pub struct FailClosed<S> {
+    inner: S,
+    outages: Arc<OutageState>,
+    retry_after: Duration,
+}
+
+impl<S: Store> FailClosed<S> {
+    pub(crate) fn new(inner: S) -> Self {
+        let outages = Arc::new(OutageState::of(&inner));
+        Self { inner, outages, retry_after: Duration::from_secs(1) }
+    }
+
+    /// Sets the `Retry-After` of rejections. Defaults to 1 s.
+    #[must_use]
+    pub fn retry_after(self, retry_after: Duration) -> Self {
+        Self { retry_after, ..self }
+    }
+}
+
+impl<S: Store> Store for FailClosed<S> {
+    type Error = Infallible;
+    type Future = WrapperFuture<S, OutageCall>;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let rule = op.charges().first().map_or_else(RuleName::default, Charge::rule);
+        let denial = Substitute::Deny { rule, retry_after: self.retry_after };
+        call(&self.inner, &self.outages, op, denial)
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        if taken.is_allowed() {
+            self.inner.undo(charges, taken, units);
+        }
+    }
+
+    fn health(&self) -> BoxFuture<Health> {
+        self.outages.health("fail_closed", self.inner.health(), REJECTED.to_owned())
+    }
+
+    forward!(self => self.inner);
+}
+
+/// The decision of a failed call.
+#[derive(Clone, Copy, Debug)]
+enum Substitute {
+    Allow,
+    Deny { rule: RuleName, retry_after: Duration },
+}
+
+/// A call to a store that may fail.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    /// `None` for operations whose errors do not mean an outage.
+    epoch: Option<u64>,
+    substitute: Substitute,
+}
+
+/// The call of a [`FailOpen`] or [`FailClosed`].
+#[derive(Debug)]
+pub struct OutageCall {
+    outages: Arc<OutageState>,
+    attempt: Attempt,
+}
+
+fn call<S: Store>(
+    inner: &S,
+    outages: &Arc<OutageState>,
+    op: Op<'_>,
+    substitute: Substitute,
+) -> Answer<WrapperFuture<S, OutageCall>> {
+    let attempt = Attempt { epoch: op.is_take().then(|| outages.epoch()), substitute };
+    match inner.call(op) {
+        Answer::Now(answer) => Answer::Now(Ok(attempt.finish(outages, answer))),
+        Answer::Later(inner) => {
+            let call = OutageCall { outages: outages.clone(), attempt };
+            Answer::Later(WrapperFuture::new(inner, call))
+        }
+    }
+}
+
+impl<S: Store> WrapperCall<S> for OutageCall {
+    type Error = Infallible;
+
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Infallible> {
+        Ok(self.attempt.finish(&self.outages, answer))
+    }
+}
+
+impl Attempt {
+    /// Records the answer, and returns its decision or the substitute.
+    fn finish<E: Into<BoxError>>(
+        self,
+        outages: &OutageState,
+        answer: Result<Decision, E>,
+    ) -> Decision {
+        let error = match answer {
+            Ok(decision) => {
+                let called = self.epoch.filter(|_| !decision.source().is_known());
+                if called.is_some_and(|epoch| outages.record_success(epoch)) {
+                    info!("the store recovered");
+                }
+                return decision;
+            }
+            Err(error) => error,
+        };
+        let (effect, decision) = match self.substitute {
+            Substitute::Allow => (UNLIMITED, Decision::allow().from_source(Source::FailedOpen)),
+            Substitute::Deny { rule, retry_after } => {
+                let outcome = Outcome::unknown(rule, 0, Some(retry_after));
+                (REJECTED, Decision::deny().from_source(Source::FailedClosed).outcome(outcome))
+            }
+        };
+        if let Some(epoch) = self.epoch {
+            outages.record_failure(epoch, effect, error);
+        }
+        decision
+    }
+}

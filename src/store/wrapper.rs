@@ -1,0 +1,76 @@
+//! The future of the wrappers, and the methods that wrappers forward.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use pin_project_lite::pin_project;
+
+use super::{Answer, Store};
+use crate::decision::Decision;
+
+/// A call of a wrapper around the store `S`, which ends with the answer of that store.
+pub trait WrapperCall<S: Store> {
+    /// The error of the wrapper.
+    type Error;
+
+    /// Returns the answer of the wrapper.
+    fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error>;
+}
+
+pin_project! {
+    /// Future of a wrapper: the future of its inner store, and the state of the call.
+    #[derive(Debug)]
+    pub struct WrapperFuture<S: Store, C> {
+        #[pin]
+        pub(crate) inner: S::Future,
+        call: Option<C>,
+    }
+}
+
+impl<S: Store, C: WrapperCall<S>> WrapperFuture<S, C> {
+    pub(super) fn new(inner: S::Future, call: C) -> Self {
+        Self { inner, call: Some(call) }
+    }
+
+    /// Finishes the call with an answer of the inner store.
+    pub(super) fn of(answer: Answer<S::Future>, call: C) -> Answer<Self> {
+        match answer {
+            Answer::Now(answer) => Answer::Now(call.finish(answer)),
+            Answer::Later(inner) => Answer::Later(Self::new(inner, call)),
+        }
+    }
+}
+
+impl<S: Store, C: WrapperCall<S>> Future for WrapperFuture<S, C> {
+    type Output = Result<Decision, C::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let answer = ready!(this.inner.poll(cx));
+        match this.call.take() {
+            Some(call) => Poll::Ready(call.finish(answer)),
+            None => panic!("an answer was polled after it completed"),
+        }
+    }
+}
+
+/// Forwards the questions about a store to an inner store.
+macro_rules! forward {
+    ($self:ident => $inner:expr) => {
+        fn supports(&$self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+            $inner.supports(charges)
+        }
+
+        fn register(&$self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+            $inner.register(charges)
+        }
+
+        fn isolates_failures(&$self) -> bool {
+            $inner.isolates_failures()
+        }
+    };
+}
+
+pub(super) use forward;

@@ -1,0 +1,105 @@
+//! Handlers that limit themselves, and rejections with bodies of any type.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header};
+use tower::{Layer, Service, service_fn};
+use tower_sluice::{
+    Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, TooManyRequests,
+    key::Everyone, testing::FakeClock,
+};
+
+use crate::support::{Strict, answer, ask, lines};
+
+const ONE: [Quota; 2] = [Quota::per_minute(1), Quota::per_day(100).named("day")];
+
+/// Requests that are rejected in different forms.
+fn requests() -> [Request<()>; 4] {
+    let request = |method, version, name, value| {
+        let request = Request::builder().method(method).version(version).header(name, value);
+        request.body(()).expect("a request")
+    };
+    [
+        request(Method::GET, Version::HTTP_11, header::ACCEPT, "*/*"),
+        request(Method::HEAD, Version::HTTP_11, header::ACCEPT, "*/*"),
+        request(Method::GET, Version::HTTP_11, header::ACCEPT, "application/json"),
+        request(Method::POST, Version::HTTP_2, header::CONTENT_TYPE, "application/grpc"),
+    ]
+}
+
+fn store() -> LocalStore {
+    FakeClock::new().store(64)
+}
+
+fn take(store: &LocalStore) -> Decision {
+    Limiter::new(store.clone()).take(Key::everyone(), &ONE, 1).now()
+}
+
+#[tokio::test]
+async fn a_rejection_by_a_handler_equals_that_of_a_layer() {
+    let store = store();
+    let layer = RateLimitLayer::new(Everyone, ONE, store.clone());
+    assert!(take(&store).is_allowed());
+    for request in requests() {
+        let own: Response<String> = take(&store).rejection(&ONE, &request).expect("a denial");
+        let method = request.method().clone();
+        let by_layer = answer(&layer, request).await;
+        assert_eq!(own.status(), by_layer.status(), "{method}");
+        assert_eq!(lines(own.headers()), lines(by_layer.headers()), "{method}");
+        assert_eq!(own.body(), by_layer.body(), "{method}");
+        assert!(own.headers().contains_key(header::RETRY_AFTER));
+    }
+}
+
+#[tokio::test]
+async fn the_fields_of_an_allowed_call_equal_those_of_a_layer() {
+    for family in [Headers::Draft11, Headers::Draft07, Headers::Draft06, Headers::XRateLimitDelta] {
+        let layer = RateLimitLayer::new(Everyone, ONE, store()).headers(family);
+        let by_layer = answer(&layer, Request::new(())).await;
+        let (decision, mut own) = (take(&store()), HeaderMap::new());
+        assert!(decision.rejection::<String>(&ONE, &Request::new(())).is_none());
+        family.write(&decision, &ONE, &mut own);
+        assert!(!own.is_empty() && !own.contains_key(header::RETRY_AFTER), "{family:?}");
+        assert_eq!(lines(&own), lines(by_layer.headers()));
+    }
+}
+
+#[test]
+fn a_denial_without_a_wait_has_no_retry_after() {
+    let blocked = Limiter::new(store()).take("key", &Quota::blocked(), 1).now();
+    let quota = Quota::blocked();
+    let response = blocked.rejection::<String>(&quota, &Request::new(())).expect("a denial");
+    assert_eq!(response.status(), StatusCode::FORBIDDEN);
+    assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    let response = Decision::deny().rejection::<String>(&ONE, &Request::new(()));
+    assert_eq!(response.expect("a denial").status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// A body without `Default`.
+#[derive(Debug, PartialEq)]
+struct Own(Bytes);
+
+#[tokio::test]
+async fn with_body_fills_a_body_without_default_as_the_default_fills_text() {
+    let store = store();
+    let layer = RateLimitLayer::new(Everyone, ONE, store.clone());
+    let hello = |_: Request<()>| async { Ok::<_, Infallible>(Response::new(Own("hi".into()))) };
+    let mut service =
+        layer.clone().reject(TooManyRequests::new().with_body(Own)).layer(service_fn(hello));
+    assert!(take(&store).is_allowed());
+    for (request, same) in requests().into_iter().zip(requests()) {
+        let own = ask(&mut service, request).await;
+        let text = answer(&layer, same).await;
+        assert_eq!(lines(own.headers()), lines(text.headers()));
+        assert_eq!(*own.body(), Own(text.into_body().into()));
+    }
+}
+
+#[test]
+fn a_rejecting_service_is_a_service() {
+    fn is_service<S: Service<Request<()>, Response = Response<String>>>(_: &S) {}
+    let reject = TooManyRequests::new().with_body(|text: Bytes| format!("{text:?}"));
+    let layer = RateLimitLayer::new(Everyone, ONE, store()).reject(reject);
+    is_service(&layer.layer(Strict::default()));
+}
