@@ -73,13 +73,19 @@ impl Evaluation {
         Self { allowed: true, overage: false, wait: 0, snapshot }
     }
 
-    /// Returns `true` if the demand was denied and waiting does not help.
-    pub(crate) fn is_never(&self) -> bool {
+    /// Returns the nanoseconds until the demand would be allowed, or [`NEVER`].
+    #[inline]
+    pub(crate) fn retry_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }
             | Snapshot::Known { retry_ns, .. }
-            | Snapshot::Unknown { retry_ns } => retry_ns == NEVER,
+            | Snapshot::Unknown { retry_ns } => retry_ns,
         }
+    }
+
+    /// Returns `true` if the demand was denied and waiting does not help.
+    pub(crate) fn is_never(&self) -> bool {
+        self.retry_ns() == NEVER
     }
 }
 

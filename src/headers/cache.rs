@@ -4,28 +4,51 @@ use std::sync::OnceLock;
 
 use http::HeaderValue;
 
-use super::lines::Reading;
+use super::{item::Item, lines::Reading};
 
 /// Values with fewer units left than this are cached, if the wait is at most one second.
 const UNITS: usize = 128;
 /// Values with fewer seconds to wait than this are cached, if no units are left.
 const SECONDS: usize = 64;
+/// Values of a full interval are cached for fewer units used than this. A client that was idle
+/// before has such a value.
+const USED: usize = 64;
 
-#[derive(Debug)]
-pub(super) struct ValueCache(Box<[OnceLock<HeaderValue>]>);
+/// Rendered values, allocated on first use.
+#[derive(Debug, Default)]
+pub(super) struct ValueCache(OnceLock<Box<[OnceLock<HeaderValue>]>>);
 
 impl ValueCache {
-    pub(super) fn new() -> Self {
-        Self((0..2 * UNITS + SECONDS).map(|_| OnceLock::new()).collect())
+    /// Returns the value of a reading. `render` creates it, unless it is cached.
+    #[inline]
+    pub(super) fn get(
+        &self,
+        item: &Item,
+        reading: &Reading,
+        render: impl Fn() -> Option<HeaderValue>,
+    ) -> Option<HeaderValue> {
+        let Some(slot) = slot(item, reading) else { return render() };
+        let new = || (0..2 * UNITS + SECONDS + USED).map(|_| OnceLock::new()).collect();
+        let slot = self.0.get_or_init(new).get(slot)?;
+        if slot.get().is_none() {
+            slot.set(render()?).ok();
+        }
+        slot.get().cloned()
     }
+}
 
-    /// Returns the slot of a value, or `None` for a value that is not cached.
-    pub(super) fn slot(&self, reading: &Reading) -> Option<&OnceLock<HeaderValue>> {
-        let (units, seconds) = (usize::try_from(reading.remaining), usize::try_from(reading.next));
-        self.0.get(match (units.ok()?, seconds.ok()?) {
-            (units @ ..UNITS, seconds @ ..=1) => 2 * units + seconds,
-            (0, seconds @ ..SECONDS) => 2 * UNITS + seconds,
-            _ => return None,
-        })
+/// Returns the slot of a reading, or `None` if it is not cached.
+#[inline]
+fn slot(item: &Item, reading: &Reading) -> Option<usize> {
+    let Reading { remaining, next, .. } = *reading;
+    let (units, seconds, used) =
+        (remaining as usize, next as usize, item.limit.saturating_sub(remaining));
+    match (units, seconds) {
+        (..UNITS, ..=1) => Some(2 * units + seconds),
+        (0, ..SECONDS) => Some(2 * UNITS + seconds),
+        _ if next == item.interval && (used as usize) < USED => {
+            Some(2 * UNITS + SECONDS + used as usize)
+        }
+        _ => None,
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use http::HeaderValue;
 
-use super::digits::number;
+use super::{digits::number, whole_seconds};
 use crate::{
     decision::Outcome,
     quota::Quota,
@@ -98,6 +98,8 @@ pub(crate) struct Item {
     /// The limit as a header value.
     pub(super) told: HeaderValue,
     pub(super) window: u64,
+    /// The seconds in which one unit is refilled.
+    pub(super) interval: u32,
 }
 
 impl Item {
@@ -121,6 +123,7 @@ impl Item {
                 limit: quota.limit(),
                 told: number(quota.limit().into()),
                 window: window(quota),
+                interval: whole_seconds(quota.interval_nanos()),
             };
             quotas.iter().enumerate().map(item).collect::<Vec<_>>()
         };

@@ -13,16 +13,18 @@ use http::{
 use smallvec::SmallVec;
 
 use super::{
-    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, cache::ValueCache, digits::number,
-    seconds, template::Template,
+    Headers, OVERAGE, POLICY, RATELIMIT, TRIPLET, X_TRIPLET, digits::number, seconds,
+    template::Template,
 };
 
 /// The header values of one decision.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(super) template: Arc<Template>,
-    pub(super) readings: SmallVec<[Reading; 2]>,
+    pub(super) readings: Readings,
 }
+
+pub(super) type Readings = SmallVec<[Reading; 2]>;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
@@ -45,9 +47,7 @@ fn names(family: Headers) -> (Vec<HeaderName>, bool) {
 }
 
 /// Returns the quota fields with placeholder values.
-///
-/// A copy of this map is faster to make than a new map.
-pub(super) fn prepared(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
+pub(super) fn fields(family: Headers, policy: Option<&HeaderValue>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     prepare(&mut fields, family, policy);
     fields
@@ -77,13 +77,23 @@ fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>
 
 impl Lines {
     /// Adds the fields to a response, which may already have fields of an inner limiter.
+    #[inline]
     pub(crate) fn write(self, headers: &mut HeaderMap) {
-        let Some(first) = self.readings.first() else { return };
-        if headers.is_empty() {
-            *headers = self.template.prepared();
-            self.fill_in(headers.values_mut());
-        } else {
-            self.add(first, headers);
+        self.template.write(&self.readings, headers);
+    }
+}
+
+/// Rendering.
+impl Template {
+    /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
+    pub(super) fn write(&self, readings: &[Reading], headers: &mut HeaderMap) {
+        let Some(first) = readings.first() else { return };
+        match &self.prepared {
+            Some(prepared) if headers.is_empty() => {
+                *headers = prepared.fields.clone();
+                self.fill_in(readings, headers.values_mut());
+            }
+            _ => self.add(readings, first, headers),
         }
         if first.overage {
             headers.insert(OVERAGE, HeaderValue::from_static("1"));
@@ -91,38 +101,40 @@ impl Lines {
     }
 
     /// Replaces the placeholders with the values of the decision.
-    pub(super) fn fill_in<'a>(&self, mut fields: impl Iterator<Item = &'a mut HeaderValue>) {
-        let Some(first) = self.readings.first() else { return };
-        let mut fill_in = |value| {
-            if let Some(field) = fields.next() {
-                *field = value;
+    #[inline(always)]
+    pub(super) fn fill_in<'a>(
+        &self,
+        readings: &[Reading],
+        mut fields: impl Iterator<Item = &'a mut HeaderValue>,
+    ) {
+        let Some(first) = readings.first() else { return };
+        let value = match self.family {
+            Headers::None => return,
+            Headers::Draft11 => self.list(readings),
+            Headers::Draft07 => self.dictionary(first),
+            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
+                fields.zip(self.triplet(first)).for_each(|(field, value)| *field = value);
+                return;
             }
         };
-        match self.template.family {
-            Headers::None => {}
-            Headers::Draft11 => self.list().into_iter().for_each(fill_in),
-            Headers::Draft07 => self.dictionary(first).into_iter().for_each(fill_in),
-            Headers::Draft06 | Headers::XRateLimit | Headers::XRateLimitDelta => {
-                let [limit, remaining, reset] = self.triplet(first);
-                fill_in(limit);
-                fill_in(remaining);
-                fill_in(reset);
-            }
+        if let (Some(field), Some(value)) = (fields.next(), value) {
+            *field = value;
         }
     }
 
-    fn add(&self, first: &Reading, headers: &mut HeaderMap) {
-        match self.template.family {
+    #[inline(never)]
+    fn add(&self, readings: &[Reading], first: &Reading, headers: &mut HeaderMap) {
+        match self.family {
             Headers::None => {}
             Headers::Draft11 => {
-                self.policy(headers);
+                self.add_policy(headers);
                 // A list may span several lines.
-                self.list().map(|list| headers.append(RATELIMIT, list));
+                self.list(readings).map(|list| headers.append(RATELIMIT, list));
             }
             Headers::Draft07 => self.add_dictionary(first, headers),
             Headers::Draft06 => {
                 if self.add_triplet(first, headers, TRIPLET) {
-                    self.policy(headers);
+                    self.add_policy(headers);
                 }
             }
             Headers::XRateLimit | Headers::XRateLimitDelta => {
@@ -131,46 +143,42 @@ impl Lines {
         }
     }
 
-    fn policy(&self, headers: &mut HeaderMap) {
-        if let Some(policy) = &self.template.policy {
+    fn add_policy(&self, headers: &mut HeaderMap) {
+        if let Some(policy) = &self.policy {
             headers.append(POLICY, policy.clone());
         }
     }
 
     /// Renders a list of structured fields: `"burst";r=0;t=2, "hour";r=612;t=4`.
-    fn list(&self) -> Option<HeaderValue> {
-        if let ([reading], Some(cache)) = (&*self.readings, &self.template.cache)
-            && let Some(slot) = cache.get_or_init(ValueCache::new).slot(reading)
-        {
-            if slot.get().is_none() {
-                slot.set(self.make_list()?).ok();
-            }
-            return slot.get().cloned();
+    #[inline(always)]
+    fn list(&self, readings: &[Reading]) -> Option<HeaderValue> {
+        match readings {
+            [one] => self.value(one, || self.make_list(readings)),
+            _ => self.make_list(readings),
         }
-        self.make_list()
     }
 
-    fn make_list(&self) -> Option<HeaderValue> {
+    #[inline(never)]
+    fn make_list(&self, readings: &[Reading]) -> Option<HeaderValue> {
         // A stack buffer, so that one allocation of the exact size is enough.
-        let mut text = [0; 256];
+        let mut text = [0; 128];
         let mut rest = &mut text[..];
-        if self.put_list(&mut rest).is_ok() {
-            let length = 256 - rest.len();
+        if self.put_list(readings, &mut rest).is_ok() {
+            let length = 128 - rest.len();
             return HeaderValue::from_bytes(&text[..length]).ok();
         }
         let mut text = Vec::new();
-        self.put_list(&mut text).ok()?;
+        self.put_list(readings, &mut text).ok()?;
         HeaderValue::from_bytes(&text).ok()
     }
 
-    fn put_list(&self, text: &mut impl Write) -> io::Result<()> {
+    fn put_list(&self, readings: &[Reading], text: &mut impl Write) -> io::Result<()> {
         let mut digits = itoa::Buffer::new();
-        for (at, reading) in self.readings.iter().enumerate() {
+        for (at, reading) in readings.iter().enumerate() {
             if at > 0 {
                 text.write_all(b", ")?;
             }
-            text.write_all(self.template.quoted[usize::from(reading.item)].as_bytes())?;
-            text.write_all(b";r=")?;
+            text.write_all(self.prefixes[usize::from(reading.item)].as_bytes())?;
             text.write_all(digits.format(reading.remaining).as_bytes())?;
             if reading.next > 0 {
                 text.write_all(b";t=")?;
@@ -190,14 +198,17 @@ impl Lines {
             && let Some(dictionary) = self.dictionary(first)
         {
             headers.insert(RATELIMIT, dictionary);
-            self.policy(headers);
+            self.add_policy(headers);
         }
     }
 
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
-        let Reading { item, remaining, next, .. } = first;
-        let limit = self.template.items.list[usize::from(*item)].limit;
-        HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}")).ok()
+        self.value(first, || {
+            let Reading { item, remaining, next, .. } = first;
+            let limit = self.items.list[usize::from(*item)].limit;
+            HeaderValue::try_from(format!("limit={limit}, remaining={remaining}, reset={next}"))
+                .ok()
+        })
     }
 
     /// Sets the three fields, unless an inner limiter has set fewer units.
@@ -222,11 +233,11 @@ impl Lines {
 
     /// Returns the values of the limit, remaining and reset fields.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
-        let reset = match self.template.family {
+        let reset = match self.family {
             Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),
             _ => first.next.into(),
         };
-        let limit = self.template.items.list[usize::from(first.item)].told.clone();
+        let limit = self.items.list[usize::from(first.item)].told.clone();
         [limit, number(first.remaining.into()), number(reset)]
     }
 }

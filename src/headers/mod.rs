@@ -136,6 +136,12 @@ pub(crate) fn retry_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)
 }
 
+/// Rounds nanoseconds up to seconds.
+#[inline]
+fn whole_seconds(nanos: u64) -> u32 {
+    u32::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u32::MAX)
+}
+
 fn seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add((time.subsec_nanos() > 0).into())
 }

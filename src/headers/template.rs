@@ -1,22 +1,18 @@
 //! Precomputed header fields of a layer.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
-use smallvec::SmallVec;
 
 use super::{
     Headers,
     cache::ValueCache,
     digits::number,
     item::{Item, Items},
-    lines::{self, Lines, Reading},
+    lines::{self, Lines, Reading, Readings},
     retry_seconds,
     variants::Variants,
-    write_retry_after,
+    whole_seconds, write_retry_after,
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -31,17 +27,23 @@ const FEW: usize = 16;
 pub(crate) struct Template {
     pub(super) family: Headers,
     pub(super) items: Arc<Items>,
-    /// The name of each quota, quoted as a structured field string (RFC 9651).
-    pub(super) quoted: Vec<String>,
+    /// The start of each list member: the name as a structured field string (RFC 9651), and `;r=`.
+    pub(super) prefixes: Vec<String>,
     pub(super) policy: Option<HeaderValue>,
-    /// The fields of a response, with placeholder values.
-    prepared: OnceLock<HeaderMap>,
-    /// The fields of a plain-text rejection, with placeholder values.
-    denial: OnceLock<HeaderMap>,
-    /// The cache of rendered values, for a template with one quota.
-    pub(super) cache: Option<OnceLock<ValueCache>>,
+    /// Set in templates that serve many requests.
+    pub(super) prepared: Option<Prepared>,
     /// Templates for requests that only some rules charge.
     variants: Variants,
+}
+
+/// Header fields with placeholder values. A copy costs less than a new map, which hashes each name.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    /// The fields of a response.
+    pub(super) fields: HeaderMap,
+    /// The fields of a plain-text rejection, `Retry-After` first.
+    denial: HeaderMap,
+    pub(super) values: Option<ValueCache>,
 }
 
 impl Template {
@@ -57,44 +59,44 @@ impl Template {
         let policies: Vec<_> = told.map(policy).collect();
         let policy = HeaderValue::try_from(policies.join(", ")).ok();
         let policy = policy.filter(|_| !policies.is_empty());
-        let (prepared, denial) = (OnceLock::new(), OnceLock::new());
+        let prefixes = quoted.into_iter().map(|name| name + ";r=").collect();
         let variants = Variants::new(items.rules());
-        Self { family, items, quoted, policy, prepared, denial, cache: None, variants }
+        Self { family, items, prefixes, policy, prepared: None, variants }
     }
 
-    /// Enables the cache of rendered values, if the template has one quota.
-    pub(crate) fn for_all(self) -> Self {
-        let one = self.family == Headers::Draft11 && self.items.list.len() == 1;
-        Self { cache: one.then(OnceLock::new), ..self }
+    /// Prepares the fields for many requests, with a cache of values if `cached` is `true`.
+    pub(crate) fn prepared(self, cached: bool) -> Self {
+        let prepared = Prepared {
+            fields: lines::fields(self.family, self.policy.as_ref()),
+            denial: lines::denial(self.family, self.policy.as_ref()),
+            values: (cached && self.items.list.len() == 1).then(ValueCache::default),
+        };
+        Self { prepared: Some(prepared), ..self }
     }
 
     /// Returns the template for a request, or `None` if this template fits.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
-        if self.items.are_chosen() {
-            let charged = Items::charged(charges);
-            return Some(Arc::new(Self::new(self.family, Arc::new(charged))));
-        }
-        let differs = self.family != Headers::None && !self.items.are_all(charges);
-        differs.then(|| self.variant(charges))
+        let items = &*self.items;
+        let fits = self.family == Headers::None || items.are_all(charges);
+        if fits && !items.are_chosen() { None } else { Some(self.of_charges(charges)) }
     }
 
-    fn variant(&self, charges: &[Charge<'_>]) -> Arc<Self> {
+    #[inline(never)]
+    fn of_charges(&self, charges: &[Charge<'_>]) -> Arc<Self> {
+        if self.items.are_chosen() {
+            return Arc::new(Self::new(self.family, Arc::new(Items::charged(charges))));
+        }
+        let few = self.items.rules() <= FEW;
         self.variants.get(charges, || {
             let made = Self::new(self.family, Arc::new(self.items.only(charges)));
-            // a value cache takes 15 kB
-            if self.items.rules() <= FEW { made.for_all() } else { made }
+            made.prepared(few)
         })
-    }
-
-    pub(super) fn prepared(&self) -> HeaderMap {
-        let prepare = || lines::prepared(self.family, self.policy.as_ref());
-        self.prepared.get_or_init(prepare).clone()
     }
 
     /// Adds the fields of a rejection. An existing `Retry-After` is kept.
     pub(crate) fn complete(
-        self: &Arc<Self>,
+        &self,
         headers: &mut HeaderMap,
         decision: &Decision,
         retry_after: Option<Duration>,
@@ -102,37 +104,22 @@ impl Template {
         if let Some(wait) = retry_after {
             write_retry_after(headers, wait);
         }
-        if let Some(lines) = self.read(decision) {
-            lines.write(headers);
-        }
+        self.write(&self.read(decision), headers);
     }
 
     /// Returns all fields of a plain-text rejection.
     ///
     /// Returns `None` if the prepared fields do not fit the decision.
-    pub(crate) fn denial(
-        self: &Arc<Self>,
-        decision: &Decision,
-        wait: Duration,
-    ) -> Option<HeaderMap> {
-        let lines = self.read(decision);
-        if lines.is_none() && self.family != Headers::None || decision.is_overage() {
+    pub(crate) fn denial(&self, decision: &Decision, wait: Duration) -> Option<HeaderMap> {
+        let readings = self.read(decision);
+        if readings.is_empty() && self.family != Headers::None || decision.is_overage() {
             return None;
         }
-        let prepare = || lines::denial(self.family, self.policy.as_ref());
-        let mut headers = self.denial.get_or_init(prepare).clone();
+        let mut headers = self.prepared.as_ref()?.denial.clone();
         let mut fields = headers.values_mut();
         *fields.next()? = number(retry_seconds(wait));
-        if let Some(lines) = lines {
-            lines.fill_in(fields);
-        }
+        self.fill_in(&readings, fields);
         Some(headers)
-    }
-
-    /// Returns the name of a quota as clients see it.
-    pub(crate) fn name(&self, outcome: &Outcome) -> &str {
-        let found = self.items.find(outcome);
-        found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 
     /// Returns the quota fields of a decision, if any.
@@ -142,31 +129,53 @@ impl Template {
         charges: &[Charge<'_>],
         decision: &Decision,
     ) -> Option<Lines> {
-        if self.family == Headers::None {
-            return None;
-        }
+        if self.family == Headers::None { None } else { self.some_lines(charges, decision) }
+    }
+
+    #[inline(never)]
+    fn some_lines(self: &Arc<Self>, charges: &[Charge<'_>], decision: &Decision) -> Option<Lines> {
         let chosen = self.for_charges(charges);
-        chosen.as_ref().unwrap_or(self).readings(decision)
+        let template = chosen.as_ref().unwrap_or(self);
+        let readings = template.read(decision);
+        (!readings.is_empty()).then(|| Lines { template: template.clone(), readings })
     }
 
-    fn read(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
-        if self.family == Headers::None { None } else { self.readings(decision) }
-    }
-
-    fn readings(self: &Arc<Self>, decision: &Decision) -> Option<Lines> {
+    /// Returns the numbers of the quotas that clients see.
+    #[inline(always)]
+    fn read(&self, decision: &Decision) -> Readings {
         let listed = match self.family {
+            Headers::None => &[],
             Headers::Draft11 => decision.outcomes(),
             _ => decision.binding().map_or(&[][..], std::slice::from_ref),
         };
-        let told = |outcome: &&Outcome| outcome.is_known() && !outcome.is_report_only();
-        let known = listed.iter().filter(told);
-        let reading = |outcome: &Outcome| {
-            let item = u16::try_from(self.items.find(outcome)?).ok()?;
-            let (remaining, next) = outcome.remaining_and_next();
-            let next = u32::try_from(next.div_ceil(1_000_000_000)).unwrap_or(u32::MAX);
-            Some(Reading { item, overage: decision.is_overage(), remaining, next })
-        };
-        let readings: SmallVec<_> = known.filter_map(reading).collect();
-        (!readings.is_empty()).then(|| Lines { template: self.clone(), readings })
+        let mut readings = Readings::new();
+        for outcome in listed.iter().filter(|it| it.is_known() && !it.is_report_only()) {
+            if let Some(Ok(item)) = self.items.find(outcome).map(u16::try_from) {
+                let (remaining, next) = outcome.remaining_and_next();
+                let (overage, next) = (decision.is_overage(), whole_seconds(next));
+                readings.push(Reading { item, overage, remaining, next });
+            }
+        }
+        readings
+    }
+
+    /// Returns the rendered value of one reading, from the cache if there is one.
+    pub(super) fn value(
+        &self,
+        reading: &Reading,
+        render: impl Fn() -> Option<HeaderValue>,
+    ) -> Option<HeaderValue> {
+        match (&self.prepared, &*self.items.list) {
+            (Some(Prepared { values: Some(values), .. }), [item]) => {
+                values.get(item, reading, render)
+            }
+            _ => render(),
+        }
+    }
+
+    /// Returns the name of a quota as clients see it.
+    pub(crate) fn name(&self, outcome: &Outcome) -> &str {
+        let found = self.items.find(outcome);
+        found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
 }

@@ -54,6 +54,7 @@
 //! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
+pub(crate) mod entries;
 mod everyone;
 mod extension;
 mod header;

@@ -2,10 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{
-    Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix,
-    shared_peer_check::SharedPeerCheck,
-};
+use super::shared_peer_check::SharedPeerCheck;
+use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead, prefix::Prefix};
 
 /// Extractor for the address of the peer.
 ///

@@ -5,7 +5,7 @@ use std::slice;
 use super::{Finding, Lint, dominated};
 use crate::{
     headers::{Headers, Item},
-    middleware::waiters::Bounds,
+    middleware::queue::Bounds,
     quota::Quota,
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };

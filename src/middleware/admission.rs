@@ -238,8 +238,8 @@ where
         let template = chosen.as_ref().unwrap_or(&self.template);
         let rejection = Rejection::denied(decision, retry_after, template, self.explain_context());
         let mut response = self.reject.respond(&rejection, head);
-        if let Some(context) = ResponseContext::rejected(&self.settings, decision) {
-            context.apply(&mut response);
+        if self.settings.marks_responses() {
+            ResponseContext::rejected(&self.settings, decision).apply(&mut response);
         }
         response
     }

@@ -18,8 +18,8 @@ use super::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
     overcommit::{InFlight, Overcommit},
+    queue::{Bounds, Waiter, Waiters},
     stats::{Counters, Event},
-    waiters::{Bounds, Waiter, Waiters},
 };
 use crate::{
     decision::Decision,
@@ -189,6 +189,7 @@ impl LayerConfig {
     }
 
     /// Returns the reason why a denied request runs, or `None` to reject the request.
+    #[inline]
     pub(crate) fn override_denial(&self, decision: Option<&Decision>) -> Option<Override> {
         if self.report_only.is_on() {
             return Some(Override::ReportOnly);
@@ -204,6 +205,7 @@ impl LayerConfig {
     }
 
     /// Adds jitter to `wait`.
+    #[inline]
     pub(crate) fn jittered(&self, wait: Duration) -> Duration {
         if self.jitter == 0 {
             return wait;

@@ -1,6 +1,6 @@
 //! The effects of a decision on the handler and the response.
 
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 
 use super::{
     adjust::ChargeHandle,
@@ -46,10 +46,9 @@ impl ResponseContext {
         Some(Self { lines, extras: Some(extras) })
     }
 
-    /// Returns the context of a rejection, or `None` if the rejection is complete.
-    pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Option<Self> {
-        let extras = || Some(Box::new(Extras::about(settings, decision)));
-        settings.marks_responses().then(|| Self { lines: None, extras: extras() })
+    /// Returns the context of a rejection, which already has its header fields.
+    pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Self {
+        Self { lines: None, extras: Some(Box::new(Extras::about(settings, decision))) }
     }
 
     /// Returns the context of a request that bypassed the store.
@@ -62,12 +61,8 @@ impl ResponseContext {
     /// Inserts the extensions for the handler.
     #[inline]
     pub(super) fn attach<B>(&self, request: &mut Request<B>) {
-        let Some(extras) = &self.extras else { return };
-        if let Some(decision) = &extras.decision {
-            request.extensions_mut().insert(decision.clone());
-        }
-        if let Some(charge) = &extras.charge {
-            request.extensions_mut().insert(charge.clone());
+        if let Some(extras) = &self.extras {
+            extras.attach(request.extensions_mut());
         }
     }
 
@@ -87,6 +82,16 @@ impl ResponseContext {
 }
 
 impl Extras {
+    #[inline(never)]
+    fn attach(&self, extensions: &mut Extensions) {
+        if let Some(decision) = &self.decision {
+            extensions.insert(decision.clone());
+        }
+        if let Some(charge) = &self.charge {
+            extensions.insert(charge.clone());
+        }
+    }
+
     /// Returns the parts that rejections also get.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }

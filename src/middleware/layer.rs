@@ -621,7 +621,7 @@ impl<I, K: Rules, S, R> Layer<I> for RateLimitLayer<K, S, R> {
             rules: self.rules.clone(),
             store: self.store.clone(),
             reject: self.reject.clone(),
-            template: Arc::new(template.for_all()),
+            template: Arc::new(template.prepared(true)),
             settings: self.settings.clone(),
         };
         RateLimit::new(inner, Arc::new(shared))

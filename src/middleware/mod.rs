@@ -11,10 +11,9 @@ mod context;
 mod future;
 mod layer;
 pub(crate) mod overcommit;
-mod queue;
+pub(crate) mod queue;
 mod service;
 pub(crate) mod stats;
-pub(crate) mod waiters;
 
 #[cfg(feature = "axum")]
 pub use self::adjust::NoChargeHandle;

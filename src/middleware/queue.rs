@@ -1,12 +1,141 @@
-//! The charge of a request in the queue.
+//! Queued requests: their charges, and their number in total and per key.
+//!
+//! The maximum per key keeps a few keys from filling the queue.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+    time::Duration,
+};
 
-use super::waiters::Waiter;
+use smallvec::SmallVec;
+
 use crate::{
     decision::Decision,
+    key::Key,
+    quota::Quota,
     store::{Charge, OwnedCharges, Store},
 };
+
+/// The default maximum of one key is the total maximum divided by this number.
+const PLACES_PER_KEY_PLACE: usize = 64;
+
+/// The maximum number of queued requests, in total and per key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    pub(crate) all: usize,
+    /// The maximum per key, or `None` for the default.
+    pub(crate) per_key: Option<usize>,
+}
+
+/// The numbers of queued requests. A request counts once for each of its keys.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    all: AtomicUsize,
+    keys: Mutex<HashMap<u64, usize>>,
+    seed: RandomState,
+}
+
+/// A queued request, counted until this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    waiters: Arc<Waiters>,
+    keys: Keys,
+}
+
+type Keys = SmallVec<[u64; 2]>;
+
+impl Bounds {
+    /// Returns the maximum for the key of `charge`.
+    ///
+    /// [`max_waiters_per_key`](crate::RateLimitLayer::max_waiters_per_key) documents the default.
+    fn of(self, charge: &Charge<'_>) -> usize {
+        if let Some(max) = self.per_key {
+            return max;
+        }
+        if *charge.key() == Key::everyone() {
+            return self.all;
+        }
+        let size = |quota: &Quota| quota.limit().max(quota.units());
+        let limit = charge.quotas().iter().map(size).min().unwrap_or(0);
+        usize::try_from(limit).unwrap_or(usize::MAX).min(self.all / PLACES_PER_KEY_PLACE).max(1)
+    }
+}
+
+impl Waiters {
+    /// Returns `true` if no further request with these charges can queue.
+    pub(crate) fn are_full(&self, charges: &[Charge<'_>], bounds: Bounds) -> bool {
+        let all = self.all.load(Acquire);
+        // An empty queue needs no lookup.
+        all >= bounds.all
+            || bounds.per_key == Some(0)
+            || all > 0 && self.has_full_key(charges, bounds, &self.lock())
+    }
+
+    /// Adds a request to the queue. Returns `None` if the queue is full.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        bounds: Bounds,
+    ) -> Option<Waiter> {
+        let mut counts = self.lock();
+        if self.all.load(Acquire) >= bounds.all || self.has_full_key(charges, bounds, &counts) {
+            return None;
+        }
+        self.all.fetch_add(1, AcqRel);
+        let keys: Keys = self.keys_of(charges).map(|(key, _)| key).collect();
+        for key in &keys {
+            *counts.entry(*key).or_default() += 1;
+        }
+        drop(counts);
+        Some(Waiter { waiters: self.clone(), keys })
+    }
+
+    fn has_full_key(
+        &self,
+        charges: &[Charge<'_>],
+        bounds: Bounds,
+        counts: &HashMap<u64, usize>,
+    ) -> bool {
+        let queued = |key| counts.get(&key).copied().unwrap_or(0);
+        self.keys_of(charges).any(|(key, charge)| queued(key) >= bounds.of(charge))
+    }
+
+    /// Returns the charges that can queue, each with a hash of its rule and key.
+    fn keys_of<'a>(
+        &self,
+        charges: &'a [Charge<'a>],
+    ) -> impl Iterator<Item = (u64, &'a Charge<'a>)> {
+        let queueing = charges.iter().filter(|charge| charge.queues());
+        queueing.map(|charge| (self.seed.hash_one((charge.rule(), charge.key())), charge))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut counts = self.waiters.lock();
+        for key in &self.keys {
+            if let Entry::Occupied(mut count) = counts.entry(*key) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+        self.waiters.all.fetch_sub(1, AcqRel);
+    }
+}
 
 /// A queued charge. Dropping this value undoes the charge.
 pub(crate) struct QueuedCharge<S: Store> {
@@ -41,5 +170,67 @@ impl<S: Store> Drop for QueuedCharge<S> {
         if let Some((decision, charges)) = self.charged.as_deref() {
             charges.with(|charges| self.store.undo(charges, decision, None));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::RuleName;
+
+    const ALL: Bounds = Bounds { all: 1_024, per_key: None };
+
+    fn bound(key: &Key, quotas: &[Quota], bounds: Bounds) -> usize {
+        let charge = Charge::new(RuleName::default(), key, quotas).with_max_wait(Duration::MAX);
+        let waiters = Arc::new(Waiters::default());
+        let mut queued = Vec::new();
+        while !waiters.are_full(&[charge], bounds) {
+            queued.push(waiters.enter(&[charge], bounds).expect("a place"));
+        }
+        assert!(waiters.enter(&[charge], bounds).is_none());
+        let max = queued.len();
+        drop(queued);
+        assert!(waiters.lock().is_empty(), "an entry was left behind");
+        assert_eq!(waiters.all.load(Acquire), 0);
+        max
+    }
+
+    #[test]
+    fn the_bound_of_a_key_is_its_limit_but_at_most_a_64th_of_all_places() {
+        let key = Key::from("alice");
+        for (quotas, max) in [
+            (vec![Quota::per_second(5)], 5),
+            (vec![Quota::per_second(5).burst(1)], 5),
+            (vec![Quota::per_second(5).burst(9)], 9),
+            (vec![Quota::per_second(500)], 16),
+            (vec![Quota::per_second(500), Quota::per_hour(3)], 3),
+            (vec![], 1),
+        ] {
+            assert_eq!(bound(&key, &quotas, ALL), max, "{quotas:?}");
+        }
+        let five = [Quota::per_second(5)];
+        assert_eq!(bound(&key, &five, Bounds { all: 63, ..ALL }), 1);
+        assert_eq!(bound(&key, &five, Bounds { all: 0, ..ALL }), 0);
+        assert_eq!(bound(&Key::everyone(), &five, ALL), 1_024);
+        for max in [0, 1, 7, 2_000] {
+            let bounds = Bounds { per_key: Some(max), ..ALL };
+            assert_eq!(bound(&key, &five, bounds), max.min(1_024));
+            assert_eq!(bound(&Key::everyone(), &five, bounds), max.min(1_024));
+        }
+    }
+
+    #[test]
+    fn a_request_counts_for_each_key_that_may_queue() {
+        let (alice, bob, quotas) = (Key::from("alice"), Key::from("bob"), [Quota::per_second(2)]);
+        let rule = |name| RuleName::new(name).expect("a name");
+        let waits = |name, key| Charge::new(rule(name), key, &quotas).with_max_wait(Duration::MAX);
+        let now = |name, key| Charge::new(rule(name), key, &quotas);
+        let waiters = Arc::new(Waiters::default());
+        let _both = [(); 2]
+            .map(|()| waiters.enter(&[waits("ip", &bob), now("user", &alice)], ALL).expect("free"));
+        assert!(waiters.are_full(&[waits("ip", &bob)], ALL));
+        assert!(waiters.are_full(&[waits("user", &alice), waits("ip", &bob)], ALL));
+        assert!(!waiters.are_full(&[waits("user", &alice)], ALL), "rule user never queued");
+        assert!(!waiters.are_full(&[waits("ip", &alice)], ALL));
     }
 }

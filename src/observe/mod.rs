@@ -4,21 +4,21 @@
 
 #[cfg(feature = "admin")]
 mod denial_log;
-#[cfg(not(feature = "admin"))]
-#[path = "denial_log_noop.rs"]
-mod denial_log;
 #[cfg(feature = "metrics")]
 mod metered;
-#[cfg(not(feature = "metrics"))]
-#[path = "metered_noop.rs"]
-mod metered;
+#[cfg(not(all(feature = "admin", feature = "metrics", feature = "tracing")))]
+mod noop;
 #[cfg(feature = "tracing")]
-mod traced;
-#[cfg(not(feature = "tracing"))]
-#[path = "traced_noop.rs"]
 mod traced;
 
 use std::time::Duration;
+
+#[cfg(not(feature = "admin"))]
+use self::noop::denial_log;
+#[cfg(not(feature = "metrics"))]
+use self::noop::metered;
+#[cfg(not(feature = "tracing"))]
+use self::noop::traced;
 
 pub(crate) use self::denial_log::DenialLog;
 #[cfg(feature = "admin")]

@@ -77,13 +77,12 @@
 //!
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
-mod body;
 mod grpc;
 mod handler;
 mod text;
 mod with_body;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
@@ -156,7 +155,7 @@ pub struct Rejection<'a> {
     cause: Cause<'a>,
     reason: Reason,
     retry_after: Option<Duration>,
-    template: &'a Arc<Template>,
+    template: &'a Template,
     context: ExplainContext<'a>,
 }
 
@@ -205,7 +204,7 @@ impl<'a> Rejection<'a> {
     pub(crate) fn denied(
         decision: &'a Decision,
         retry_after: Option<Duration>,
-        template: &'a Arc<Template>,
+        template: &'a Template,
         context: ExplainContext<'a>,
     ) -> Self {
         let reason = Reason::of(decision);
@@ -214,7 +213,7 @@ impl<'a> Rejection<'a> {
 
     pub(crate) fn unkeyed(
         error: &'a KeyError,
-        template: &'a Arc<Template>,
+        template: &'a Template,
         context: ExplainContext<'a>,
     ) -> Self {
         let (cause, reason) = (Cause::Key(error), Reason::Unkeyed);
@@ -409,7 +408,7 @@ fn with_text<B: Default + 'static>(
     head: &RequestHead<'_>,
 ) -> Response<B> {
     let (length, is_head) = (text.len(), head.method == Method::HEAD);
-    let mut response = Response::new(if is_head { B::default() } else { body::of(text) });
+    let mut response = Response::new(if is_head { B::default() } else { text::body(text) });
     *response.status_mut() = status;
     *response.headers_mut() = fields;
     if is_head {

@@ -1,19 +1,16 @@
 //! Bodies of rejections: plain text or problem+json (RFC 9457).
 
-use std::{fmt::Write as _, sync::OnceLock};
+use std::{any::Any, fmt::Write as _, sync::OnceLock};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
+use http::{HeaderMap, StatusCode, header::ACCEPT};
+use http_body_util::Full;
 
 use super::{Reason, Rejection};
-use crate::headers::push_json_string;
+use crate::{headers::push_json_string, key::entries::HeaderEntries};
 
 /// Plain texts for waits of fewer seconds than this are cached.
 const COMMON_WAITS: usize = 4_096;
-/// The maximum number of media ranges to read from `Accept`.
-const MAX_RANGES: usize = 32;
-/// The maximum number of bytes to read from `Accept`.
-const MAX_BYTES: usize = 4_096;
 /// The prefix of problem types, from the IETF draft of the `RateLimit` fields.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
@@ -21,33 +18,16 @@ const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 ///
 /// A client that sends only `*/*` gets text.
 pub(super) fn accepts_json(headers: &HeaderMap) -> bool {
-    ranges(headers.get_all(ACCEPT).iter()).filter_map(|range| str::from_utf8(range).ok()).any(
-        |range| {
-            let mut parts = range.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default();
-            let json = ["application/json", "application/problem+json"];
-            let quality =
-                parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-            json.iter().any(|json| kind.eq_ignore_ascii_case(json))
-                && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
-        },
-    )
-}
-
-/// Returns the media ranges of these lines, up to the maximum.
-///
-/// A truncated range is skipped, because its quality is unknown.
-fn ranges<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a [u8]> {
-    let mut left = MAX_BYTES;
-    let ranges = lines.flat_map(move |line| {
-        let line = line.as_bytes();
-        let read = &line[..line.len().min(left)];
-        left -= read.len();
-        let cut = || read.iter().rposition(|byte| *byte == b',').unwrap_or_default();
-        let end = if read.len() < line.len() { cut() } else { read.len() };
-        read[..end].split(|byte| *byte == b',')
-    });
-    ranges.take(MAX_RANGES)
+    // A truncated range is an error, because its quality is unknown.
+    let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
+    ranges.filter_map(|range| str::from_utf8(range).ok()).any(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default();
+        let json = ["application/json", "application/problem+json"];
+        let quality = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+        json.iter().any(|json| kind.eq_ignore_ascii_case(json))
+            && quality.is_none_or(|q| q.trim().parse::<f32>().is_ok_and(|q| q > 0.0))
+    })
 }
 
 /// Returns the text of a plain-text rejection.
@@ -113,8 +93,39 @@ fn limited(seconds: u64) -> String {
     format!("Quota exhausted; retry in {seconds} s.")
 }
 
+/// Creates a response body from `text`. A body of an unknown type is empty.
+///
+/// The type is tested at run time, because tonic's body has no `From<Bytes>`.
+pub(super) fn body<B: Default + 'static>(text: Bytes) -> B {
+    let mut made = B::default();
+    let any: &mut dyn Any = &mut made;
+    if let Some(body) = any.downcast_mut::<Bytes>() {
+        *body = text;
+    } else if let Some(body) = any.downcast_mut::<Full<Bytes>>() {
+        *body = text.into();
+    } else if let Some(body) = any.downcast_mut::<Vec<u8>>() {
+        *body = text.into();
+    } else if let Some(body) = any.downcast_mut::<String>() {
+        *body = String::from_utf8_lossy(&text).into_owned();
+    } else {
+        // Plain requests to a tonic server need this type. A gRPC rejection has no body.
+        #[cfg(feature = "tonic")]
+        if let Some(body) = any.downcast_mut::<tonic::body::Body>() {
+            *body = tonic::body::Body::new(Full::new(text));
+            return made;
+        }
+        #[cfg(feature = "axum")]
+        if let Some(body) = any.downcast_mut::<axum::body::Body>() {
+            *body = text.into();
+        }
+    }
+    made
+}
+
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     const JSON: &str = "application/json";
@@ -142,7 +153,8 @@ mod tests {
         for lines in hostile {
             let lines: Vec<_> = lines.iter().map(String::as_str).collect();
             let headers = accept(&lines);
-            let read: Vec<_> = ranges(headers.get_all(ACCEPT).iter()).map(<[u8]>::len).collect();
+            let ranges = HeaderEntries::from_left(&headers.get_all(ACCEPT)).map_while(Result::ok);
+            let read: Vec<_> = ranges.map(<[u8]>::len).collect();
             assert!(read.len() <= 32 && read.iter().sum::<usize>() <= 4_096, "{:.20}", lines[0]);
             assert!(!accepts_json(&headers));
         }

@@ -207,16 +207,19 @@ impl<K> Rule<K> {
 }
 
 impl<K: KeyExtractor> Rule<K> {
-    /// Calls `then` with the charge of the request, or with `None` if the rule does not apply.
+    /// Calls `then` with the charge of the request, or `otherwise` if the rule charges nothing.
+    ///
+    /// `otherwise` receives the bypass, or `None` if the rule does not apply.
     #[inline]
     fn with_charge<T>(
         &self,
         head: &RequestHead<'_>,
-        then: impl FnOnce(Result<Option<&Charge<'_>>, Bypass>) -> T,
+        then: impl FnOnce(&Charge<'_>) -> T,
+        otherwise: impl FnOnce(Option<Bypass>) -> T,
     ) -> T {
         let applies = self.applies.as_ref().map_or(Applies::Charge, |applies| applies(head));
         if applies == Applies::Skip || self.plan.is_unlimited() {
-            return then(Ok(None));
+            return otherwise(None);
         }
         // Borrows the key, because moving it costs as much as hashing it.
         let found = self.extractor.extract(head);
@@ -228,9 +231,9 @@ impl<K: KeyExtractor> Rule<K> {
                 match &resolved {
                     Ok(Some(key)) => key,
                     Err(error) if !self.report_only.is_on() => {
-                        return then(Err(Bypass::Rejected(error.clone())));
+                        return otherwise(Some(Bypass::Rejected(error.clone())));
                     }
-                    Ok(None) | Err(_) => return then(Ok(None)),
+                    Ok(None) | Err(_) => return otherwise(None),
                 }
             }
         };
@@ -245,7 +248,7 @@ impl<K: KeyExtractor> Rule<K> {
         if self.report_only.is_on() {
             charge = charge.with_report_only();
         }
-        then(Ok(Some(&charge)))
+        then(&charge)
     }
 
     /// Applies the policy for a missing key, and rejects a key that is too long.
@@ -288,13 +291,15 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         before: &[Charge<'_>],
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass> {
-        self.with_charge(head, |charge| {
-            match charge? {
-                Some(charge) => rules::extend(before, *charge, then),
-                None => then(before),
-            }
-            Ok(())
-        })
+        let mut bypassed = None;
+        let charge = |charge: &Charge<'_>| rules::extend(before, *charge, then);
+        self.with_charge(head, charge, |bypass| bypassed = Some(bypass));
+        match bypassed {
+            None => {}
+            Some(None) => then(before),
+            Some(Some(bypass)) => return Err(bypass),
+        }
+        Ok(())
     }
 
     #[inline]
@@ -304,11 +309,8 @@ impl<K: KeyExtractor> Rules for Rule<K> {
         then: impl FnOnce(&[Charge<'_>]) -> T,
         bypassed: impl FnOnce(Bypass) -> T,
     ) -> T {
-        self.with_charge(head, |charge| match charge {
-            Ok(Some(charge)) => then(slice::from_ref(charge)),
-            Ok(None) => bypassed(Bypass::NO_RULE),
-            Err(bypass) => bypassed(bypass),
-        })
+        let then = |charge: &Charge<'_>| then(slice::from_ref(charge));
+        self.with_charge(head, then, |bypass| bypassed(bypass.unwrap_or(Bypass::NO_RULE)))
     }
 
     fn info<'a>(&'a self, infos: &mut Vec<RuleInfo<'a>>) {

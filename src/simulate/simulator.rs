@@ -9,7 +9,7 @@ use crate::{
     decision::Decision,
     headers::Items,
     key::KeyError,
-    middleware::{admission, config::LayerConfig, waiters::Waiter},
+    middleware::{admission, config::LayerConfig, queue::Waiter},
     rule::{self, Bypass, RuleError, Rules},
     store::{Charge, Clock, LocalStore, Stats, StoreExt, literal},
 };

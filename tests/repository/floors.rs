@@ -54,7 +54,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("identify", 7),
     ("lint/*", 7),
     ("middleware/*", 9),
-    ("middleware/waiters", 4),
+    ("middleware/queue", 4),
     ("simulate/*", 13),
     ("testing/*", 13),
     ("admin/*", 14),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, header::FORWARDED};
 
 use super::{
-    entries::{HeaderEntries, TooMuch},
+    super::entries::{HeaderEntries, TooMuch},
     entry,
     forwarded::{self, ElementError, Elements},
 };
@@ -49,7 +49,7 @@ impl ClientHeader {
         let (mut single, mut listed, mut elements) = (None, None, None);
         match self {
             Self::Single(_) => single = lines.iter().next(),
-            Self::XForwardedFor => listed = Some(HeaderEntries::of(&lines)),
+            Self::XForwardedFor => listed = Some(HeaderEntries::from_right(&lines)),
             Self::Forwarded => elements = Some(Elements::of(&lines)),
         }
         let repeated = lines.iter().nth(1).is_some();

@@ -17,7 +17,7 @@ use http::{
 };
 
 use super::{
-    entries::{MAX_BYTES, MAX_ENTRIES},
+    super::entries::{MAX_BYTES, MAX_ENTRIES},
     entry::{self, MAX_LENGTH},
 };
 

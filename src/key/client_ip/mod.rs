@@ -1,7 +1,6 @@
 //! The address of a client behind proxies, as a key.
 
 mod client_header;
-mod entries;
 mod entry;
 mod explain;
 mod forwarded;

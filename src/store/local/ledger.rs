@@ -68,43 +68,50 @@ impl Ledger {
     /// Decides at the clock reading `now`.
     #[inline]
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
-        match self.take_one(charges, now) {
-            Some((charge, one)) if one.allowed => then(plain_decision([charge], [one], now)),
-            one => then(self.decide_again(charges, now, one)),
-        }
+        let later = match self.take_one(charges, now) {
+            Some((charge, one)) => {
+                let denied = !one.allowed && !charge.is_report_only();
+                let retry_ns = if denied { one.retry_ns() } else { NEVER };
+                match self.later(charges, now, retry_ns) {
+                    None => return then(plain_decision([charge], [one], now)),
+                    Some(later) => later,
+                }
+            }
+            None => now,
+        };
+        then(self.decide_again(charges, later))
     }
 
-    /// Repeats a denied decision with a later reading of the clock, if the elapsed time may change
-    /// the result.
+    /// Decides, and repeats a denied decision with a later reading of the clock, if the elapsed time
+    /// may change the result.
     ///
     /// Another thread may have charged the account at a later reading than `now`.
     #[inline(never)]
-    fn decide_again(
-        &self,
-        charges: &[Charge<'_>],
-        mut now: u64,
-        one: Option<(&Charge<'_>, Evaluation)>,
-    ) -> Decision {
-        let mut decision = match one {
-            Some((charge, one)) => plain_decision([charge], [one], now),
-            None => self.take_several(charges, now),
-        };
+    fn decide_again(&self, charges: &[Charge<'_>], mut now: u64) -> Decision {
+        let mut decision = self.take_several(charges, now);
         for _ in 0..MAX_REPEATS {
             if decision.is_allowed() {
                 break;
             }
-            let later = self.clock.now();
-            let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
             let retry_ns = decision.binding().map_or(NEVER, Outcome::retry_ns);
-            let elapsed = later.saturating_sub(now);
-            // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
-            if elapsed == 0 || retry_ns == NEVER || elapsed < retry_ns.saturating_sub(max_wait) {
-                break;
-            }
+            let Some(later) = self.later(charges, now, retry_ns) else { break };
             decision = self.decide_all(charges, later);
             now = later;
         }
         decision
+    }
+
+    /// Returns a later reading of the clock if it may change a denial for `retry_ns`.
+    #[inline]
+    fn later(&self, charges: &[Charge<'_>], now: u64, retry_ns: u64) -> Option<u64> {
+        if retry_ns == NEVER {
+            return None;
+        }
+        let later = self.clock.now();
+        let max_wait = charges.iter().map(|charge| charge.demand().max_wait).max().unwrap_or(0);
+        let elapsed = later.saturating_sub(now);
+        // The denial stands for `retry_ns`, or for `max_wait` less if the charge may queue.
+        (elapsed > 0 && elapsed >= retry_ns.saturating_sub(max_wait)).then_some(later)
     }
 
     #[inline(never)]

@@ -199,7 +199,7 @@ impl Store for LocalStore {
     type Error = Infallible;
     type Future = Never<Result<Decision, Infallible>>;
 
-    #[inline]
+    #[inline(always)]
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         match op {
             Op::Take(charges) => {
