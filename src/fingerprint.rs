@@ -1,8 +1,8 @@
 //! Fingerprints of keys, for log lines, spans and explanations.
 //!
-//! Keys are never logged, because they may be personal or secret. Logs contain a fingerprint
-//! instead, which is a keyed hash. All log lines of a key have one fingerprint. Processes with a
-//! common secret agree on it.
+//! Keys are never logged, because they may be personal or secret. Logs contain fingerprints
+//! instead. A fingerprint is a keyed hash of a key. A key has the same fingerprint in all log
+//! lines, and in all processes with the same secret.
 //!
 //! The hash is SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012) under a [`FingerprintKey`].
 //! A hash without a secret would not be safe: all IPv4 addresses can be hashed in seconds.
@@ -116,7 +116,7 @@ impl FingerprintKey {
         Fingerprint(hasher.finish())
     }
 
-    /// Returns a 128-bit hash, which hides keys from other clients of a store.
+    /// Returns a 128-bit hash of the joined parts, which replaces a key in Redis.
     pub(crate) fn hash128(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut hasher = SipHasher128::new_with_key(&self.0);
         parts.iter().for_each(|part| hasher.write(part));

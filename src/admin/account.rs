@@ -139,8 +139,10 @@ impl<'a> ManagedAccount<'a> {
         Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, why))
     }
 
-    /// Creates a response that names the account and the deciding store, and adds the fields of
-    /// `more`.
+    /// Creates a response with the layer, the rule, the fingerprint of the key, and the source of
+    /// the decision.
+    ///
+    /// The fields of `more` are added to the response.
     fn response(&self, decision: &Decision, more: Value) -> Value {
         let mut response = json!({
             "layer": &*self.layer.name,

@@ -134,7 +134,7 @@ fn word<'de, D: Deserializer<'de>>(name: &str, value: D) -> Result<String, D::Er
     de::text(name, value, "give text", |text| Ok(text.to_owned()))
 }
 
-/// Reads quotas. A named quota is an error, because names stay in memory forever.
+/// Reads quotas. A quota with a name is an error, because the memory of names is never freed.
 fn quotas<'de, D: Deserializer<'de>>(value: D) -> Result<Quotas, D::Error> {
     let value = Value::deserialize(value)?;
     let named = |value: &Value| value.get("name").is_some();

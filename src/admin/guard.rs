@@ -15,7 +15,7 @@ use crate::key::RequestHead;
 
 /// Guard that authenticates requests to an [`Admin`](super::Admin).
 ///
-/// No constructor creates a guard that allows every request.
+/// There is deliberately no guard that allows every request.
 pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);
 
 impl Guard {

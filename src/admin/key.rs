@@ -32,11 +32,11 @@ enum ParseError {
     Invalid(String),
 }
 
-/// Parses a key of kind `kind`. Errors name the rule.
+/// Parses a key of a rule whose keys have the kind `kind`.
 ///
 /// # Errors
 ///
-/// Fails if `value` is not a key of this kind, or if it is ambiguous.
+/// Fails if `value` is not a key of this kind, or if `value` can be read as several keys.
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
@@ -145,7 +145,7 @@ fn join<'a>(
     Ok(ParsedKey { key: Key::join(&keys), prefix })
 }
 
-/// Parses text. White space around the text is an error, because keys from headers have none.
+/// Parses text. White space around the text is an error, because header values never have it.
 fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     if text.trim() != text && !text.trim().is_empty() {
         return Err(ParseError::Invalid(format!(
@@ -155,7 +155,7 @@ fn trimmed_key(text: &str) -> Result<ParsedKey, ParseError> {
     text_key(text.as_bytes())
 }
 
-/// Returns the key of a text. Blank text is an error.
+/// Creates a key from text. Blank text is an error.
 fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     let key = Key::from(bytes);
     if key.is_blank() {

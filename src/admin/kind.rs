@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::key::KeyKind;
 
-/// Returns the kinds to try, one after another, for a key of `kind`.
+/// Returns the kinds that a key of kind `kind` may have.
 pub(super) fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
     const ALL: &[KeyKind] =
         &[KeyKind::Text, KeyKind::Number, KeyKind::Any, KeyKind::Everyone, KeyKind::Unidentified];

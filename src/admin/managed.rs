@@ -64,14 +64,16 @@ impl ManagedLayer {
         }
     }
 
-    /// Calls `read` with the rules as they are now.
+    /// Calls `read` with the current state of all rules.
     pub(super) fn infos<T>(&self, read: impl FnOnce(&[RuleInfo<'_>]) -> T) -> T {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
         read(&infos)
     }
 
-    /// Calls `read` with the rule `name`, preferably one with quotas.
+    /// Calls `read` with the rule `name`.
+    ///
+    /// If several rules have this name, a rule with quotas is preferred.
     pub(super) fn rule<T>(
         &self,
         name: &str,

@@ -179,12 +179,13 @@
 //! | `["GET", {"address": "203.0.113.9"}]` | a tuple of extractors |
 //!
 //! Plain text may also be an address or a number, if the rule has such keys. Ambiguous text is an
-//! error, which lists the possible forms. For example, `"127.0.0.1"` is ambiguous if the keys of a
-//! rule are addresses or header values.
+//! error. For example, `"127.0.0.1"` is ambiguous if the keys of a rule are addresses or header
+//! values. The error lists the possible forms.
 //!
 //! The router masks an address as the extractor does. If the rule counts by /64, a block of one
-//! IPv6 address blocks the whole /64, and the response contains `"prefix": 64`. If the kind is
-//! unknown, you can give the prefix: `{"address": "2001:db8::7/48"}`. It defaults to 64 bits.
+//! IPv6 address blocks the whole /64, and the response contains `"prefix": 64`. If `key_kind` is
+//! `null`, you can give a prefix, as in `{"address": "2001:db8::7/48"}`. The prefix of an IPv6
+//! address then defaults to 64 bits.
 //!
 //! # Quotas
 //!
@@ -212,9 +213,9 @@
 //!
 //! - Security depends on the guard. Every client that the guard allows can read all limits and turn
 //!   them off. Keys reach the server in clear text, so serve the router over TLS.
-//! - In the browser of an operator, a page of another site can send forms and plain text, but JSON
-//!   only if your CORS policy allows it. Every change is therefore a `POST` of `application/json`.
-//!   Do not place a permissive CORS layer around this router.
+//! - In an operator's browser, pages of other sites can send forms and plain text to the router.
+//!   They can send JSON only if your CORS policy allows it. Every change therefore requires a
+//!   `POST` of `application/json`. Do not place a permissive CORS layer around this router.
 //! - A guard that checks only the address, such as loopback, also allows pages of other sites in a
 //!   browser at that address (DNS rebinding). Require a secret.
 //! - The router shows one process. Accounts and blocks in Redis are shared by all processes;
@@ -257,22 +258,24 @@ impl Admin {
         Self { secret: FingerprintKey::random(), layers: Vec::new() }
     }
 
-    /// Sets the secret for fingerprints of the layers that are added later.
+    /// Sets the secret for fingerprints.
     ///
-    /// Processes with one secret show equal fingerprints. A layer with a [secret of its
+    /// The secret applies to layers that are added after this call. A layer with a [secret of its
     /// own](RateLimitLayer::fingerprint) keeps that secret.
+    ///
+    /// Processes with the same secret show the same fingerprint for a key.
     pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: secret.into(), ..self }
     }
 
-    /// Adds a layer under a name, and returns the layer.
+    /// Adds a layer under a name, and returns a layer that records its denials.
     ///
-    /// Use the returned layer or its clones for your services. Earlier clones do not record
-    /// denials. The returned layer has a [secret](RateLimitLayer::fingerprint), so its spans and
-    /// debug lines contain fingerprints.
+    /// Build your services with the returned layer or its clones. Clones made before this call do
+    /// not record denials. The returned layer has a [secret](RateLimitLayer::fingerprint), so its
+    /// spans and debug lines contain fingerprints.
     ///
-    /// A layer may be added twice, and both entries then show the same denials. Layers may share a
-    /// store.
+    /// A layer may be added under several names. All its entries then show the same denials. Layers
+    /// may share a store.
     ///
     /// ```
     /// use tower_sluice::{Quota, RateLimitLayer, admin::Admin};
@@ -283,8 +286,8 @@ impl Admin {
     ///
     /// # Panics
     ///
-    /// Panics if another layer has the name, or if the name is not 1 to 64 of the characters
-    /// `A-Z a-z 0-9 - . _ ~`.
+    /// Panics if another layer has this name, or if the name is invalid. A valid name has 1 to 64
+    /// of the characters `A-Z a-z 0-9 - . _ ~`.
     #[track_caller]
     pub fn watch<K, S, R>(
         &mut self,

@@ -33,8 +33,8 @@ type JsonResult = Result<Json<Value>, Problem>;
 
 /// Header fields of every response.
 ///
-/// These fields forbid browsers to store, sniff or frame a response, and to load resources of other
-/// origins.
+/// With these fields, a browser does not cache a response, guess its type, show it in a frame, or
+/// load resources of other origins.
 const HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-store"),
     (
@@ -86,9 +86,10 @@ async fn with_headers(mut response: Response) -> Response {
     response
 }
 
-/// Forbids caches to store a response of the guard.
+/// Forbids caching of a response that the guard creates.
 ///
-/// Other fields of [`HEADERS`] are not added, because they could break a login form of the guard.
+/// The other fields of [`HEADERS`] are not added, because they could break a login form of the
+/// guard.
 async fn with_no_store(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().entry(CACHE_CONTROL).or_insert(no_store);

@@ -28,7 +28,9 @@ pub(super) trait Counter {
     /// Returns the time until the account is full again.
     fn reset_ns(&self, quota: &Quota, now: u64) -> u64;
 
-    /// Returns the time until `need` units are available under the limit plus `soft`, or [`NEVER`].
+    /// Returns the time until `need` units are available, or [`NEVER`].
+    ///
+    /// The limit is raised by `soft` units.
     fn wait(&self, quota: &Quota, now: u64, need: u64, soft: u64) -> u64;
 
     /// Returns the time until more units are available, or 0 if the account is full.
@@ -37,7 +39,8 @@ pub(super) trait Counter {
         if left < quota.limit().into() { self.wait(quota, now, left + 1, 0) } else { 0 }
     }
 
-    /// Returns the exclusive upper bound of the time in the queue.
+    /// Returns the limit of the time in the queue. A charge that must wait this long or longer is
+    /// denied.
     fn queue_limit(&self, _quota: &Quota, _now: u64) -> u64 {
         0
     }
@@ -50,7 +53,7 @@ pub(super) trait Counter {
     /// Refunds up to `units` units, newest charges first.
     fn refund(&mut self, quota: &Quota, now: u64, units: u64);
 
-    /// Undoes a charge, except for units that were refilled since.
+    /// Undoes a charge. Units that were refilled since the charge are not added twice.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt);
 
     /// Returns the instant from which the account can be dropped.
@@ -74,7 +77,9 @@ pub(super) fn look(
     }
 }
 
-/// Rebuilds the evaluation of a Redis decision from the account that Redis returned.
+/// Returns the evaluation of a decision that Redis made.
+///
+/// `account` is the state after the decision. `charged` is `true` if Redis charged the account.
 #[cfg(feature = "redis")]
 pub(super) fn reconstruct(
     account: Option<&CountedState>,
@@ -116,9 +121,9 @@ pub(super) fn take(
     evaluation
 }
 
-/// Creates the account for a request that another quota denied.
+/// Creates the account of a quota with `initial` units when another quota denied the request.
 ///
-/// Does nothing unless the quota has `initial` units.
+/// Does nothing if the quota has no `initial` units, or if the account exists.
 pub(super) fn open(account: &mut Option<CountedState>, quota: &Quota, now: u64, demand: Demand) {
     let possible = demand.need() <= u64::from(quota.limit()) + u64::from(quota.soft_units());
     drop_expired(account, quota, now);
@@ -163,7 +168,7 @@ pub(super) fn caps_late_charge(
     units > room
 }
 
-/// Undoes a charge, except for units that were refilled since.
+/// Undoes a charge. Units that were refilled since the charge are not added twice.
 pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
     drop_expired(account, quota, now);
     if let Some(state) = account {
@@ -224,7 +229,9 @@ impl CountedState {
         }
     }
 
-    /// Returns a copy of bounded size. The copy never has more units left than the account.
+    /// Returns a small copy of the account, whose size does not grow with the number of charges.
+    ///
+    /// The copy never has more units left than the account.
     pub(super) fn condensed(&self) -> Self {
         match self {
             Self::SlidingLog(log) => Self::SlidingLog(log.condensed()),

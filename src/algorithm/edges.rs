@@ -110,7 +110,7 @@ fn a_changed_algorithm_starts_with_a_new_account() {
     }
 }
 
-/// A thread may read the clock first and charge last.
+/// A thread may read the clock before another thread, but charge the account after it.
 #[test]
 fn a_late_thread_is_neither_denied_nor_allowed_more() {
     for quota in kinds() {

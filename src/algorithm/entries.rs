@@ -40,7 +40,8 @@ impl Entries {
         self.list.back().map(|entry| entry.at)
     }
 
-    /// Adds units to the newest entry if `joins` accepts it. Otherwise adds an entry.
+    /// Adds units to the newest entry if `joins` accepts the instant of that entry. Otherwise adds
+    /// an entry.
     pub(super) fn add(&mut self, at: u64, units: u64, joins: impl Fn(u64) -> bool) {
         self.total += units;
         match self.list.back_mut() {
@@ -52,7 +53,7 @@ impl Entries {
         }
     }
 
-    /// Removes up to `units` units from matching entries, newest first.
+    /// Removes up to `units` units, newest first, from entries whose instant `matches` accepts.
     pub(super) fn remove(&mut self, mut units: u64, matches: impl Fn(u64) -> bool) {
         for entry in self.list.iter_mut().rev().filter(|entry| matches(entry.at)) {
             let removed = entry.units.min(units);

@@ -1,8 +1,9 @@
 //! The fixed window: a count that restarts with each window.
 //!
 //! A window lasts one period. Aligned windows start at multiples of the period since the Unix
-//! epoch. An anchored window starts with the first charge. Up to twice the units can be used within
-//! one period: at the end of a window, and at the start of the next.
+//! epoch. An anchored window starts with the first charge.
+//!
+//! A client can use all units at the end of a window, and all units again at the start of the next.
 //!
 //! Aligned windows have two options:
 //!
@@ -66,7 +67,7 @@ impl FixedWindow {
         self.start + self.offset(quota, self.count + 1).min(quota.period_nanos())
     }
 
-    /// Returns the number of units released so far, including used units.
+    /// Returns the number of units that this window has released until `now`, used or unused.
     fn released(self, quota: &Quota, now: u64) -> u64 {
         let allowance = self.allowance(quota);
         if !is_paced(quota) {
@@ -164,7 +165,8 @@ impl Counter for FixedWindow {
     }
 }
 
-/// Returns the start of the window of `instant`. An anchored window starts at `instant` itself.
+/// Returns the start of the aligned window that contains `instant`, or `instant` for an anchored
+/// window.
 fn start(quota: &Quota, instant: u64) -> u64 {
     match quota.counted_by() {
         Algorithm::AnchoredWindow => instant,

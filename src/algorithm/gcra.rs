@@ -75,9 +75,9 @@ impl Gcra {
         self.evaluation((self.fit(reset_ns, demand), reset_ns))
     }
 
-    /// Like [`take`](Gcra::take), but returns a shorter result that fits into registers.
+    /// Charges the account as [`take`](Gcra::take) does, but returns a smaller result, for speed.
     ///
-    /// [`evaluation`](Gcra::evaluation) converts the result to that of `take`.
+    /// [`evaluation`](Gcra::evaluation) converts the result to an [`Evaluation`].
     #[inline]
     pub(crate) fn charge(self, stored: u64, now: u64, demand: Demand) -> (Option<u64>, (Fit, u64)) {
         let reset_ns = self.tat(stored, now) - now;
@@ -116,9 +116,9 @@ impl Gcra {
         fit.with(self.snapshot(reset_ns, fit.retry_ns))
     }
 
-    /// Returns the new account for a request that another quota denied.
+    /// Returns the value of a new account when another quota denied the request.
     ///
-    /// Returns `None` unless the quota has `initial` units.
+    /// Returns `None` if the quota has no `initial` units, or if the account exists.
     #[inline]
     pub(crate) fn open(self, stored: u64, now: u64, demand: Demand) -> Option<u64> {
         let opens = self.retention > 0
@@ -155,7 +155,7 @@ impl Gcra {
         self.interval.saturating_mul(units) > room
     }
 
-    /// Undoes a charge, except for units that were refilled since.
+    /// Undoes a charge. Units that were refilled since the charge are not added twice.
     ///
     /// Returns the new value of the account, or `None` if it does not change.
     pub(crate) fn undo(self, stored: u64, now: u64, receipt: Receipt) -> Option<u64> {
@@ -171,7 +171,9 @@ impl Gcra {
         (self.is_live(stored, now) && after != tat).then_some(after)
     }
 
-    /// Rebuilds the evaluation of a Redis decision from the value that Redis returned.
+    /// Returns the evaluation of a decision that Redis made.
+    ///
+    /// `stored` is the value after the decision. `charged` is `true` if Redis charged the account.
     #[cfg(feature = "redis")]
     pub(crate) fn reconstruct(
         self,
@@ -245,7 +247,7 @@ mod tests {
         Gcra::new(&Quota::per_second(5))
     }
 
-    /// The receipt of a charge at 1 000 ns, after which the TAT is `end`.
+    /// Creates the receipt of a charge at 1 000 ns. `end` is the TAT after the charge.
     fn receipt(end: u64, cost: u32) -> Receipt {
         Receipt { charged: 1_000, at: 1_000, end, cost, units: cost, queued: false }
     }

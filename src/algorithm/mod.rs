@@ -162,7 +162,9 @@ impl AccountState {
         }
     }
 
-    /// Returns a copy of bounded size. The copy never has more units left than the account.
+    /// Returns a small copy of the account, whose size does not grow with the number of charges.
+    ///
+    /// The copy never has more units left than the account.
     pub(crate) fn condensed(&self) -> Self {
         match self {
             Self::Gcra(tat) => Self::Gcra(*tat),
@@ -228,7 +230,9 @@ pub(crate) fn look(
     }
 }
 
-/// Rebuilds the evaluation of a Redis decision from the account that Redis returned.
+/// Returns the evaluation of a decision that Redis made.
+///
+/// `account` is the state after the decision. `charged` is `true` if Redis charged the account.
 #[cfg(feature = "redis")]
 pub(crate) fn reconstruct(
     account: Option<&AccountState>,
@@ -260,9 +264,9 @@ pub(crate) fn take(
     }
 }
 
-/// Creates the account for a request that another quota denied.
+/// Creates the account of a quota with `initial` units when another quota denied the request.
 ///
-/// Does nothing unless the quota has `initial` units.
+/// Does nothing if the quota has no `initial` units, or if the account exists.
 pub(crate) fn open(account: &mut Option<AccountState>, quota: &Quota, now: u64, demand: Demand) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.open(tat, now, demand), ())),
@@ -301,7 +305,7 @@ pub(crate) fn caps_late_charge(
     }
 }
 
-/// Undoes a charge, except for units that were refilled since.
+/// Undoes a charge. Units that were refilled since the charge are not added twice.
 pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
     match Gcra::counting(quota) {
         Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),

@@ -6,19 +6,22 @@ use crate::decision::{Decision, NEVER, Outcome, Snapshot};
 /// The receipt of a charge to one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
-    /// The instant of the charge. Accounts created later ignore the receipt.
+    /// The instant of the charge. An account that was created after this instant ignores the
+    /// receipt.
     pub(crate) charged: u64,
     /// The instant of the decision.
     pub(crate) at: u64,
-    /// For GCRA, the TAT after the charge. Otherwise, the instant of the next unit.
+    /// For GCRA, the theoretical arrival time after the charge. For other algorithms, the instant
+    /// at which the next unit is available.
     pub(crate) end: u64,
     /// Units charged.
     pub(crate) cost: u32,
     /// The maximum number of units to undo.
     pub(crate) units: u32,
-    /// `true` if the charge queued.
+    /// `true` if the charge must wait in the queue.
     ///
-    /// Only the last charge in a queue can be undone. Otherwise two callers would get one turn.
+    /// Only the newest charge in the queue can be undone. Otherwise, two requests would get the
+    /// same position.
     pub(crate) queued: bool,
 }
 
@@ -30,7 +33,8 @@ impl Receipt {
         Self { charged, at, end: u64::MAX, cost, units: cost, queued: false }
     }
 
-    /// Creates a receipt to undo at most `units` of a charge. Defaults to the whole charge.
+    /// Creates the receipt of a charge. An undo refunds at most `units` units, by default the whole
+    /// cost.
     ///
     /// Returns `None` if the decision does not report the units left.
     pub(crate) fn new(

@@ -9,7 +9,7 @@ use crate::quota::Quota;
 pub(crate) struct SlidingLog(pub(super) Entries);
 
 impl SlidingLog {
-    /// Returns a log with one entry, which has the newest instant and all units.
+    /// Returns a log with a single entry: all units, at the newest instant.
     pub(super) fn condensed(&self) -> Self {
         let mut log = Entries::default();
         if let Some(newest) = self.0.newest() {

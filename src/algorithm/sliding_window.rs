@@ -3,8 +3,8 @@
 //! The oldest bucket is partly outside the period. Its units count in proportion to the part
 //! inside. With one bucket, this is the well-known algorithm with two counters.
 //!
-//! A span of the period less one bucket never has more than the units of the quota. A whole period
-//! has less than twice the units.
+//! Any time span that is one bucket shorter than the period has at most the units of the quota. A
+//! whole period has less than twice these units.
 //!
 //! Each bucket keeps the instant of its last charge, because the number of buckets can change.
 
@@ -41,7 +41,7 @@ impl Buckets {
 }
 
 impl SlidingWindow {
-    /// Returns the used units, multiplied by the bucket width.
+    /// Returns the used units, multiplied by the bucket width to avoid fractions.
     fn used(&self, buckets: Buckets, now: u64) -> u128 {
         let width = u128::from(buckets.width);
         // Parts of buckets that are outside the period.

@@ -289,7 +289,7 @@ fn a_late_charge_is_cut_from_the_first_unit_beyond_the_debt() {
     }
 }
 
-/// The Redis node of an account has its own clock.
+/// A receipt uses the clock of the Redis node that stores the account.
 #[cfg(feature = "redis")]
 #[test]
 fn a_receipt_is_by_the_clock_of_its_account() {

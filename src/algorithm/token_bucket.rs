@@ -13,7 +13,7 @@ use crate::quota::Quota;
 pub(crate) struct TokenBucket {
     /// The tokens at `anchor`. Negative if the account is in debt.
     pub(super) tokens: i64,
-    /// The instant of the last refill in `tokens`.
+    /// The instant of the last refill that `tokens` includes.
     pub(super) anchor: u64,
     /// The instant of the first charge. Receipts of earlier charges are ignored.
     pub(super) opened: u64,
@@ -85,7 +85,7 @@ impl Counter for TokenBucket {
         }
     }
 
-    /// Undoes a charge, except for tokens that were refilled since.
+    /// Undoes a charge. Tokens that were refilled since the charge are not added twice.
     fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
         if receipt.charged >= self.opened {
             let since = self.at(quota, now).anchor.saturating_sub(receipt.charged);

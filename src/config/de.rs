@@ -58,7 +58,7 @@ impl<'de, T: TableForm> Visitor<'de> for TableVisitor<T> {
     }
 }
 
-/// Reads one field as a serde seed, so that errors have a position in the file.
+/// A serde seed that reads one field. Errors of a seed include the position in the file.
 struct Field<'a, T> {
     table: &'a mut T,
     name: &'a String,
@@ -102,7 +102,7 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: &str, value: D) -> Result<b
 
 /// Reads text and parses it with `read`.
 ///
-/// `fix` is the end of the error for a value that is not text.
+/// If the value is not text, the error message ends with `fix`.
 pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     field: &str,
     value: D,
@@ -115,7 +115,7 @@ pub(crate) fn text<'de, T, D: Deserializer<'de>>(
     }
 }
 
-/// Returns the error for an unknown field. `fix` is the end of its message.
+/// Returns the error for an unknown field. The error message ends with `fix`.
 pub(crate) fn unknown<'de, D: Deserializer<'de>>(name: &str, value: D, fix: &str) -> D::Error {
     match FieldValue::deserialize(value) {
         Ok(value) => D::Error::custom(format!("unknown field {name:?} (set to {value}); {fix}")),

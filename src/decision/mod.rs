@@ -35,7 +35,7 @@ pub struct Decision {
     at: u64,
     /// The instant of the charge, in nanoseconds of the store's clock.
     ///
-    /// Earlier than the decision if the units come from an earlier lease.
+    /// Units of a lease were charged before the decision.
     charged_at: u64,
     wait: u64,
     outcomes: SmallVec<[Outcome; 4]>,
@@ -135,8 +135,8 @@ impl Decision {
 
     /// Marks a denial as caused by a [blocked](crate::StoreExt::block) key.
     ///
-    /// Its outcome then describes the block. No units are left, and `retry_after` is the remaining
-    /// time of the block.
+    /// Give the denial one outcome that describes the block: no units left, and the remaining time
+    /// of the block as `retry_after`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -162,9 +162,10 @@ impl Decision {
         self
     }
 
-    /// Returns `true` if the key is [blocked](crate::StoreExt::block).
+    /// Returns `true` if the request was denied because its key is
+    /// [blocked](crate::StoreExt::block).
     ///
-    /// The outcome of such a decision describes the block, not a quota.
+    /// The outcome of this denial describes the block, not a quota.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.blocked
@@ -260,7 +261,7 @@ impl Decision {
 
     /// Creates a decision without outcomes.
     ///
-    /// The caller adds the outcomes in place, because a move of the decision costs time.
+    /// The caller adds the outcomes afterwards. This avoids copies of a large decision.
     #[inline]
     pub(crate) fn new(allowed: bool, at: u64) -> Self {
         Self {
@@ -326,9 +327,9 @@ impl Decision {
         Self { charged_at, ..self }
     }
 
-    /// Returns the decision with one outcome for each of `quotas`.
+    /// Returns the decision with exactly one outcome for each of `quotas`.
     ///
-    /// A missing or ambiguous outcome becomes an unknown outcome.
+    /// A quota with no outcome, or with several outcomes, gets an unknown outcome.
     pub(crate) fn on(&self, quotas: impl Iterator<Item = (RuleName, usize)> + Clone) -> Self {
         let own = |outcome: &Outcome| (outcome.rule(), outcome.place());
         if self.outcomes.iter().map(own).eq(quotas.clone()) {
@@ -353,17 +354,21 @@ pub enum Source {
     Governor,
     /// Redis or Valkey.
     Redis,
-    /// [`FailOpen`](crate::store::FailOpen), because the store failed. The request is allowed.
+    /// The wrapper [`FailOpen`](crate::store::FailOpen), which allows the request if the store
+    /// fails.
     FailedOpen,
-    /// [`FailClosed`](crate::store::FailClosed), because the store failed. The request is denied.
+    /// The wrapper [`FailClosed`](crate::store::FailClosed), which denies the request if the store
+    /// fails.
     FailedClosed,
-    /// The local store of a [`Fallback`](crate::store::Fallback), because the store failed.
+    /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store
+    /// fails.
     Fallback,
     /// A [`DenyCache`](crate::store::DenyCache) that repeated an earlier denial.
     DenyCache,
-    /// A [`Leased`](crate::store::Leased) store, from units that it had leased in advance.
+    /// A [`Leased`](crate::store::Leased) store, which used units that were charged in advance.
     Leased,
-    /// The embedded store, because its table of [blocked](crate::StoreExt::block) keys is full.
+    /// The embedded store, which could not [block](crate::StoreExt::block) a key because its table
+    /// of blocked keys is full.
     Overflow,
     /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,

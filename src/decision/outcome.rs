@@ -15,9 +15,9 @@ pub struct Outcome {
     rule: RuleName,
     place: u8,
     report_only: bool,
-    /// The lead of the account's clock over the decision's clock, in microseconds.
+    /// The time by which the account's clock is ahead of the decision's clock, in microseconds.
     ///
-    /// Each Redis node has its own clock.
+    /// The clocks differ if several Redis nodes take part in the decision.
     #[cfg(feature = "redis")]
     skew: i32,
     snapshot: Snapshot,
@@ -40,7 +40,7 @@ pub(crate) enum Snapshot {
         next_ns: u64,
         retry_ns: u64,
     },
-    /// The state of a store that does not report the units left.
+    /// The state of a quota whose store does not report the units left.
     Unknown {
         retry_ns: u64,
     },
@@ -117,9 +117,9 @@ impl Outcome {
         self
     }
 
-    /// Creates an outcome for a store that does not report the units left.
+    /// Creates an outcome without the number of units left, for a store that does not report it.
     ///
-    /// The response has no header fields for such a quota.
+    /// The response has no header fields for this quota.
     #[must_use]
     pub fn unknown(rule: RuleName, place: usize, retry_after: Option<Duration>) -> Self {
         Self::with(rule, place, Snapshot::Unknown { retry_ns: retry_after.map_or(NEVER, nanos) })
@@ -168,7 +168,8 @@ impl Outcome {
         self.report_only
     }
 
-    /// Returns `true` if the quota denied the request, or would have done so if it is report-only.
+    /// Returns `true` if the quota denied the request, or would have denied it if it were not
+    /// report-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.retry_ns() > 0
@@ -270,14 +271,15 @@ impl Outcome {
         }
     }
 
-    /// Sets the lead of the account's clock over the decision's clock, in nanoseconds.
+    /// Sets the time by which the account's clock is ahead of the decision's clock, in nanoseconds.
     #[cfg(feature = "redis")]
     pub(crate) fn by_clock(mut self, ahead: i64) -> Self {
         self.skew = i32::try_from(ahead / 1_000).unwrap_or(0);
         self
     }
 
-    /// Returns the lead of the account's clock over the decision's clock, in nanoseconds.
+    /// Returns the time by which the account's clock is ahead of the decision's clock, in
+    /// nanoseconds.
     pub(crate) fn skew(&self) -> i64 {
         #[cfg(feature = "redis")]
         return i64::from(self.skew) * 1_000;
@@ -293,7 +295,7 @@ impl Outcome {
         !matches!(self.snapshot, Snapshot::Unknown { .. })
     }
 
-    /// Returns the outcome as it is `age` nanoseconds later, without charges in between.
+    /// Returns the outcome as of `age` nanoseconds later, if nothing else is charged until then.
     pub(crate) fn aged(mut self, age: u64) -> Self {
         let left =
             |nanos: u64| if nanos >= UNKNOWN_WAIT { nanos } else { nanos.saturating_sub(age) };

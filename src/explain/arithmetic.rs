@@ -17,7 +17,9 @@ pub(super) struct Arithmetic<'a> {
 }
 
 impl Arithmetic<'_> {
-    /// Returns the quota, or `None` if a fallback or a governor limiter decided with other values.
+    /// Returns the quota, if the decision used its values.
+    ///
+    /// A fallback and a governor limiter decide with other values.
     fn own(&self) -> Option<&Quota> {
         let own = !matches!(self.decision.source(), Source::Fallback | Source::Governor);
         self.asked.filter(|_| own).map(|asked| &asked.quota)
@@ -162,7 +164,7 @@ impl Arithmetic<'_> {
         exact.then_some(missing)
     }
 
-    /// Returns a note if a fallback or a governor limiter decided with other values.
+    /// Returns a note about a decision by a fallback or a governor limiter, or an empty text.
     pub(super) fn decided_by(&self) -> &'static str {
         match self.decision.source() {
             Source::Fallback => {

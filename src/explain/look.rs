@@ -1,10 +1,10 @@
 //! Dry runs of a decision.
 //!
-//! A denied call charges nothing. A dry run therefore adds a blocked quota to each charge, so that
-//! the store denies the call. The outcomes of the other quotas show the decision.
+//! A store charges nothing if it denies a call. For a dry run, each charge therefore gets an
+//! additional quota that always denies. The outcomes of the other quotas show the real decision.
 //!
-//! Report-only charges get a separate call. Their blocked quotas would otherwise hide the outcomes
-//! of other rules.
+//! Report-only charges are sent in a separate call. Their additional quotas would otherwise hide
+//! the outcomes of other rules.
 
 use smallvec::SmallVec;
 
@@ -39,7 +39,7 @@ pub(crate) fn check<S: Store>(store: &S, charges: &OwnedCharges) -> Result<(), U
     refusing(charges, true, |charges| store.supports(charges))
 }
 
-/// Calls the store with the report-only charges alone, or with all other charges.
+/// Calls the store with either the report-only charges or all other charges, and charges nothing.
 async fn ask<S: Store>(
     store: &S,
     charges: &OwnedCharges,
@@ -48,7 +48,9 @@ async fn ask<S: Store>(
     refusing(charges, report_only, |charges| store.take(charges)).await
 }
 
-/// Calls `read` with charges that the store must deny, because each has a blocked quota.
+/// Calls `read` with either the report-only charges or all other charges.
+///
+/// Each of them has an additional quota that always denies.
 fn refusing<T>(
     charges: &OwnedCharges,
     report_only: bool,

@@ -3,7 +3,7 @@
 //! An [`Explanation`] shows why a request was denied: the units left, the units needed, and the
 //! time until more are available.
 //!
-//! Explanations are computed on demand, so requests without an explanation have no cost.
+//! Explanations are computed on demand. A request that is not explained has no extra cost.
 //!
 //! To explain a decision, call [`Decision::explain`]:
 //!
@@ -76,7 +76,7 @@ pub struct Explanation {
     about: About,
     /// `true` for a dry run.
     looked: bool,
-    /// The reason why the request passes despite a denial.
+    /// The reason why a denied request was allowed, if any.
     beside: Option<&'static str>,
     secret: Option<FingerprintKey>,
 }
@@ -84,10 +84,10 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 pub(crate) enum About {
     Decision(Box<Decision>, Vec<QuotaReport>),
-    /// No rule limits the request. The text is the reason.
+    /// A request that no rule limits, with the reason as text.
     Free(&'static str),
     Unkeyed(KeyError),
-    /// The store does not support dry runs.
+    /// A store that does not support dry runs, with the reason.
     Unsaid(Unsupported),
 }
 
@@ -220,7 +220,7 @@ impl Explanation {
         Self { looked: true, ..self }
     }
 
-    /// Marks the request as allowed despite a denial. The text is the reason.
+    /// Marks a denied request as allowed for the reason `because`.
     pub(crate) fn passes(self, because: &'static str) -> Self {
         Self { beside: Some(because), ..self }
     }

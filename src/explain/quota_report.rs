@@ -9,7 +9,8 @@ use crate::{
 
 /// Report on one quota of a decision, in an [`Explanation`](super::Explanation).
 ///
-/// The quota, key and costs are present if the explanation knows the charges.
+/// The quota, the key and the costs are `None` unless the explanation was given the charges or the
+/// rules.
 #[derive(Clone, Debug)]
 pub struct QuotaReport {
     pub(super) outcome: Outcome,

@@ -23,12 +23,12 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    /// Returns the result in the mood of the explanation: "denied" or "would be denied".
+    /// Returns `result`, such as "denied", or "would be denied" for a dry run.
     fn result(&self, result: &'static str) -> String {
         if self.looked { format!("would be {result}") } else { result.to_owned() }
     }
 
-    /// Writes the rest of the first line.
+    /// Ends the first line, with the reason why a denied request was allowed.
     fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
             Some(because) => writeln!(f, "; allowed anyway: {because}"),

@@ -1,6 +1,6 @@
 //! A guide to this crate, by topic.
 //!
-//! All examples of the guide are compiled, and those without a server are also run.
+//! All examples of the guide are compiled. Examples that need no server are also run.
 //!
 //! | chapter | topic |
 //! |---|---|

@@ -6,9 +6,9 @@ use http::HeaderValue;
 
 use super::{item::Item, lines::Reading};
 
-/// Values with fewer units left than this are cached, if the wait is at most one second.
+/// The limit of units left. A value below the limit is cached if its wait is at most one second.
 const UNITS: usize = 128;
-/// Values with fewer seconds to wait than this are cached, if no units are left.
+/// The limit of the wait in seconds. A value below the limit is cached if no units are left.
 const SECONDS: usize = 64;
 /// Values of a full interval are cached for fewer units used than this. A client that was idle
 /// before has such a value.

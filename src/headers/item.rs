@@ -67,7 +67,8 @@ impl Items {
         self.dynamic
     }
 
-    /// Returns `true` if all rules charge the request, with unchanged report-only flags.
+    /// Returns `true` if every rule with quotas charges the request, and no report-only flag has
+    /// changed.
     #[inline]
     pub(super) fn are_all(&self, charges: &[Charge<'_>]) -> bool {
         charges.len() == self.rules
@@ -133,7 +134,8 @@ impl Item {
 
 /// Returns the seconds in which an empty account refills.
 ///
-/// Uses the exact period. With the rounded interval, three units per second would take 2 seconds.
+/// The time is computed from the period. The rounded interval would give 2 seconds for three units
+/// per second.
 fn window(quota: &Quota) -> u64 {
     let nanos = quota.period().as_nanos() * u128::from(quota.limit());
     let refill = nanos.div_ceil(quota.units().max(1).into()).div_ceil(1_000_000_000);

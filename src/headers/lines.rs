@@ -29,14 +29,14 @@ pub(super) type Readings = SmallVec<[Reading; 2]>;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) item: u16,
-    /// `true` if the decision is overage.
+    /// `true` if the request was allowed beyond the quota.
     pub(super) overage: bool,
     pub(super) remaining: u32,
     /// The seconds until more units are available, or 0 if waiting adds no units.
     pub(super) next: u32,
 }
 
-/// Returns the names of the quota fields, and `true` if a policy field follows.
+/// Returns the names of the quota fields, and `true` if the family has a policy field.
 fn names(family: Headers) -> (Vec<HeaderName>, bool) {
     match family {
         Headers::None => (Vec::new(), false),
@@ -188,7 +188,9 @@ impl Template {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`, unless an inner limiter has set fewer units.
+    /// Sets `limit=5, remaining=4, reset=1`.
+    ///
+    /// A value of an inner limiter is replaced only if it reports more units left.
     fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
         let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
         let mut members = there.into_iter().flat_map(|text| text.split(','));
@@ -211,9 +213,9 @@ impl Template {
         })
     }
 
-    /// Sets the three fields, unless an inner limiter has set fewer units.
+    /// Sets the three fields, and returns `true`.
     ///
-    /// Returns `true` if the fields were set.
+    /// Returns `false` if an inner limiter has set the fields and reports no more units left.
     fn add_triplet(
         &self,
         first: &Reading,

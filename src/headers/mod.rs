@@ -23,7 +23,7 @@ pub(crate) use self::{
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// The field for requests that were allowed beyond a quota. Defined by this crate.
+/// A field of this crate, sent if the request was allowed beyond a quota.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
 const TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),

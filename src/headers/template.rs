@@ -19,7 +19,7 @@ use crate::{
     store::Charge,
 };
 
-/// Above this number of rules, a template for some of the rules has no value cache.
+/// The maximum number of rules with which the variants of a template have a value cache.
 const FEW: usize = 16;
 
 /// Precomputed header fields for a layer, or for one request.
@@ -74,7 +74,7 @@ impl Template {
         Self { prepared: Some(prepared), ..self }
     }
 
-    /// Returns the template for a request, or `None` if this template fits.
+    /// Returns another template if this template does not fit the charges of a request.
     #[inline]
     pub(crate) fn for_charges(&self, charges: &[Charge<'_>]) -> Option<Arc<Self>> {
         let items = &*self.items;

@@ -13,10 +13,10 @@ use crate::{
 };
 
 impl Headers {
-    /// Writes the fields of a [`Limiter`](crate::Limiter)'s decision to a response, with
-    /// `Retry-After` if waiting helps.
+    /// Adds the fields for a decision of a [`Limiter`](crate::Limiter) to `headers`.
     ///
-    /// `quotas` are those of the call. For the response to a denial, see [`Decision::rejection`].
+    /// `quotas` are the quotas that were passed to the limiter. A denial also gets `Retry-After`,
+    /// if waiting helps. [`Decision::rejection`] creates a whole response to a denial.
     ///
     /// ```
     /// use http::Response;

@@ -4,10 +4,12 @@ use proptest::prelude::*;
 
 use super::{decide, periods, quota, sequence::start, sequences, windows::SlowSliding, *};
 
-/// One instant for each allowed unit.
+/// The instants of all allowed units. An instant occurs once per unit.
 type Allowed = Vec<u64>;
 
-/// Takes units from the algorithm and from its model. `None` takes all units left.
+/// Takes units from the algorithm and from its model, and returns the allowed units of each.
+///
+/// A take has an instant and a cost. A cost of `None` takes all units left.
 fn allowed(quota: &Quota, takes: &[(u64, Option<u32>)]) -> [Allowed; 2] {
     let (mut fast, mut slow) = (Account::new(), SlowSliding::of(quota));
     let mut instants = [Allowed::new(), Allowed::new()];
@@ -36,7 +38,9 @@ fn most_in(allowed: &Allowed, nanos: u64) -> usize {
     allowed.iter().enumerate().map(from).max().unwrap_or(0)
 }
 
-/// A pause of sixteenths of a bucket plus nanoseconds, from now or from the next bucket.
+/// A pause before a take: a number of sixteenths of a bucket, plus nanoseconds.
+///
+/// With the flag, the pause starts at the next bucket.
 type Pause = (bool, u64, i64);
 
 fn takes() -> impl Strategy<Value = Vec<(Pause, Option<u32>)>> {
@@ -70,7 +74,8 @@ proptest! {
     }
 }
 
-/// The two bursts are just before the end of a bucket, and just before that bucket stops counting.
+/// The first burst is just before a bucket ends. The second burst is just before the units of that
+/// bucket expire.
 #[test]
 fn a_sliding_window_allows_nearly_twice_its_units_in_a_whole_period() {
     for buckets in [1, 2, 10] {

@@ -47,7 +47,9 @@ fn extreme_quota() -> impl Strategy<Value = Quota> {
 proptest! {
     #![proptest_config(sequences())]
 
-    /// An undone charge must not leave more units than if it had never been made.
+    /// Compares an account whose charge was undone with an account without that charge.
+    ///
+    /// The first account must not have more units left.
     #[test]
     fn an_undo_never_reverses_the_charge_of_another_caller(
         kind in 0usize..7, units in 1u32..13, period in periods(), start in start(),
@@ -96,7 +98,7 @@ proptest! {
         }
     }
 
-    /// Quotas and clocks change at random. Debug builds panic on overflow.
+    /// Changes the quota and the clock at random. In debug builds, an overflow panics.
     #[test]
     fn nothing_overflows(
         quotas in prop::collection::vec(extreme_quota(), 1..4),

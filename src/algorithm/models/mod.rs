@@ -1,6 +1,7 @@
 //! Tests of each algorithm against a slow and simple model.
 //!
-//! A model keeps every charge. It finds a wait by trying instants.
+//! A model keeps every charge. To compute a wait, a model searches for the first instant at which
+//! the units are available.
 
 mod bounds;
 mod hostile;
@@ -45,7 +46,7 @@ trait Model: Clone + Debug {
     fn arrive(&mut self, now: u64);
     /// Creates the account if it does not exist.
     fn open(&mut self, now: u64);
-    /// Returns `true` if `need` units are available at `t` under the limit plus `soft`.
+    /// Returns `true` if `need` units are available at `t`. The limit is raised by `soft` units.
     fn fits(&self, t: u64, need: u64, soft: u64) -> bool;
     fn is_full(&self, t: u64) -> bool;
     fn charge(&mut self, now: u64, units: u64);
@@ -125,7 +126,7 @@ fn row<M: Model>(model: &M, quota: &Quota, now: u64, retry: u64) -> Row {
     }
 }
 
-/// Decides on a demand by the model.
+/// Returns the decision of the model, and charges the model if the demand is allowed.
 fn decide<M: Model>(model: &mut M, quota: &Quota, now: u64, demand: Demand) -> Decided {
     let opened = model.opened(now);
     let decided = |allowed, overage, wait, row| Decided { allowed, overage, wait, row };
@@ -271,7 +272,7 @@ fn retry_holds(
     Ok(())
 }
 
-/// Checks the values of `row` against later states of the account.
+/// Checks the units left and the times in `row` by evaluating the account at later instants.
 fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> TestCaseResult {
     // A new account is created at `now`.
     account.open(quota, now, Demand::units(1));

@@ -8,7 +8,7 @@ use crate::{decision::NEVER, quota::Quota};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Jump {
     Nanos(u64),
-    /// A jump by sixteenths of the period, plus nanoseconds.
+    /// A jump by a number of sixteenths of the period, plus nanoseconds.
     Period(u64, i64),
     /// A jump to the instant at which the account is full, plus nanoseconds.
     Full(i64),
@@ -24,7 +24,8 @@ pub(super) enum Op {
         max_wait: u64,
     },
     Adjust(i64),
-    /// Undoes the charge at an index, counted from the last charge, up to a number of units.
+    /// Undoes a charge. The numbers are its index, counted from the last charge, and the maximum
+    /// units.
     Undo(usize, u32),
 }
 
@@ -70,7 +71,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Steps with short jumps, so that few accounts become full.
+/// Generates steps with short jumps, so that accounts rarely become full.
 pub(super) fn short_steps() -> impl Strategy<Value = Vec<(Jump, u32, u64)>> {
     let jump = prop_oneof![
         3 => Just(Jump::Nanos(0)),
@@ -85,7 +86,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<(Jump, Op)>> {
     prop::collection::vec((jump(), op()), 1..24)
 }
 
-/// An instant near the epoch or near the present.
+/// Generates an instant near the epoch or near the present.
 pub(super) fn start() -> impl Strategy<Value = u64> {
     prop_oneof![0..20 * SECOND, (0..SECOND).prop_map(|ns| 1_800_000_000 * SECOND + ns)]
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Charge, Model, ceil};
 use crate::quota::{Algorithm, Quota};
 
-/// An aligned window that keeps the counts of all windows.
+/// Aligned windows. The model keeps the count of every window.
 #[derive(Clone, Debug)]
 pub(super) struct SlowAligned {
     units: u64,
@@ -33,7 +33,7 @@ impl SlowAligned {
         let offset = |k| if self.paced { spaced(k) } else { 0 };
         (0..allowance).map(|k| start + offset(k)).collect()
     }
-    /// Returns the instants in this and the next window at which a result may change.
+    /// Returns the instants at which a result may change, from `now` to the end of the next window.
     fn coming(&self, now: u64) -> impl Iterator<Item = u64> {
         let window = now / self.period;
         let mut instants = vec![now, (window + 1) * self.period];

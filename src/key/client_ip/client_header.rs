@@ -14,7 +14,7 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// The header with the address of the client.
 ///
-/// Only one header is read, because a client can send every header that no proxy sets.
+/// No other header is read, because a client can send any header that the proxy does not set.
 #[derive(Clone, Debug)]
 pub(super) enum ClientHeader {
     XForwardedFor,
@@ -23,7 +23,8 @@ pub(super) enum ClientHeader {
     Single(HeaderName),
 }
 
-/// The reason why an address cannot be read. In messages it follows the name of the header.
+/// The reason why an address cannot be read, such as "is sent more than once". Messages put the
+/// name of the header before the reason.
 pub(super) type HeaderFault = &'static str;
 
 const REPEATED: HeaderFault = "is sent more than once";

@@ -3,10 +3,10 @@
 use super::{Client, ClientIp, RequestHead, Trusted, UnknownClient, Unreadable, peer_address};
 
 impl ClientIp {
-    /// Explains which address is the client, and why, while a proxy is being set up.
+    /// Explains which address is the client, and why. Use this text to set up a proxy.
     ///
-    /// The text is for people and may change. Of the request, it contains only addresses. Serve it
-    /// to operators only, because it contains trusted networks.
+    /// The text is for people and may change. It contains no data of the request except addresses.
+    /// Serve it to operators only, because it contains the trusted networks.
     ///
     /// ```
     /// use std::net::SocketAddr;

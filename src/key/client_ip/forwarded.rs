@@ -1,13 +1,14 @@
 //! Parses the header `Forwarded` (RFC 7239, 4; RFC 9110, 5.6).
 //!
-//! Elements are read from right to left. Each line is first split from the left, because quotes can
-//! be matched only in that order.
+//! Elements are read from right to left. Each line is first split from left to right, because
+//! quotes can be matched only in that direction.
 //!
-//! A client may send an opening quote to hide the text of the proxy. Such a header is an error, and
-//! never yields an address that the client chose:
+//! A client may send an opening quote, so that the text of the proxy becomes part of a string. The
+//! client could then choose its address. Two checks prevent this:
 //!
-//! - The line then has an odd number of quotes, so its last string does not end.
-//! - An escaped quote can make the number even. A backslash outside a string is also an error.
+//! - A string that does not end is an error.
+//! - A client can add an escaped quote, so that the string ends. A backslash outside a string is
+//!   therefore an error.
 
 use std::{iter::Rev, net::IpAddr};
 
