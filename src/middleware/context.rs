@@ -20,7 +20,7 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// Parts that only some layers use.
+/// Data that only some layers need.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
@@ -46,7 +46,7 @@ impl ResponseContext {
         Some(Self { lines, extras: Some(extras) })
     }
 
-    /// Returns the context of a rejection, or `None` if the rejection is complete.
+    /// Returns the context of a rejection, or `None` if the layer does not expose decisions.
     pub(super) fn rejected(settings: &LayerConfig, decision: &Decision) -> Option<Self> {
         let extras = || Some(Box::new(Extras::about(settings, decision)));
         settings.marks_responses().then(|| Self { lines: None, extras: extras() })
@@ -87,7 +87,7 @@ impl ResponseContext {
 }
 
 impl Extras {
-    /// Returns the parts that rejections also get.
+    /// Creates extras with the decision, if the layer exposes decisions.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
     }

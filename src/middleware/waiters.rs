@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::{key::Key, quota::Quota, store::Charge};
 
-/// The default maximum of one key is the total maximum divided by this number.
+/// The default maximum per key is at most the total maximum divided by this number.
 const PLACES_PER_KEY_PLACE: usize = 64;
 
 /// The maximum number of queued requests, in total and per key.

@@ -5,9 +5,10 @@ use std::any::Any;
 use bytes::Bytes;
 use http_body_util::Full;
 
-/// Creates a response body from `text`. A body of an unknown type is empty.
+/// Creates a response body with `text`, or an empty body if the type is unknown.
 ///
-/// The type is tested at run time, because tonic's body has no `From<Bytes>`.
+/// A bound `B: From<Bytes>` is not possible, because tonic's body does not implement it. The type
+/// is therefore tested at run time.
 pub(super) fn of<B: Default + 'static>(text: Bytes) -> B {
     let mut made = B::default();
     let any: &mut dyn Any = &mut made;

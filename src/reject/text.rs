@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::ACCEPT};
 use super::{Reason, Rejection};
 use crate::headers::push_json_string;
 
-/// Plain texts for waits of fewer seconds than this are cached.
+/// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
 /// The maximum number of media ranges to read from `Accept`.
 const MAX_RANGES: usize = 32;
