@@ -152,7 +152,7 @@ impl<S: Store> Limiter<S> {
         self.charge(&key.into(), quotas.as_ref(), |charge| self.store.adjust(&charge, units))
     }
 
-    /// Resets the account to that of a new key.
+    /// Resets the account of the key, as if the key were new.
     pub fn reset(
         &self,
         key: impl Into<Key>,
@@ -163,9 +163,11 @@ impl<S: Store> Limiter<S> {
 
     /// Denies the key for `time`, even if units are left. See [`StoreExt::block`].
     ///
-    /// Returns a [`BlockError`](crate::store::BlockError) if the store failed or is full. If a
-    /// [`Fallback`](crate::store::Fallback) decided, the block applies to this process only. The
-    /// source is then [`Source::Fallback`](crate::decision::Source::Fallback).
+    /// Returns a [`BlockError`](crate::store::BlockError) if the store failed or is full.
+    ///
+    /// While a [`Fallback`](crate::store::Fallback) replaces a failed store, the block applies to
+    /// this process only. The decision then has the source
+    /// [`Source::Fallback`](crate::decision::Source::Fallback).
     ///
     /// ```
     /// use std::time::Duration;
@@ -291,7 +293,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// Fails as [`until_ready`](Limiter::until_ready) does. `work` is then not polled.
+    /// Fails as [`until_ready`](Limiter::until_ready) does. In that case, `work` is not polled.
     pub async fn throttle<F: Future>(
         &self,
         key: impl Into<Key>,

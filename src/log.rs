@@ -41,9 +41,9 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Returns `true` for the first failure of an outage that is due to be logged.
+    /// Returns `true` if this failure should be logged.
     ///
-    /// An outage that begins soon after a logged one is logged later, if it lasts.
+    /// Each outage is logged at most once. Two logged failures are at least [`LOG_INTERVAL`] apart.
     pub(crate) fn should_log_failure(&mut self) -> bool {
         let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         let should_log = !self.logged && is_due;
@@ -53,7 +53,7 @@ impl LogLimit {
         should_log
     }
 
-    /// Returns `true` if the outage that ends was logged.
+    /// Ends the current outage. Returns `true` if the outage was logged.
     pub(crate) fn should_log_recovery(&mut self) -> bool {
         take(&mut self.logged)
     }

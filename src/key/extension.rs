@@ -36,10 +36,10 @@ pub struct ExtensionKey<T, F = fn(&T) -> Key> {
     absence: AbsenceCheck,
 }
 
-/// Marker in a request for which an [`IdentifyLayer`](crate::identify::IdentifyLayer) found no
-/// identity.
+/// Marker that an [`IdentifyLayer`](crate::identify::IdentifyLayer) inserts into a request without
+/// an identity.
 ///
-/// The marker shows that the layer runs before the limiter.
+/// The marker shows that the `IdentifyLayer` runs before the limiter.
 pub(crate) struct Anonymous<T>(PhantomData<fn() -> T>);
 
 impl<T> Anonymous<T> {
@@ -54,7 +54,7 @@ impl<T> Clone for Anonymous<T> {
     }
 }
 
-/// The number of requests to check.
+/// The number of requests without an identity after which a warning is logged.
 const SAMPLE: u32 = 32;
 
 /// Counts the requests before the first identity. Clones share the count.

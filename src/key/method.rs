@@ -21,8 +21,8 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 ///
 /// # Limitations
 ///
-/// Clients choose the method. With `(MethodKey, PeerIp::new())`, one address has ten times the
-/// quota.
+/// Clients choose the method, and each method has a separate quota. With
+/// `(MethodKey, PeerIp::new())`, one address can use ten times the quota.
 ///
 /// A server may answer `HEAD` with the handler of `GET`, but both methods have separate accounts.
 #[derive(Clone, Copy, Debug, Default)]

@@ -130,7 +130,7 @@ pub trait KeyExtractor {
     /// Returns the kind of this extractor's keys. Defaults to [`KeyKind::Any`].
     ///
     /// Override this method if all keys have one kind. The `admin` router then rejects keys of
-    /// another kind, which no request can have.
+    /// another kind, because no request has such a key.
     ///
     /// ```
     /// use tower_sluice::key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
@@ -206,7 +206,9 @@ macro_rules! for_pointers {
 
 for_pointers!(&E, Arc<E>, Box<E>);
 
-/// Creates an extractor from a closure, which returns `None` for a request without an identity.
+/// Creates an extractor from a closure.
+///
+/// The closure returns `None` for a request without an identity.
 ///
 /// ```
 /// use tower_sluice::key_fn;

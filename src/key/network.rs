@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net};
 #[derive(Clone, Debug)]
 pub(crate) struct Networks {
     all: Arc<[IpNet]>,
-    /// Single addresses that look like the address of a network.
+    /// Addresses without a prefix length that are probably networks, such as `10.0.0.0`.
     bare: Arc<[IpAddr]>,
 }
 
@@ -58,7 +58,7 @@ impl Networks {
         self.find(address).is_some()
     }
 
-    /// Returns the first of the networks that contains the address.
+    /// Returns the first network that contains the address.
     pub(super) fn find(&self, address: IpAddr) -> Option<&IpNet> {
         self.all.iter().find(|network| network.contains(&address))
     }
@@ -73,7 +73,7 @@ fn looks_like_a_network(address: IpAddr) -> bool {
     }
 }
 
-/// Returns a prefix length that fits the trailing zeros, and the full length of the address.
+/// Returns two prefix lengths to suggest for an address: as a network, and as a single address.
 fn prefix_lengths(address: IpAddr) -> (u32, u32) {
     match address {
         IpAddr::V4(address) => {

@@ -5,8 +5,8 @@ use super::{Key, KeyError, KeyExtractor, KeyKind, RequestHead};
 /// Extractor created by [`KeyExtractor::or`].
 ///
 /// The second extractor is used if the first finds no identity, or a blank one. If the first
-/// returns another error, the request is rejected. A client could otherwise choose the extractor by
-/// sending an invalid identity.
+/// returns another error, the request is rejected. Otherwise a client could switch to the second
+/// extractor by sending an invalid identity.
 ///
 /// ```
 /// use tower_sluice::key::{HeaderKey, KeyExtractor, PeerIp};

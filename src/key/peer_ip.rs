@@ -55,7 +55,7 @@ impl PeerIp {
     /// # drop(layer);
     /// ```
     ///
-    /// The second rule also works alone.
+    /// The rule `site` also works without the rule `client`.
     ///
     /// # Limitations
     ///

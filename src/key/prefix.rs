@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Key, KeyKind};
 
-/// The numbers of leading address bits that form a key, as masks.
+/// Bit masks that cut an address to its leading bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
     v4: u32,
@@ -45,7 +45,7 @@ impl Prefix {
         }
     }
 
-    /// Returns the network that an address is counted by.
+    /// Returns the network of all addresses that share a key with `address`, as text.
     pub(crate) fn network(self, address: IpAddr) -> String {
         match address {
             IpAddr::V4(it) => {

@@ -12,7 +12,7 @@ use http::HeaderMap;
 
 use crate::log::warn;
 
-/// The number of requests to check.
+/// The number of requests after which the check ends.
 const SAMPLE: u32 = 1_000;
 
 /// Headers in which proxies send the address of the client.
@@ -31,8 +31,8 @@ const FORWARDING: [&str; 10] = [
 
 /// A check of the first requests for signs of a proxy. Clones share the state.
 ///
-/// The signs are a forwarding header from a private address, and a private address that sends all
-/// requests.
+/// A proxy is likely if a request from a private address has a forwarding header, or if all
+/// requests come from one private address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedPeerCheck(Arc<Progress>);
 

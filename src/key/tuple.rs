@@ -26,8 +26,7 @@ tuple!(A 0, B 1, C 2, D 3);
 
 /// Joins the keys of all extractors.
 ///
-/// Returns `Ok(None)` if any extractor does. A blank key is an error, because an identity is
-/// missing.
+/// Returns `Ok(None)` if an extractor returns `Ok(None)`. A blank key counts as a missing identity.
 fn join<const N: usize>(
     extractors: [&dyn KeyExtractor; N],
     head: &RequestHead<'_>,

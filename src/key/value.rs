@@ -126,7 +126,7 @@ impl Key {
 
     /// Returns the fingerprint of the key for logs.
     ///
-    /// Processes with the same secret return the same fingerprint.
+    /// Processes with the same `secret` return the same fingerprint for a key.
     ///
     /// To find a key in the log, build the key as the extractor does. For example,
     /// [`PeerIp`](crate::PeerIp) cuts an IPv6 address to its /64, and a tuple of extractors
@@ -257,16 +257,16 @@ macro_rules! from_text {
 
 from_text!(&str, String, &String, Cow<'_, str>, Arc<str>);
 
-/// Drops the white space around a header value (RFC 9110, §5.5).
+/// Converts a header value without the white space around it (RFC 9110, §5.5).
 ///
-/// HTTP/2 servers keep this white space, so one value could otherwise be many keys.
+/// HTTP/2 servers keep this white space. Otherwise a client could send one value as many keys.
 impl From<&HeaderValue> for Key {
     fn from(value: &HeaderValue) -> Self {
         value.as_bytes().trim_ascii().into()
     }
 }
 
-/// Drops surrounding white space.
+/// Converts a header value without the white space around it.
 impl From<HeaderValue> for Key {
     fn from(value: HeaderValue) -> Self {
         (&value).into()

@@ -11,8 +11,8 @@ use crate::quota::{Algorithm, Quota};
 
 /// Returns pairs of indices: a quota without effect, and the quota that denies first.
 ///
-/// With `only_alike`, compares only quotas with equal settings. Adjustments and queues can
-/// otherwise change the two accounts in different ways.
+/// With `only_alike`, compares only quotas with equal settings. Set `only_alike` if charges can be
+/// adjusted or requests can queue.
 pub(super) fn pairs(quotas: &[Quota], only_alike: bool) -> Vec<(usize, usize)> {
     let is_dominated = |loose: usize, tight: usize| {
         let (loose, tight) = (&quotas[loose], &quotas[tight]);
@@ -80,7 +80,7 @@ fn contains_windows(loose: &Quota, tight: &Quota) -> bool {
     plain <= loose.limit().into() && raised <= loose.raised_limit().into()
 }
 
-/// Returns the maximum units that can be charged at one instant.
+/// Returns the maximum units that `quota` allows at one instant.
 fn most_at_once(quota: &Quota) -> u128 {
     let carried = match quota.counted_by() {
         Algorithm::FixedWindow { carry_over, .. } => carry_over.min(quota.units()),
@@ -115,7 +115,7 @@ fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
     }
 }
 
-/// Returns the maximum units that can be charged within `span` nanoseconds.
+/// Returns the maximum units that `quota` allows within `span` nanoseconds.
 fn most_in(quota: &Quota, span: u64) -> u128 {
     let (period, after) = (quota.period_nanos(), span - 1);
     let at_once = most_at_once(quota);
@@ -136,7 +136,9 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
     }
 }
 
-/// Returns an upper bound of [`most_in`]: a burst, a number of units, and the time of their refill.
+/// Returns a linear upper bound of [`most_in`], as `(burst, units, time)`.
+///
+/// The bound is `burst` units at once, plus `units` units every `time` nanoseconds.
 fn line(quota: &Quota) -> (u128, u128, u128) {
     let (at_once, period) = (most_at_once(quota), u128::from(quota.period_nanos()));
     match quota.counted_by() {

@@ -92,7 +92,7 @@ fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     Some(Finding::of(Lint::NobodyWaits, info.name, &text))
 }
 
-/// The ratio of rates above which [`Lint::OtherMethods`] reports a route.
+/// The ratio of two rates above which [`Lint::OtherMethods`] reports a route.
 const MAX_RATE_RATIO: u128 = 10;
 /// The maximum number of routes that a finding names.
 const MAX_NAMED_ROUTES: usize = 3;
@@ -169,7 +169,7 @@ fn unnamed_quotas(infos: &[RuleInfo<'_>], headers: Headers) -> Option<Finding> {
     })
 }
 
-/// Returns the quota names for the request with the most quotas.
+/// Returns the longest list of quota names that one request can have.
 fn names_per_request(infos: &[RuleInfo<'_>]) -> Vec<String> {
     let group = |info: &RuleInfo<'_>| info.instead_of.unwrap_or(info.name);
     let sent = infos.iter().filter(|info| !info.report_only);

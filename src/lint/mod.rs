@@ -84,7 +84,7 @@ pub enum Lint {
     /// # Limitations
     ///
     /// A looser quota is not compared if it is paced or has an `initial` below its burst. The lint
-    /// ignores charges by a [`Limiter`](crate::Limiter) beyond the limit.
+    /// assumes that no [`Limiter`](crate::Limiter) charges the quotas beyond their limit.
     DominatedQuota,
     /// `cost_above_limit`: a [`LivePlan`](crate::LivePlan) denies every request.
     ///
@@ -178,7 +178,7 @@ impl fmt::Display for Finding {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lints {
     allowed: Vec<Lint>,
-    /// Shared by all clones of a layer.
+    /// `true` once the findings were logged. Clones of a layer share the flag.
     logged: Arc<AtomicBool>,
 }
 
@@ -187,7 +187,7 @@ impl Lints {
         self.allowed.push(lint);
     }
 
-    /// Lets findings be logged again, after a setting has changed.
+    /// Makes the layer log its findings again, after a setting has changed.
     pub(crate) fn reset_logged(&mut self) {
         self.logged = Arc::default();
     }

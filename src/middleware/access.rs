@@ -11,9 +11,9 @@ use crate::key::{
 /// List of requests, for [`allow`](crate::RateLimitLayer::allow) and
 /// [`deny`](crate::RateLimitLayer::deny).
 ///
-/// A list cannot look up a request whose key is sent twice, or whose address cannot be parsed. An
-/// allow list does not match such a request. A deny list denies the request with the status of the
-/// [`KeyError`].
+/// The lookup of a request fails if its key is sent twice, or if its address cannot be parsed. An
+/// allow list does not match such a request. A deny list denies such a request with the status of
+/// the [`KeyError`].
 ///
 /// ```
 /// use tower_sluice::{AccessList, ClientIp, key::HeaderKey};
@@ -57,9 +57,9 @@ impl AccessList {
     /// with a key that clients can omit. After any other error of `extractor`, a deny list denies
     /// the request.
     ///
-    /// To allow clients by address, use [`client_networks`](AccessList::client_networks). With
-    /// [`ClientIp`] as `extractor`, clients could make a proxy drop the header, and would then have
-    /// the address of the proxy.
+    /// To allow clients by address, use [`client_networks`](AccessList::client_networks) instead of
+    /// [`ClientIp`] as `extractor`. A client may make a proxy drop the header, and `ClientIp` then
+    /// returns the address of the proxy.
     ///
     /// ```
     /// use tower_sluice::{AccessList, Quota, RateLimitLayer, key::HeaderKey};
@@ -108,8 +108,9 @@ impl AccessList {
     /// `client` finds the address. If `client` fails, a deny list denies the request with the
     /// status of the error.
     ///
-    /// An allow list never matches a trusted proxy, because clients may make a proxy drop the
-    /// header. To allow clients in a private network, trust only the proxies in that network.
+    /// An allow list never matches the address of a trusted proxy, because a client may make the
+    /// proxy drop the header and would then have this address. To allow clients in a private
+    /// network, trust only the proxies in that network.
     ///
     /// ```
     /// use tower_sluice::{AccessList, ClientIp, Quota, RateLimitLayer};

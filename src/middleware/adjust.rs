@@ -267,7 +267,7 @@ mod extract {
     }
 }
 
-/// Operations of a store whose answers are not awaited.
+/// Store operations for a [`ChargeHandle`], which does not wait for answers.
 pub(crate) trait DetachedStore: Send + Sync {
     fn undo(&self, charge: &Charge<'_>, taken: &Decision, units: u32);
     fn charge_late(&self, charge: &Charge<'_>, units: u32);
@@ -311,7 +311,7 @@ where
     }
 }
 
-/// Spawns a pending answer on the current Tokio runtime, or drops the answer without a runtime.
+/// Completes a store call in the background, if a Tokio runtime is available.
 fn detach<F: Future + Send + 'static>(answer: Answer<F>) {
     if let (Answer::Later(future), Ok(runtime)) = (answer, tokio::runtime::Handle::try_current()) {
         drop(runtime.spawn(async move {

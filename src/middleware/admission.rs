@@ -36,7 +36,7 @@ pub(crate) struct Shared<K, S, R> {
 
 /// The next step of a request.
 ///
-/// No variant holds a [`Decision`], because a move of the decision costs time.
+/// No variant holds a [`Decision`], because moving a `Decision` is slow.
 pub(crate) enum Admission<B, S: Store> {
     /// The request runs. The context, if any, is applied to the response.
     Admitted(Option<ResponseContext>),
@@ -268,7 +268,7 @@ where
     }
 }
 
-/// Logs at most one line per minute, so that a flood of requests does not flood the log.
+/// Logs that the server provides no peer address, at most once per minute.
 fn log_no_peer(error: &KeyError) {
     use std::{
         sync::Mutex,

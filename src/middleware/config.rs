@@ -59,7 +59,7 @@ pub(crate) struct LayerConfig {
     pub(crate) secret: Option<FingerprintKey>,
 }
 
-/// The reason why a denied request runs.
+/// The reason to run a request that would otherwise be rejected.
 pub(crate) enum Override {
     ReportOnly,
     Overcommit(InFlight),
@@ -138,17 +138,17 @@ impl LayerConfig {
         !expose && after.is_none() && overcommit.is_none() && counters.is_none()
     }
 
-    /// Returns `true` if rejections also need a context.
+    /// Returns `true` if the decision is added to rejections.
     #[inline]
     pub(crate) fn marks_responses(&self) -> bool {
         self.expose
     }
 
-    /// Checks the settings that let a request bypass the rules.
+    /// Checks the toggle, the access lists and the exemption of preflights.
     ///
     /// # Errors
     ///
-    /// Fails with the reason if the request bypasses the rules.
+    /// Fails if the request bypasses the rules. The error is the reason.
     #[inline]
     pub(crate) fn check_bypass(&self, head: &RequestHead<'_>) -> Result<(), Bypass> {
         if !self.enabled.is_on() {
@@ -188,7 +188,7 @@ impl LayerConfig {
             && (self.report_only.is_on() || self.waiters.are_full(charges, self.queue))
     }
 
-    /// Returns the reason why a denied request runs, or `None` to reject the request.
+    /// Returns a reason to run a request that would otherwise be rejected, or `None` to reject it.
     #[inline]
     pub(crate) fn override_denial(&self, decision: Option<&Decision>) -> Option<Override> {
         if self.report_only.is_on() {

@@ -20,7 +20,7 @@ pub(crate) struct ResponseContext {
     extras: Option<Box<Extras>>,
 }
 
-/// Parts that only some layers use.
+/// Data that only some layers need.
 #[derive(Default)]
 struct Extras {
     decision: Option<Decision>,
@@ -92,7 +92,7 @@ impl Extras {
         }
     }
 
-    /// Returns the parts that rejections also get.
+    /// Creates extras with the decision, if the layer exposes decisions.
     fn about(settings: &LayerConfig, decision: &Decision) -> Self {
         Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
     }

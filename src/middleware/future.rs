@@ -27,7 +27,7 @@ use crate::{
 pin_project! {
     /// Future of a [`RateLimit`](crate::RateLimit) service.
     ///
-    /// Boxes only requests that wait.
+    /// Requests that wait for the store or in the queue are boxed.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, K, S, R, B>
     where

@@ -244,7 +244,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Adds a [fingerprint](crate::fingerprint::Fingerprint) of the key to spans, logs and
     /// explanations.
     ///
-    /// - Spans have the fingerprint of the decisive key in the field `ratelimit.key`.
+    /// - Spans have the fingerprint in the field `ratelimit.key`. If several rules apply, the key
+    ///   is that of the rule with the [decisive quota](crate::Decision::binding).
     /// - The debug log has the same field (feature `tracing`).
     /// - [Explanations](RateLimitLayer::explain) print fingerprints instead of keys.
     ///
@@ -443,8 +444,8 @@ where
 {
     /// Explains the decision that a request would get now, without a charge.
     ///
-    /// If the store does not support dry runs, such as a governor limiter, the explanation contains
-    /// this reason.
+    /// For a store that does not support dry runs, such as `GovernorStore`, the explanation
+    /// contains the reason instead of a decision.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

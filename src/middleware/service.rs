@@ -104,9 +104,10 @@ impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
     }
 }
 
-/// Replaces the inner service with a fresh clone if a decision panics.
+/// Guard that replaces the inner service with a fresh clone if the decision panics.
 ///
-/// A server may catch the panic. The connection must not keep a reserved permit.
+/// `poll_ready` may have reserved a permit. If the server catches the panic, an idle connection
+/// must not hold that permit.
 struct Readiness<'a, I: Clone>(&'a mut I);
 
 impl<I: Clone> Readiness<'_, I> {

@@ -59,7 +59,9 @@ impl Counters {
         Self::default()
     }
 
-    /// Returns the current counts, which are read one after another.
+    /// Returns the current counts.
+    ///
+    /// The counters are read one after another, so some counts may miss a concurrent request.
     #[must_use]
     pub fn snapshot(&self) -> Counts {
         let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;

@@ -195,7 +195,7 @@ pub(crate) fn circuit(server: Option<&str>, state: u8) {
     }
 }
 
-/// Counts a decision on an account that new keys share while the store is full.
+/// Counts a decision on a shared account. New keys share an account while the store is full.
 pub(crate) fn overflowed() {
     counter!("ratelimit.overflows").increment(1);
 }

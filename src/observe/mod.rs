@@ -76,9 +76,9 @@ impl Verdict {
 }
 
 impl Meter {
-    /// Records a request that runs, even if only because the layer is report-only.
+    /// Records a request that runs. In a report-only layer, the store may have denied the request.
     ///
-    /// `who` returns the fingerprint of the key under a rule.
+    /// `who` returns the fingerprint of the key that a rule charges.
     #[inline]
     pub(crate) fn passed(
         &self,

@@ -65,12 +65,12 @@ fn record(span: &Span, result: &Field, decision: &Decision, verdict: Verdict) {
     }
 }
 
-/// Returns the decisive rule.
+/// Returns the rule of the decisive quota.
 fn policy(decision: &Decision) -> Option<&'static str> {
     decision.binding().map(|outcome| outcome.rule().as_str())
 }
 
-/// Returns the fingerprint of the decisive key.
+/// Returns the fingerprint of the key under the rule of the decisive quota.
 fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> Option<Fingerprint> {
     who(decision.binding()?.rule())
 }

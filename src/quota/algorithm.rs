@@ -24,7 +24,7 @@ pub enum Algorithm {
     ///
     /// Created with [`Algorithm::fixed_window`].
     FixedWindow {
-        /// The maximum number of unused units that the next window gets in addition.
+        /// The maximum number of unused units of a window that are added to the next window.
         carry_over: u32,
         /// Releases the units of a window at even intervals.
         paced: bool,
@@ -36,8 +36,9 @@ pub enum Algorithm {
     /// The oldest bucket is partly outside the period, and its units count in proportion to the
     /// part inside. With one bucket, this is the well-known algorithm with two counters.
     ///
-    /// Any span of `period × (1 − 1 / buckets)` has at most `units`. A whole period has less than
-    /// twice the units. To bound every period, use [`SlidingLog`](Algorithm::SlidingLog).
+    /// Allows at most `units` in any span of `period × (1 − 1 / buckets)`, and less than twice the
+    /// units in any period. To allow at most `units` in any period, use
+    /// [`SlidingLog`](Algorithm::SlidingLog).
     SlidingWindow {
         /// The number of buckets, 1 to 1 000.
         buckets: u32,

@@ -84,7 +84,7 @@ impl Quota {
         self.burst as u64 + self.max_debt_units() as u64
     }
 
-    /// Returns the error of a maximum debt that is too large.
+    /// Returns an error if the maximum debt is too large.
     pub(super) const fn debt_fault(&self) -> Option<ErrorKind> {
         let Some(debt) = self.max_debt else { return None };
         if debt as u64 <= self.longest_debt() {

@@ -40,7 +40,7 @@ impl Quota {
         }
     }
 
-    /// Returns a window quota without pacing and carry-over.
+    /// Returns this window quota with a limit of `units`, but no soft units, pacing or carry-over.
     fn wide_window(&self, units: u32) -> Self {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow { .. } => Algorithm::fixed_window(),

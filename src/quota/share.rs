@@ -1,4 +1,4 @@
-//! The part of a quota that one of several processes allows.
+//! Divides a quota among several processes.
 
 use std::num::NonZeroU32;
 
@@ -7,8 +7,10 @@ use super::{Algorithm, MAX_REFILL, Quota};
 impl Quota {
     /// Returns the part of the quota for one of `n` processes.
     ///
-    /// All parts together allow no more than the quota, except that each part allows at least one
-    /// unit. Each part also has room for a charge of `need` units, if the whole quota has.
+    /// All parts together allow no more than the quota, with two exceptions:
+    ///
+    /// - Each part allows at least one unit.
+    /// - Each part allows a charge of `need` units, if the whole quota does.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
         if self.is_blocked() {
             return *self;
@@ -49,7 +51,7 @@ impl Quota {
 
     /// Returns the burst and the soft units of one part.
     ///
-    /// Raises them so that a charge of `need` units is possible.
+    /// Raises them as far as necessary for a charge of `need` units, if the whole quota allows it.
     fn shared_burst(&self, burst: u32, soft: u32, need: u64) -> (u32, u32) {
         let whole = u64::from(self.burst) + u64::from(self.soft);
         if need <= u64::from(burst) + u64::from(soft) || need > whole {

@@ -66,7 +66,7 @@ impl TableForm for QuotaTable {
         Ok(())
     }
 
-    /// Applies the fields in an order that is valid after each step.
+    /// Builds the quota. The fields are applied in an order that keeps the quota valid.
     fn read(self) -> Result<Quota, String> {
         let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
@@ -112,7 +112,7 @@ pub(crate) fn read_time<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Returns the text that [`read_time`] reads, or `None` for more than ten years.
+/// Writes a time for [`read_time`]. Returns `None` if the time is longer than ten years.
 pub(crate) fn time_text(time: Duration) -> Option<String> {
     let nanos = u64::try_from(time.as_nanos()).ok().filter(|nanos| *nanos <= MAX_REFILL)?;
     let (n, unit) = if nanos == 0 { (0, "s") } else { in_largest_unit(nanos) };

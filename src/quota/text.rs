@@ -73,7 +73,7 @@ const SPELLINGS: [(&str, &str); 14] = [
     ("seconds", "s"),
 ];
 
-/// Reads `"10s"`, or `"min"` for one minute. The error text is the fix.
+/// Reads a time such as `"10s"`, or `"min"` for one minute. The error describes the fix.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (n, unit) = (&text[..digits], text[digits..].trim_start());

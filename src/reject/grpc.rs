@@ -1,7 +1,7 @@
 //! Rejections for gRPC clients: HTTP 200 with the gRPC status in the headers.
 //!
-//! The body must report its end, so that the headers end the stream. Some clients lose the status
-//! if an empty frame follows.
+//! The headers must end the stream, because some clients lose the status if an empty frame follows.
+//! The body must therefore report its end immediately.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use http::{
 use super::{NO_STORE, Reason, Rejection, text};
 use crate::key::RequestHead;
 
-/// The gRPC status codes that are used.
+/// gRPC status codes of rejections.
 #[derive(Clone, Copy)]
 enum Code {
     InvalidArgument = 3,

@@ -1,4 +1,4 @@
-//! Rejections by handlers that limit themselves.
+//! Rejections by handlers that call a limiter.
 
 use http::Response;
 
@@ -14,9 +14,9 @@ use crate::{
 impl Decision {
     /// Creates the response to a denied request, or returns `None` if the request is allowed.
     ///
-    /// For a handler that calls a [`Limiter`](crate::Limiter). The response is that of
-    /// [`TooManyRequests`], with `Retry-After` and the fields of [`Headers::Draft11`]. `quotas` are
-    /// those of the call.
+    /// Use this in a handler that calls a [`Limiter`](crate::Limiter), with the quotas of that
+    /// call. The response is that of [`TooManyRequests`], with `Retry-After` and the fields of
+    /// [`Headers::Draft11`].
     ///
     /// ```
     /// use http::{Response, request::Parts};
@@ -41,8 +41,7 @@ impl Decision {
     /// # });
     /// ```
     ///
-    /// For a response of your own, see [`Headers::write`]. The decision of an
-    /// [`Explanation`](crate::explain::Explanation) is
+    /// For a response of your own, see [`Headers::write`]. After a dry run, call this method on
     /// [`Explanation::decision`](crate::explain::Explanation::decision).
     #[must_use]
     pub fn rejection<'h, B>(

@@ -159,7 +159,7 @@ pub struct Rejection<'a> {
     context: ExplainContext<'a>,
 }
 
-/// The rules and the secret, to explain the rejection.
+/// Rules and fingerprint key, for the explanation of a rejection.
 #[derive(Clone, Copy)]
 pub(crate) struct ExplainContext<'a> {
     pub(crate) rules: &'a dyn Rules,

@@ -9,7 +9,7 @@ use http_body_util::Full;
 use super::{Reason, Rejection};
 use crate::{headers::push_json_string, key::entries::HeaderEntries};
 
-/// Plain texts for waits of fewer seconds than this are cached.
+/// Plain texts are cached for waits below this number of seconds.
 const COMMON_WAITS: usize = 4_096;
 /// The prefix of problem types, from the IETF draft of the `RateLimit` fields.
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";

@@ -17,9 +17,9 @@ pub struct WithBody<F> {
 }
 
 impl TooManyRequests {
-    /// Creates bodies by `body`, which receives the text, or nothing for an empty body.
+    /// Creates bodies with a closure, which receives the text. The text may be empty.
     ///
-    /// For a body type without `Default`, or one that would otherwise stay empty:
+    /// Use this for a body type without `Default`, or for a type that would otherwise stay empty:
     ///
     /// ```
     /// use bytes::Bytes;
@@ -36,10 +36,11 @@ impl TooManyRequests {
     /// # is_service(layer.layer(tower::service_fn(hello)));
     /// ```
     ///
-    /// Nobody can create a body such as hyper's `Incoming`. Let the inner service box its bodies,
-    /// with `response.map(BodyExt::boxed)` of http-body-util, and box the text here.
+    /// Some body types, such as hyper's `Incoming`, cannot be created from a text. Box the bodies
+    /// of the inner service with `response.map(BodyExt::boxed)` of http-body-util. Box the text in
+    /// the closure as well.
     ///
-    /// The body of an empty text must report that it is at its end, as `Full` does. The headers of
+    /// For an empty text, the body must report its end immediately, as `Full` does. The headers of
     /// a gRPC rejection then end the stream.
     pub const fn with_body<F, B>(self, body: F) -> WithBody<F>
     where

@@ -1,4 +1,4 @@
-//! Policies for requests that a rule does not charge normally.
+//! Policies for requests that a rule skips, or that have no identity.
 
 use http::StatusCode;
 

@@ -170,7 +170,7 @@ impl ClientIp {
         }
     }
 
-    /// Trusts every peer and every entry of the header. The client is the leftmost entry.
+    /// Trusts every peer and every address in the header. The client is the leftmost address.
     ///
     /// Use this only if all requests come through a proxy that *replaces* the header with one
     /// address. A client that reaches the server directly can claim a new address with each
@@ -235,7 +235,7 @@ impl ClientIp {
 
     /// Reads a header with a single address, such as `x-real-ip` or `cf-connecting-ip`.
     ///
-    /// The header is unreadable if it is sent twice or contains more than an address.
+    /// The header is unreadable if it is sent twice, or if its value is not exactly one address.
     ///
     /// Use only a header that the proxy *always* overwrites. Otherwise a client can choose its
     /// address.
@@ -296,7 +296,8 @@ impl ClientIp {
     /// Defaults to [`WithoutHeader::CountAsPeer`]. With [`hops`](ClientIp::hops), the policy has no
     /// effect, because a request without the header has no identity.
     ///
-    /// If you reject such requests, exempt the probes of load balancers by their path:
+    /// Some load balancers send health probes without the header. If you reject such requests,
+    /// exempt the probes by their path:
     ///
     /// ```
     /// use http::StatusCode;
@@ -318,8 +319,10 @@ impl ClientIp {
 
     /// Returns the whole address of the client, for logs and lists.
     ///
-    /// An IPv4-mapped address is converted to IPv4. The result may be the address of a trusted
-    /// proxy, so do not exempt the trusted networks from the limit.
+    /// An IPv4-mapped address is converted to IPv4.
+    ///
+    /// The result may be the address of a trusted proxy, if the header contains no other address.
+    /// Therefore do not exempt the trusted networks from the limit.
     ///
     /// # Errors
     ///
@@ -333,7 +336,7 @@ impl ClientIp {
         self.find(head, |_| {}).map_err(|unknown| self.error(unknown))
     }
 
-    /// Finds the client, and calls `read` with each address that it reads from the header.
+    /// Finds the client. Calls `read` with each address in the header, until the client is found.
     fn find(
         &self,
         head: &RequestHead<'_>,
@@ -407,8 +410,7 @@ impl ClientIp {
         }
     }
 
-    /// Logs the first request without a client. Further ones are not logged, because there may be
-    /// many.
+    /// Logs once that a trusted proxy sent a request without a client address.
     fn log_no_client(&self, proxy: IpAddr) {
         static LOGGED: std::sync::Once = std::sync::Once::new();
         LOGGED.call_once(|| {
