@@ -99,8 +99,8 @@ pub fn by_route<P: AsRef<str>, Q: Into<Plan>>(
 ///
 /// # Errors
 ///
-/// Fails if two routes have the same method and path, or if no request can match a route. Examples
-/// of the latter are:
+/// Fails if two routes have the same method and path, or if no request can match a route. For
+/// example, no request matches:
 ///
 /// - a template without a leading slash, with a query, with the syntax of axum 0.7, or with
 ///   unbalanced braces

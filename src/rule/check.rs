@@ -27,7 +27,7 @@ pub enum RuleError {
         /// The limit of the quota.
         limit: u32,
     },
-    /// Cost plus headroom is above the limit of a quota. Every request that costs a unit would be
+    /// Cost plus headroom is above the limit of a quota. Every request with a cost above 0 would be
     /// denied.
     HeadroomAboveLimit {
         /// The rule.

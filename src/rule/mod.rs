@@ -128,8 +128,8 @@ impl<K> Rule<K> {
 
     /// Sets the number of units that must remain after a request. Defaults to 0.
     ///
-    /// Requests with a headroom are denied before other requests. Give low-priority requests a
-    /// headroom.
+    /// A request is denied if cost plus headroom exceed the units left. Low-priority requests with
+    /// a headroom are therefore denied earlier than other requests.
     ///
     /// ```
     /// use tower_sluice::{Cost, Quota, RequestHead, Rule, key::Everyone};
@@ -149,7 +149,7 @@ impl<K> Rule<K> {
     /// deadline (`grpc-timeout` or [`RequestDeadline`]).
     ///
     /// A waiting request is already admitted: a block or a new plan affects only later requests.
-    /// If a client drops a waiting request, its units are returned only if no later request waits.
+    /// The units of a dropped waiting request are returned only if no later request waits.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
     /// [soft units](crate::Quota::soft).

@@ -72,12 +72,12 @@ impl From<Vec<Quota>> for Quotas {
 
 /// Source of a rule's quotas.
 ///
-/// A change of the quotas does not refill an account. For all requests, a plan should return quotas
-/// with the same periods. Put quotas with other periods into another rule.
+/// A change of the quotas does not refill an account. A plan should return the same periods for
+/// every request. Put quotas with other periods into another rule.
 ///
-/// Do not let a client choose its plan per request. An account is dropped when the account is full
-/// under the current plan. With a [token bucket](crate::Algorithm::TokenBucket), the client could
-/// then use the units of a larger plan a second time.
+/// Do not let a client choose its plan per request. A store drops an account that is full under the
+/// current plan. With a [token bucket](crate::Algorithm::TokenBucket), a client that alternates
+/// between two plans could use the units of the larger plan twice.
 ///
 /// ```
 /// use tower_sluice::{Plan, Quota, Rule, key::HeaderKey};
@@ -111,7 +111,7 @@ impl Plan {
         Self(PlanKind::Chosen(Arc::new(choose)))
     }
 
-    /// Returns the quotas of a request. `made` provides storage for quotas that are not fixed.
+    /// Returns the quotas of a request. Stores the quotas in `made` if they are not fixed.
     #[inline]
     pub(super) fn quotas<'a>(
         &'a self,
@@ -171,7 +171,7 @@ impl fmt::Debug for Plan {
 
 /// Quotas that can be replaced at run time.
 ///
-/// Clones share the quotas. Create a [`Plan`] from a reference.
+/// Clones share the quotas. A `&LivePlan` converts to a [`Plan`].
 ///
 /// New quotas do not refill accounts, even if `initial` or `burst` changes.
 /// [`initial`](Quota::initial) units apply only to new accounts. A new algorithm starts new

@@ -15,12 +15,14 @@ pub(super) struct RouteTemplate {
     grpc: Option<GrpcPath>,
 }
 
-/// The kind of a gRPC path. A route with a gRPC path applies to all methods.
+/// The form of a gRPC path. A route with a gRPC path applies to all HTTP methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrpcPath {
     /// `/package.Service/Method`.
     Method,
-    /// `/package.Service/{*rest}`. The number is the length of the text before the parameter.
+    /// `/package.Service/{*rest}`, for all methods of a service.
+    ///
+    /// The number is the length of the path before the brace.
     Service(usize),
 }
 
@@ -124,7 +126,8 @@ impl fmt::Display for RouteTemplate {
 impl GrpcPath {
     /// Parses a template such as `/package.Service/Method`.
     ///
-    /// A service without a package is not recognized, because the template may be any path.
+    /// Returns `None` for a service without a package, because the template may also be a plain
+    /// path.
     fn of(template: &str) -> Option<Self> {
         let (service, method) = template.strip_prefix('/')?.split_once('/')?;
         let part = |part: &str| {

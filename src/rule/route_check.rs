@@ -18,7 +18,7 @@ pub(super) struct RouteCheck {
     matched_routes: Box<[AtomicBool]>,
     unmatched: AtomicBool,
     checked: AtomicU32,
-    /// Routes without requests, each with a similar template of the router.
+    /// Indexes of routes without requests, each with a similar template of the router.
     similar: Mutex<Vec<(usize, String)>>,
 }
 
@@ -57,7 +57,7 @@ impl RouteCheck {
         }
     }
 
-    /// Logs a warning if the path has a route but the request has no `MatchedPath`.
+    /// Logs a warning if a request for the path of a route has no `MatchedPath` extension.
     #[cold]
     fn check_unmatched<'a>(
         &self,

@@ -29,11 +29,12 @@ use crate::{
     note = "`RateLimitLayer::new(extractor, quota, store)` creates a rule from an extractor"
 )]
 pub trait Rules: sealed::Sealed {
-    /// Calls `then` once, with the charges in `before` and the charges of this request.
+    /// Calls `then` once, with the charges in `before`, followed by the charges of this request.
     ///
     /// # Errors
     ///
-    /// Fails if the request bypasses the store. `then` is not called in this case.
+    /// Returns a [`Bypass`] if the request is handled without the store. `then` is not called in
+    /// this case.
     fn charge(
         &self,
         head: &RequestHead<'_>,
@@ -41,7 +42,8 @@ pub trait Rules: sealed::Sealed {
         then: &mut dyn FnMut(&[Charge<'_>]),
     ) -> Result<(), Bypass>;
 
-    /// Calls `then` with the charges of a request, or `bypassed` if the request bypasses the store.
+    /// Calls `then` with the charges of a request. Calls `bypassed` instead if there are no
+    /// charges.
     #[inline]
     fn charges<T>(
         &self,
@@ -75,8 +77,8 @@ const _: Option<&dyn Rules> = None;
 pub struct RuleInfo<'a> {
     /// The name of the rule.
     pub name: RuleName,
-    /// The kind of the keys. Includes the shared key of requests without an identity, if there is
-    /// one.
+    /// The kind of the keys. With [`OnMissingKey::Share`](crate::rule::OnMissingKey::Share), the
+    /// kind includes the shared key of requests without an identity.
     pub key_kind: KeyKind,
     /// The quotas, or `None` if they are not fixed.
     pub quotas: Option<&'a [Quota]>,
@@ -93,13 +95,13 @@ pub struct RuleInfo<'a> {
     pub(crate) may_become_report_only: bool,
     /// The toggle of `report_only`, if any.
     pub report_only_toggle: Option<&'a Toggle>,
-    /// The default rule of a `by_route`, if this rule is one of its routes.
+    /// The name of the default rule, if this is the rule of a route of a `by_route`.
     pub instead_of: Option<RuleName>,
     /// Warnings about the settings of the extractor.
     ///
     /// In a `by_route`, only the default rule has these warnings.
     pub(crate) key_lints: Vec<String>,
-    /// `true` for a route with a method, if other methods of the path use the default rule.
+    /// `true` for a route that leaves other methods of its path to the default rule.
     pub(crate) leaves_methods: bool,
 }
 
@@ -123,9 +125,9 @@ impl<'a> RuleInfo<'a> {
         }
     }
 
-    /// Returns the cost plus the headroom of a request.
+    /// Returns the cost plus the headroom of a request, or 0 for a cost of 0.
     ///
-    /// Assumes a cost of 1 and a headroom of 0 if they are read from the request.
+    /// A cost that is read from the request counts as 1, and such a headroom counts as 0.
     pub(crate) fn least_need(&self) -> u64 {
         match self.cost.unwrap_or(1) {
             0 => 0,

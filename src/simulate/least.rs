@@ -2,7 +2,7 @@
 
 use crate::{quota::Quota, rule::RuleName};
 
-/// Smallest limit of a quota that would not have limited any request of a trace.
+/// Smallest limit with which a quota limits no request of a trace.
 ///
 /// With this limit, every request is allowed immediately and without overage. See
 /// [`least`](super::least) for an example.
@@ -10,8 +10,9 @@ use crate::{quota::Quota, rule::RuleName};
 /// The limit of a window is its units. The limit of any other algorithm is its burst, at the
 /// configured rate. The smallest limit is at least the cost plus the headroom of one request.
 ///
-/// The result assumes that no other quota limits a request. The result is exact if the store had
-/// enough [room](super::Simulator::least_stats).
+/// The result assumes that no other quota limits a request. If the
+/// [capacity](super::Simulator::capacity) was too small, the result may be too large; see
+/// [`least_stats`](super::Simulator::least_stats).
 #[derive(Clone, Copy, Debug)]
 pub struct SmallestBurst {
     pub(super) rule: RuleName,

@@ -1,7 +1,7 @@
 //! Measures the limit that each quota needs.
 //!
-//! Each quota is charged with the highest possible limit. The maximum of the used units is the
-//! smallest sufficient limit.
+//! A second store charges each quota with the highest possible limit. The smallest sufficient limit
+//! is the maximum number of units in use at one time.
 
 use smallvec::SmallVec;
 
@@ -22,7 +22,8 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Creates a measurement. Each limit starts with the cost plus the headroom of a request.
+    /// Creates a measurement. The initial value of each limit is the cost plus headroom of a
+    /// request.
     pub(super) fn new(store: LocalStore, infos: &[RuleInfo<'_>]) -> Self {
         let of = |info: &RuleInfo<'_>| {
             let (rule, alone) = (info.name, info.least_need().max(1));
@@ -92,9 +93,10 @@ fn is_countable(quota: &Quota) -> bool {
     !lends && !quota.is_blocked() && quota.initial_units().is_none()
 }
 
-/// Returns the smallest limit that makes unit `last` available at `now`.
+/// Returns the smallest limit with which `last` units are available at `now`.
 ///
-/// A paced window makes its units available at even intervals.
+/// A paced window makes its units available at even intervals. For other quotas, the limit is
+/// `last`.
 fn paced(quota: &Quota, last: u64, now: u64) -> Option<u64> {
     if !matches!(quota.counted_by(), Algorithm::FixedWindow { paced: true, .. }) || last <= 1 {
         return Some(last);

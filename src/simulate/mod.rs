@@ -28,9 +28,9 @@
 //! assert_eq!(passed, [true, false, true, true]);
 //! ```
 //!
-//! [`least`] derives limits from the trace: for each quota, the smallest burst that would not have
-//! limited any request. A [`Simulator`] does both in one pass, and has a setting for the number of
-//! keys:
+//! [`least`] derives limits from the trace: for each quota, the smallest burst with which no
+//! request is limited. A [`Simulator`] returns the decisions and the limits in one pass. Its
+//! [`capacity`](Simulator::capacity) is the number of keys:
 //!
 //! ```
 //! use std::time::Duration;
@@ -58,9 +58,10 @@
 //!   adjusted charges are not simulated.
 //! - If the times of a trace are whole seconds, each second becomes a burst. More requests are then
 //!   denied, and [`least`] returns larger limits.
-//! - If more keys than [`Simulator::capacity`] are in debt at once, new keys share accounts, as in
-//!   a layer. [`Simulator::stats`] reports shared accounts. The limits of [`least`] can then be too
-//!   large, but never too small; see [`Simulator::least_stats`].
+//! - Up to [`Simulator::capacity`] keys can have used units at once. Beyond that number, new keys
+//!   share accounts, as in a layer. [`Simulator::stats`] counts the decisions about shared
+//!   accounts. With shared accounts, the limits of [`least`] can be too large, but never too small;
+//!   see [`Simulator::least_stats`].
 
 mod least;
 mod measure;
@@ -136,7 +137,7 @@ where
     Simulator::new(rules).play(trace)
 }
 
-/// Returns the smallest limit of each quota that would not have limited any request.
+/// Returns, for each quota, the smallest limit with which no request is limited.
 ///
 /// The trace is read once. See [`SmallestBurst`] and [`is_limited`](SimulatedDecision::is_limited).
 ///

@@ -36,7 +36,7 @@ pub struct Simulator<R> {
 }
 
 impl<R: Rules> Simulator<R> {
-    /// Creates a simulator for up to 131,072 keys in debt, as in [`LocalStore::new`].
+    /// Creates a simulator with the capacity of [`LocalStore::new`]: 131,072 keys.
     ///
     /// # Panics
     ///
@@ -85,9 +85,10 @@ impl<R: Rules> Simulator<R> {
         })
     }
 
-    /// Sets the number of keys that may be in debt at once, as in [`LocalStore::with_capacity`].
+    /// Sets the number of keys that can have used units at once, as in
+    /// [`LocalStore::with_capacity`].
     ///
-    /// Call this before any decision, because it discards all accounts.
+    /// Call this method before any decision, because it discards all accounts.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         let store = LocalStore::on(self.clock.clone(), keys);
@@ -98,9 +99,9 @@ impl<R: Rules> Simulator<R> {
 
     /// Enables the measurement for [`least`](Simulator::least).
     ///
-    /// The measurement takes the time and memory of a second store. In the second store, a sliding
-    /// log takes up to 160 kB per key. [`least_stats`](Simulator::least_stats) reports if the
-    /// second store had too little room.
+    /// The measurement takes the time and memory of a second store. A sliding log takes up to
+    /// 160 kB per key in the second store. [`least_stats`](Simulator::least_stats) reports if the
+    /// second store was too small.
     #[must_use]
     pub fn measure(self) -> Self {
         let mut infos = Vec::new();
@@ -181,7 +182,7 @@ impl<R: Rules> Simulator<R> {
 }
 
 impl<R> Simulator<R> {
-    /// Returns the smallest limit of each quota that would not have limited any request so far.
+    /// Returns, for each quota, the smallest limit with which no request so far is limited.
     ///
     /// The quotas are in the order of the rules. The result is empty without
     /// [`measure`](Simulator::measure).
@@ -197,7 +198,8 @@ impl<R> Simulator<R> {
         self.late
     }
 
-    /// Returns statistics of the accounts, without those of the [measurement](Simulator::measure).
+    /// Returns statistics of the accounts, except the accounts of the
+    /// [measurement](Simulator::measure).
     ///
     /// If [`overflowed`](Stats::overflowed) is above 0, the [capacity](Simulator::capacity) was too
     /// small for the trace.

@@ -79,7 +79,7 @@ impl<F: Future> Future for Resolve<F> {
     }
 }
 
-/// Uninhabited future of a store that answers immediately.
+/// Future type of a store that answers immediately. No value of this type exists.
 #[derive(Debug)]
 pub struct Never<T>(pub(super) Infallible, PhantomData<fn() -> T>);
 

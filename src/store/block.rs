@@ -61,7 +61,8 @@ impl<E: Error + 'static> Error for BlockError<E> {
     }
 }
 
-/// The call of [`Limiter::block`](crate::Limiter::block): an error if the key is not blocked.
+/// State of a [`Limiter::block`](crate::Limiter::block) call, which fails if the key is not
+/// blocked.
 #[derive(Debug)]
 pub struct BlockCall;
 
@@ -95,7 +96,7 @@ impl<S> Answer<BlockFuture<S>>
 where
     S: Store<Error = Infallible, Future = Never<Result<Decision, Infallible>>>,
 {
-    /// Returns the answer to a call that blocks a key, from a store that answers immediately.
+    /// Returns the answer. Available for stores that answer immediately.
     ///
     /// # Errors
     ///

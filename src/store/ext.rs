@@ -39,7 +39,7 @@ pub trait StoreExt: Store + Sized {
     /// The additional charge is never denied. Units beyond the limit plus
     /// [`max_debt`](crate::Quota::max_debt) are dropped. A refund stops when the account is full.
     ///
-    /// A refund also returns units that were already refilled over time. To reverse the charge of a
+    /// A refund returns units even if time has already refilled them. To reverse the charge of a
     /// request, use [`undo`](Store::undo).
     #[inline]
     fn adjust(&self, charge: &Charge<'_>, units: i64) -> Answer<Self::Future> {
@@ -101,11 +101,11 @@ pub trait StoreExt: Store + Sized {
         DenyCache::new(self)
     }
 
-    /// Wraps this store to borrow units of hot keys in advance.
+    /// Wraps this store to borrow units of frequently used keys in advance.
     ///
     /// Requests that use borrowed units are allowed without a call to this store. One process holds
-    /// at most `percent` percent of each limit as unused units. All processes together should hold
-    /// at most 25 percent.
+    /// at most `percent` percent of each limit as borrowed, unused units. All processes together
+    /// should hold at most 25 percent.
     ///
     /// Apply [`deny_cache`](StoreExt::deny_cache) first. Otherwise each denial calls the store.
     ///

@@ -32,7 +32,7 @@ const REPORT: Unsupported = Unsupported::new(
 const SETTLE: Unsupported =
     Unsupported::new("a governor limiter cannot adjust, reset or block an account; use LocalStore");
 
-/// Store that decides with a governor limiter that other code shares.
+/// Store that decides with a governor limiter, which other code can use as well.
 ///
 /// The limiter decides with its **own** quota. Give the same quota to the rule of the layer. The
 /// layer uses the rule's quota only for the quota name and the `RateLimit-Policy` header.
@@ -45,8 +45,9 @@ const SETTLE: Unsupported =
 ///
 /// - The store supports only one charge of at least one unit, under one quota. A layer with any
 ///   other charge cannot be built.
-/// - A charge that is known only at run time can cause an error. The layer therefore requires
-///   [`fail_open`](crate::StoreExt::fail_open) or [`fail_closed`](crate::StoreExt::fail_closed).
+/// - A charge that is computed at run time may be unsupported, which is an error. The layer
+///   therefore requires [`fail_open`](crate::StoreExt::fail_open) or
+///   [`fail_closed`](crate::StoreExt::fail_closed).
 /// - The memory grows with each key until the application calls `retain_recent` of governor. In
 ///   contrast, [`LocalStore`](crate::LocalStore) is bounded.
 ///

@@ -89,7 +89,8 @@ impl Health {
         (inner.status, String::new())
     }
 
-    /// Returns the health of a wrapper. `report` returns its status and detail.
+    /// Returns the health of a wrapper. `report` computes the wrapper's status and detail from the
+    /// health of the inner store.
     pub(super) fn wrapping(
         store: &'static str,
         inner: BoxFuture<Self>,

@@ -18,9 +18,9 @@ use crate::{
 /// Store with a circuit breaker: after several failures, calls fail immediately.
 ///
 /// The breaker opens after 5 consecutive failures. The breaker also opens if at least half of the
-/// answers in a second are failures, with at least 20 answers. The first open time is 100 ms. Each
-/// further open time is twice as long, up to 1 s. Every open time is shortened at random by up to a
-/// half.
+/// answers in a second are failures, and there are at least 20 answers. The first open time is
+/// 100 ms. Each further open time is twice as long, up to 1 s. Every open time is shortened at
+/// random by up to a half.
 ///
 /// After the open time, one call is permitted: the probe. If the probe succeeds, the breaker
 /// closes. Otherwise the breaker opens again.
@@ -37,9 +37,9 @@ use crate::{
 /// - Immediate errors, which do not come from a server. For example, the store does not support the
 ///   quota.
 ///
-/// The breaker has no effect around a store that [stops calling](Store::isolates_failures) single
-/// failed servers, such as a Redis Cluster. Otherwise the breaker would stop the calls to all
-/// servers.
+/// The breaker has no effect around a store of several servers that itself [stops calling failed
+/// servers](Store::isolates_failures), such as a Redis Cluster. A breaker would also stop the calls
+/// to healthy servers.
 ///
 /// Clones share the breaker. Call the setters before you clone, because each creates a new breaker.
 ///
@@ -233,10 +233,10 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     }
 }
 
-/// Requires `Display`, because [`BoxError`] does not implement [`Error`].
+/// Requires only `Display` of `E`, because [`BoxError`] does not implement [`Error`].
 impl<E: fmt::Debug + fmt::Display> Error for BreakerError<E> {}
 
-/// The call of a [`Breaker`], with its permit unless the inner store isolates failures.
+/// State of a call through a [`Breaker`]. Has no permit if the inner store isolates failures.
 #[derive(Debug)]
 pub struct BreakerCall(Option<Permit>);
 

@@ -28,7 +28,7 @@ pub(super) struct HashedCharge {
     pub(super) cacheable: bool,
     /// `true` if a quota has `initial` units.
     pub(super) has_initial: bool,
-    /// The version of the cache set at the start of the call.
+    /// The version of the account's `CacheSet` at the start of the call.
     pub(super) version: u64,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct PendingTake {
     pub(super) at: u64,
     /// `true` if cached denials may answer the call.
     ///
-    /// `false` if the call names an account twice, or if a denial would create an account.
+    /// `false` if the call names an account twice, or if a denied call would create an account.
     pub(super) cacheable: bool,
     pub(super) accounts: SmallVec<[HashedCharge; 2]>,
 }
@@ -109,7 +109,7 @@ impl Hashes {
     }
 }
 
-/// Returns `true` if even a denied call creates the account.
+/// Returns `true` if the store creates the account even for a denied call.
 fn has_initial(quota: &Quota) -> bool {
     quota.initial_units().is_some()
 }

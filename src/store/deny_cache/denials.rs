@@ -1,7 +1,7 @@
-//! Cached denials, in sets of eight entries with a lock each.
+//! Cached denials, in sets of eight entries.
 //!
-//! Each set has a version, which counts its changes. A denial is cached only if the version has not
-//! changed during the call. Otherwise the denial may be out of date.
+//! Each set has a lock and a version, which counts the changes of the set. A denial is cached only
+//! if the version has not changed during the call. Otherwise the denial may be out of date.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -158,7 +158,7 @@ fn lock(set: &Mutex<CacheSet>) -> MutexGuard<'_, CacheSet> {
 }
 
 impl CacheSet {
-    /// Returns `true` if an entry denies the account, and sets the version in `account`.
+    /// Returns `true` if an entry denies the account. Stores the version of the set in `account`.
     fn check(&mut self, account: &mut HashedCharge, now: u64) -> bool {
         if self.has_other_quotas(account.tag, account.revision) {
             self.invalidate(account.tag);
@@ -173,7 +173,7 @@ impl CacheSet {
 
     /// Inserts an entry, unless the set has changed since `version`.
     ///
-    /// A full set drops the entry that ends first.
+    /// In a full set, the new entry replaces the entry with the earliest end.
     fn insert(&mut self, entry: CachedDenial, version: u64) -> bool {
         if self.version != version {
             return false;

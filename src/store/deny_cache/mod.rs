@@ -253,7 +253,7 @@ impl<S: Store> Store for DenyCache<S> {
     }
 }
 
-/// The call of a [`DenyCache`].
+/// State of a call through a [`DenyCache`].
 #[derive(Debug)]
 pub struct DenyCacheCall(Pending);
 

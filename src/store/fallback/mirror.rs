@@ -18,10 +18,10 @@ impl<S, L> Fallback<S, L>
 where
     L: Store<Error = Infallible, Future = Immediate>,
 {
-    /// Lowers the units left of each local account to this process's share of the units in
-    /// `decision`.
+    /// Lowers the units left of each local account to this process's share of the units left in the
+    /// inner store.
     ///
-    /// Answers may arrive out of order, so only a refund raises the units left.
+    /// The units left are raised only after a refund, because answers may arrive out of order.
     pub(super) fn mirror(&self, charges: &[Charge<'_>], decision: &Decision, refunded: u64) {
         if decision.is_blocked() {
             return self.mirror_block(charges, decision);
@@ -76,7 +76,7 @@ where
     }
 }
 
-/// Locks that many keys share.
+/// A fixed number of mutexes. Many keys share one mutex.
 #[derive(Debug, Default)]
 pub(super) struct Stripes {
     seed: RandomState,

@@ -242,7 +242,8 @@ where
     type Error = Infallible;
     type Future = WrapperFuture<S, FallbackCall<S, L>>;
 
-    /// Calls the inner store, except for a refund of units that are still in the journal.
+    /// Calls the inner store. A refund first removes units from the journal, and calls the inner
+    /// store only for the rest.
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
         let Op::Adjust(charge, units) = op else { return self.call_inner(op) };
         let refund = units.min(0).unsigned_abs();

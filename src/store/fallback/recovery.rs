@@ -14,7 +14,7 @@ use crate::{
     store::{Answer, Charge, Op, Store},
 };
 
-/// The pause of late charges while some servers of the inner store fail.
+/// The time before late charges are tried again, if some servers of the inner store failed.
 const REPLAY_PAUSE: Duration = Duration::from_secs(1);
 
 impl<S, L> Fallback<S, L>

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{quota::Quota, store::Charge};
 
-/// Calls `read` with the charges under one of `instances` shares of each quota.
+/// Replaces each quota by the share of one of `instances` processes, and calls `read`.
 pub(super) fn with_shares<T>(
     charges: &[Charge<'_>],
     instances: NonZeroU32,

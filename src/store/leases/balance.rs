@@ -1,15 +1,15 @@
 //! Balances: borrowed units of one quota that are not used yet.
 //!
 //! The store charges units when they are borrowed, and this process uses the units later. A balance
-//! must not admit a call that the shared account would deny. A balance therefore shrinks at the
-//! rate at which the account refills.
+//! must not admit a call that an account would deny if units were charged only when used. A balance
+//! therefore shrinks at the rate at which the account refills.
 //!
-//! **GCRA.** The used part of an account is a span of time, from now to its TAT. Each charge
-//! extends the span by a piece. A balance is such a piece, `[from, until)`. A used unit moves
-//! `from` forward by the interval `T`, and `from` is never before the current time.
+//! **GCRA.** The used part of an account is a span of time, from now to the theoretical arrival
+//! time. Each charge extends the span by a piece. A balance is such a piece, `[from, until)`. A
+//! used unit moves `from` forward by the interval `T`, and `from` is never before the current time.
 //!
-//! A balance admits no unit too early. Compare the shared account with an exact account, which is
-//! charged only when a unit is used:
+//! A balance admits no unit too early. For the proof, compare the shared account in the store with
+//! an exact account, which is charged only when a unit is used:
 //!
 //! - The span of the exact account is at most as long as all used pieces together. A used unit adds
 //!   `T` to both, and time shortens the span at least as much as the pieces.
@@ -29,7 +29,7 @@ use crate::{
     quota::{Algorithm, Quota},
 };
 
-/// Refunds by other processes are safe up to the limit divided by this number.
+/// Divisor of the limit: other processes may refund `limit / SAFETY_MARGIN` units during a lease.
 const SAFETY_MARGIN: u64 = 4;
 
 /// The balance of one quota, with instants in nanoseconds of this process's clock.

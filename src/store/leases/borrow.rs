@@ -161,7 +161,7 @@ impl<S: Store> Drop for Borrow<S> {
     }
 }
 
-/// Calls `read` with the charges of `calls` calls.
+/// Multiplies the cost of each charge by `calls`, and calls `read` with the result.
 fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())
@@ -198,7 +198,7 @@ fn longest_wait(denial: &Decision) -> u64 {
 
 /// Converts the denial of several calls to the denial of one call.
 ///
-/// Returns `None` if one call fits.
+/// Returns `None` if the units left are enough for one call.
 fn for_one_call(charges: &[Charge<'_>], denial: &Decision) -> Option<Decision> {
     let mut own = Decision::new(false, denial.instant()).from_source(denial.source());
     for (charge, outcome) in outcomes(charges, denial) {

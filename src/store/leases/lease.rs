@@ -116,8 +116,8 @@ impl Lease {
 
     /// Returns the decision for a call, with the units left in this process.
     ///
-    /// The decision is also the receipt for an undo. Under GCRA, the receipts of a lease cover
-    /// different pieces of the borrowed span. All undos together therefore refund no more than was
+    /// The caller can pass the decision to `undo`. Under GCRA, each decision of a lease covers
+    /// another piece of the borrowed span. All undos together therefore refund no more than was
     /// borrowed.
     fn decision(&self, now: u64) -> Decision {
         let (age, at) = (now.saturating_sub(self.received_at), self.with_clock_error(now));
@@ -129,7 +129,7 @@ impl Lease {
         decision
     }
 
-    /// Returns `now` plus a thousandth of the lease's age, because the clock may be slow.
+    /// Returns `now` plus a margin for a slow clock: a thousandth of the lease's age.
     fn with_clock_error(&self, now: u64) -> u64 {
         now + self.age(now) / 1_000
     }

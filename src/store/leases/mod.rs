@@ -151,7 +151,7 @@ const MAX_WAITS: u8 = 2;
 /// The test `resilience::leased_trips` counts the requests to the shared store, including returned
 /// units. In all its cases, at least 98.8 % of the limit was used.
 ///
-/// | load of one key | calls per round trip | without the deny cache |
+/// | load of one key | calls per round trip | calls per round trip without the deny cache |
 /// |---|---|---|
 /// | 10 per second, at random | 1.6 | 1.6 |
 /// | 30 per second, at random | 6 | 6 |
@@ -170,10 +170,10 @@ const MAX_WAITS: u8 = 2;
 ///   are still used afterwards.
 /// - Each refund by [`undo`](Store::undo) or [`adjust`](crate::StoreExt::adjust) is a round trip to
 ///   the store.
-/// - If the full limit is refilled within seconds, borrowed units that expire stay charged for that
-///   time. About a quarter of one burst may be lost, or somewhat more.
-/// - If some processes refund more than a quarter of a limit while other processes hold its units,
-///   the other processes may admit as many units too early.
+/// - Borrowed units that expire stay charged until time refills them. If the full limit is refilled
+///   within seconds, about a quarter of one burst may be lost, or somewhat more.
+/// - While a process holds units of a limit, other processes may refund more than a quarter of that
+///   limit. The process may then admit up to the refunded number of units too early.
 pub struct Leased<S: Store>(Arc<Leases<S>>);
 
 /// The state that all clones share.

@@ -1,6 +1,6 @@
 //! The share of each limit that this process may hold.
 //!
-//! Leases of a common account share the units of that account.
+//! All leases of one account together hold at most the share of that account.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::store::Charge;
 
-/// The value of a counter if a full limit is borrowed.
+/// The value of a counter when a full limit is borrowed from one account.
 const FULL_LIMIT: u64 = 1_000_000_000;
 /// The number of counters. Several accounts may share a counter.
 const STRIPES: usize = 1_024;

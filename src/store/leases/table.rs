@@ -1,6 +1,7 @@
-//! The table of leases, in sets of eight entries with a lock each.
+//! The table of leases, in sets of eight entries.
 //!
-//! A lock is held for a few dozen nanoseconds, and never while code of other crates runs.
+//! Each set has a lock. The lock is held for a few dozen nanoseconds, and never while code of other
+//! crates runs.
 
 use std::{
     mem,
@@ -28,7 +29,7 @@ use crate::{
 };
 
 const WAYS: usize = 8;
-/// The number of counters of account changes. Several accounts share a counter.
+/// The number of change counters. Several accounts share a counter.
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
@@ -212,7 +213,7 @@ impl LeaseTable {
 
     /// Ends a borrow operation.
     ///
-    /// Drops the lease if an account has changed since `changes` was read.
+    /// Drops the lease if the change counters of the accounts no longer add up to `changes`.
     pub(super) fn finish_borrow(
         &self,
         call: &CallKey,

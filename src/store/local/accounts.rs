@@ -68,7 +68,7 @@ impl Stored for AccountState {
 #[derive(Default)]
 pub(super) struct Accounts<'a> {
     pub(super) distinct: SmallVec<[Account<'a>; 4]>,
-    /// The index in `distinct` of the account of each outcome.
+    /// The account of each outcome, as an index into `distinct`.
     order: SmallVec<[u16; 8]>,
 }
 

@@ -43,7 +43,7 @@ impl Blocks {
         self.sets.get().map_or(0, |sets| sets.active(now))
     }
 
-    /// Returns `true` if a key may be blocked now.
+    /// Returns `false` if no key is blocked now. Returns `true` if some key is possibly blocked.
     #[inline]
     pub(super) fn any(&self, now: u64) -> bool {
         self.latest.load(Acquire) > now

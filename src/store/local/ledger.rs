@@ -19,8 +19,8 @@ use crate::{
     store::Charge,
 };
 
-/// Slots per key of the capacity. With two slots per key, about 1 % of new keys find a full set in
-/// a full store.
+/// The number of slots per key of the capacity. With two slots per key, about 1 % of new keys find
+/// no free slot in a store at capacity.
 pub(super) const SLOTS_PER_KEY: usize = 2;
 /// The number of account slots per block slot.
 const SLOTS_PER_BLOCK: usize = 8;
@@ -263,7 +263,7 @@ fn take_all(accounts: &mut Accounts<'_>, locked: &mut LockedAccounts<'_, Account
     }
 }
 
-/// Evaluates the demands of a denied decision, and creates accounts with `initial` units.
+/// Computes the waits of a denied decision, and creates accounts with `initial` units.
 fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut LockedAccounts<'_, AccountState>) {
     // The waits of a denial are those of callers that do not queue.
     for index in (0..all.len()).filter(|_| queues) {
@@ -308,7 +308,7 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>
     }
 }
 
-/// Returns the values of an account.
+/// Returns the snapshot of an account.
 fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Snapshot {
     let (quota, demand, now) = (account.quota, account.demand, locked.now());
     locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot

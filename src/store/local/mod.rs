@@ -26,12 +26,12 @@ use crate::{decision::Decision, observe::set_keys};
 /// The memory is fixed: 36 bytes for each key of the capacity. A flood of new keys adds at most
 /// 0.3 MB for each rule and quota with shared accounts.
 ///
-/// A key is *in debt* while its account is not full. Accounts in debt are never dropped. A full
-/// account is dropped, so its key counts as new.
+/// An account is full when all used units are refilled. A key is *in debt* while its account is not
+/// full. Accounts in debt are never dropped. A full account is dropped, so its key counts as new.
 ///
-/// If there is no room for a new key, new keys share one account per rule and quota. They may then
-/// be denied early, but no exhausted key is freed. [`Stats::overflowed`] counts decisions about
-/// shared accounts, and the first such decision is logged.
+/// If there is no room for a new key, new keys share one account per rule and quota. New keys may
+/// then be denied early, but no exhausted key gets a fresh quota. [`Stats::overflowed`]
+/// counts decisions about shared accounts, and the first such decision is logged.
 ///
 /// # Capacity
 ///
@@ -62,11 +62,11 @@ use crate::{decision::Decision, observe::set_keys};
 /// | 400 000 | 14 MB | 0 | 0 |
 ///
 /// The table of accounts is divided into sets of 16 slots. A new key needs a free slot in its own
-/// set, so a few new keys share an account before the store is full. Of 20 000 new keys with one
-/// unit each, in a store for a million keys
+/// set, so a few new keys share an account before the store is full. The next table shows the
+/// effect on 20 000 new keys with one unit each, in a store for a million keys
 /// (`cargo bench -p dev --all-features --bench scaling -- denials`):
 ///
-/// | keys in debt, of the capacity | without a slot | denied early |
+/// | keys in debt, as a share of the capacity | new keys without a slot | new keys denied early |
 /// |---|---|---|
 /// | 50 % | 0.01 % | 0 |
 /// | 80 % | 0.09 % | 0.04 % |
@@ -130,11 +130,11 @@ struct Layers {
 pub struct Stats {
     /// Slots in the table, about two per key of the capacity.
     pub slots: usize,
-    /// Accounts that are not full, which cannot be dropped.
+    /// Accounts that are not full. Such accounts cannot be dropped.
     pub active: usize,
     /// Decisions about shared accounts, which new keys use if no slot is free.
     ///
-    /// If this is above 0, the capacity was too small.
+    /// If the number is above 0, the capacity was too small.
     pub overflowed: u64,
     /// [Blocked](crate::StoreExt::block) keys.
     pub blocked: usize,
@@ -144,16 +144,16 @@ impl LocalStore {
     /// The default capacity, in keys.
     pub(crate) const DEFAULT_KEYS: usize = 131_072;
 
-    /// Creates a store for 131 072 keys in debt at once (4.7 MB).
+    /// Creates a store with the default capacity of 131 072 keys, which takes 4.7 MB.
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_capacity(Self::DEFAULT_KEYS)
     }
 
-    /// Creates a store for `keys` keys in debt at once, at 36 bytes each.
+    /// Creates a store with a capacity of `keys` keys, at 36 bytes each.
     ///
-    /// The number is rounded up to a multiple of 8.
+    /// Only keys with used units take capacity. The number is rounded up to a multiple of 8.
     #[must_use]
     #[track_caller]
     pub fn with_capacity(keys: usize) -> Self {

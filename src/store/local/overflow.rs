@@ -1,8 +1,9 @@
 //! Accounts that new keys share if their set has no free slot.
 //!
-//! Each rule, quota and group of sets has one shared account, which limits all new keys of the
-//! group together. A key that later gets a slot starts with the debt of the shared account. A flood
-//! of new keys therefore neither frees an exhausted key nor affects other rules.
+//! The sets are divided into groups. Each group has one shared account per rule and quota, which
+//! limits all new keys of the group together. A key that later gets a slot starts with the debt of
+//! the shared account. A flood of new keys therefore neither frees an exhausted key nor affects
+//! other rules.
 //!
 //! Each set records the instant until which its new keys may be in debt. Otherwise, one full set
 //! would put the new keys of its whole group into debt.
@@ -39,7 +40,7 @@ pub(super) type SharedAccounts<A> = HashMap<SharedAddress, (u64, A)>;
 /// The shared accounts of a table.
 #[derive(Debug)]
 pub(super) struct Overflow<A> {
-    /// For each set, the second of Unix time until which new keys may be in debt.
+    /// The end of possible debt of new keys, per set, in seconds of Unix time.
     until: Box<[AtomicU32]>,
     accounts: Mutex<SharedAccounts<A>>,
     decisions: AtomicU64,
@@ -55,7 +56,7 @@ impl<A> Overflow<A> {
         }
     }
 
-    /// Returns `true` if new keys of this set may be in debt.
+    /// Returns `true` if new keys of this set are possibly in debt.
     pub(super) fn may_be_in_debt(&self, set: usize, now: u64) -> bool {
         u64::from(self.until[set].load(Acquire)) > now / SECOND
     }
