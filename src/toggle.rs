@@ -10,9 +10,9 @@ use std::sync::{
 
 /// Flag that can be changed at run time. Clones share the flag.
 ///
-/// [`RateLimitLayer::enabled`](crate::RateLimitLayer::enabled) turns a layer on and off.
-/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) and [`Rule::report_only`](crate::Rule)
-/// deny no request while the flag is on.
+/// [`RateLimitLayer::enabled`](crate::RateLimitLayer::enabled) turns a layer on and off. With
+/// [`RateLimitLayer::report_only`](crate::RateLimitLayer) or [`Rule::report_only`](crate::Rule),
+/// the layer or the rule denies no request while the flag is on.
 ///
 /// ```
 /// use tower_sluice::{Quota, RateLimitLayer, middleware::Toggle};

@@ -3,8 +3,8 @@
 //! A [`Store`] is called once per request, with all charges of the request. The store makes all
 //! charges or none, and returns a [`Decision`].
 //!
-//! Each charge contains its quotas. One store therefore serves many rules and plans, and a quota
-//! may change at run time.
+//! Each charge contains its quotas. Different rules can therefore share one store, and a quota can
+//! change at run time.
 //!
 //! The return type is an [`Answer`]: a decision or a future. A local store decides immediately,
 //! without a future.
@@ -142,7 +142,8 @@ impl<'a> Charge<'a> {
         self
     }
 
-    /// Sets the longest time that the caller will queue, at most ten years. Defaults to zero.
+    /// Sets the longest time that the caller will queue. Defaults to zero, and is limited to ten
+    /// years.
     #[must_use]
     pub fn with_max_wait(mut self, time: Duration) -> Self {
         const LONGEST: u64 = 10 * 365 * 86_400 * 1_000_000_000;
@@ -212,7 +213,7 @@ impl<'a> Charge<'a> {
 
     /// Returns the quotas to charge, each with its index.
     ///
-    /// Returns all quotas, or only the quota of [`with_quota_index`](Charge::with_quota_index).
+    /// Includes all quotas, unless [`with_quota_index`](Charge::with_quota_index) selects one.
     pub fn charged_quotas(&self) -> impl Iterator<Item = (usize, &'a Quota)> + Clone + use<'a> {
         let only = self.quota_index();
         let all = self.quotas.iter().enumerate();
@@ -374,11 +375,11 @@ pub trait Store {
 
     /// Undoes a charge that the decision `taken` allowed.
     ///
-    /// With `None`, the whole charge is undone. With `Some(n)`, up to `n` units are returned to
-    /// each account. `charges` are all or some of the charges of the decision.
+    /// If `units` is `None`, the whole charge is undone. Otherwise, at most this number of units is
+    /// returned to each account. `charges` are all or some of the charges of the decision.
     ///
-    /// The call does not wait and cannot fail, so it can be made on drop. By default, the call does
-    /// nothing.
+    /// The call does not wait and cannot fail, so it can be made while a value is dropped. By
+    /// default, the call does nothing.
     ///
     /// An undo may return fewer units than were charged, or none:
     ///
@@ -393,12 +394,13 @@ pub trait Store {
     ///
     /// - Undo a charge only once. A second call may return the same units again.
     ///   [`ChargeHandle`](crate::middleware::ChargeHandle) prevents a second call.
-    /// - With GCRA, an undo is possible until the account would have been full after the charge,
-    ///   even if earlier charges were undone. A client that can cause the undo of its charges can
-    ///   gain up to `limit - 1` extra units at one instant. The client's rate over time does not
-    ///   change.
-    /// - The undo of a charge that did not queue does not move the queue. If other charges of the
-    ///   key are queued, the next caller runs at the same instant as the last caller in the queue.
+    /// - With GCRA, a charge can be undone until the account would have been full again. Earlier
+    ///   undone charges do not shorten this time. A client that can cause the undo of its charges
+    ///   can gain up to `limit - 1` extra units at one instant. The client's rate over time does
+    ///   not change.
+    /// - The undo of a charge that did not queue does not shorten the wait of queued charges. If
+    ///   other charges of the key are queued, the next caller runs at the same instant as the last
+    ///   caller in the queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -438,10 +440,10 @@ pub trait Store {
         Ok(())
     }
 
-    /// Registers the rules of a layer that have fixed quotas.
+    /// Registers the rules that have fixed quotas, when a layer is built.
     ///
-    /// A layer calls this method when the layer is built. Two layers with different quotas for one
-    /// rule would charge the same accounts. Defaults to `Ok` for every rule.
+    /// Layers that share a store must give a rule the same quotas, because they charge the same
+    /// accounts. By default, accepts every rule.
     ///
     /// # Errors
     ///
@@ -452,10 +454,10 @@ pub trait Store {
         Ok(())
     }
 
-    /// Sets the time budget of the callers. A [`Timeout`] calls this method when it is built.
+    /// Sets the time budget: the longest time that a caller waits for an answer.
     ///
-    /// With a budget, a store of several servers can give up a silent server in time. By default,
-    /// returns the unchanged store.
+    /// A [`Timeout`] calls this method when it is built. A store of several servers can then give
+    /// up a silent server within the budget. By default, returns the unchanged store.
     #[must_use]
     fn with_budget(self, budget: Duration) -> Self
     where
@@ -474,7 +476,8 @@ pub trait Store {
 
     /// Returns the health of the store and of the stores that it wraps.
     ///
-    /// This may call a server, so do not call it for every request. Defaults to an unknown health.
+    /// This method may call a server, so do not call it for every request. Defaults to an unknown
+    /// health.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -491,7 +494,7 @@ pub trait Store {
     }
 }
 
-/// Returns the charges with a `max_wait` of zero.
+/// Copies the charges, with a `max_wait` of zero.
 pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }

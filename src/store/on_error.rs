@@ -19,7 +19,7 @@ const REJECTED: &str = "requests are rejected with 503";
 /// Store that allows requests without a charge while its inner store fails.
 ///
 /// No limit applies during an outage. This suits a public read API with other protection, but not a
-/// login. The [source](Decision::source) of the decision is [`Source::FailedOpen`].
+/// login. The [source](Decision::source) of a decision during an outage is [`Source::FailedOpen`].
 ///
 /// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
 /// level.
@@ -59,8 +59,8 @@ impl<S: Store> Store for FailOpen<S> {
 /// Store that denies requests while its inner store fails.
 ///
 /// The response is a 503 with a `Retry-After`, or gRPC status 14. The limit is never exceeded, but
-/// an outage of the store is an outage of the service. The [source](Decision::source) of the
-/// decision is [`Source::FailedClosed`].
+/// an outage of the store is an outage of the service. The [source](Decision::source) of a decision
+/// during an outage is [`Source::FailedClosed`].
 ///
 /// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
 /// level.
@@ -107,17 +107,17 @@ impl<S: Store> Store for FailClosed<S> {
     forward!(self => self.inner);
 }
 
-/// The decision of a failed call.
+/// The decision that replaces the answer of a failed call.
 #[derive(Clone, Copy, Debug)]
 enum Substitute {
     Allow,
     Deny { rule: RuleName, retry_after: Duration },
 }
 
-/// A call to a store that may fail.
+/// The state of one call to the inner store.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
-    /// `None` for operations whose errors do not mean an outage.
+    /// The epoch at the start of a `Take`. `None` for other operations, which never mean an outage.
     epoch: Option<u64>,
     substitute: Substitute,
 }
@@ -154,7 +154,7 @@ impl<S: Store> WrapperCall<S> for OutageCall {
 }
 
 impl Attempt {
-    /// Records the answer, and returns its decision or the substitute.
+    /// Records the result of the call. Returns its decision, or the substitute for an error.
     fn finish<E: Into<BoxError>>(
         self,
         outages: &OutageState,

@@ -6,8 +6,8 @@ use super::{Charge, OwnedCharges};
 
 /// Operation of a [`Store`](super::Store).
 ///
-/// The answer to a change of an account is an allowed decision with the units left after the
-/// change. The answer to a block is a denial if the store has no room for the block.
+/// A change of an account is answered with an allowed decision, which has the units left after the
+/// change. A block is denied if the store has no room for it.
 ///
 /// Later versions may add operations. A store answers an unknown operation with
 /// [`Decision::unsupported`](crate::Decision::unsupported), or with an error such as
@@ -45,7 +45,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Returns the operation on other charges.
+    /// Returns this operation, applied to other charges.
     pub(super) fn on<'b>(&self, charges: &'b [Charge<'b>]) -> Op<'b> {
         Kind::of(*self).on(charges)
     }

@@ -26,7 +26,7 @@ pub(super) struct OutageState {
 }
 
 impl OutageState {
-    /// Creates the state of `inner`. A store that isolates failures logs its own failures.
+    /// Creates the state of `inner`. Does not log failures if `inner` logs them itself.
     pub(super) fn of(inner: &impl Store) -> Self {
         Self { is_silent: inner.isolates_failures(), ..Self::default() }
     }
@@ -39,8 +39,8 @@ impl OutageState {
         is_failing(self.epoch())
     }
 
-    /// Records the failure of a call, and logs the outage if that is due. Returns `true` if an
-    /// outage begins.
+    /// Records the failure of a call. Logs the outage, unless another was logged shortly before.
+    /// Returns `true` if an outage begins.
     pub(super) fn record_failure(
         &self,
         epoch: u64,
@@ -56,7 +56,7 @@ impl OutageState {
         begins
     }
 
-    /// Records the success of a call. Returns `true` if an outage ends whose beginning was logged.
+    /// Records the success of a call. Returns `true` if this ends an outage that was logged.
     pub(super) fn record_success(&self, epoch: u64) -> bool {
         let ended = is_failing(epoch) && self.advance(epoch);
         ended && self.log.lock().unwrap_or_else(PoisonError::into_inner).should_log_recovery()
@@ -65,8 +65,8 @@ impl OutageState {
     /// Returns the health of a wrapper. `effect` describes the handling of requests during an
     /// outage.
     ///
-    /// The wrapper is failing if its store is failing. If the store's health is unknown, the last
-    /// call decides.
+    /// The wrapper is failing if its store is failing. If the health of that store is unknown, the
+    /// wrapper is failing if the last call failed.
     pub(super) fn health(
         &self,
         store: &'static str,

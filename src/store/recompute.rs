@@ -6,7 +6,7 @@ use crate::{
     store::Charge,
 };
 
-/// Returns the outcome for another demand. Only GCRA outcomes change.
+/// Returns `outcome` for the demand `ask`. An outcome of another algorithm than GCRA is unchanged.
 pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
     let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
     gcra.map_or(*outcome, |gcra| {

@@ -8,14 +8,12 @@ use std::{
 use super::{Charge, Unsupported};
 use crate::{name::RuleName, quota::Quota};
 
-/// The registered quotas of each rule.
-///
-/// Two layers with different quotas for one rule would charge the same accounts.
+/// The registered quotas of each rule, to find layers that give one rule different quotas.
 #[derive(Debug, Default)]
 pub(super) struct KnownRules(Mutex<HashMap<RuleName, Vec<Quota>>>);
 
 impl KnownRules {
-    /// Registers the quotas of `charges`, or fails if a rule has other quotas.
+    /// Registers the quotas of `charges`. Fails if a rule is registered with other quotas.
     pub(super) fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = |charge: &&Charge<'_>| {

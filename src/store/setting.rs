@@ -54,7 +54,8 @@ pub(super) fn max_age(field: &'static str, time: Duration) -> Result<u64, Settin
     Ok(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Checks a capacity from 1 to `most`. The texts are the fixes for a lower and a higher number.
+/// Checks that `number` is from 1 to `most`. The texts are the fixes for zero and for a number above
+/// `most`.
 pub(super) fn capacity(
     field: &'static str,
     number: usize,

@@ -1,4 +1,4 @@
-//! `Store` for references to stores.
+//! Implements `Store` for references and smart pointers to stores.
 
 use std::sync::Arc;
 

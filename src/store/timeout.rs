@@ -24,9 +24,9 @@ use crate::{
 
 /// Store that returns an error if an answer takes longer than a time budget.
 ///
-/// With [leases](crate::store::Leased) around this store, all waits and calls of a request share
-/// one budget. A call that timed out is not retried, because its charge may have been made. An
-/// immediate answer is not changed.
+/// With [leases](crate::store::Leased) around this store, a request may make several calls. All
+/// calls and waits of the request share one budget. A call that timed out is not retried, because
+/// its charge may have been made. An immediate answer is not changed.
 ///
 /// To limit the time that a *request* may queue, use
 /// [`RequestDeadline`](crate::rule::RequestDeadline).

@@ -10,12 +10,12 @@ use pin_project_lite::pin_project;
 use super::{Answer, Store};
 use crate::decision::Decision;
 
-/// A call of a wrapper around the store `S`, which ends with the answer of that store.
+/// The state of a wrapper's call to its inner store `S`.
 pub trait WrapperCall<S: Store> {
     /// The error of the wrapper.
     type Error;
 
-    /// Returns the answer of the wrapper.
+    /// Converts the answer of the inner store to the answer of the wrapper.
     fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, Self::Error>;
 }
 
@@ -34,7 +34,7 @@ impl<S: Store, C: WrapperCall<S>> WrapperFuture<S, C> {
         Self { inner, call: Some(call) }
     }
 
-    /// Finishes the call with an answer of the inner store.
+    /// Converts an immediate answer of the inner store, or wraps its future.
     pub(super) fn of(answer: Answer<S::Future>, call: C) -> Answer<Self> {
         match answer {
             Answer::Now(answer) => Answer::Now(call.finish(answer)),
@@ -56,7 +56,7 @@ impl<S: Store, C: WrapperCall<S>> Future for WrapperFuture<S, C> {
     }
 }
 
-/// Forwards the questions about a store to an inner store.
+/// Forwards `supports`, `register` and `isolates_failures` to an inner store.
 macro_rules! forward {
     ($self:ident => $inner:expr) => {
         fn supports(&$self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

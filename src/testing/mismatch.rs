@@ -17,7 +17,7 @@ pub(super) struct Row {
     retry: Option<Value>,
 }
 
-/// The values of a decision that a scenario table contains.
+/// The part of a decision that a scenario table describes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) allowed: bool,
@@ -52,7 +52,7 @@ impl fmt::Display for Row {
 }
 
 impl Shown {
-    /// Returns the values of `decision`. `retry` includes the wait of each outcome.
+    /// Returns the values of `decision`. If `retry` is `true`, each row has its `retry_after`.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
             remaining: outcome.remaining(),

@@ -19,7 +19,7 @@ use crate::{
     store::{Answer, BoxError, Charge, Store, StoreExt},
 };
 
-/// Description of the property that a store lacks.
+/// Description of a property that a store lacks.
 pub type Broken = String;
 
 const QUOTA: Quota = Quota::per_second(3).burst(5);
@@ -98,15 +98,15 @@ pub async fn all_or_nothing<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     holds(help.is_none(), || format!("a cost above the limit is to retry after {help:?}"))
 }
 
-/// Checks that a [report-only](Charge::with_report_only) charge never denies a decision.
+/// Checks that a [report-only](Charge::with_report_only) charge never causes a denial.
 ///
-/// A report-only charge must charge all of its quotas or none, and nothing in a denied decision. A
-/// store without report-only charges must return an error from [`Store::supports`].
+/// A report-only charge must charge all of its quotas or none. In a denied decision, it must charge
+/// nothing. A store without report-only charges must return an error from [`Store::supports`].
 ///
 /// # Errors
 ///
-/// Fails if a report-only charge denies a decision or charges a wrong number of units. The error
-/// contains the units left.
+/// Fails if a report-only charge causes a denial or charges a wrong number of units. The error
+/// describes the failed call.
 pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     let store = subject.open();
     subject.set(Duration::ZERO);
@@ -148,13 +148,13 @@ pub async fn report_only<S: Subject>(subject: &mut S) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Checks that concurrent threads together take exactly the units that are left.
+/// Checks that concurrent threads can take all units of a quota, and no more.
 ///
 /// The clock does not advance during the check, and the calling thread is blocked.
 ///
 /// # Errors
 ///
-/// Fails if too many or too few calls are allowed. The error contains their number.
+/// Fails if too many or too few calls are allowed. The error contains the number of allowed calls.
 pub fn no_over_admission<S>(
     subject: &mut S,
     block_on: impl Fn(<S::Store as Store>::Future) -> Result<Decision, <S::Store as Store>::Error>

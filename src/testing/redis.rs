@@ -55,7 +55,7 @@ impl<C> Redis<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Uses the servers of `store`.
+    /// Creates a subject that uses the servers of `store`.
     #[must_use]
     pub fn new(store: RedisStore<C>) -> Self {
         Self { store, hands: Arc::default(), undoing: Arc::default() }

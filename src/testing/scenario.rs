@@ -71,7 +71,9 @@ struct QuotaRow {
 struct Step {
     at: u64,
     op: StepOp,
-    /// The maximum number of units that `undo` returns. Defaults to all.
+    /// The cost of a `take`, the refund of a `settle`, or the maximum that an `undo` returns.
+    ///
+    /// An `undo` without `units` returns all units of its step.
     units: Option<i64>,
     /// The index of the step to undo, from 0.
     step: Option<usize>,
@@ -112,7 +114,7 @@ pub enum CaseError {
     Format(serde_json::Error),
     /// A case has an invalid quota.
     Quota(QuotaError),
-    /// A case contains an unknown word or number.
+    /// A case has an unknown algorithm, an invalid step, or other algorithms than its quotas.
     Unknown(String),
     /// The store failed.
     Store(BoxError),

@@ -2,11 +2,12 @@
 
 /// Published tables: file names and JSON text for [`Case::read`](super::Case::read).
 ///
-/// The files are in `tests/scenarios` of the package. Times are in nanoseconds. A positive number
-/// in `settle` is a refund.
+/// The files are in `tests/scenarios` of the package. Times are in nanoseconds. In a `settle` step,
+/// a positive number of `units` is a refund.
 ///
-/// `undo` reverses the charge of step `step`, or at most `units` units of the charge. The outcomes
-/// of `undo`, `settle` and `reset` show the accounts directly after the operation.
+/// An `undo` step reverses the charge of the earlier step `step`, or at most `units` units of that
+/// charge. The outcomes of `undo`, `settle` and `reset` show the accounts directly after the
+/// operation.
 ///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};

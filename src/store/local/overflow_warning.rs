@@ -9,18 +9,18 @@ use crate::{
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// The time without an overflow after which the next overflow is logged.
+/// The time that must pass without an overflow before a new overflow is logged.
 const QUIET: u64 = 60 * SECOND;
 
-/// Counts decisions about shared accounts, and logs when keys begin to share accounts.
+/// Counts decisions and blocks for which the store has no free slot, and logs the first of them.
 #[derive(Debug, Default)]
 pub(super) struct OverflowWarning {
-    /// The second of the last overflow, or 0 before the first overflow.
+    /// The instant of the last overflow, accurate to a second. Zero before the first overflow.
     last: AtomicU64,
 }
 
 impl OverflowWarning {
-    /// Records a decision about a shared account.
+    /// Records a decision on an account that several keys share.
     ///
     /// The caller must hold no lock, because a log subscriber may run any code.
     pub(super) fn record(&self, now: u64, slots: usize) {
@@ -30,7 +30,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Records a block without room. The caller must hold no lock.
+    /// Records a block that could not be stored. The caller must hold no lock.
     pub(super) fn record_block(&self, now: u64, slots: usize) {
         block_denied();
         if self.is_first(now) {
@@ -38,7 +38,7 @@ impl OverflowWarning {
         }
     }
 
-    /// Returns `true` for the first overflow, and for the first overflow after a quiet time.
+    /// Records an overflow. Returns `true` if no other was recorded during the last [`QUIET`].
     fn is_first(&self, now: u64) -> bool {
         let last = self.last.load(Relaxed);
         let quiet = now.saturating_sub(last);

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Ledger {
-    /// Decides about one rule with one plain GCRA quota, if its key has an account.
+    /// Charges one rule with one plain GCRA quota. Returns `None` if the fast path does not apply.
     #[inline]
     pub(super) fn take_one<'c, 'a>(
         &self,
@@ -28,7 +28,8 @@ impl Ledger {
         Some((charge, gcra.evaluation(charged)))
     }
 
-    /// Decides with the fast path if possible, otherwise with [`decide_all`](Ledger::decide_all).
+    /// Decides on two or three rules with the fast path, and otherwise with
+    /// [`decide_all`](Ledger::decide_all).
     #[inline(never)]
     pub(super) fn take_several(&self, charges: &[Charge<'_>], now: u64) -> Decision {
         if let Some((two, by)) = self.take_plain::<2>(charges, now) {
@@ -40,7 +41,8 @@ impl Ledger {
         }
     }
 
-    /// Decides about rules with one plain GCRA quota each, if their keys have accounts.
+    /// Charges `N` rules with one plain GCRA quota each. Returns `None` if the fast path does not
+    /// apply.
     #[inline]
     fn take_plain<'c, 'a, const N: usize>(
         &self,

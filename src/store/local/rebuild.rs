@@ -32,7 +32,7 @@ const MAX_SITES: usize = 64;
 
 static SITES: Mutex<Vec<Site>> = Mutex::new(Vec::new());
 
-/// The creation and the use of one store. A dropped store is counted.
+/// Records the creation and the use of one store. Counts the store when it is dropped.
 #[derive(Debug)]
 pub(super) struct RebuildDetector {
     clock: Clock,
@@ -121,7 +121,7 @@ impl Site {
         }
     }
 
-    /// Counts a store. Returns `true` if a pattern matches.
+    /// Counts a dropped store. Returns `true` if one of the three patterns matches.
     fn matches_after(&mut self, store: &DroppedStore) -> bool {
         let minute = store.now / MINUTE;
         if self.minute != minute {
@@ -142,7 +142,7 @@ impl Site {
     }
 }
 
-/// Counts a dropped store. Returns `true` if a warning is due, once per line of code.
+/// Counts a dropped store. Returns `true` at most once per line of code, if a pattern matches.
 fn count(
     sites: &mut Vec<Site>,
     location: &'static Location<'static>,

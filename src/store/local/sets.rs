@@ -54,7 +54,7 @@ impl<A> Default for Set<A> {
 }
 
 impl<A> Set<A> {
-    /// Returns the slot of `id`, usually the first of its search order.
+    /// Returns the slot that holds `id`, if any.
     #[inline]
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         let first = first(id);
@@ -66,12 +66,12 @@ impl<A> Set<A> {
         probe(id).find(|at| self.slots[*at].id == id)
     }
 
-    /// Returns the first free slot for `id`, except those in `except`.
+    /// Returns a free slot for `id` for which `except` returns `false`.
     pub(super) fn room(&self, id: u64, now: u64, except: impl Fn(usize) -> bool) -> Option<usize> {
         probe(id).find(|at| self.slots[*at].expires_at <= now && !except(*at))
     }
 
-    /// Gives a free slot to `id`.
+    /// Assigns the free slot `at` to `id`.
     pub(super) fn claim(&mut self, at: usize, id: u64, now: u64) {
         self.slots[at].id = id;
         if let Some(states) = &mut self.states {
@@ -107,7 +107,7 @@ impl<A> Set<A> {
         self.slots[at % WAYS].expires_at = instant;
     }
 
-    /// Returns the state that is kept beside this slot.
+    /// Returns the state of the account in this slot, if the state is more than one instant.
     #[inline]
     pub(super) fn state(&self, at: usize) -> Option<&A> {
         self.states.as_ref()?[at % WAYS].as_ref()
@@ -164,7 +164,7 @@ impl<A> Sets<A> {
         self.0.iter().map(|set| set.lock().active(now)).sum()
     }
 
-    /// Returns the index of the set of `id`, from its high bits.
+    /// Returns the index of the set for `id`.
     #[inline]
     pub(super) fn index(&self, id: u64) -> usize {
         let scaled = (u128::from(id) * self.0.len() as u128) >> 64;

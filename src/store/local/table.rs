@@ -17,7 +17,7 @@ use super::{
 };
 use crate::name::RuleName;
 
-/// The number of groups of sets. The sets of a group share the instant of the latest reset.
+/// The maximum number of groups of sets. A group keeps one instant: its latest reset.
 const RESET_GROUPS: usize = 1_024;
 
 /// An account of a decision: its address, and its place in the table.
@@ -28,7 +28,7 @@ pub(super) struct Located {
     pub(super) quota_index: usize,
     /// The index of the set in the table.
     set: usize,
-    /// The index of the set's lock among the locks of the decision.
+    /// The index of that set's lock in [`LockedAccounts::sets`].
     lock: usize,
     place: Place,
 }
@@ -36,15 +36,15 @@ pub(super) struct Located {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Slot(usize),
-    /// The key has no account, and this slot is free. A new account inherits the debt of the shared
+    /// A free slot, for a key without an account. A new account starts with the debt of the shared
     /// account.
     Room(usize),
-    /// The key has no account, and no slot is free.
+    /// No slot. The key has no account, and no slot is free.
     Shared,
 }
 
 impl Located {
-    /// Creates an address without a place. [`Table::lock`] finds the place.
+    /// Creates an account whose place is not known yet. [`Table::lock`] finds the place.
     #[inline]
     pub(super) fn new(id: u64, rule: RuleName, quota_index: usize) -> Self {
         Self { id, rule, quota_index, set: 0, lock: 0, place: Place::Shared }
@@ -70,7 +70,7 @@ impl Located {
 pub(super) struct Table<A> {
     sets: Sets<A>,
     overflow: Overflow<A>,
-    /// For each group of sets, the instant before which charges cannot be undone. Set by a reset.
+    /// The latest reset of each group of sets. Charges before that instant cannot be undone.
     void_before: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -90,8 +90,7 @@ impl<A> Table<A> {
         &self.overflow
     }
 
-    /// Applies `change` to an account whose state is one instant. Returns `None` for other
-    /// accounts.
+    /// Applies `change` to the account `id` if its state is one instant. Otherwise, returns `None`.
     ///
     /// `change` returns the new instant, or `None` to keep the old instant.
     #[inline]
@@ -281,7 +280,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         }
     }
 
-    /// Applies `change` to lower the debt of the key's own account, if there is one.
+    /// Applies `change` only if the key has an account of its own. For changes that lower the debt.
     pub(super) fn lower<T>(
         &mut self,
         account: &mut Located,
@@ -291,9 +290,9 @@ impl<A: Stored> LockedAccounts<'_, A> {
         account.has_slot().then(|| self.update(account, quota, change))
     }
 
-    /// Applies `change` to undo a charge that was made at `charged`.
+    /// Applies `change`, which undoes a charge that was made at the instant `charged`.
     ///
-    /// Does nothing if an account of the group was reset later.
+    /// Does nothing after a later reset of an account in the same group of sets.
     pub(super) fn undo(
         &mut self,
         account: &mut Located,
@@ -314,7 +313,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
 
     /// Drops the key's own account, and prevents the undo of earlier charges.
     ///
-    /// `clock` is read last, because other threads may have charged at later readings.
+    /// Calls `clock` while the account is locked, so that no earlier charge has a later instant.
     pub(super) fn reset(
         &mut self,
         account: &mut Located,
@@ -328,7 +327,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         all[account.set % groups].fetch_max(clock() + 1, AcqRel);
     }
 
-    /// Returns the account whose debt a new account inherits.
+    /// Returns the initial state of a new account: the debt of the shared account, if any.
     #[cold]
     fn inherited(&mut self, account: &Located) -> Option<A> {
         let in_debt = self.table.overflow.may_be_in_debt(account.set, self.now);

@@ -1,4 +1,4 @@
-//! The keys in Redis. Each account is in one cluster slot.
+//! Names of the keys in Redis. All keys of an account are in one cluster slot.
 
 use std::fmt::Write;
 
@@ -61,7 +61,8 @@ impl Addresses {
         }
     }
 
-    /// Returns the key of a sliding log's list, in the cluster slot of the account.
+    /// Returns the key of the list of a sliding log. The list is in the cluster slot of its
+    /// account.
     pub(super) fn list(account: &str, quota_index: usize) -> String {
         format!("{account}:{quota_index}")
     }

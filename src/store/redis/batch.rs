@@ -1,4 +1,4 @@
-//! Batches of requests, each sent in one call. Equal requests are sent once.
+//! Batches of requests. A batch is one call, and contains equal requests only once.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(super) struct Batch {
 #[derive(Debug)]
 struct Group {
     callers: SmallVec<[QueuedRequest; 1]>,
-    /// The 1-based index of the plan of each account.
+    /// Indices into [`Batch::plans`], counted from 1: one for each account.
     plans: SmallVec<[u16; 2]>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct BatchPlace {
 #[derive(Debug)]
 struct GroupReply {
     allowed: usize,
-    /// The accounts after the requests of the group.
+    /// The accounts after all requests of the group.
     accounts: SmallVec<[AccountReply; 1]>,
 }
 
@@ -138,7 +138,7 @@ impl Batch {
 }
 
 impl BatchReply {
-    /// Returns the number of accounts whose key held an invalid value.
+    /// Returns the number of accounts whose value in Redis was invalid.
     pub(super) fn healed(&self) -> usize {
         let accounts = self.groups.iter().flat_map(|group| &group.accounts);
         accounts.filter(|account| account.healed).count()
@@ -234,7 +234,8 @@ mod tests {
         [&micros.to_le_bytes()[..7], &[0, 0]].concat()
     }
 
-    /// Encodes the reply to a group. `tats` are in microseconds from now.
+    /// Encodes the reply to a group. `tats` are theoretical arrival times, in microseconds after
+    /// `NOW`.
     fn group(allowed: u8, flags: u8, tats: &[u64]) -> Vec<u8> {
         let quota = |tat: &u64| [&[b'g', 9, 0][..], &instant(NOW + tat)].concat();
         let quotas: Vec<_> = tats.iter().flat_map(quota).collect();

@@ -26,7 +26,7 @@ where
         self.shared.scripts.get(kind, letters.into_iter())
     }
 
-    /// Returns the script arguments with the time of the test clock, if one is set.
+    /// Returns the time of the test clock as script arguments. Empty without a test clock.
     fn clock_args(&self) -> Vec<Vec<u8>> {
         #[cfg(feature = "testing")]
         if let Some(test_clock) = &self.settings.test_clock {
@@ -80,7 +80,7 @@ where
         Ok(reply?)
     }
 
-    /// Returns `read`, and replaces the connection after an invalid reply.
+    /// Returns `read` unchanged. Discards the connection if the reply was invalid.
     pub(super) fn checked<T>(&self, read: Result<T, RedisError>) -> Result<T, RedisError> {
         // Later replies may belong to other requests, too.
         read.inspect_err(|_| Link::discard_current(&self.connection))

@@ -1,4 +1,4 @@
-//! Calls to the servers of a cluster. Each key selects its server.
+//! Sends each call to the server of a cluster that stores its keys.
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use crate::key::Key;
 
 /// The maximum number of redirections of a call.
 const MAX_REDIRECTIONS: u32 = 5;
-/// The first pause before a call is repeated while its keys move. Each further pause is twice as
-/// long, up to a limit. The caller may then send its keys one by one.
+/// The pause before the first retry of a call whose keys are moving between servers. Each further
+/// pause is twice as long, up to [`MAX_TRY_AGAIN`]. Then the call fails.
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 const MAX_TRY_AGAIN: Duration = Duration::from_millis(16);
 
-/// The number of keys that a probe tries, to find one key of each server.
+/// The maximum number of keys that a probe tries, to find one key for each server.
 const MAX_PROBE_KEYS: u32 = 10_000;
 
 /// Connections to the servers of a cluster. Follows moved slots and failovers.
@@ -28,15 +28,15 @@ const MAX_PROBE_KEYS: u32 = 10_000;
 /// calls to a server fail immediately, as with a [`Breaker`](crate::store::Breaker). Other servers
 /// are not affected.
 ///
-/// After a failure or a redirection, one task asks the cluster for its slots. While the failure
-/// lasts, the task asks again, with pauses of up to half a second.
+/// After a failure or a redirection, one task asks the cluster which server has each slot. While
+/// the failure lasts, the task asks again, with pauses of up to half a second.
 ///
 /// Created by [`RedisStore::cluster`](super::RedisStore::cluster) and
 /// [`cluster_lazy`](super::RedisStore::cluster_lazy). Clones share the connections.
 #[derive(Clone)]
 pub struct ClusterLink {
     routes: Arc<Routes>,
-    /// The time budget of the callers, if it is known.
+    /// The time that a caller waits for an answer, if it is known.
     budget: Option<Duration>,
 }
 
@@ -46,17 +46,17 @@ impl ClusterLink {
         Ok(Self { routes: Routes::new(seeds)?, budget: None })
     }
 
-    /// Sets the time budget of the callers.
+    /// Sets the time that a caller waits for an answer. A shorter known time is kept.
     fn set_budget(&mut self, budget: Duration) {
         self.budget = Some(self.budget.map_or(budget, |known| known.min(budget)));
     }
 
-    /// Returns `true` if calls to a failing server fail immediately. Requires a time budget.
+    /// Returns `true` if calls to a failing server fail before the caller's time budget ends.
     pub(super) fn isolates_failures(&self) -> bool {
         self.budget.is_some()
     }
 
-    /// Returns an error if the circuit of a key's server is open.
+    /// Fails if the circuit breaker of a server with one of the `keys` is open.
     pub(super) fn check<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> RedisResult<()> {
         let masters =
             keys.into_iter().filter_map(|key| self.routes.master(slot(key.as_bytes())).ok());
@@ -64,13 +64,13 @@ impl ClusterLink {
         checked.inspect_err(|_| drop(self.routes.refresh()))
     }
 
-    /// Returns the addresses of the servers that fail.
+    /// Returns the addresses of the masters whose circuit breaker is open.
     pub(super) fn failing(&self) -> Vec<String> {
         let masters = self.routes.masters().into_iter();
         masters.filter(|node| node.is_failing()).map(|node| node.address.clone()).collect()
     }
 
-    /// Returns the address of each server, with a key that it stores.
+    /// Returns the address of each master, with a key whose account is on that master.
     pub(super) async fn key_per_server(
         &self,
         account: impl Fn(&Key) -> String,
@@ -199,7 +199,7 @@ impl fmt::Debug for ClusterLink {
     }
 }
 
-/// Returns the first key of a script call.
+/// Returns the first key of a script call, or `None` for another command.
 fn key(command: &Cmd) -> Option<&[u8]> {
     let mut args = command.args_iter();
     let (Some(Arg::Simple(b"EVALSHA" | b"EVAL")), Some(Arg::Simple(key))) =

@@ -156,7 +156,7 @@ where
         Ok(reply)
     }
 
-    /// Decides requests in one batch, even without load.
+    /// Sends `requests` in one batch, and ignores the decisions.
     pub(super) async fn take_together(
         &self,
         requests: impl IntoIterator<Item = Request>,

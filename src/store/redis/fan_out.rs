@@ -1,7 +1,7 @@
-//! Decisions over accounts on different servers.
+//! Decisions on accounts in different cluster slots.
 //!
-//! The accounts of each slot have their own call, and the calls run concurrently. If a server denies,
-//! the other charges are undone.
+//! Each slot has its own call, and the calls run concurrently. If a call is denied or fails, the
+//! charges of the other calls are undone.
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{decision::Decision, observe::store_failed};
 
-/// Charges all accounts of `request`, or none. Each of its `parts` has its own call.
+/// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
+/// sent in its own call.
 ///
 /// The calls continue if the caller is dropped, so that charges can be undone.
 pub(super) async fn take<C>(
@@ -86,7 +87,7 @@ pub(super) fn undo<C>(
     }
 }
 
-/// Undoes the charge on one server. `taken` is the decision of that server.
+/// Undoes the charges of `part`. `taken` is the decision of the server that made them.
 async fn undo_part<C>(store: &RedisStore<C>, part: Request, taken: Decision)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,

@@ -34,7 +34,9 @@ const RECONNECT_GRACE: Duration = Duration::from_millis(25);
 /// The maximum pause between attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 const BASE_BACKOFF: Duration = Duration::from_millis(10);
-/// The maximum pause while a command waits. A longer pause could miss every probe of a breaker.
+/// The maximum pause between attempts while a command waits for a connection.
+///
+/// During a longer pause, every probe of a breaker could fail.
 const MAX_BACKOFF_WHEN_WANTED: Duration = Duration::from_millis(100);
 
 /// Opens a connection.
@@ -69,7 +71,7 @@ pub struct Link(Arc<LinkInner>);
 struct LinkInner {
     dial: Dial,
     state: watch::Sender<LinkState>,
-    /// The permit of the one task that dials.
+    /// The permit to open a connection. At most one task holds the permit.
     dialing: Arc<Semaphore>,
     /// Notified when a command waits for a connection.
     wanted: Arc<Notify>,
@@ -126,7 +128,7 @@ impl Link {
         timeout(TIMEOUT, wait).await.unwrap_or_else(|_| Err(not_connected("no connection in time")))
     }
 
-    /// Starts a task that dials, unless such a task is running.
+    /// Starts a task that opens a connection, unless such a task is running.
     fn ensure_dialing(&self) -> RedisResult<()> {
         let runtime = runtime()?;
         if let Ok(permit) = self.0.dialing.clone().try_acquire_owned() {
@@ -154,7 +156,7 @@ impl Link {
         }
     }
 
-    /// Discards a connection with an invalid reply, if the connection is a [`Link`].
+    /// Discards the current connection after an invalid reply, if `connection` is a [`Link`].
     pub(super) fn discard_current(connection: &dyn Any) {
         if let Some(link) = connection.downcast_ref::<Self>() {
             link.discard_invalid();
@@ -178,8 +180,8 @@ impl LinkInner {
     }
 }
 
-/// Dials until a connection is open or the link is dropped. The permit is released when the task
-/// ends, or the runtime drops it.
+/// Repeats connection attempts until one succeeds or the link is dropped. The permit is released at
+/// the end, even if the runtime drops the task.
 async fn reconnect(link: Weak<LinkInner>, _permit: OwnedSemaphorePermit) {
     loop {
         let Some(inner) = link.upgrade() else { return };
@@ -211,7 +213,8 @@ async fn reconnect(link: Weak<LinkInner>, _permit: OwnedSemaphorePermit) {
     }
 }
 
-/// Waits until `pause` has passed since the `last` attempt, or less if a command waits.
+/// Waits until `pause` has passed since the `last` attempt. While a command needs a connection,
+/// waits at most [`MAX_BACKOFF_WHEN_WANTED`].
 async fn back_off(last: Instant, pause: Duration, wanted: &Notify) {
     sleep_until(last + pause.min(MAX_BACKOFF_WHEN_WANTED)).await;
     let _ = timeout_at(last + pause, wanted.notified()).await;
@@ -224,7 +227,7 @@ fn backoff(attempt: u32) -> Duration {
     bound * u32::try_from(random).unwrap_or(0) / 1_000
 }
 
-/// Returns the current runtime. Timers and connections need a runtime.
+/// Returns the current tokio runtime. Fails outside of a runtime.
 pub(super) fn runtime() -> RedisResult<Handle> {
     Handle::try_current()
         .map_err(|_| not_connected("no tokio runtime; call the store from within one"))

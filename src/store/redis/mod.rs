@@ -64,14 +64,15 @@ use crate::{
 ///
 /// On a cluster, the accounts of a request may be on different servers. These servers are called
 /// concurrently. If one server denies, the charges on the other servers are undone. The limit is
-/// never exceeded. Until a charge is undone, for one round trip, it may cause the denial of another
+/// never exceeded. For one round trip, a charge that will be undone may cause the denial of another
 /// request. With [`hash_tag_by_key`](RedisStore::hash_tag_by_key), all accounts of a key are on one
 /// server, and are charged in one call.
 ///
 /// Under load, decisions that wait at the same time share one call, called a batch. A batch has up
 /// to 64 different requests, which are decided in the order of arrival. A decision waits only while
-/// more than sixteen calls are in flight, and never for a timer. Only GCRA quotas that start full
-/// are batched. On a cluster, each slot has its own batches. See [`coalesce`](RedisStore::coalesce).
+/// sixteen calls or a batch are in flight, and never for a timer. Only GCRA quotas that start full
+/// are batched. On a cluster, each slot has its own batches. See
+/// [`coalesce`](RedisStore::coalesce).
 ///
 /// The store can fail. A layer accepts it only together with a policy for failures:
 ///
@@ -117,8 +118,8 @@ use crate::{
 /// - A request whose reply is lost may have been charged, and is never sent again.
 /// - A caller that is dropped while it waits for a batch is not charged. A caller that is dropped
 ///   later may be charged.
-/// - All decisions of one call fail together. If a tokio runtime shuts down, callers on other
-///   runtimes may receive an error.
+/// - All decisions of one call fail together. A batch runs on the tokio runtime of its first
+///   caller. If that runtime shuts down, callers on other runtimes may receive an error.
 /// - A client that can write to the server can change the limits.
 #[derive(Clone)]
 pub struct RedisStore<C = Link> {
@@ -174,7 +175,7 @@ where
 
     /// Creates a store on a cluster, from a connection of your own.
     ///
-    /// The connection must send each key to its node.
+    /// The connection must send each call to the node that stores its keys.
     #[must_use]
     pub fn sharded(connection: C) -> Self {
         let mut store = Self::new(connection);
@@ -226,15 +227,15 @@ where
         self
     }
 
-    /// Puts all accounts of a key into one slot of a cluster, under any rule.
+    /// Puts all accounts of a key into one slot of a cluster, for all rules.
     ///
-    /// The hash tag of an account is then the hash of its key alone. A request of several rules by
-    /// one key, such as the user, is one call, and no charge has to be undone. Rules by different
-    /// keys still have different slots, and thus separate calls.
+    /// The hash tag of an account is then the hash of its key, without the rule. If all rules of a
+    /// request have the same key, such as the user, the request is one call, and no charge has to
+    /// be undone. Rules with different keys still need separate calls.
     ///
     /// All accounts of a key are on one server, so a hot key loads that server with all its rules.
-    /// The setting changes the names of the accounts: all processes that share them need the same
-    /// one, and a change starts new accounts.
+    /// All processes that share accounts need the same setting. A change of the setting starts new
+    /// accounts.
     #[must_use]
     pub fn hash_tag_by_key(mut self) -> Self {
         self.settings_mut().addresses.tagged = true;
@@ -284,9 +285,10 @@ where
         self.shared.undoing.clone()
     }
 
-    /// Returns the settings, to change the keys or the clock.
+    /// Returns the settings for a change of the keys or of the clock.
     ///
-    /// The store then stops sharing its rules and its queue with its clones.
+    /// The rules and the queues are replaced by empty ones, which are not shared with earlier
+    /// clones.
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
@@ -304,7 +306,7 @@ where
         self.settings.queues.get(first.map_or(0, AccountRequest::slot))
     }
 
-    /// Charges accounts of one slot in one call, which other decisions may share.
+    /// Charges `request`, whose accounts are in one slot. Other decisions may share the call.
     async fn charge(&self, request: &Arc<Request>) -> Result<Reply, RedisError> {
         let is_small = request.accounts.len() <= coalesce::MAX_ACCOUNTS;
         let is_plain = request.script_kind(ScriptOp::Take) == ScriptKind::Plain;

@@ -51,7 +51,7 @@ impl Node {
 
     /// Sends a command, unless the circuit is open.
     ///
-    /// `asking` permits the server to use a slot that is still moving to it.
+    /// With `asking`, the server also accepts the keys of a slot that is still moving to it.
     pub(super) async fn call(
         &self,
         command: &Cmd,

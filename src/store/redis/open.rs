@@ -97,7 +97,7 @@ impl RedisStore {
 }
 
 impl RedisStore<ClusterLink> {
-    /// Connects to the cluster that has the nodes `urls`, among others.
+    /// Connects to the cluster of the nodes at `urls`. These nodes report the other nodes.
     ///
     /// The store follows moved slots and failovers.
     ///
@@ -143,7 +143,7 @@ where
     }
 }
 
-/// Suggests the constructor that does not connect, if the servers cannot be reached.
+/// Suggests `constructor`, which does not connect, if the servers cannot be reached.
 fn without(error: RedisError, constructor: &str) -> RedisError {
     match error.kind() {
         RedisErrorKind::Disconnected => error.with_fix(&format!("{constructor} starts without it")),

@@ -1,4 +1,4 @@
-//! Binary arguments of a script, with the quotas and demands of one account.
+//! Plans: binary arguments of a script, each with the quotas and demands of one account.
 //!
 //! Products are computed in Rust, because numbers in Lua lose digits.
 
@@ -16,7 +16,7 @@ const MOST_UNITS: u64 = 1 << 39;
 /// The bound below which a double represents every integer.
 const EXACT: u64 = 1 << 53;
 
-/// The bytes of a plan, little-endian.
+/// The bytes of a plan. Its numbers are little-endian.
 #[derive(Debug, Default)]
 pub(super) struct EncodedPlan(pub(super) Vec<u8>);
 
@@ -47,7 +47,8 @@ impl EncodedPlan {
         self.int::<7>(nanos / 1_000).int::<2>(nanos % 1_000)
     }
 
-    /// Appends one quota with its demand and its change. `key` is the index of the account.
+    /// Appends one quota with its demand and its change. `key` is the index of the list of a
+    /// sliding log in the keys of the script.
     pub(super) fn quota(mut self, quota: &Quota, ask: Demand, change: Change, key: usize) -> Self {
         let capacity = u64::from(quota.limit()) + u64::from(quota.soft_units());
         let possible = ask.need() <= capacity;

@@ -35,7 +35,7 @@ pub struct Probe {
     /// The version of the server, if it reports one. Valkey reports the Redis version that it is
     /// compatible with.
     pub version: Option<String>,
-    /// Settings that may cause wrong decisions, as text.
+    /// Settings that may cause wrong decisions, and masters that cannot be reached, as text.
     pub warnings: Vec<String>,
 }
 
@@ -45,8 +45,8 @@ where
 {
     /// Runs the scripts on a separate key and reads the settings of the server.
     ///
-    /// On a cluster, probes each master. A master that cannot be reached is a warning, unless no
-    /// master can be reached.
+    /// On a cluster, probes each master. A master that cannot be reached is a warning. The probe
+    /// fails if no master can be reached.
     ///
     /// # Errors
     ///

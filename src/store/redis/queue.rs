@@ -16,13 +16,13 @@ use super::{
 
 /// The maximum number of direct calls in flight. Further requests wait for a batch.
 const MAX_DIRECT: usize = 16;
-/// The maximum number of batches in flight. Only a full batch may exceed this number, and a batch
-/// that follows the last one after [`BATCH_INTERVAL`].
+/// The maximum number of batches in flight. Exceptions are a full batch, and a batch that starts
+/// [`BATCH_INTERVAL`] after the previous batch.
 const MAX_IN_FLIGHT: usize = 2;
-/// The time after which a batch is sent although others are in flight. On a slow link, requests
-/// would otherwise wait for one round trip before their own.
+/// The time after which another batch may start, even at [`MAX_IN_FLIGHT`]. On a slow link,
+/// requests would otherwise wait for one round trip before their own.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
-/// The time after which a batch no longer delays others, because its runtime may be blocked.
+/// The time after which a batch no longer counts as in flight, because its runtime may be blocked.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The queues of a store: one, or one for each slot of a cluster.
@@ -61,8 +61,9 @@ struct QueueState {
 #[derive(Debug)]
 struct RunningBatch {
     id: u64,
-    /// The instants at which another batch may follow, and at which this one no longer counts.
+    /// The instant from which another batch may start, even at [`MAX_IN_FLIGHT`].
     next_at: Instant,
+    /// The instant from which this batch no longer counts as in flight.
     stalls_at: Instant,
     phase: Phase,
 }
@@ -146,7 +147,7 @@ impl Queue {
 }
 
 impl QueueState {
-    /// Returns `true` if few batches are in flight, or if enough callers wait for a full batch.
+    /// Returns `true` if another batch may start. See [`MAX_IN_FLIGHT`].
     fn is_batch_due(&mut self, now: Instant) -> bool {
         if self.spawning || self.waiting.is_empty() {
             return false;
@@ -159,7 +160,7 @@ impl QueueState {
         has_room || self.waiting.len() >= MAX_GROUPS * (collecting + 1)
     }
 
-    /// Returns the first caller that was not dropped.
+    /// Removes and returns the first caller that was not dropped.
     fn pop(&mut self) -> Option<QueuedRequest> {
         loop {
             let first = self.waiting.pop_front()?;
@@ -181,7 +182,7 @@ impl Drop for DirectPermit {
     }
 }
 
-/// The entry of a batch in the queue. It is removed on drop.
+/// A batch in its queue. The batch leaves the queue on drop.
 #[derive(Debug)]
 pub(super) struct BatchGuard {
     queue: Arc<Queue>,

@@ -36,7 +36,7 @@ pub(super) struct AccountReply {
     quotas: SmallVec<[QuotaState; 1]>,
 }
 
-/// The state of one quota, if any.
+/// The state of an account under one quota, if any.
 type QuotaState = Option<AccountState>;
 
 impl Reply {
@@ -130,7 +130,7 @@ impl AccountReply {
             })
     }
 
-    /// Returns the account without its last `charges` charges.
+    /// Returns the account as it was before its last `charges` charges.
     pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
@@ -280,7 +280,7 @@ impl<'a> Reader<'a> {
         Ok(micros * 1_000 + nanos)
     }
 
-    /// Reads instants and units, oldest first.
+    /// Reads the remaining pairs of an instant and units, oldest first.
     fn entries(&mut self) -> Result<Vec<(u64, u64)>, RedisError> {
         let mut entries = Vec::with_capacity(self.0.len() / 14);
         while !self.0.is_empty() {

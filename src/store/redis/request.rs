@@ -16,7 +16,7 @@ use crate::{
     store::Charge,
 };
 
-/// The accounts of a call. `named` has the quotas in the order of the charges.
+/// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) accounts: SmallVec<[AccountRequest; 1]>,
@@ -50,10 +50,10 @@ pub(super) enum ScriptOp<'a> {
     Take,
     Late(u64),
     Refund(u64),
-    /// Undoes the charges of this decision, up to a number of units if given.
+    /// Undoes the charges of this decision, or at most a number of units of each charge.
     Undo(&'a Decision, Option<u32>),
     Reset,
-    /// Blocks the account for these nanoseconds.
+    /// Blocks the key for this number of nanoseconds.
     Block(u64),
     Unblock,
 }
@@ -105,7 +105,7 @@ impl Request {
         at
     }
 
-    /// Returns the request for the accounts whose indices `keep` selects.
+    /// Returns a request for the accounts at the indices for which `keep` returns `true`.
     pub(super) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
         let mut part = Self { accounts: SmallVec::new(), named: SmallVec::new() };
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
@@ -117,7 +117,7 @@ impl Request {
         part
     }
 
-    /// Splits the request into one per slot. Different slots may be on different servers.
+    /// Splits the request into one request per slot, because slots may be on different servers.
     pub(super) fn by_slot(&self) -> Vec<Self> {
         let slots: SmallVec<[_; 4]> = self.accounts.iter().map(AccountRequest::slot).collect();
         let mut distinct = slots.clone();
@@ -126,18 +126,19 @@ impl Request {
         distinct.iter().map(|slot| self.part(|at| slots[at] == *slot)).collect()
     }
 
-    /// Splits the request into one per account.
+    /// Splits the request into one request per account.
     pub(super) fn by_account(&self) -> Vec<Self> {
         (0..self.accounts.len()).map(|index| self.part(|at| at == index)).collect()
     }
 
-    /// Renumbers the outcomes from 0, for a separate decision.
+    /// Renumbers the outcomes from 0, so that this request has its own decision.
     pub(super) fn standalone(mut self) -> Self {
         self.named.iter_mut().enumerate().for_each(|(at, named)| named.outcome = at);
         self
     }
 
-    /// Returns requests for the accounts that an allowed decision charged.
+    /// Returns requests for the accounts that `taken` charged. If `sharded`, each slot has its own
+    /// request.
     pub(super) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
         let charged = self.part(|at| taken.charged(self.accounts[at].rule));
         if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
@@ -225,7 +226,7 @@ impl Request {
         taken.outcomes().get(named.outcome)
     }
 
-    /// Returns the instant of the charge, by the clock of its server.
+    /// Returns the instant of the charges of `taken`, by the clock of the server that made them.
     fn charged_at(&self, taken: &Decision) -> u64 {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
         taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
@@ -252,7 +253,8 @@ impl AccountRequest {
         self.quotas.iter().flatten().fold(self.plan_head(), charge).0
     }
 
-    /// Returns `true` if the account has only GCRA quotas that start full, and all are charged.
+    /// Returns `true` if all quotas are charged, use GCRA and start full. A report-only account is
+    /// not plain.
     fn is_plain(&self) -> bool {
         let plain = |(quota, ask): &(Quota, Demand)| {
             letter(quota) == b'g' && quota.initial_units().is_none() && ask.cost > 0

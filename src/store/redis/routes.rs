@@ -1,4 +1,4 @@
-//! The servers of a cluster and their slots. One task at a time asks a server for the slots.
+//! The servers of a cluster and their slots. At most one task at a time refreshes them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,19 +27,20 @@ use super::{
 };
 use crate::log::warn;
 
-/// The first pause after a refresh. Each further pause is twice as long, up to [`MAX_PAUSE`].
+/// The pause after the first refresh of a task. Each further pause is twice as long, up to
+/// [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_millis(500);
-/// The time after which the next server is asked, too.
+/// The time without a reply after which the next server is asked, too.
 const STAGGER: Duration = Duration::from_millis(25);
 
-/// The routes of a cluster.
+/// The servers of a cluster, and the master of each slot.
 pub(super) struct Routes {
     seeds: Vec<Arc<Node>>,
     /// The settings of all connections.
     settings: ConnectionInfo,
     owners: watch::Sender<SlotOwners>,
-    /// The permit of the one task that asks for the slots.
+    /// The permit to refresh the slots. At most one task holds the permit.
     refreshing: Arc<Semaphore>,
     is_wanted: AtomicBool,
     refreshes: AtomicUsize,
@@ -51,7 +52,7 @@ struct SlotOwners {
     masters: Vec<Option<Arc<Node>>>,
     /// All servers by address, with replicas.
     nodes: HashMap<String, Arc<Node>>,
-    /// The reason why the last refresh failed.
+    /// The error of the last refresh, if it failed.
     failed: Option<RedisError>,
 }
 
@@ -144,7 +145,7 @@ impl Routes {
         Ok(started.is_ok())
     }
 
-    /// Returns the servers to ask for the slots, best first.
+    /// Returns the servers to ask for the slots, with failing servers last.
     fn candidates(&self) -> Vec<Arc<Node>> {
         let (mut all, owners) = (self.masters(), self.owners.borrow());
         let count = all.len().max(1);
@@ -205,8 +206,8 @@ impl Routes {
     }
 }
 
-/// Asks for the slots until no caller needs a refresh. The permit is released when the task
-/// ends, or the runtime drops it.
+/// Refreshes the slots until no caller needs another refresh. The permit is released at the end,
+/// even if the runtime drops the task.
 async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
     let mut pause = MIN_PAUSE;
     loop {
@@ -224,7 +225,7 @@ async fn refresh(weak: Weak<Routes>, _permit: OwnedSemaphorePermit) {
     }
 }
 
-/// Asks one server after another for the slots, and returns the first reply.
+/// Asks the servers for the slots, at most [`STAGGER`] apart, and returns the first valid reply.
 async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
     let (mut candidates, mut asked) = (candidates.into_iter(), FuturesUnordered::new());
     let mut failed = error("no server of the cluster replies");
@@ -242,7 +243,8 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
     }
 }
 
-/// Returns a random time between half of `time` and `time`, so that processes do not ask together.
+/// Returns a random time between half of `time` and `time`, so that processes do not refresh at the
+/// same time.
 fn jitter(time: Duration) -> Duration {
     let random = u32::try_from(RandomState::new().hash_one(0) % 1_000).unwrap_or(0);
     time / 2 + time / 2 * random / 1_000

@@ -15,7 +15,8 @@ const ACCOUNT: &str = include_str!("../../../lua/account.lua");
 const TAKE: &str = include_str!("../../../lua/take.lua");
 const SETTLE: &str = include_str!("../../../lua/settle.lua");
 const BATCH: &str = include_str!("../../../lua/batch.lua");
-/// The text that turns the general part of a script into a function.
+/// The Lua text before and after the general part of a batch script, which makes that part a
+/// function.
 const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
 const ALGORITHMS: [(u8, &str); 5] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
@@ -26,7 +27,7 @@ const ALGORITHMS: [(u8, &str); 5] = [
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
 
-/// Returns the letter of the algorithm in plans and accounts.
+/// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(super) fn letter(quota: &Quota) -> u8 {
     match quota.counted_by() {
         Algorithm::Gcra => b'g',
@@ -55,7 +56,7 @@ pub(super) enum ScriptKind {
     Batch,
 }
 
-/// All scripts of a store, assembled on first use. Each set of algorithms has its own script.
+/// All scripts of a store: one for each kind and set of algorithms, assembled on first use.
 pub(super) struct Scripts {
     clock: &'static str,
     scripts: [[OnceLock<Script>; SETS]; 4],

@@ -5,7 +5,7 @@ use redis::{RedisError, Value};
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// Neighbouring slots with one master.
+/// Consecutive slots with one master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotRange {
     pub(super) first: u16,
@@ -41,8 +41,8 @@ pub(super) fn slot(key: &[u8]) -> u16 {
     crc % SLOTS
 }
 
-/// Parses the reply of `CLUSTER SLOTS` from a server at the address `host`. A server that does not
-/// know its own address sends no host.
+/// Parses the reply to `CLUSTER SLOTS`. An empty host in the reply stands for `host`, the host of
+/// the server that replied.
 pub(super) fn ranges(reply: &Value, host: &str) -> Result<Vec<SlotRange>, RedisError> {
     let ranges: Vec<_> = items(reply).iter().filter_map(|range| read(range, host)).collect();
     if ranges.is_empty() {

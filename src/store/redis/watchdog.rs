@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 /// The time without a reply after which a connection is replaced.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
-/// The number of requests that may be without a reply, for example because of dropped callers.
+/// The minimum number of requests without a reply before a connection is replaced. One such request
+/// may belong to a dropped caller.
 const MIN_REQUESTS: u32 = 2;
 
 #[derive(Debug)]
