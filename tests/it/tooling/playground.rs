@@ -7,7 +7,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::TcpStream,
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use algorithm::{PLAIN, counted_by};
@@ -38,9 +38,20 @@ fn passed(server: &Server, visitor: &str, requests: u32) -> (u32, u32) {
     })
 }
 
-/// A limit that does not refill during a test, in a window that does not end.
+/// The period of [`long`], in milliseconds.
+const PERIOD: u64 = 3_153_600_000;
+
+/// A limit of three units that does not refill during a test, in a window that does not end.
 fn long(algorithm: &str) -> Value {
-    json!({ "algorithm": algorithm, "units": 3, "period_ms": 3_153_600_000_u64 })
+    json!({ "algorithm": algorithm, "units": 3, "period_ms": PERIOD })
+}
+
+/// Returns the units of [`long`] that a paced window has made available by now. Its windows are
+/// aligned to Unix time, and each third of a window adds one unit.
+fn paced_units() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let thirds = now.as_millis() % u128::from(PERIOD) * 3 / u128::from(PERIOD);
+    u32::try_from(thirds).expect("at most two") + 1
 }
 
 #[test]
@@ -75,8 +86,8 @@ fn every_algorithm_limits_as_set_in_the_page() {
         let first = get(&server, "alice", "/try");
         assert_eq!((first.status, first.header("x-naive")), (200, Some("admitted")), "{algorithm}");
         assert_eq!(first.header("x-waited-ms"), Some("0"));
-        // paced units become available one by one
-        let more = if algorithm == "paced_window" { 0 } else { 2 };
+        let units = if algorithm == "paced_window" { paced_units() } else { 3 };
+        let more = units - 1;
         let reported = first.header("ratelimit").expect("what is left");
         assert!(
             reported.starts_with(&format!("\"playground\";r={more}")),
