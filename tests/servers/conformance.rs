@@ -29,7 +29,7 @@ where
         ("sliding_window.json", 10),
         ("sliding_log.json", 12),
         ("max_debt.json", 13),
-        ("refunds.json", 156),
+        ("refunds.json", 157),
         ("combined.json", 6),
     ] {
         assert_eq!(all_pass(&mut subject, file).await, (cases, 0), "{file}");

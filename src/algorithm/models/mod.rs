@@ -33,8 +33,8 @@ struct Charge {
     back: u64,
     /// GCRA: the nanoseconds from the charge until the account is full.
     work: u64,
-    /// Paced windows: the units charged in the window so far, including this charge.
-    count: u64,
+    /// Paced windows: the instant of the next unit after this charge.
+    next_at: u64,
     queued: bool,
     receipt: Receipt,
 }
@@ -54,8 +54,8 @@ trait Model: Clone + Debug {
     fn work_at(&self, _now: u64) -> u64 {
         0
     }
-    /// Paced windows: returns the units charged in the current window.
-    fn count_at(&self, _now: u64) -> u64 {
+    /// Paced windows: returns the instant of the next unit, at most the end of the window.
+    fn next_at(&self, _now: u64) -> u64 {
         0
     }
     /// Charges units until the debt reaches `max_debt`.
@@ -205,8 +205,8 @@ fn run<M: Model>(quota: Quota, start: u64, steps: Vec<(Jump, Op)>) -> TestCaseRe
                         work: slow.work_at(now),
                         // With headroom, units may remain although the charge queued. Its position
                         // is then unknown.
-                        count: match decided.row.remaining {
-                            0 => slow.count_at(now),
+                        next_at: match decided.row.remaining {
+                            0 => slow.next_at(now),
                             _ => u64::MAX,
                         },
                         queued: decided.wait > 0,

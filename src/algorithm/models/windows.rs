@@ -79,11 +79,13 @@ impl Model for SlowAligned {
         let count = self.counts.entry(now / self.period).or_default();
         *count = count.saturating_sub(units);
     }
-    fn count_at(&self, now: u64) -> u64 {
-        self.count(now / self.period)
+    fn next_at(&self, now: u64) -> u64 {
+        let (window, end) = (now / self.period, self.queue_end(now));
+        let count = usize::try_from(self.count(window)).expect("fits");
+        self.instants(window).get(count).map_or(end, |instant| end.min(*instant))
     }
     fn undo(&mut self, now: u64, charge: Charge) {
-        let newest = self.count_at(now) == charge.count;
+        let newest = self.next_at(now) == charge.next_at;
         if charge.at / self.period == now / self.period && (newest || !charge.queued) {
             self.refund(now, charge.back);
         }
