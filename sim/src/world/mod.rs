@@ -1,0 +1,392 @@
+//! One run: processes, network and node, with faults, from one seed.
+
+mod exact;
+mod faults;
+mod network;
+mod oracle;
+mod process;
+mod server;
+mod story;
+
+use std::{
+    cell::Cell,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tower_sluice::{Quota, decision::Source};
+
+use self::{
+    faults::Fault,
+    network::Wire,
+    oracle::{Entry, Log, Loss},
+    process::{Process, Wrappers},
+    server::Server,
+    story::Story,
+};
+use crate::{
+    quotas,
+    random::{Random, seed_thread},
+};
+
+/// The margin of a decision above its budget.
+const MARGIN: Duration = Duration::from_millis(5);
+/// The time after the last fault in which the node decides again.
+const RECOVERY: Duration = Duration::from_secs(1);
+/// The time for which leased units may outlive a loss of state.
+const LEASE: Duration = Duration::from_millis(1_500);
+/// The most that a run may take, in virtual time.
+const LONGEST: Duration = Duration::from_secs(3_600);
+/// The delay of a healthy path, in microseconds.
+const DELAY: (u64, u64) = (100, 2_000);
+
+/// The result of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub violations: Vec<String>,
+    pub events: Vec<String>,
+    pub simulated: Duration,
+    pub decisions: u64,
+    pub commands: u64,
+    pub faults: u64,
+}
+
+thread_local! {
+    static PANICS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Counts the panics of each thread, also those that the runtime catches.
+pub fn count_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.set(PANICS.get() + 1);
+        before(info);
+    }));
+}
+
+/// Runs a seed in a thread of its own, whose random source is the seed.
+pub fn run(seed: u64, told: bool) -> Report {
+    let run = move || {
+        seed_thread(seed);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        let mut report = runtime.block_on(World::run(seed, told));
+        drop(runtime);
+        if PANICS.get() > 0 {
+            report.violations.push(format!("{} panics", PANICS.get()));
+        }
+        report
+    };
+    let report = thread::spawn(run).join();
+    report.unwrap_or_else(|_| Report { violations: vec!["a panic".into()], ..Report::default() })
+}
+
+/// A running system.
+struct World {
+    story: Story,
+    server: Arc<Server>,
+    places: Vec<Place>,
+    rules: [Vec<Quota>; 2],
+    keys: usize,
+    log: Mutex<Log>,
+    decisions: AtomicU64,
+}
+
+/// A process, and the wire and the wrappers that outlive its restarts.
+struct Place {
+    name: String,
+    wrappers: Wrappers,
+    wire: Arc<Wire>,
+    process: Mutex<Arc<Process>>,
+    /// The last instant at which the process was paused or dead.
+    disturbed: Mutex<Duration>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Place {
+    fn process(&self) -> Arc<Process> {
+        lock(&self.process).clone()
+    }
+}
+
+impl World {
+    async fn run(seed: u64, told: bool) -> Report {
+        let mut random = Random::new(seed);
+        let world = Arc::new(Self::new(&mut random, told));
+        world.introduce(seed);
+        let faults = timeout(LONGEST, world.clone().play(&mut random)).await;
+        if faults.is_err() {
+            world.story.violate("liveness", "the run does not end");
+        }
+        let processes = u32::try_from(world.places.len()).expect("few");
+        oracle::check(&world.story, &lock(&world.log), &world.rules, world.keys, processes);
+        Report {
+            violations: world.story.violations(),
+            events: world.story.events(),
+            simulated: world.story.now(),
+            decisions: world.decisions.load(Relaxed),
+            commands: world.server.commands(),
+            faults: faults.unwrap_or(0),
+        }
+    }
+
+    fn new(random: &mut Random, told: bool) -> Self {
+        let server =
+            Server::new(random.within(1_000_000_000..2_000_000_000).cast_signed() * 1_000_000);
+        let some = |random: &mut Random| {
+            let (one, two) = (quotas::plain(random), quotas::plain(random));
+            // Two quotas of a rule need different periods.
+            let both = random.percent(33) && one.period() != two.period();
+            if both { vec![one, two] } else { vec![one] }
+        };
+        let rules = [some(random), some(random)];
+        let (count, leases) = (random.within(2..7), random.percent(30));
+        let places = (0..count).map(|index| {
+            let wrappers = Wrappers::random(random, leases);
+            let wire = Wire::new(DELAY, random.fork());
+            let instances = u32::try_from(count).expect("few");
+            let process = Process::new(&wrappers, instances, &rules, &wire, &server);
+            let process = Mutex::new(Arc::new(process));
+            let (name, disturbed) = (format!("p{index}"), Mutex::default());
+            Place { name, wrappers, wire, process, disturbed }
+        });
+        let places = places.collect();
+        let keys = random.below(2) + 1;
+        let (story, log) = (Story::new(told), Mutex::default());
+        Self { story, server, places, rules, keys, log, decisions: AtomicU64::new(0) }
+    }
+
+    fn introduce(&self, seed: u64) {
+        self.story.tell("world", || format!("seed {seed}, {} keys", self.keys));
+        for (rule, quotas) in self.rules.iter().enumerate() {
+            let quotas = quotas.iter().map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
+            self.story.tell("world", || format!("rule {rule}: {quotas}"));
+        }
+        for place in &self.places {
+            self.story.tell(&place.name, || place.wrappers.to_string());
+        }
+    }
+
+    /// Returns `true` if no wrapper changes the numbers of the node.
+    fn is_exact(&self) -> bool {
+        self.places.iter().all(|place| place.wrappers.leases.is_none())
+    }
+
+    /// Plays all phases. Returns the number of faults.
+    async fn play(self: Arc<Self>, random: &mut Random) -> u64 {
+        exact::check(&self, random, "before the faults").await;
+        let mut clients = JoinSet::new();
+        for place in 0..self.places.len() {
+            let late = if random.percent(20) { random.within(0..3_000) } else { 0 };
+            let until = Instant::now() + Duration::from_secs(random.within(3..15));
+            let client = self.clone().client(place, random.fork(), until + RECOVERY);
+            clients.spawn(async move {
+                sleep(Duration::from_millis(late)).await;
+                client.await;
+            });
+        }
+        let count = random.within(1..6);
+        let mut faults = JoinSet::new();
+        for _ in 0..count {
+            faults.spawn(self.clone().fault(random.fork()));
+        }
+        while faults.join_next().await.is_some() {}
+        let healed = self.story.now();
+        self.story.tell("world", || "the last fault is over");
+        sleep(Duration::from_millis(50)).await;
+        let until = Instant::now() + 3 * RECOVERY;
+        for place in 0..self.places.len() {
+            clients.spawn(self.clone().client(place, random.fork(), until));
+        }
+        while clients.join_next().await.is_some() {}
+        self.check_recovery(healed);
+        sleep(self.refill()).await;
+        exact::check(&self, random, "after the faults").await;
+        count
+    }
+
+    /// The time after which every account is full.
+    fn refill(&self) -> Duration {
+        let of = |quota: &Quota| quota.interval() * quota.limit() + 3 * quota.period();
+        self.rules.iter().flatten().map(of).max().unwrap_or_default() + LEASE
+    }
+
+    /// Sends requests at random times until `until`, and drops some before their answer.
+    async fn client(self: Arc<Self>, place: usize, mut random: Random, until: Instant) {
+        let pause = *random.pick(&[20, 100, 300]);
+        let mut requests = JoinSet::new();
+        while Instant::now() < until {
+            sleep(Duration::from_micros(random.within(0..2_000 * pause))).await;
+            let burst = if random.percent(5) { random.within(2..40) } else { 1 };
+            for _ in 0..burst {
+                let keys = [random.below(self.keys), random.below(self.keys)];
+                let cost = *random.pick(&[1, 1, 1, 2]);
+                let patience = random.percent(5).then(|| random.within(0..30_000));
+                requests.spawn(self.clone().request(place, keys, cost, patience));
+            }
+            while requests.try_join_next().is_some() {}
+        }
+        while requests.join_next().await.is_some() {}
+    }
+
+    async fn request(
+        self: Arc<Self>,
+        place: usize,
+        keys: [usize; 2],
+        cost: u32,
+        patience: Option<u64>,
+    ) {
+        let (at, start) = (&self.places[place], self.story.now());
+        let process = at.process();
+        let call = process.call(keys, cost);
+        let answer = match patience {
+            Some(micros) => timeout(Duration::from_micros(micros), call).await.ok().flatten(),
+            None => call.await,
+        };
+        let Some(decision) = answer else {
+            self.story.tell(&at.name, || format!("keys {keys:?} cost {cost}: no answer"));
+            return;
+        };
+        let (end, source, allowed) = (self.story.now(), decision.source(), decision.is_allowed());
+        self.decisions.fetch_add(1, Relaxed);
+        self.story.tell(&at.name, || {
+            let result = if allowed { "allowed" } else { "denied" };
+            let (took, left) = (end - start, decision.remaining());
+            format!("keys {keys:?} cost {cost}: {result} by {source}, {left:?} left, {took:?}")
+        });
+        let disturbed = *lock(&at.disturbed) >= start;
+        if end - start > at.wrappers.budget + MARGIN && !disturbed {
+            let budget = at.wrappers.budget;
+            let text = format!("{} answered after {:?} of {budget:?}", at.name, end - start);
+            self.story.violate("budget", text);
+        }
+        lock(&self.log).entries.push(Entry {
+            process: place,
+            keys,
+            cost,
+            start,
+            end,
+            allowed,
+            source,
+        });
+    }
+
+    /// Fails if the node did not decide every request from a second after the last fault.
+    fn check_recovery(&self, healed: Duration) {
+        for entry in &lock(&self.log).entries {
+            let of_failure = matches!(
+                entry.source,
+                Source::Fallback | Source::FailedOpen | Source::FailedClosed
+            );
+            if of_failure && entry.start > healed + RECOVERY {
+                let (process, source, after) = (entry.process, entry.source, entry.start - healed);
+                self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
+                return;
+            }
+        }
+    }
+
+    /// Waits, and runs one fault from its begin to its end.
+    async fn fault(self: Arc<Self>, mut random: Random) {
+        let fault = Fault::random(&mut random, self.places.len());
+        sleep(Duration::from_millis(random.within(0..8_000))).await;
+        self.story.tell("fault", || format!("begins: {fault}"));
+        let from = self.story.now();
+        self.begin(fault, &mut random);
+        if !fault.is_instant() {
+            let end = Instant::now() + Duration::from_millis(random.within(20..3_000));
+            sleep_until(end).await;
+            self.end(fault);
+            self.story.tell("fault", || format!("ends: {fault}"));
+        }
+        if fault.loses_state() {
+            lock(&self.log).losses.push(Loss { from, to: from + LEASE });
+        }
+    }
+
+    fn begin(&self, fault: Fault, random: &mut Random) {
+        match fault {
+            Fault::Kill { loses } => self.server.kill(loses),
+            Fault::Freeze => self.server.pause(true),
+            Fault::Slow(work) => self.server.set_work(work),
+            Fault::Flush => self.server.change(|node| node.lose()),
+            Fault::Evict => {
+                let keys = self.server.change(|node| node.keys());
+                if !keys.is_empty() {
+                    self.server.change(|node| node.evict(random.pick::<Vec<u8>>(&keys)));
+                }
+            }
+            Fault::ScriptFlush => self.server.change(|node| node.forget_scripts()),
+            Fault::Clock(micros) => self.server.step_clock(micros),
+            Fault::Full => self.server.change(|node| node.set_full(true)),
+            Fault::Partition { process, up, down } => {
+                self.places[process].wire.change(|path| {
+                    path.up &= !up;
+                    path.down &= !down;
+                });
+            }
+            Fault::Delay { process, most } => {
+                self.places[process].wire.change(|path| path.delay = (DELAY.0, most));
+            }
+            Fault::Reset { process } => self.places[process].wire.cut(),
+            Fault::Pause { process } => {
+                *lock(&self.places[process].disturbed) = LONGEST;
+                self.places[process].process().pause(true);
+            }
+            Fault::Restart { process } => {
+                *lock(&self.places[process].disturbed) = LONGEST;
+                self.places[process].process().kill();
+                self.places[process].wire.cut();
+            }
+        }
+    }
+
+    fn end(&self, fault: Fault) {
+        match fault {
+            Fault::Kill { .. } => self.server.start(),
+            Fault::Freeze => self.server.pause(false),
+            Fault::Slow(_) => self.server.set_work(Duration::ZERO),
+            Fault::Full => self.server.change(|node| node.set_full(false)),
+            Fault::Partition { process, .. } => {
+                self.places[process].wire.change(|path| (path.up, path.down) = (true, true));
+            }
+            Fault::Delay { process, .. } => {
+                self.places[process].wire.change(|path| path.delay = DELAY);
+            }
+            Fault::Pause { process } => {
+                let (place, now) = (&self.places[process], self.story.now());
+                *lock(&place.disturbed) = now;
+                place.process().pause(false);
+                // The process does not know how old its leases are.
+                if place.wrappers.leases.is_some() {
+                    lock(&self.log).losses.push(Loss { from: now, to: now + LEASE });
+                }
+            }
+            Fault::Restart { process } => {
+                let place = &self.places[process];
+                let count = u32::try_from(self.places.len()).expect("few");
+                let new =
+                    Process::new(&place.wrappers, count, &self.rules, &place.wire, &self.server);
+                *lock(&place.process) = Arc::new(new);
+                let now = self.story.now();
+                *lock(&place.disturbed) = now;
+                lock(&self.log).restarts.push((process, Loss { from: now, to: now }));
+            }
+            _ => {}
+        }
+    }
+}
