@@ -25,7 +25,7 @@ pub fn range(text: &str) -> Option<Range<u64>> {
 
 /// Runs one seed. Prints its story if `told`.
 pub fn one(seed: u64, told: bool) -> bool {
-    let report = world::run(seed, told);
+    let report = world::run(seed, told, None);
     report.events.iter().for_each(|event| println!("{event}"));
     for violation in &report.violations {
         println!("seed {seed}: {violation}");
@@ -52,7 +52,7 @@ pub fn many(range: Range<u64>, jobs: u64, minutes: Option<u64>) -> bool {
         while let Some(seed) =
             usize::try_from(next.fetch_add(1, Relaxed)).ok().and_then(|at| seeds.get(at))
         {
-            let report = world::run(*seed, false);
+            let report = world::run(*seed, false, None);
             let mut bad = bad.lock().unwrap_or_else(PoisonError::into_inner);
             if !report.violations.is_empty() {
                 report.violations.iter().for_each(|violation| println!("seed {seed}: {violation}"));
@@ -76,7 +76,8 @@ pub fn many(range: Range<u64>, jobs: u64, minutes: Option<u64>) -> bool {
     let (sum, bad) = (sum.into_inner(), bad.into_inner());
     let (sum, bad) = (sum.unwrap_or_default(), bad.unwrap_or_default());
     let ran = next.load(Relaxed).min(seeds.len() as u64);
-    let speed = sum.simulated.as_secs_f64() / start.elapsed().as_secs_f64() / jobs.max(1) as f64;
+    let speed =
+        sum.simulated.as_secs_f64() / cpu_time().unwrap_or_else(|| start.elapsed()).as_secs_f64();
     println!(
         "{ran} seeds: {} with violations; {:.1} h simulated, {} faults, {} decisions, {} commands",
         bad.len(),
@@ -85,6 +86,15 @@ pub fn many(range: Range<u64>, jobs: u64, minutes: Option<u64>) -> bool {
         sum.decisions,
         sum.commands,
     );
-    println!("{:.1?}, {speed:.0} simulated seconds per second and thread", start.elapsed());
+    println!("{:.1?}, {speed:.0} simulated seconds per second of CPU time", start.elapsed());
     bad.is_empty()
+}
+
+/// Returns the CPU time of this process, where the system reports it as Linux does.
+fn cpu_time() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+    let ticks: u64 = ticks.collect::<Result<Vec<_>, _>>().ok()?.into_iter().sum();
+    Some(Duration::from_millis(10 * ticks))
 }

@@ -2,6 +2,7 @@
 
 mod differential;
 mod driver;
+mod mutants;
 mod node;
 mod quotas;
 mod random;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: sim --seeds 0..1000 [--jobs 2]     runs seeds, and those of seeds.txt
        sim --seed 42 [--trace]            runs one seed, and prints its story
+       sim mutants [--most 10000]         changes the scripts, which the oracle has to find
        sim differential [--sequences N] [--first N]
                                           compares the node with real servers";
 
@@ -26,6 +28,8 @@ fn main() -> ExitCode {
     let well = if args.first().is_some_and(|arg| arg == "differential") {
         let sequences = number("--sequences").unwrap_or(2_000);
         differential::run(number("--first").unwrap_or(0), sequences)
+    } else if args.first().is_some_and(|arg| arg == "mutants") {
+        mutants::run(number("--most").unwrap_or(10_000))
     } else if let Some(seed) = number("--seed") {
         driver::one(seed, args.iter().any(|arg| arg == "--trace"))
     } else if let Some(range) = value("--seeds").as_deref().and_then(driver::range) {

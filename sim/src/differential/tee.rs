@@ -18,8 +18,8 @@ const SHOWN: usize = 40;
 /// The milliseconds by which a reply may reach us late, and by which two times to live may differ.
 const SLACK: i64 = 500;
 /// The milliseconds around the end of a key in which only the server knows if the key is there, if
-/// the reply has the server's clock.
-const UNSURE: u64 = 2;
+/// the reply has the clock of the server, which reads it twice and may be stopped in between.
+const UNSURE: u64 = 100;
 /// The microseconds between a reply's clock and this machine's, at most.
 const NEAR: i64 = 10_000_000;
 
@@ -42,7 +42,8 @@ struct Inner {
 
 impl Tee {
     pub fn new(real: MultiplexedConnection) -> Self {
-        let inner = Inner { node: Node::new(), story: Vec::new(), difference: None, unsure: false };
+        let inner =
+            Inner { node: Node::new(None), story: Vec::new(), difference: None, unsure: false };
         Self { real, inner: Arc::new(Mutex::new(inner)), turn: Arc::default() }
     }
 

@@ -8,8 +8,11 @@ mod structs;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use self::reply::{Reply, Request, parse};
 use self::script::{Scripts, State};
+pub use self::{
+    reply::{Reply, Request, parse},
+    script::Mutant,
+};
 
 /// A node with its keys, its scripts and its clock.
 pub struct Node {
@@ -24,14 +27,14 @@ pub struct Session {
 }
 
 impl Node {
-    /// Creates a node without keys.
+    /// Creates a node without keys, whose scripts may be changed by a mutant.
     ///
     /// # Panics
     ///
     /// Panics if Lua cannot start.
-    pub fn new() -> Self {
+    pub fn new(mutant: Option<&'static Mutant>) -> Self {
         let state = Arc::<Mutex<State>>::default();
-        let scripts = Scripts::new(state.clone()).expect("Lua starts");
+        let scripts = Scripts::new(state.clone(), mutant).expect("Lua starts");
         Self { state, scripts }
     }
 

@@ -33,6 +33,7 @@ use self::{
     story::Story,
 };
 use crate::{
+    node::Mutant,
     quotas,
     random::{Random, seed_thread},
 };
@@ -73,7 +74,7 @@ pub fn count_panics() {
 }
 
 /// Runs a seed in a thread of its own, whose random source is the seed.
-pub fn run(seed: u64, told: bool) -> Report {
+pub fn run(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> Report {
     let run = move || {
         seed_thread(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -81,7 +82,7 @@ pub fn run(seed: u64, told: bool) -> Report {
             .start_paused(true)
             .build()
             .expect("a runtime");
-        let mut report = runtime.block_on(World::run(seed, told));
+        let mut report = runtime.block_on(World::run(seed, told, mutant));
         drop(runtime);
         if PANICS.get() > 0 {
             report.violations.push(format!("{} panics", PANICS.get()));
@@ -124,9 +125,9 @@ impl Place {
 }
 
 impl World {
-    async fn run(seed: u64, told: bool) -> Report {
+    async fn run(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> Report {
         let mut random = Random::new(seed);
-        let world = Arc::new(Self::new(&mut random, told));
+        let world = Arc::new(Self::new(&mut random, told, mutant));
         world.introduce(seed);
         let faults = timeout(LONGEST, world.clone().play(&mut random)).await;
         if faults.is_err() {
@@ -144,9 +145,9 @@ impl World {
         }
     }
 
-    fn new(random: &mut Random, told: bool) -> Self {
-        let server =
-            Server::new(random.within(1_000_000_000..2_000_000_000).cast_signed() * 1_000_000);
+    fn new(random: &mut Random, told: bool, mutant: Option<&'static Mutant>) -> Self {
+        let seconds = random.within(1_000_000_000..2_000_000_000).cast_signed();
+        let server = Server::new(seconds * 1_000_000, mutant);
         let some = |random: &mut Random| {
             let (one, two) = (quotas::plain(random), quotas::plain(random));
             // Two quotas of a rule need different periods.

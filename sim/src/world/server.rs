@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::node::{Node, Reply, Request, Session};
+use crate::node::{Mutant, Node, Reply, Request, Session};
 
 /// A node that can fail.
 pub struct Server {
@@ -40,7 +40,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    pub fn new(epoch: i64) -> Arc<Self> {
+    pub fn new(epoch: i64, mutant: Option<&'static Mutant>) -> Arc<Self> {
         let state = State {
             runs: true,
             work: Duration::ZERO,
@@ -50,7 +50,7 @@ impl Server {
             commands: 0,
         };
         Arc::new(Self {
-            node: Mutex::new(Node::new()),
+            node: Mutex::new(Node::new(mutant)),
             state: Mutex::new(state),
             pause: watch::Sender::new(false),
             turn: Turns::new(()),
