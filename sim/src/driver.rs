@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::world::{self, Report};
+use crate::{
+    node::Mutant,
+    world::{self, Report},
+};
 
 /// The seeds that found a violation once, each with its cause.
 const FOUND: &str = include_str!("../seeds.txt");
@@ -24,8 +27,8 @@ pub fn range(text: &str) -> Option<Range<u64>> {
 }
 
 /// Runs one seed. Prints its story if `told`.
-pub fn one(seed: u64, told: bool) -> bool {
-    let report = world::run(seed, told, None);
+pub fn one(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> bool {
+    let report = world::run(seed, told, mutant);
     report.events.iter().for_each(|event| println!("{event}"));
     for violation in &report.violations {
         println!("seed {seed}: {violation}");

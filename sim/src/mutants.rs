@@ -100,11 +100,17 @@ static MUTANTS: [(Mutant, Option<&str>); 18] = [
     ),
 ];
 
+/// Returns the mutant at a line of the table, counted from 0.
+pub fn get(at: usize) -> Option<&'static Mutant> {
+    MUTANTS.get(at).map(|(mutant, _)| mutant)
+}
+
 /// Runs seeds against each mutant until one finds it.
-pub fn run(most: u64) -> bool {
+pub fn run(most: u64, only: Option<usize>) -> bool {
     println!("| file | changed to | found by seed | as |\n|---|---|---|---|");
     let mut well = true;
-    for (mutant, reason) in &MUTANTS {
+    let chosen = |(at, _): &(usize, _)| only.is_none_or(|only| only == *at);
+    for (_, (mutant, reason)) in MUTANTS.iter().enumerate().filter(chosen) {
         let found = (0..most).find_map(|seed| {
             let report = world::run(seed, false, Some(mutant));
             report.violations.into_iter().next().map(|violation| (seed, violation))

@@ -17,8 +17,7 @@ use crate::random::Random;
 const REPLY: Duration = Duration::from_millis(8);
 
 /// Runs a quiet phase. All accounts must be full.
-pub async fn check(world: &World, random: &mut Random, when: &str) {
-    world.story.tell("world", || format!("exact check {when}"));
+pub async fn check(world: &World, mut random: Random, when: &str) {
     if !world.is_exact() {
         at_least_the_limit(world, when).await;
         return;

@@ -1,10 +1,13 @@
 //! One run: processes, network and node, with faults, from one seed.
 
+mod blocks;
+mod capability;
 mod exact;
 mod faults;
 mod network;
 mod oracle;
 mod process;
+mod rates;
 mod server;
 mod story;
 
@@ -25,9 +28,10 @@ use tokio::{
 use tower_sluice::{Quota, decision::Source};
 
 use self::{
+    capability::Capability,
     faults::Fault,
     network::Wire,
-    oracle::{Entry, Log, Loss},
+    oracle::{Log, Loss},
     process::{Process, Wrappers},
     server::Server,
     story::Story,
@@ -102,6 +106,7 @@ struct World {
     keys: usize,
     log: Mutex<Log>,
     decisions: AtomicU64,
+    capabilities: Vec<Box<dyn Capability>>,
 }
 
 /// A process, and the wire and the wrappers that outlive its restarts.
@@ -133,8 +138,7 @@ impl World {
         if faults.is_err() {
             world.story.violate("liveness", "the run does not end");
         }
-        let processes = u32::try_from(world.places.len()).expect("few");
-        oracle::check(&world.story, &lock(&world.log), &world.rules, world.keys, processes);
+        world.capabilities.iter().for_each(|capability| capability.check(&world));
         Report {
             violations: world.story.violations(),
             events: world.story.events(),
@@ -154,7 +158,8 @@ impl World {
             let both = random.percent(33) && one.period() != two.period();
             if both { vec![one, two] } else { vec![one] }
         };
-        let rules = [some(random), some(random)];
+        // One account per request is a case of its own in the scripts.
+        let rules = [some(random), if random.percent(50) { some(random) } else { Vec::new() }];
         let (count, leases) = (random.within(2..7), random.percent(30));
         let places = (0..count).map(|index| {
             let wrappers = Wrappers::random(random, leases);
@@ -168,7 +173,16 @@ impl World {
         let places = places.collect();
         let keys = random.below(2) + 1;
         let (story, log) = (Story::new(told), Mutex::default());
-        Self { story, server, places, rules, keys, log, decisions: AtomicU64::new(0) }
+        Self {
+            story,
+            server,
+            places,
+            rules,
+            keys,
+            log,
+            decisions: AtomicU64::new(0),
+            capabilities: capability::all(),
+        }
     }
 
     fn introduce(&self, seed: u64) {
@@ -187,9 +201,31 @@ impl World {
         self.places.iter().all(|place| place.wrappers.leases.is_none())
     }
 
+    fn count_decision(&self) {
+        self.decisions.fetch_add(1, Relaxed);
+    }
+
+    /// Runs an operation of a random capability.
+    async fn operate(&self, place: usize, mut random: Random) {
+        let mut chosen = random.within(0..100);
+        for capability in &self.capabilities {
+            if chosen < capability.share() {
+                return capability.operate(self, place, random).await;
+            }
+            chosen -= capability.share();
+        }
+    }
+
+    async fn compare(&self, random: &mut Random, when: &'static str) {
+        self.story.tell("world", || format!("comparison with the models {when}"));
+        for capability in &self.capabilities {
+            capability.compare(self, random.fork(), when).await;
+        }
+    }
+
     /// Plays all phases. Returns the number of faults.
     async fn play(self: Arc<Self>, random: &mut Random) -> u64 {
-        exact::check(&self, random, "before the faults").await;
+        self.compare(random, "before the faults").await;
         let mut clients = JoinSet::new();
         for place in 0..self.places.len() {
             let late = if random.percent(20) { random.within(0..3_000) } else { 0 };
@@ -216,7 +252,7 @@ impl World {
         while clients.join_next().await.is_some() {}
         self.check_recovery(healed);
         sleep(self.refill()).await;
-        exact::check(&self, random, "after the faults").await;
+        self.compare(random, "after the faults").await;
         count
     }
 
@@ -234,56 +270,12 @@ impl World {
             sleep(Duration::from_micros(random.within(0..2_000 * pause))).await;
             let burst = if random.percent(5) { random.within(2..40) } else { 1 };
             for _ in 0..burst {
-                let keys = [random.below(self.keys), random.below(self.keys)];
-                let cost = *random.pick(&[1, 1, 1, 2]);
-                let patience = random.percent(5).then(|| random.within(0..30_000));
-                requests.spawn(self.clone().request(place, keys, cost, patience));
+                let (world, random) = (self.clone(), random.fork());
+                requests.spawn(async move { world.operate(place, random).await });
             }
             while requests.try_join_next().is_some() {}
         }
         while requests.join_next().await.is_some() {}
-    }
-
-    async fn request(
-        self: Arc<Self>,
-        place: usize,
-        keys: [usize; 2],
-        cost: u32,
-        patience: Option<u64>,
-    ) {
-        let (at, start) = (&self.places[place], self.story.now());
-        let process = at.process();
-        let call = process.call(keys, cost);
-        let answer = match patience {
-            Some(micros) => timeout(Duration::from_micros(micros), call).await.ok().flatten(),
-            None => call.await,
-        };
-        let Some(decision) = answer else {
-            self.story.tell(&at.name, || format!("keys {keys:?} cost {cost}: no answer"));
-            return;
-        };
-        let (end, source, allowed) = (self.story.now(), decision.source(), decision.is_allowed());
-        self.decisions.fetch_add(1, Relaxed);
-        self.story.tell(&at.name, || {
-            let result = if allowed { "allowed" } else { "denied" };
-            let (took, left) = (end - start, decision.remaining());
-            format!("keys {keys:?} cost {cost}: {result} by {source}, {left:?} left, {took:?}")
-        });
-        let disturbed = *lock(&at.disturbed) >= start;
-        if end - start > at.wrappers.budget + MARGIN && !disturbed {
-            let budget = at.wrappers.budget;
-            let text = format!("{} answered after {:?} of {budget:?}", at.name, end - start);
-            self.story.violate("budget", text);
-        }
-        lock(&self.log).entries.push(Entry {
-            process: place,
-            keys,
-            cost,
-            start,
-            end,
-            allowed,
-            source,
-        });
     }
 
     /// Fails if the node did not decide every request from a second after the last fault.

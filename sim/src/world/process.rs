@@ -133,6 +133,8 @@ type Service = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
 /// A process that runs.
 pub struct Process {
     service: Service,
+    /// The store of the layer, for operations outside of requests.
+    pub store: Wrapped,
     dead: Arc<AtomicBool>,
     paused: Mutex<(bool, Vec<Waker>)>,
 }
@@ -159,10 +161,10 @@ impl Process {
             Rule::new(first.0, first.1, rules[0].clone()).cost(cost()),
             Rule::new(second.0, second.1, rules[1].clone()).cost(cost()),
         );
-        let layer = RateLimitLayer::rules(rules, store).expose_decision();
+        let layer = RateLimitLayer::rules(rules, store.clone()).expose_decision();
         let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
         let service = BoxCloneSyncService::new(layer.layer(inner));
-        Self { service, dead, paused: Mutex::default() }
+        Self { service, store, dead, paused: Mutex::default() }
     }
 
     /// Sends a request. Returns its decision, or `None` if the process dies before.
@@ -171,8 +173,19 @@ impl Process {
         let request = request.header(header("one"), keys[0].to_string());
         let request = request.header(header("two"), keys[1].to_string());
         let request = request.body(()).expect("a request");
-        let mut call = pin!(self.service.clone().oneshot(request));
-        let response = poll_fn(|cx| {
+        let Ok(response) = self.run(self.service.clone().oneshot(request)).await?;
+        let decision = response.extensions().get::<Decision>().expect("an exposed decision");
+        let rejected = response.status() == StatusCode::TOO_MANY_REQUESTS
+            || response.status() == StatusCode::SERVICE_UNAVAILABLE;
+        assert_eq!(rejected, !decision.is_allowed(), "{} {decision:?}", response.status());
+        Some(decision.clone())
+    }
+
+    /// Runs a future of the process, which stops while the process is paused. Returns `None` if the
+    /// process dies before.
+    pub async fn run<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let running = poll_fn(|cx| {
             let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
             if self.dead.load(Relaxed) {
                 return Poll::Ready(None);
@@ -181,14 +194,9 @@ impl Process {
                 return Poll::Pending;
             }
             drop(paused);
-            call.as_mut().poll(cx).map(Some)
+            future.as_mut().poll(cx).map(Some)
         });
-        let Ok(response) = response.await?;
-        let decision = response.extensions().get::<Decision>().expect("an exposed decision");
-        let rejected = response.status() == StatusCode::TOO_MANY_REQUESTS
-            || response.status() == StatusCode::SERVICE_UNAVAILABLE;
-        assert_eq!(rejected, !decision.is_allowed(), "{} {decision:?}", response.status());
-        Some(decision.clone())
+        running.await
     }
 
     /// Stops or continues all requests of the process.
@@ -235,7 +243,7 @@ fn redis_store(
     })
 }
 
-type Wrapped = Arc<DynStore<Infallible>>;
+pub type Wrapped = Arc<DynStore<Infallible>>;
 
 /// Applies the wrappers in the documented order.
 fn wrap(store: RedisStore, wrappers: &Wrappers, processes: u32) -> Wrapped {
