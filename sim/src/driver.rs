@@ -26,9 +26,9 @@ pub fn range(text: &str) -> Option<Range<u64>> {
     Some(first.parse().ok()?..end.parse().ok()?)
 }
 
-/// Runs one seed. Prints its story if `told`.
-pub fn one(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> bool {
-    let report = world::run(seed, told, mutant);
+/// Runs one seed. Prints its story if `recorded`.
+pub fn one(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> bool {
+    let report = world::run(seed, recorded, mutant);
     report.events.iter().for_each(|event| println!("{event}"));
     for violation in &report.violations {
         println!("seed {seed}: {violation}");

@@ -34,8 +34,8 @@ fn main() -> ExitCode {
     } else if args.first().is_some_and(|arg| arg == "mutants") {
         mutants::run(number("--most").unwrap_or(10_000), mutant)
     } else if let Some(seed) = number("--seed") {
-        let told = args.iter().any(|arg| arg == "--trace");
-        driver::one(seed, told, mutant.and_then(mutants::get))
+        let recorded = args.iter().any(|arg| arg == "--trace");
+        driver::one(seed, recorded, mutant.and_then(mutants::get))
     } else if let Some(range) = value("--seeds").as_deref().and_then(driver::range) {
         driver::many(range, number("--jobs").unwrap_or(1), number("--minutes"))
     } else {

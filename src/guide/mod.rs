@@ -11,6 +11,7 @@
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
+//! | [`simulation`] | The simulation of the whole system: its checks, its findings and its limits |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from `tower_governor`, `axum-governor`, `tower-rate-limiter` and others |
 //! | [`glossary`] | The terms of this crate, in one or two sentences each |
@@ -72,6 +73,10 @@ pub mod testing {
     #![cfg_attr(not(all(feature = "redis", feature = "testing")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
+}
+
+pub mod simulation {
+    #![doc = include_str!("simulation.md")]
 }
 
 pub mod patterns {

@@ -83,7 +83,7 @@ impl Sequence {
             50..58 => self.adjust().await,
             58..64 => self.undo().await,
             64..70 => self.block_or_reset().await,
-            70..76 => self.crowd().await,
+            70..76 => self.many().await,
             76..82 => self.damage().await,
             82..90 => snippets::eval(&mut self.random, &self.tee).await,
             _ => snippets::command(&mut self.random, &self.tee).await,
@@ -176,7 +176,7 @@ impl Sequence {
     }
 
     /// Sends more decisions at once than are sent singly, so that the rest share a script call.
-    async fn crowd(&mut self) {
+    async fn many(&mut self) {
         let quotas: Arc<[Quota]> = match self.random.percent(50) {
             true => [Quota::per_second(3)].into(),
             false => [Quota::per_second(2), Quota::per_hour(30)].into(),
@@ -188,7 +188,7 @@ impl Sequence {
                 let cost = *self.random.pick(&[1, 1, 2]);
                 let key = Key::from(*self.random.pick(&["x", "y", "z"]));
                 tokio::spawn(async move {
-                    let rule = RuleName::new("crowd").expect("a name");
+                    let rule = RuleName::new("many").expect("a name");
                     drop(store.take(&[Charge::new(rule, &key, &quotas).with_cost(cost)]).await);
                 })
             })

@@ -16,6 +16,7 @@ use super::{
 use crate::random::Random;
 
 const KEYS: u64 = 3;
+const ZERO: Duration = Duration::ZERO;
 
 /// Blocks, and attempts of the same keys.
 #[derive(Debug, Default)]
@@ -32,6 +33,8 @@ struct Event {
     end: Duration,
     /// The length of a block.
     time: Duration,
+    /// `true` if the node has confirmed it. Otherwise it may take effect at any later time, or never.
+    confirmed: bool,
 }
 
 impl Blocks {
@@ -53,17 +56,22 @@ impl Blocks {
             Some(time) => store.block(&charge, time),
             None => store.take(&[charge.with_cost(1)]),
         };
-        let decision =
-            process.run(async { answer.await }).await?.unwrap_or_else(|none| match none {});
+        let event = Event { key, start, end: start, time: time.unwrap_or(ZERO), confirmed: false };
+        let index = time.map(|_| {
+            let mut blocks = lock(&self.blocks);
+            blocks.push(event);
+            blocks.len() - 1
+        });
+        let Ok(decision) = process.run(async { answer.await }).await?;
         let (end, source) = (world.story.now(), decision.source());
-        world.story.tell(&at.name, || match time {
+        world.story.record(&at.name, || match time {
             Some(time) => format!("key b{key}: blocked for {time:?} by {source}"),
             None => format!("key b{key}: allowed {} by {source}", decision.is_allowed()),
         });
         if source == Source::Redis {
-            let event = Event { key, start, end, time: time.unwrap_or_default() };
-            match time {
-                Some(_) => lock(&self.blocks).push(event),
+            let event = Event { end, confirmed: true, ..event };
+            match index {
+                Some(index) => lock(&self.blocks)[index] = event,
                 None if decision.is_allowed() => lock(&self.allowed).push(event),
                 None => {}
             }
@@ -114,18 +122,16 @@ impl Capability for Blocks {
     fn check(&self, world: &World) {
         let log = lock(&world.log);
         let (blocks, allowed) = (lock(&self.blocks), lock(&self.allowed));
-        for block in blocks.iter() {
+        for (at, block) in blocks.iter().enumerate().filter(|(_, block)| block.confirmed) {
             let until = block.start + block.time;
             for attempt in allowed
                 .iter()
                 .filter(|it| it.key == block.key && it.start >= block.end && it.end < until)
             {
-                // A later block replaces an earlier one, also one that the client did not see.
-                let replaced = blocks.iter().any(|other| {
-                    other.key == block.key
-                        && other.end > block.start
-                        && other.start < attempt.end
-                        && other.start != block.start
+                // A later block replaces an earlier one. The client does not see each of them.
+                let replaced = blocks.iter().enumerate().any(|(index, other)| {
+                    let later = !other.confirmed || other.end > block.start;
+                    index != at && other.key == block.key && later && other.start < attempt.end
                 });
                 let lost = |loss: &Loss| loss.from <= attempt.end && loss.to >= block.start;
                 if !replaced && !log.losses.iter().any(lost) {

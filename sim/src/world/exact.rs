@@ -36,7 +36,7 @@ pub async fn check(world: &World, mut random: Random, when: &str) {
         let own = keys.map(|key| Key::from(key.to_string()));
         let charges = [0, 1]
             .map(|rule| Charge::new(names[rule], &own[rule], &world.rules[rule]).with_cost(cost));
-        world.story.tell(&place.name, || {
+        world.story.record(&place.name, || {
             let (result, source) = (decision.is_allowed(), decision.source());
             format!("keys {keys:?} cost {cost}: allowed {result} by {source}")
         });
@@ -85,7 +85,7 @@ async fn at_least_the_limit(world: &World, when: &str) {
         let decision = world.places[0].process().call([0, 0], 1).await;
         allowed += u32::from(decision.is_some_and(|decision| decision.is_allowed()));
     }
-    world.story.tell("p0", || format!("{allowed} of {limit} allowed"));
+    world.story.record("p0", || format!("{allowed} of {limit} allowed"));
     if allowed < limit * 3 / 4 {
         world.story.violate("liveness", format!("{when}: {allowed} of {limit} allowed"));
     }

@@ -78,7 +78,7 @@ pub fn count_panics() {
 }
 
 /// Runs a seed in a thread of its own, whose random source is the seed.
-pub fn run(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> Report {
+pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report {
     let run = move || {
         seed_thread(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -86,7 +86,7 @@ pub fn run(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> Report {
             .start_paused(true)
             .build()
             .expect("a runtime");
-        let mut report = runtime.block_on(World::run(seed, told, mutant));
+        let mut report = runtime.block_on(World::run(seed, recorded, mutant));
         drop(runtime);
         if PANICS.get() > 0 {
             report.violations.push(format!("{} panics", PANICS.get()));
@@ -130,9 +130,9 @@ impl Place {
 }
 
 impl World {
-    async fn run(seed: u64, told: bool, mutant: Option<&'static Mutant>) -> Report {
+    async fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report {
         let mut random = Random::new(seed);
-        let world = Arc::new(Self::new(&mut random, told, mutant));
+        let world = Arc::new(Self::new(&mut random, recorded, mutant));
         world.introduce(seed);
         let faults = timeout(LONGEST, world.clone().play(&mut random)).await;
         if faults.is_err() {
@@ -149,7 +149,7 @@ impl World {
         }
     }
 
-    fn new(random: &mut Random, told: bool, mutant: Option<&'static Mutant>) -> Self {
+    fn new(random: &mut Random, recorded: bool, mutant: Option<&'static Mutant>) -> Self {
         let seconds = random.within(1_000_000_000..2_000_000_000).cast_signed();
         let server = Server::new(seconds * 1_000_000, mutant);
         let some = |random: &mut Random| {
@@ -172,7 +172,7 @@ impl World {
         });
         let places = places.collect();
         let keys = random.below(2) + 1;
-        let (story, log) = (Story::new(told), Mutex::default());
+        let (story, log) = (Story::new(recorded), Mutex::default());
         Self {
             story,
             server,
@@ -186,13 +186,13 @@ impl World {
     }
 
     fn introduce(&self, seed: u64) {
-        self.story.tell("world", || format!("seed {seed}, {} keys", self.keys));
+        self.story.record("world", || format!("seed {seed}, {} keys", self.keys));
         for (rule, quotas) in self.rules.iter().enumerate() {
             let quotas = quotas.iter().map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
-            self.story.tell("world", || format!("rule {rule}: {quotas}"));
+            self.story.record("world", || format!("rule {rule}: {quotas}"));
         }
         for place in &self.places {
-            self.story.tell(&place.name, || place.wrappers.to_string());
+            self.story.record(&place.name, || place.wrappers.to_string());
         }
     }
 
@@ -217,7 +217,7 @@ impl World {
     }
 
     async fn compare(&self, random: &mut Random, when: &'static str) {
-        self.story.tell("world", || format!("comparison with the models {when}"));
+        self.story.record("world", || format!("comparison with the models {when}"));
         for capability in &self.capabilities {
             capability.compare(self, random.fork(), when).await;
         }
@@ -243,7 +243,7 @@ impl World {
         }
         while faults.join_next().await.is_some() {}
         let healed = self.story.now();
-        self.story.tell("world", || "the last fault is over");
+        self.story.record("world", || "the last fault is over");
         sleep(Duration::from_millis(50)).await;
         let until = Instant::now() + 3 * RECOVERY;
         for place in 0..self.places.len() {
@@ -297,14 +297,14 @@ impl World {
     async fn fault(self: Arc<Self>, mut random: Random) {
         let fault = Fault::random(&mut random, self.places.len());
         sleep(Duration::from_millis(random.within(0..8_000))).await;
-        self.story.tell("fault", || format!("begins: {fault}"));
+        self.story.record("fault", || format!("begins: {fault}"));
         let from = self.story.now();
         self.begin(fault, &mut random);
         if !fault.is_instant() {
             let end = Instant::now() + Duration::from_millis(random.within(20..3_000));
             sleep_until(end).await;
             self.end(fault);
-            self.story.tell("fault", || format!("ends: {fault}"));
+            self.story.record("fault", || format!("ends: {fault}"));
         }
         if fault.loses_state() {
             lock(&self.log).losses.push(Loss { from, to: from + LEASE });

@@ -96,7 +96,7 @@ pub struct VirtualLocal {
 impl VirtualLocal {
     pub fn new() -> Self {
         let clock = FakeClock::new();
-        // So many keys that none shares an account.
+        // Enough room that no key shares an account.
         Self { store: clock.store(4_096), clock, start: tokio::time::Instant::now() }
     }
 

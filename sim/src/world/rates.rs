@@ -52,12 +52,12 @@ async fn request(world: &World, place: usize, keys: [usize; 2], cost: u32, patie
         None => call.await,
     };
     let Some(decision) = answer else {
-        world.story.tell(&at.name, || format!("keys {keys:?} cost {cost}: no answer"));
+        world.story.record(&at.name, || format!("keys {keys:?} cost {cost}: no answer"));
         return;
     };
     let (end, source, allowed) = (world.story.now(), decision.source(), decision.is_allowed());
     world.count_decision();
-    world.story.tell(&at.name, || {
+    world.story.record(&at.name, || {
         let result = if allowed { "allowed" } else { "denied" };
         let left = decision.remaining().map_or("?".into(), |left| left.to_string());
         let took = end - start;

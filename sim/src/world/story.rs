@@ -8,19 +8,19 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The events of a run. Without `told`, only their number is kept.
+/// The events of a run. Without `recorded`, only their number is kept.
 #[derive(Debug)]
 pub struct Story {
     start: Instant,
-    told: bool,
+    recorded: bool,
     events: Mutex<Vec<String>>,
     violations: Mutex<Vec<String>>,
 }
 
 impl Story {
-    pub fn new(told: bool) -> Self {
+    pub fn new(recorded: bool) -> Self {
         let (events, violations) = (Mutex::default(), Mutex::default());
-        Self { start: Instant::now(), told, events, violations }
+        Self { start: Instant::now(), recorded, events, violations }
     }
 
     /// Returns the virtual time since the start.
@@ -28,9 +28,9 @@ impl Story {
         self.start.elapsed()
     }
 
-    /// Adds an event. `event` is called only if the story is told.
-    pub fn tell<T: Display>(&self, actor: impl Display, event: impl FnOnce() -> T) {
-        if self.told {
+    /// Adds an event. `event` is called only if the story is recorded.
+    pub fn record<T: Display>(&self, actor: impl Display, event: impl FnOnce() -> T) {
+        if self.recorded {
             let line = format!("{:>10.3} | {actor:<9} | {}", self.now().as_secs_f64(), event());
             self.events.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         }
@@ -38,7 +38,7 @@ impl Story {
 
     /// Adds a violation of a bound.
     pub fn violate(&self, what: &str, details: impl Display) {
-        self.tell("oracle", || format!("VIOLATION: {what}: {details}"));
+        self.record("oracle", || format!("VIOLATION: {what}: {details}"));
         let line = format!("{what}: {details}");
         self.violations.lock().unwrap_or_else(PoisonError::into_inner).push(line);
     }
