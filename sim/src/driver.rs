@@ -26,8 +26,15 @@ pub fn range(text: &str) -> Option<Range<u64>> {
     Some(first.parse().ok()?..end.parse().ok()?)
 }
 
+/// Runs a seed without a result, so that all later runs find the same state of the process, such as
+/// the interned names of rules.
+fn warm_up() {
+    world::run(0, false, None);
+}
+
 /// Runs one seed. Prints its story if `recorded`.
 pub fn one(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> bool {
+    warm_up();
     let report = world::run(seed, recorded, mutant);
     report.events.iter().for_each(|event| println!("{event}"));
     for violation in &report.violations {
@@ -47,6 +54,7 @@ fn found() -> impl Iterator<Item = u64> {
 
 /// Runs many seeds on several threads, for at most some minutes.
 pub fn many(range: Range<u64>, jobs: u64, minutes: Option<u64>) -> bool {
+    warm_up();
     let seeds: Vec<_> = found().chain(range).collect();
     let (start, next) = (Instant::now(), AtomicU64::new(0));
     let (sum, bad) = (Mutex::new(Report::default()), Mutex::new(Vec::new()));

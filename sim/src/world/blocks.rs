@@ -11,7 +11,7 @@ use super::{
     World,
     capability::{BoxFuture, Capability},
     lock,
-    oracle::Loss,
+    oracle::{Cause, Loss},
 };
 use crate::random::Random;
 
@@ -133,7 +133,9 @@ impl Capability for Blocks {
                     let later = !other.confirmed || other.end > block.start;
                     index != at && other.key == block.key && later && other.start < attempt.end
                 });
-                let lost = |loss: &Loss| loss.from <= attempt.end && loss.to >= block.start;
+                let lost = |loss: &Loss| {
+                    loss.cause != Cause::Back && loss.from <= attempt.end && loss.to >= block.start
+                };
                 if !replaced && !log.losses.iter().any(lost) {
                     world.story.violate("block", format!("{attempt:?} during {block:?}"));
                 }

@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+use super::oracle::Cause;
 use crate::random::Random;
 
 /// A fault. Numbers of processes are indices.
@@ -70,13 +71,12 @@ impl Fault {
         )
     }
 
-    /// Returns `true` if a key may have one more burst.
-    pub fn loses_state(self) -> bool {
+    /// Returns the cause of a loss, if a key may have more than its limit.
+    pub fn loss(self) -> Option<Cause> {
         match self {
-            Self::Kill { loses } => loses,
-            Self::Flush | Self::Evict => true,
-            Self::Clock(micros) => micros > 0,
-            _ => false,
+            Self::Kill { loses: true } | Self::Flush | Self::Evict => Some(Cause::State),
+            Self::Clock(micros) => Some(if micros > 0 { Cause::Forward } else { Cause::Back }),
+            _ => None,
         }
     }
 }

@@ -31,7 +31,7 @@ use self::{
     capability::Capability,
     faults::Fault,
     network::Wire,
-    oracle::{Log, Loss},
+    oracle::{Cause, Log, Loss},
     process::{Process, Wrappers},
     server::Server,
     story::Story,
@@ -256,9 +256,10 @@ impl World {
         count
     }
 
-    /// The time after which every account is full.
+    /// The time after which every account is full, also after late charges, which may put it into
+    /// debt by as much as its limit.
     fn refill(&self) -> Duration {
-        let of = |quota: &Quota| quota.interval() * quota.limit() + 3 * quota.period();
+        let of = |quota: &Quota| 2 * quota.interval() * quota.limit() + 3 * quota.period();
         self.rules.iter().flatten().map(of).max().unwrap_or_default() + LEASE
     }
 
@@ -278,14 +279,16 @@ impl World {
         while requests.join_next().await.is_some() {}
     }
 
-    /// Fails if the node did not decide every request from a second after the last fault.
+    /// Fails if the node did not decide every request from a second after the last fault. A call that
+    /// began in the fault fails after its budget, and only then a breaker opens for up to a second.
     fn check_recovery(&self, healed: Duration) {
         for entry in &lock(&self.log).entries {
             let of_failure = matches!(
                 entry.source,
                 Source::Fallback | Source::FailedOpen | Source::FailedClosed
             );
-            if of_failure && entry.start > healed + RECOVERY {
+            let recovery = RECOVERY + self.places[entry.process].wrappers.budget + MARGIN;
+            if of_failure && entry.start > healed + recovery {
                 let (process, source, after) = (entry.process, entry.source, entry.start - healed);
                 self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
                 return;
@@ -306,8 +309,8 @@ impl World {
             self.end(fault);
             self.story.record("fault", || format!("ends: {fault}"));
         }
-        if fault.loses_state() {
-            lock(&self.log).losses.push(Loss { from, to: from + LEASE });
+        if let Some(cause) = fault.loss() {
+            lock(&self.log).losses.push(Loss { from, to: from + LEASE, cause });
         }
     }
 
@@ -366,7 +369,11 @@ impl World {
                 place.process().pause(false);
                 // The process does not know how old its leases are.
                 if place.wrappers.leases.is_some() {
-                    lock(&self.log).losses.push(Loss { from: now, to: now + LEASE });
+                    lock(&self.log).losses.push(Loss {
+                        from: now,
+                        to: now + LEASE,
+                        cause: Cause::State,
+                    });
                 }
             }
             Fault::Restart { process } => {
@@ -377,7 +384,9 @@ impl World {
                 *lock(&place.process) = Arc::new(new);
                 let now = self.story.now();
                 *lock(&place.disturbed) = now;
-                lock(&self.log).restarts.push((process, Loss { from: now, to: now }));
+                lock(&self.log)
+                    .restarts
+                    .push((process, Loss { from: now, to: now, cause: Cause::State }));
             }
             _ => {}
         }

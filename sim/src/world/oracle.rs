@@ -24,6 +24,31 @@ pub struct Entry {
 pub struct Loss {
     pub from: Duration,
     pub to: Duration,
+    pub cause: Cause,
+}
+
+/// The cause of a loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cause {
+    /// Keys were lost, or a process does not know how old its leases are.
+    State,
+    /// The node's clock stepped forward, which refills accounts.
+    Forward,
+    /// The node's clock stepped back. Only a window that is aligned to the clock may end early.
+    Back,
+}
+
+/// Returns the number of limits that a key may have in addition after a loss.
+fn limits(loss: &Loss, quota: &Quota) -> u64 {
+    let aligned = matches!(
+        quota.counted_by(),
+        Algorithm::FixedWindow { .. } | Algorithm::SlidingWindow { .. }
+    );
+    match loss.cause {
+        Cause::State => 1,
+        Cause::Forward => 1 + u64::from(aligned),
+        Cause::Back => u64::from(aligned),
+    }
 }
 
 /// The log of a run.
@@ -69,7 +94,8 @@ pub fn excess(
                 continue;
             }
             let within = |loss: &&Loss| loss.from <= last.end && loss.to >= first.start;
-            let lost = losses.iter().filter(within).count() as u64 * u64::from(quota.limit());
+            let lost = losses.iter().filter(within).map(|loss| limits(loss, quota)).sum::<u64>();
+            let lost = lost * u64::from(quota.limit());
             let over = units.saturating_sub(most + lost);
             if over > worst.map_or(0, |(worst, ..)| worst) {
                 worst = Some((over, first.start, last.end));
@@ -174,8 +200,8 @@ mod tests {
         let second = more((0..10).map(|_| at(2_550)).collect());
         assert_eq!(found(&second, &[]), 10);
         let instant = Duration::from_millis(2_500);
-        assert_eq!(found(&second, &[Loss { from: instant, to: instant }]), 0);
+        assert_eq!(found(&second, &[Loss { from: instant, to: instant, cause: Cause::State }]), 0);
         let late = Duration::from_millis(5_500);
-        assert_eq!(found(&second, &[Loss { from: late, to: late }]), 10);
+        assert_eq!(found(&second, &[Loss { from: late, to: late, cause: Cause::State }]), 10);
     }
 }
