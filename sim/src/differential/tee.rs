@@ -125,7 +125,9 @@ impl Inner {
         let is_time = request[0] == b"PTTL";
         let near = is_time && near(real, &node);
         self.story.push(format!("{} -> {right}", words(request)));
-        if left != right && unsure {
+        // Equal replies may hide different times to live, which a later command would show.
+        let hides = instant.is_none() && Node::writes(request);
+        if unsure && (left != right || hides) {
             self.unsure = true;
         } else if left != right && !near && !self.unsure {
             self.difference.get_or_insert(format!("the server: {left}\nthe node:   {right}"));

@@ -70,6 +70,11 @@ impl Node {
         request.iter().any(|part| self.state().data.is_ending(part, millis))
     }
 
+    /// Returns `true` if a request is a command that changes keys, and not a script.
+    pub fn writes(request: &Request) -> bool {
+        commands::effect(&request[0]).is_some_and(|effect| effect.writes)
+    }
+
     /// Removes a key, as an eviction does.
     pub fn evict(&mut self, key: &[u8]) -> bool {
         self.state().data.remove(key)
