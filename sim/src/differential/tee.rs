@@ -163,7 +163,12 @@ fn plain(error: &str) -> String {
     let end = error.find(" script: ").unwrap_or(error.len());
     // Errors of Lua itself name the line, and have other texts in each version.
     let error = &error[..end];
-    if error.contains("user_script") { "ERR of Lua".into() } else { error.to_owned() }
+    match error {
+        _ if error.contains("user_script") => "ERR of Lua".into(),
+        // Valkey has shorter texts.
+        _ if error.starts_with("NOSCRIPT") => "NOSCRIPT".into(),
+        _ => error.replace("Unknown Redis command", "Unknown command"),
+    }
 }
 
 fn show(value: &Value) -> String {
