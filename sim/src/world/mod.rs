@@ -31,7 +31,7 @@ use self::{
     capability::Capability,
     faults::Fault,
     network::Wire,
-    oracle::{Cause, Log, Loss},
+    oracle::{Cause, Entry, Log, Loss},
     process::{Process, Wrappers},
     server::Server,
     story::Story,
@@ -282,13 +282,18 @@ impl World {
     /// Fails if the node did not decide every request from a second after the last fault. A call that
     /// began in the fault fails after its budget, and only then a breaker opens for up to a second.
     fn check_recovery(&self, healed: Duration) {
-        for entry in &lock(&self.log).entries {
+        let log = lock(&self.log);
+        for entry in &log.entries {
             let of_failure = matches!(
                 entry.source,
                 Source::Fallback | Source::FailedOpen | Source::FailedClosed
             );
             let recovery = RECOVERY + self.places[entry.process].wrappers.budget + MARGIN;
-            if of_failure && entry.start > healed + recovery {
+            // Only a request probes a breaker, and others do not wait for its answer.
+            let probed = |it: &Entry| it.process == entry.process && it.source == Source::Redis;
+            let probed = log.entries.iter().filter(|it| probed(it) && it.start > healed + RECOVERY);
+            let probed = probed.map(|it| it.end).min().unwrap_or_default();
+            if of_failure && entry.start > probed.max(healed + recovery) {
                 let (process, source, after) = (entry.process, entry.source, entry.start - healed);
                 self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
                 return;
