@@ -290,9 +290,9 @@ impl World {
             );
             let recovery = RECOVERY + self.places[entry.process].wrappers.budget + MARGIN;
             // Only a request probes a breaker, and others do not wait for its answer.
-            let probed = |it: &Entry| it.process == entry.process && it.source == Source::Redis;
-            let probed = log.entries.iter().filter(|it| probed(it) && it.start > healed + RECOVERY);
-            let probed = probed.map(|it| it.end).min().unwrap_or_default();
+            let later = |it: &&Entry| it.process == entry.process && it.start > healed + recovery;
+            let probe = log.entries.iter().filter(later).min_by_key(|it| it.start);
+            let probed = probe.map(|it| it.end).unwrap_or_default();
             if of_failure && entry.start > probed.max(healed + recovery) {
                 let (process, source, after) = (entry.process, entry.source, entry.start - healed);
                 self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
