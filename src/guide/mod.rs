@@ -17,6 +17,7 @@
 //! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
+//! | [`simulation`] | The simulation of the whole system: its checks, its findings and its limits |
 //! | [`patterns`] | Defects of published Redis limiters, and replacements |
 //! | [`migrating`] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
 //! | [`security`] | Attacks, the limits of the protection, and limits by kind of route |
@@ -128,6 +129,10 @@ pub mod testing {
     #![cfg_attr(not(all(feature = "redis", feature = "testing")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
+}
+
+pub mod simulation {
+    #![doc = include_str!("simulation.md")]
 }
 
 pub mod patterns {

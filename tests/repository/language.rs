@@ -21,6 +21,7 @@ const PLACES: &[&str] = &[
     "fuzz/targets",
     "lua",
     "peers/src",
+    "sim/src",
     "src",
     "tests",
 ];

@@ -2,11 +2,16 @@
 #![allow(clippy::print_stdout)]
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use futures::{executor::block_on, future::join_all};
+use redis::Client;
 use tokio::{runtime::Builder, task::yield_now, time::timeout};
 use tower_sluice::{
     Algorithm, Decision, Key, Quota, RedisStore, Store, StoreExt,
@@ -80,6 +85,31 @@ async fn a_lazy_store_fails_fast_until_the_server_is_up() {
     eventually("a decision", well).await;
     println!("recovered {:?} after the server", start.elapsed());
     assert!(start.elapsed() < SECOND + SLACK, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_connector_is_called_on_the_first_request_and_after_a_failure() {
+    let server = Server::redis().await;
+    let (opened, client) =
+        (Arc::new(AtomicU32::new(0)), Client::open(server.url()).expect("a URL"));
+    let counter = opened.clone();
+    let store = RedisStore::from_connector(move || {
+        let (attempt, client) = (counter.fetch_add(1, Relaxed), client.clone());
+        async move {
+            match attempt {
+                1 => Err(io::Error::other("no credentials").into()),
+                _ => client.get_multiplexed_async_connection().await,
+            }
+        }
+    });
+    assert_eq!(opened.load(Relaxed), 0);
+    for _ in 0..2 {
+        assert!(account().take(&store, 1).await.expect("a decision").is_allowed());
+    }
+    assert_eq!(opened.load(Relaxed), 1);
+    let _: u32 = server.command("CLIENT KILL TYPE normal").await;
+    eventually("a decision", async || within(SECOND, &store).await?.ok()).await;
+    assert_eq!(opened.load(Relaxed), 3);
 }
 
 #[test]

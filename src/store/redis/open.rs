@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, TlsMode,
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult,
+    TlsMode,
+    aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
 };
@@ -52,6 +54,32 @@ impl RedisStore {
     /// Fails if the address is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisError> {
         Ok(Self::new(Link::new(dial(Client::open(address(url)?)?))))
+    }
+
+    /// Creates a store whose connections `connect` opens, for example through a tunnel or with
+    /// credentials that change.
+    ///
+    /// All clones share one connection. The store calls `connect` on the first request, and again
+    /// after a failure, with the pauses of [`connect`](RedisStore::connect). An attempt may take a
+    /// second.
+    ///
+    /// ```
+    /// use redis::Client;
+    /// use tower_sluice::RedisStore;
+    ///
+    /// # fn password() -> String { "rotated".into() }
+    /// let store = RedisStore::from_connector(|| async {
+    ///     let client = Client::open(format!("redis://limiter:{}@127.0.0.1", password()))?;
+    ///     client.get_multiplexed_async_connection().await
+    /// });
+    /// ```
+    #[must_use]
+    pub fn from_connector<F, Fut>(connect: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
+    {
+        Self::new(Link::new(Box::new(move || Box::pin(connect()))))
     }
 
     /// Connects to the master `name` that the sentinels at `urls` report.

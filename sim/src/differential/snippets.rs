@@ -1,0 +1,91 @@
+//! Single commands, and short scripts that convert values between Lua and the server.
+
+use super::tee::Tee;
+use crate::random::Random;
+
+const SCRIPTS: [&str; 22] = [
+    "return {1.9, -1.9, 0, 2^40, 'a', true}",
+    "return {1, false, 2, nil, 3}",
+    "return false",
+    "return",
+    "return {ok = 'fine'}",
+    "return {err = 'ERR broken'}",
+    "return redis.status_reply('fine')",
+    "return redis.error_reply('ERR broken')",
+    "return redis.call('GET', KEYS[1])",
+    "return redis.pcall('LINDEX', KEYS[1], 0)",
+    "local r = redis.pcall('LLEN', KEYS[1]) return {type(r), r}",
+    "local r = redis.pcall('GET', KEYS[1]) return type(r) == 'table' and r.err or type(r)",
+    "return redis.call('RPUSH', KEYS[1], 1, 2.5, 3e5)",
+    "return redis.call('MGET', KEYS[1], 'nothing', KEYS[2])",
+    "return redis.call('SET', KEYS[1], ARGV[1])",
+    "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('LPOP', KEYS[1])",
+    "return redis.call('NONSENSE', 1)",
+    "return {struct.unpack('<BI7Hi7Hi3', ARGV[1])}",
+    "return {struct.unpack('<c3Bi6I5bhI4', ARGV[1], 3)}",
+    "return struct.pack('<BI7Hi7HI5c0c2bi3', #ARGV[1], 1234567890123, 999, -5, 70000, 2^39, ARGV[1], 'abc', -1, -2)",
+    "return struct.pack('>I3i3 <I3', 66051, -2, 66051)",
+    "return {struct.unpack('<Bc0', '\\3abcdef')}",
+];
+
+const COMMANDS: [&str; 34] = [
+    "GET k",
+    "SET k v",
+    "SET k v PX 5000",
+    "SET k v KEEPTTL",
+    "SET k v PX x",
+    "SET k v NONSENSE 1",
+    "PSETEX k 7000 v",
+    "PSETEX k 0 v",
+    "PSETEX k x v",
+    "MGET k j nothing",
+    "EXISTS k j k",
+    "DEL k",
+    "DEL k j",
+    "PTTL k",
+    "PEXPIRE k 9000",
+    "PEXPIRE k 0",
+    "PEXPIRE nothing 5",
+    "RPUSH k a b a c",
+    "LPUSH k b",
+    "LPOP k",
+    "RPOP k",
+    "LLEN k",
+    "LINDEX k 0",
+    "LINDEX k -1",
+    "LINDEX k x",
+    "LRANGE k 0 -1",
+    "LRANGE k -2 1",
+    "LSET k -1 z",
+    "LSET k 9 z",
+    "LREM k 1 a",
+    "LREM k -1 a",
+    "LREM k 0 b",
+    "SCRIPT FLUSH",
+    "GET",
+];
+
+fn key(random: &mut Random, tee: &Tee) -> Vec<u8> {
+    let keys = tee.node_keys();
+    if keys.is_empty() || random.percent(70) {
+        return random.pick(&[b"k", b"j"]).to_vec();
+    }
+    random.pick(&keys).clone()
+}
+
+/// Runs a short script on both sides.
+pub async fn eval(random: &mut Random, tee: &Tee) {
+    let script = random.pick(&SCRIPTS).as_bytes().to_vec();
+    let length = random.below(60);
+    let (one, two) = (key(random, tee), key(random, tee));
+    let argument = random.bytes(length);
+    tee.send(&[b"EVAL".to_vec(), script, b"2".to_vec(), one, two, argument]).await;
+}
+
+/// Runs a command on both sides.
+pub async fn command(random: &mut Random, tee: &Tee) {
+    let key = key(random, tee);
+    let words = random.pick(&COMMANDS).split(' ');
+    let word = |word: &str| if word == "k" { key.clone() } else { word.as_bytes().to_vec() };
+    tee.send(&words.map(word).collect::<Vec<_>>()).await;
+}

@@ -1,0 +1,242 @@
+//! The commands that the store's scripts and its client send.
+
+use std::collections::VecDeque;
+
+use super::{
+    data::{Data, Value},
+    reply::Reply,
+};
+
+type Args<'a> = &'a [Vec<u8>];
+type Answer = Result<Reply, String>;
+
+/// A command on keys: its name, the number of arguments at least and at most, whether it needs
+/// memory, whether it changes keys, and its function.
+struct Command(&'static str, usize, usize, bool, bool, fn(&mut Data, Args) -> Answer);
+
+const ANY: usize = usize::MAX;
+const COMMANDS: [Command; 19] = [
+    Command("get", 1, 1, false, false, get),
+    Command("set", 2, ANY, true, true, set),
+    Command("psetex", 3, 3, true, true, psetex),
+    Command("mget", 1, ANY, false, false, mget),
+    Command("exists", 1, ANY, false, false, exists),
+    Command("del", 1, ANY, false, true, del),
+    Command("pttl", 1, 1, false, false, pttl),
+    Command("pexpire", 2, 2, false, true, pexpire),
+    Command("time", 0, 0, false, false, time),
+    Command("lindex", 2, 2, false, false, lindex),
+    Command("lrange", 3, 3, false, false, lrange),
+    Command("lset", 3, 3, true, true, lset),
+    Command("lrem", 3, 3, false, true, lrem),
+    Command("llen", 1, 1, false, false, llen),
+    Command("rpush", 2, ANY, true, true, rpush),
+    Command("lpush", 2, ANY, true, true, lpush),
+    Command("lpop", 1, 1, false, true, lpop),
+    Command("rpop", 1, 1, false, true, rpop),
+    Command("flushall", 0, 1, false, true, flushall),
+];
+
+/// The effect of a command, known before it runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Effect {
+    pub needs_memory: bool,
+    pub writes: bool,
+}
+
+fn find(name: &[u8]) -> Option<&'static Command> {
+    COMMANDS.iter().find(|command| name.eq_ignore_ascii_case(command.0.as_bytes()))
+}
+
+/// Returns the effect of a command on keys, or `None` for any other command.
+pub fn effect(name: &[u8]) -> Option<Effect> {
+    find(name).map(|command| Effect { needs_memory: command.3, writes: command.4 })
+}
+
+/// Runs a command on keys.
+pub fn run(data: &mut Data, name: &[u8], args: Args) -> Reply {
+    let Some(Command(name, least, most, _, _, run)) = find(name) else {
+        let quoted = args.iter().map(|arg| format!("'{}' ", String::from_utf8_lossy(arg)));
+        let (name, args) = (String::from_utf8_lossy(name), quoted.collect::<String>());
+        return Reply::error(format!(
+            "ERR unknown command '{name}', with args beginning with: {args}"
+        ));
+    };
+    if args.len() < *least || args.len() > *most {
+        return Reply::error(format!("ERR wrong number of arguments for '{name}' command"));
+    }
+    run(data, args).unwrap_or_else(Reply::Error)
+}
+
+fn integer(arg: &[u8]) -> Result<i64, String> {
+    let strict = |text: &str| !text.starts_with('+') && (text == "0" || !text.starts_with('0'));
+    let number =
+        str::from_utf8(arg).ok().filter(|text| strict(text)).and_then(|it| it.parse().ok());
+    number.ok_or_else(|| "ERR value is not an integer or out of range".into())
+}
+
+fn count(number: usize) -> Reply {
+    Reply::Integer(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+fn or_nil(value: Option<Vec<u8>>) -> Reply {
+    value.map_or(Reply::Nil, Reply::Bulk)
+}
+
+fn get(data: &mut Data, args: Args) -> Answer {
+    Ok(or_nil(data.text(&args[0])?.cloned()))
+}
+
+fn set(data: &mut Data, args: Args) -> Answer {
+    let expires = match &args[2..] {
+        [] => None,
+        [keep] if keep.eq_ignore_ascii_case(b"KEEPTTL") => data.expires(&args[0]).flatten(),
+        [unit, time] if unit.eq_ignore_ascii_case(b"PX") => Some(end_of(data, time, "set")?),
+        _ => return Err("ERR syntax error".into()),
+    };
+    data.set(&args[0], Value::Text(args[1].clone()), expires);
+    Ok(Reply::ok())
+}
+
+fn end_of(data: &Data, time: &[u8], command: &str) -> Result<i64, String> {
+    let end = data.millis().checked_add(integer(time)?).filter(|end| *end > data.millis());
+    end.ok_or_else(|| format!("ERR invalid expire time in '{command}' command"))
+}
+
+fn psetex(data: &mut Data, args: Args) -> Answer {
+    let expires = end_of(data, &args[1], "psetex")?;
+    data.set(&args[0], Value::Text(args[2].clone()), Some(expires));
+    Ok(Reply::ok())
+}
+
+fn mget(data: &mut Data, args: Args) -> Answer {
+    let values = args.iter().map(|key| or_nil(data.text(key).ok().flatten().cloned()));
+    Ok(Reply::Array(values.collect()))
+}
+
+fn exists(data: &mut Data, args: Args) -> Answer {
+    Ok(count(args.iter().filter(|key| data.get(key).is_some()).count()))
+}
+
+fn del(data: &mut Data, args: Args) -> Answer {
+    Ok(count(args.iter().filter(|key| data.remove(key)).count()))
+}
+
+fn pttl(data: &mut Data, args: Args) -> Answer {
+    let left = match data.expires(&args[0]) {
+        None => -2,
+        Some(None) => -1,
+        Some(Some(end)) => (end - data.millis()).max(0),
+    };
+    Ok(Reply::Integer(left))
+}
+
+fn pexpire(data: &mut Data, args: Args) -> Answer {
+    let end = data.millis().checked_add(integer(&args[1])?);
+    let end = end.ok_or("ERR invalid expire time in 'pexpire' command")?;
+    let exists = data.expire(&args[0], end);
+    if exists && end <= data.millis() {
+        data.remove(&args[0]);
+    }
+    Ok(Reply::Integer(exists.into()))
+}
+
+fn time(data: &mut Data, _: Args) -> Answer {
+    let (seconds, micros) = (data.now.div_euclid(1_000_000), data.now.rem_euclid(1_000_000));
+    Ok(Reply::Array([seconds, micros].map(|it| Reply::bulk(it.to_string())).into()))
+}
+
+/// Returns the position that an index of a command names, which counts from the end if negative.
+fn position(index: i64, length: usize) -> Option<usize> {
+    let length = i64::try_from(length).ok()?;
+    let index = if index < 0 { index.checked_add(length)? } else { index };
+    usize::try_from(index).ok().filter(|_| index < length)
+}
+
+fn lindex(data: &mut Data, args: Args) -> Answer {
+    let list = data.list(&args[0])?;
+    let Some(list) = list else { return Ok(Reply::Nil) };
+    let at = position(integer(&args[1])?, list.len());
+    Ok(or_nil(at.and_then(|at| list.get(at)).cloned()))
+}
+
+fn lrange(data: &mut Data, args: Args) -> Answer {
+    let (first, last) = (integer(&args[1])?, integer(&args[2])?);
+    let Some(list) = data.list(&args[0])? else { return Ok(Reply::Array(Vec::new())) };
+    let length = i64::try_from(list.len()).unwrap_or(i64::MAX);
+    let absolute = |index: i64| if index < 0 { index.saturating_add(length) } else { index };
+    let (first, last) = (absolute(first).max(0), absolute(last).min(length - 1));
+    let within = (0..).zip(list.iter()).filter(|(at, _)| (first..=last).contains(at));
+    Ok(Reply::Array(within.map(|(_, item)| Reply::Bulk(item.clone())).collect()))
+}
+
+fn lset(data: &mut Data, args: Args) -> Answer {
+    let list = data.list(&args[0])?.ok_or("ERR no such key")?;
+    let at = position(integer(&args[1])?, list.len()).ok_or("ERR index out of range")?;
+    list[at].clone_from(&args[2]);
+    Ok(Reply::ok())
+}
+
+fn lrem(data: &mut Data, args: Args) -> Answer {
+    let most = integer(&args[1])?;
+    let Some(list) = data.list(&args[0])? else { return Ok(Reply::Integer(0)) };
+    let mut left = if most == 0 { u64::MAX } else { most.unsigned_abs() };
+    let mut removed = 0;
+    let mut keep = |item: &Vec<u8>| {
+        let gone = left > 0 && *item == args[2];
+        left -= u64::from(gone);
+        removed += usize::from(gone);
+        !gone
+    };
+    if most < 0 {
+        let mut kept: VecDeque<_> = list.drain(..).rev().filter(|item| keep(item)).collect();
+        kept.make_contiguous().reverse();
+        *list = kept;
+    } else {
+        list.retain(|item| keep(item));
+    }
+    data.remove_empty(&args[0]);
+    Ok(count(removed))
+}
+
+fn llen(data: &mut Data, args: Args) -> Answer {
+    Ok(count(data.list(&args[0])?.map_or(0, |list| list.len())))
+}
+
+fn push(data: &mut Data, args: Args, back: bool) -> Answer {
+    if data.list(&args[0])?.is_none() {
+        data.set(&args[0], Value::List(VecDeque::new()), None);
+    }
+    let Some(list) = data.list(&args[0])? else { return Ok(Reply::Nil) };
+    for item in &args[1..] {
+        if back { list.push_back(item.clone()) } else { list.push_front(item.clone()) }
+    }
+    Ok(count(list.len()))
+}
+
+fn rpush(data: &mut Data, args: Args) -> Answer {
+    push(data, args, true)
+}
+
+fn lpush(data: &mut Data, args: Args) -> Answer {
+    push(data, args, false)
+}
+
+fn pop(data: &mut Data, key: &[u8], pop: fn(&mut VecDeque<Vec<u8>>) -> Option<Vec<u8>>) -> Answer {
+    let popped = data.list(key)?.and_then(pop);
+    data.remove_empty(key);
+    Ok(or_nil(popped))
+}
+
+fn lpop(data: &mut Data, args: Args) -> Answer {
+    pop(data, &args[0], VecDeque::pop_front)
+}
+
+fn rpop(data: &mut Data, args: Args) -> Answer {
+    pop(data, &args[0], VecDeque::pop_back)
+}
+
+fn flushall(data: &mut Data, _: Args) -> Answer {
+    data.clear();
+    Ok(Reply::ok())
+}

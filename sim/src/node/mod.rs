@@ -1,0 +1,151 @@
+//! A server that speaks RESP and runs the real scripts, on a clock of its own.
+
+mod commands;
+mod data;
+mod reply;
+mod script;
+mod structs;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use self::script::{Scripts, State};
+pub use self::{
+    reply::{Reply, Request, parse},
+    script::Mutant,
+};
+
+/// A node with its keys, its scripts and its clock.
+pub struct Node {
+    state: Arc<Mutex<State>>,
+    scripts: Scripts,
+}
+
+/// The part of a connection that the node remembers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Session {
+    pub resp3: bool,
+}
+
+impl Node {
+    /// Creates a node without keys, whose scripts may be changed by a mutant.
+    ///
+    /// # Panics
+    ///
+    /// Panics if Lua cannot start.
+    pub fn new(mutant: Option<&'static Mutant>) -> Self {
+        let state = Arc::<Mutex<State>>::default();
+        let scripts = Scripts::new(state.clone(), mutant).expect("Lua starts");
+        Self { state, scripts }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the clock, in microseconds of Unix time.
+    pub fn set_clock(&mut self, micros: i64) {
+        self.state().data.now = micros;
+    }
+
+    /// Sets whether commands that need memory fail.
+    pub fn set_full(&mut self, full: bool) {
+        self.state().full = full;
+    }
+
+    /// Loses all keys.
+    pub fn lose(&mut self) {
+        self.state().data.clear();
+    }
+
+    pub fn forget_scripts(&mut self) {
+        self.scripts.forget();
+    }
+
+    pub fn keys(&self) -> Vec<Vec<u8>> {
+        self.state().data.keys()
+    }
+
+    /// Returns `true` if a key that a request names ends within a few milliseconds of now.
+    pub fn is_ending(&self, request: &Request, millis: u64) -> bool {
+        request.iter().any(|part| self.state().data.is_ending(part, millis))
+    }
+
+    /// Returns `true` if a request is a command that changes keys, and not a script.
+    pub fn writes(request: &Request) -> bool {
+        commands::effect(&request[0]).is_some_and(|effect| effect.writes)
+    }
+
+    /// Removes a key, as an eviction does.
+    pub fn evict(&mut self, key: &[u8]) -> bool {
+        self.state().data.remove(key)
+    }
+
+    /// Runs a request and returns its reply.
+    pub fn run(&mut self, session: &mut Session, request: &Request) -> Reply {
+        let Some((name, args)) = request.split_first() else {
+            return Reply::error("ERR empty request");
+        };
+        match (name.to_ascii_lowercase().as_slice(), args) {
+            (b"ping", []) => Reply::Status("PONG".into()),
+            (b"select" | b"client" | b"auth", _) => Reply::ok(),
+            (b"hello", args) => hello(session, args),
+            (b"info", _) => Reply::bulk("redis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\n"),
+            (b"script", args) => self.script(args),
+            (b"evalsha" | b"eval", [script, count, rest @ ..]) => {
+                self.eval(name.len() == 4, script, count, rest)
+            }
+            _ => self.state().run(request),
+        }
+    }
+
+    fn script(&mut self, args: &[Vec<u8>]) -> Reply {
+        match args {
+            [load, text] if load.eq_ignore_ascii_case(b"load") => {
+                self.scripts.load(text).map_or_else(|error| error, Reply::bulk)
+            }
+            [flush, ..] if flush.eq_ignore_ascii_case(b"flush") => {
+                self.scripts.forget();
+                Reply::ok()
+            }
+            [exists, shas @ ..] if exists.eq_ignore_ascii_case(b"exists") => {
+                let loaded = |sha: &Vec<u8>| self.scripts.is_loaded(&String::from_utf8_lossy(sha));
+                Reply::Array(shas.iter().map(|sha| Reply::Integer(loaded(sha).into())).collect())
+            }
+            _ => Reply::error("ERR unknown subcommand of SCRIPT"),
+        }
+    }
+
+    fn eval(&mut self, is_text: bool, script: &[u8], count: &[u8], rest: &[Vec<u8>]) -> Reply {
+        let Some(count) = str::from_utf8(count).ok().and_then(|it| it.parse::<usize>().ok()) else {
+            return Reply::error("ERR value is not an integer or out of range");
+        };
+        if count > rest.len() {
+            return Reply::error("ERR Number of keys can't be greater than number of args");
+        }
+        let sha = match is_text {
+            true => self.scripts.load(script),
+            false => Ok(String::from_utf8_lossy(script).to_ascii_lowercase()),
+        };
+        let (keys, args) = rest.split_at(count);
+        sha.map_or_else(|error| error, |sha| self.scripts.run(&sha, keys, args))
+    }
+}
+
+fn hello(session: &mut Session, args: &[Vec<u8>]) -> Reply {
+    match args.first().map(Vec::as_slice) {
+        Some(b"3") => session.resp3 = true,
+        Some(b"2") => session.resp3 = false,
+        None => {}
+        Some(_) => return Reply::error("NOPROTO unsupported protocol version"),
+    }
+    let version = Reply::Integer(if session.resp3 { 3 } else { 2 });
+    Reply::Map(vec![
+        (Reply::bulk("server"), Reply::bulk("redis")),
+        (Reply::bulk("version"), Reply::bulk("7.0.15")),
+        (Reply::bulk("proto"), version),
+        (Reply::bulk("id"), Reply::Integer(1)),
+        (Reply::bulk("mode"), Reply::bulk("standalone")),
+        (Reply::bulk("role"), Reply::bulk("master")),
+        (Reply::bulk("modules"), Reply::Array(Vec::new())),
+    ])
+}

@@ -1,0 +1,31 @@
+//! The capabilities that a run uses. A new one joins by implementing [`Capability`], and by a line
+//! in [`all`].
+
+use std::{future::Future, pin::Pin};
+
+use super::{World, blocks::Blocks, rates::Rates};
+use crate::random::Random;
+
+pub type BoxFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// A capability of the layer or of its stores: its operations, its model and its bound.
+pub trait Capability: Send + Sync {
+    /// Returns how often a client chooses this capability, in percent.
+    fn share(&self) -> u64;
+
+    /// Runs one operation in a process. Faults may be in flight.
+    fn operate<'a>(&'a self, world: &'a World, place: usize, random: Random) -> BoxFuture<'a>;
+
+    /// Compares operations with the exact model, one at a time. No fault is in flight, and all
+    /// accounts are full.
+    fn compare<'a>(&'a self, world: &'a World, random: Random, when: &'static str)
+    -> BoxFuture<'a>;
+
+    /// Checks the bounds of the whole run.
+    fn check(&self, world: &World);
+}
+
+/// Returns all capabilities. Their shares add up to 100.
+pub fn all() -> Vec<Box<dyn Capability>> {
+    vec![Box::new(Rates), Box::new(Blocks::default())]
+}

@@ -1,0 +1,93 @@
+//! Quiet phases: one request at a time, whose decision must equal the exact model to the nanosecond.
+//!
+//! The model is the embedded store, which passes the conformance kit, at the instant at which the
+//! node ran the script.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tower_sluice::{
+    Decision, Key, StoreExt, decision::Source, rule::RuleName, store::Charge, testing::FakeClock,
+};
+
+use super::World;
+use crate::random::Random;
+
+/// The time by which a cached denial may outlive its wait: the delay of its reply.
+const REPLY: Duration = Duration::from_millis(8);
+
+/// Runs a quiet phase. All accounts must be full.
+pub async fn check(world: &World, mut random: Random, when: &str) {
+    if !world.is_exact() {
+        at_least_the_limit(world, when).await;
+        return;
+    }
+    let clock = FakeClock::new();
+    let model = clock.store(1_024);
+    let names = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
+    for _ in 0..random.within(5..25) {
+        let gap = *random.pick(&world.rules[0]);
+        let gap = u64::try_from(gap.interval().as_nanos()).unwrap_or(0);
+        sleep(Duration::from_nanos(random.within(0..2 * gap))).await;
+        let place = random.pick(&world.places);
+        let keys = [random.below(world.keys), random.below(world.keys)];
+        let cost = *random.pick(&[1, 1, 2, 5]);
+        let Some(decision) = place.process().call(keys, cost).await else { continue };
+        let own = keys.map(|key| Key::from(key.to_string()));
+        let charges = [0, 1]
+            .map(|rule| Charge::new(names[rule], &own[rule], &world.rules[rule]).with_cost(cost));
+        world.story.record(&place.name, || {
+            let (result, source) = (decision.is_allowed(), decision.source());
+            format!("keys {keys:?} cost {cost}: allowed {result} by {source}")
+        });
+        match decision.source() {
+            Source::Redis => {
+                clock.advance(world.server.last_script().saturating_sub(clock.now()));
+                let expected = model.take(&charges).now();
+                if numbers(&expected) != numbers(&decision) {
+                    let (is, want) = (numbers(&decision), numbers(&expected));
+                    let text = format!("{when}: keys {keys:?} cost {cost}: {is} instead of {want}");
+                    world.story.violate("exact", text);
+                    return;
+                }
+            }
+            Source::DenyCache => {
+                let before = world.server.clock().saturating_sub(REPLY);
+                clock.advance(before.saturating_sub(clock.now()));
+                let look = charges.map(|charge| charge.with_cost(0));
+                let look = model.take(&look).now();
+                if look.outcomes().iter().all(|outcome| outcome.remaining() >= cost) {
+                    world.story.violate("exact", format!("{when}: denied with {look:?}"));
+                }
+            }
+            other => {
+                world.story.violate("exact", format!("{when}: decided by {other} without a fault"));
+            }
+        }
+    }
+}
+
+/// Returns the numbers that a client sees.
+fn numbers(decision: &Decision) -> String {
+    let left = decision.outcomes().iter().map(|outcome| outcome.remaining().to_string());
+    let left = left.collect::<Vec<_>>().join(" ");
+    let (allowed, retry) = (decision.is_allowed(), decision.retry_after());
+    format!("allowed {allowed}, left {left}, retry {retry:?}")
+}
+
+/// With leases, numbers depend on the units that other processes hold. A full account still admits
+/// three quarters of its limit.
+async fn at_least_the_limit(world: &World, when: &str) {
+    let quotas = || world.rules.iter().flatten();
+    let limit = quotas().map(tower_sluice::Quota::limit).min().unwrap_or(0);
+    let mut allowed = 0;
+    for _ in 0..limit {
+        let decision = world.places[0].process().call([0, 0], 1).await;
+        allowed += u32::from(decision.is_some_and(|decision| decision.is_allowed()));
+    }
+    world.story.record("p0", || format!("{allowed} of {limit} allowed"));
+    if allowed < limit * 3 / 4 {
+        world.story.violate("liveness", format!("{when}: {allowed} of {limit} allowed"));
+    }
+    sleep(world.refill()).await;
+}

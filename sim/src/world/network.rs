@@ -1,0 +1,159 @@
+//! The network between processes and the node: streams with delay, partitions and resets.
+//!
+//! A stream is reliable, as TCP is: a lost packet is a delay, and a partition holds all bytes back
+//! until it ends.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split},
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until},
+};
+
+use super::server::Server;
+use crate::{
+    node::{Request, Session, parse},
+    random::Random,
+};
+
+/// The state of the path between one process and the node.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// `false` if requests are held back.
+    pub up: bool,
+    /// `false` if replies are held back.
+    pub down: bool,
+    /// The least and the most delay in each direction, in microseconds.
+    pub delay: (u64, u64),
+}
+
+/// A path and its open connections.
+pub struct Wire {
+    path: watch::Sender<Path>,
+    connections: Mutex<Vec<AbortHandle>>,
+    random: Mutex<Random>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Wire {
+    pub fn new(delay: (u64, u64), random: Random) -> Arc<Self> {
+        let path = watch::Sender::new(Path { up: true, down: true, delay });
+        Arc::new(Self { path, connections: Mutex::default(), random: Mutex::new(random) })
+    }
+
+    /// Changes the path.
+    pub fn change(&self, change: impl FnOnce(&mut Path)) {
+        self.path.send_modify(change);
+    }
+
+    /// Ends all connections, with the bytes that are on their way.
+    pub fn cut(&self) {
+        lock(&self.connections).drain(..).for_each(|task| task.abort());
+    }
+
+    fn delay(&self) -> Duration {
+        let (least, most) = self.path.borrow().delay;
+        Duration::from_micros(lock(&self.random).within(least..most + 1))
+    }
+
+    /// Waits until the path is open in one direction.
+    async fn open(&self, is_open: impl Fn(&Path) -> bool) {
+        drop(self.path.subscribe().wait_for(|path| is_open(path)).await);
+    }
+
+    /// Opens a connection, which takes a round trip.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the node does not run.
+    pub async fn connect(self: &Arc<Self>, server: &Arc<Server>) -> io::Result<DuplexStream> {
+        sleep_until(Instant::now() + self.delay()).await;
+        self.open(|path| path.up).await;
+        let runs = server.runs();
+        sleep_until(Instant::now() + self.delay()).await;
+        self.open(|path| path.down).await;
+        if !runs {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let (near, far) = duplex(1 << 20);
+        let task = tokio::spawn(serve(self.clone(), server.clone(), far));
+        lock(&self.connections).retain(|task| !task.is_finished());
+        lock(&self.connections).push(task.abort_handle());
+        server.connected(task.abort_handle());
+        Ok(near)
+    }
+}
+
+/// Serves a connection until one side ends it.
+async fn serve(wire: Arc<Wire>, server: Arc<Server>, stream: DuplexStream) {
+    let (reader, writer) = split(stream);
+    let (to_node, requests) = mpsc::unbounded_channel();
+    let (to_client, replies) = mpsc::unbounded_channel();
+    // A dropped set aborts its tasks, so that nothing outlives the connection.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(read(wire.clone(), reader, to_node));
+    tasks.spawn(run(wire.clone(), server, requests, to_client));
+    tasks.spawn(write(wire, writer, replies));
+    drop(tasks.join_next().await);
+}
+
+type Sent<T> = (Instant, T);
+
+async fn read(
+    wire: Arc<Wire>,
+    mut reader: ReadHalf<DuplexStream>,
+    requests: mpsc::UnboundedSender<Sent<Request>>,
+) {
+    let (mut buffer, mut last) = (Vec::new(), Instant::now());
+    while let Ok(1..) = reader.read_buf(&mut buffer).await {
+        while let Ok(Some(request)) = parse(&mut buffer) {
+            last = last.max(Instant::now() + wire.delay());
+            if requests.send((last, request)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn run(
+    wire: Arc<Wire>,
+    server: Arc<Server>,
+    mut requests: mpsc::UnboundedReceiver<Sent<Request>>,
+    replies: mpsc::UnboundedSender<Sent<Vec<u8>>>,
+) {
+    let (mut session, mut last) = (Session::default(), Instant::now());
+    while let Some((arrives, request)) = requests.recv().await {
+        sleep_until(arrives).await;
+        wire.open(|path| path.up).await;
+        let reply = server.run(&mut session, &request).await;
+        let mut bytes = Vec::new();
+        reply.encode(session.resp3, &mut bytes);
+        last = last.max(Instant::now() + wire.delay());
+        if replies.send((last, bytes)).is_err() {
+            return;
+        }
+    }
+}
+
+async fn write(
+    wire: Arc<Wire>,
+    mut writer: WriteHalf<DuplexStream>,
+    mut replies: mpsc::UnboundedReceiver<Sent<Vec<u8>>>,
+) {
+    while let Some((arrives, bytes)) = replies.recv().await {
+        sleep_until(arrives).await;
+        wire.open(|path| path.down).await;
+        if writer.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}
