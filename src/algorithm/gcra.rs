@@ -4,8 +4,9 @@
 //! again. Each charged unit moves the TAT forward by the interval `T`. A charge is allowed if the
 //! TAT is then at most `burst·T` in the future.
 //!
-//! A full account is dropped, because a new account is also full. With `initial`, a new account is
-//! not full, so a full account is kept for another `burst·T`.
+//! A full account is dropped, because a new account is also full. A quota with
+//! [`initial`](Quota::initial) starts new accounts with fewer units. Its full accounts are therefore
+//! kept, for the time in which a whole burst is refilled.
 
 use super::{Demand, Evaluation, Fit, Receipt};
 use crate::{

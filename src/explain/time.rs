@@ -1,4 +1,4 @@
-//! Times as exact text.
+//! Text for instants and durations, to the nanosecond.
 
 use std::{fmt, time::Duration};
 

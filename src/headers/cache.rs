@@ -10,8 +10,7 @@ use super::{item::Item, lines::Reading};
 const UNITS: usize = 128;
 /// The limit of the wait in seconds. A value below the limit is cached if no units are left.
 const SECONDS: usize = 64;
-/// Values of a full interval are cached for fewer units used than this. A client that was idle
-/// before has such a value.
+/// The limit of units used by a client that was idle before. Values below the limit are cached.
 const USED: usize = 64;
 
 /// Rendered values, allocated on first use.

@@ -63,7 +63,7 @@ impl Health {
         Self { store, status, detail: detail.into(), inner: Vec::new() }
     }
 
-    /// Adds the health of a wrapped store.
+    /// Adds the health of a store that this store wraps.
     #[must_use]
     pub fn around(mut self, inner: Self) -> Self {
         self.inner.push(inner);

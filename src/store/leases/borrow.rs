@@ -161,7 +161,7 @@ impl<S: Store> Drop for Borrow<S> {
     }
 }
 
-/// Multiplies the cost of each charge by `calls`, and calls `read` with the result.
+/// Passes charges to `read` that cost `calls` times as much.
 fn with_calls<T>(charges: &[Charge<'_>], calls: u32, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
     let all = charges.iter().map(|charge| charge.with_cost(charge.cost().saturating_mul(calls)));
     read(&all.collect::<SmallVec<[_; 4]>>())
