@@ -24,8 +24,8 @@
 //!   290 ns more. The cost does not grow further, and each core waits independently.
 //! - *A full store*: a known key costs the same at any load. A new key costs a third more if it
 //!   finds no slot, because it searches its set under the set's lock.
-//! - *Rules and quotas*: one rule of one GCRA quota takes 250 instructions, two take 740, and three
-//!   1080 (`cargo bench -p dev --bench paths`). With four or more, or with several quotas of a rule,
+//! - *Rules and quotas*: one rule of one GCRA quota takes 230 instructions, two take 660, and three
+//!   1020 (`cargo bench -p dev --bench paths`). With four or more, or with several quotas of a rule,
 //!   accounts are listed, all are checked, and then all are charged. Four rules
 //!   therefore cost 11 times as much as one in the store, and eight 25 times; through the layer 3
 //!   and 5 to 6 times. This work is local to a core, so it scales with the cores.
