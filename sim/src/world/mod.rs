@@ -34,11 +34,7 @@ use self::{
     server::Server,
     story::Story,
 };
-use crate::{
-    node::Mutant,
-    quotas,
-    random::{Random, seed_thread},
-};
+use crate::{node::Mutant, quotas, random::Random, source::seed_process};
 
 /// The margin of a decision above its budget.
 const MARGIN: Duration = Duration::from_millis(5);
@@ -75,10 +71,10 @@ pub fn count_panics() {
     }));
 }
 
-/// Runs a seed in a thread of its own, whose random source is the seed.
+/// Runs a seed in a thread of its own, which alone draws from the random source until it ends.
 pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report {
     let run = move || {
-        seed_thread(seed);
+        seed_process(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
