@@ -1,14 +1,6 @@
 //! Runs seeds, and prints their results.
 
-use std::{
-    ops::Range,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ops::Range, time::Duration};
 
 use crate::{
     node::Mutant,
@@ -52,60 +44,41 @@ fn found() -> impl Iterator<Item = u64> {
     FOUND.lines().filter_map(seed)
 }
 
-/// Runs many seeds on several threads, for at most some minutes.
-pub fn many(range: Range<u64>, jobs: u64, minutes: Option<u64>) -> bool {
+/// Runs many seeds, for at most some minutes of CPU time.
+pub fn many(range: Range<u64>, minutes: Option<u64>) -> bool {
     warm_up();
-    let seeds: Vec<_> = found().chain(range).collect();
-    let (start, next) = (Instant::now(), AtomicU64::new(0));
-    let (sum, bad) = (Mutex::new(Report::default()), Mutex::new(Vec::new()));
-    let end = minutes.map(|minutes| start + Duration::from_secs(60 * minutes));
-    let work = || {
-        while let Some(seed) =
-            usize::try_from(next.fetch_add(1, Relaxed)).ok().and_then(|at| seeds.get(at))
-        {
-            let report = world::run(*seed, false, None);
-            let mut bad = bad.lock().unwrap_or_else(PoisonError::into_inner);
-            if !report.violations.is_empty() {
-                report.violations.iter().for_each(|violation| println!("seed {seed}: {violation}"));
-                bad.push(*seed);
-            }
-            let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
-            sum.simulated += report.simulated;
-            sum.decisions += report.decisions;
-            sum.commands += report.commands;
-            sum.faults += report.faults;
-            if bad.len() >= MOST || end.is_some_and(|end| Instant::now() > end) {
-                return;
-            }
+    let (mut sum, mut ran, mut bad) = (Report::default(), 0, 0);
+    let end = minutes.map(|minutes| Duration::from_secs(60 * minutes));
+    for seed in found().chain(range) {
+        let report = world::run(seed, false, None);
+        report.violations.iter().for_each(|violation| println!("seed {seed}: {violation}"));
+        ran += 1;
+        bad += usize::from(!report.violations.is_empty());
+        sum.simulated += report.simulated;
+        sum.decisions += report.decisions;
+        sum.commands += report.commands;
+        sum.faults += report.faults;
+        if bad >= MOST || end.is_some_and(|end| cpu_time() > end) {
+            break;
         }
-    };
-    thread::scope(|scope| {
-        for _ in 0..jobs.max(1) {
-            scope.spawn(work);
-        }
-    });
-    let (sum, bad) = (sum.into_inner(), bad.into_inner());
-    let (sum, bad) = (sum.unwrap_or_default(), bad.unwrap_or_default());
-    let ran = next.load(Relaxed).min(seeds.len() as u64);
-    let speed =
-        sum.simulated.as_secs_f64() / cpu_time().unwrap_or_else(|| start.elapsed()).as_secs_f64();
+    }
+    let Report { simulated, decisions, commands, faults, .. } = sum;
+    let (simulated, spent) = (simulated.as_secs_f64(), cpu_time());
+    let hours = simulated / 3_600.0;
     println!(
-        "{ran} seeds: {} with violations; {:.1} h simulated, {} faults, {} decisions, {} commands",
-        bad.len(),
-        sum.simulated.as_secs_f64() / 3_600.0,
-        sum.faults,
-        sum.decisions,
-        sum.commands,
+        "{ran} seeds: {bad} with violations; {hours:.1} h simulated, {faults} faults, {decisions} \
+         decisions, {commands} commands",
     );
-    println!("{:.1?}, {speed:.0} simulated seconds per second of CPU time", start.elapsed());
-    bad.is_empty()
+    let speed = simulated / spent.as_secs_f64();
+    println!("{spent:.1?} of CPU time, {speed:.0} simulated seconds per second");
+    bad == 0
 }
 
-/// Returns the CPU time of this process, where the system reports it as Linux does.
-fn cpu_time() -> Option<Duration> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let (_, fields) = stat.rsplit_once(')')?;
-    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
-    let ticks: u64 = ticks.collect::<Result<Vec<_>, _>>().ok()?.into_iter().sum();
-    Some(Duration::from_millis(10 * ticks))
+/// Returns the CPU time of this process, as Linux reports it. The clock stands still: the source of
+/// randomness comes with a clock for another kind of simulation.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    Duration::from_millis(10 * ticks.filter_map(|it| it.parse::<u64>().ok()).sum::<u64>())
 }

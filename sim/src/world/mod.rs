@@ -2,10 +2,12 @@
 
 mod blocks;
 mod capability;
+mod effects;
 mod exact;
 mod faults;
 mod network;
 mod oracle;
+mod phases;
 mod process;
 mod rates;
 mod server;
@@ -21,26 +23,18 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, sleep_until, timeout},
-};
-use tower_sluice::{Quota, decision::Source};
+use tokio::time::timeout;
+use tower_sluice::Quota;
 
 use self::{
     capability::Capability,
-    faults::Fault,
     network::Wire,
-    oracle::{Cause, Entry, Log, Loss},
+    oracle::Log,
     process::{Process, Wrappers},
     server::Server,
     story::Story,
 };
-use crate::{
-    node::Mutant,
-    quotas,
-    random::{Random, seed_thread},
-};
+use crate::{node::Mutant, quotas, random::Random, source::seed_process};
 
 /// The margin of a decision above its budget.
 const MARGIN: Duration = Duration::from_millis(5);
@@ -77,10 +71,10 @@ pub fn count_panics() {
     }));
 }
 
-/// Runs a seed in a thread of its own, whose random source is the seed.
+/// Runs a seed in a thread of its own, which alone draws from the random source until it ends.
 pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report {
     let run = move || {
-        seed_thread(seed);
+        seed_process(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -220,180 +214,6 @@ impl World {
         self.story.record("world", || format!("comparison with the models {when}"));
         for capability in &self.capabilities {
             capability.compare(self, random.fork(), when).await;
-        }
-    }
-
-    /// Plays all phases. Returns the number of faults.
-    async fn play(self: Arc<Self>, random: &mut Random) -> u64 {
-        self.compare(random, "before the faults").await;
-        let mut clients = JoinSet::new();
-        for place in 0..self.places.len() {
-            let late = if random.percent(20) { random.within(0..3_000) } else { 0 };
-            let until = Instant::now() + Duration::from_secs(random.within(3..15));
-            let client = self.clone().client(place, random.fork(), until + RECOVERY);
-            clients.spawn(async move {
-                sleep(Duration::from_millis(late)).await;
-                client.await;
-            });
-        }
-        let count = random.within(1..6);
-        let mut faults = JoinSet::new();
-        for _ in 0..count {
-            faults.spawn(self.clone().fault(random.fork()));
-        }
-        while faults.join_next().await.is_some() {}
-        let healed = self.story.now();
-        self.story.record("world", || "the last fault is over");
-        sleep(Duration::from_millis(50)).await;
-        let until = Instant::now() + 3 * RECOVERY;
-        for place in 0..self.places.len() {
-            clients.spawn(self.clone().client(place, random.fork(), until));
-        }
-        while clients.join_next().await.is_some() {}
-        self.check_recovery(healed);
-        sleep(self.refill()).await;
-        self.compare(random, "after the faults").await;
-        count
-    }
-
-    /// The time after which every account is full, also after late charges, which may put it into
-    /// debt by as much as its limit.
-    fn refill(&self) -> Duration {
-        let of = |quota: &Quota| 2 * quota.interval() * quota.limit() + 3 * quota.period();
-        self.rules.iter().flatten().map(of).max().unwrap_or_default() + LEASE
-    }
-
-    /// Sends requests at random times until `until`, and drops some before their answer.
-    async fn client(self: Arc<Self>, place: usize, mut random: Random, until: Instant) {
-        let pause = *random.pick(&[20, 100, 300]);
-        let mut requests = JoinSet::new();
-        while Instant::now() < until {
-            sleep(Duration::from_micros(random.within(0..2_000 * pause))).await;
-            let burst = if random.percent(5) { random.within(2..40) } else { 1 };
-            for _ in 0..burst {
-                let (world, random) = (self.clone(), random.fork());
-                requests.spawn(async move { world.operate(place, random).await });
-            }
-            while requests.try_join_next().is_some() {}
-        }
-        while requests.join_next().await.is_some() {}
-    }
-
-    /// Fails if the node did not decide every request from a second after the last fault. A call that
-    /// began in the fault fails after its budget, and only then a breaker opens for up to a second.
-    fn check_recovery(&self, healed: Duration) {
-        let log = lock(&self.log);
-        for entry in &log.entries {
-            let of_failure = matches!(
-                entry.source,
-                Source::Fallback | Source::FailedOpen | Source::FailedClosed
-            );
-            let recovery = RECOVERY + self.places[entry.process].wrappers.budget + MARGIN;
-            // Only a request probes a breaker, and others do not wait for its answer.
-            let later = |it: &&Entry| it.process == entry.process && it.start > healed + recovery;
-            let probe = log.entries.iter().filter(later).min_by_key(|it| it.start);
-            let probed = probe.map(|it| it.end).unwrap_or_default();
-            if of_failure && entry.start > probed.max(healed + recovery) {
-                let (process, source, after) = (entry.process, entry.source, entry.start - healed);
-                self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
-                return;
-            }
-        }
-    }
-
-    /// Waits, and runs one fault from its begin to its end.
-    async fn fault(self: Arc<Self>, mut random: Random) {
-        let fault = Fault::random(&mut random, self.places.len());
-        sleep(Duration::from_millis(random.within(0..8_000))).await;
-        self.story.record("fault", || format!("begins: {fault}"));
-        let from = self.story.now();
-        self.begin(fault, &mut random);
-        if !fault.is_instant() {
-            let end = Instant::now() + Duration::from_millis(random.within(20..3_000));
-            sleep_until(end).await;
-            self.end(fault);
-            self.story.record("fault", || format!("ends: {fault}"));
-        }
-        if let Some(cause) = fault.loss() {
-            lock(&self.log).losses.push(Loss { from, to: from + LEASE, cause });
-        }
-    }
-
-    fn begin(&self, fault: Fault, random: &mut Random) {
-        match fault {
-            Fault::Kill { loses } => self.server.kill(loses),
-            Fault::Freeze => self.server.pause(true),
-            Fault::Slow(work) => self.server.set_work(work),
-            Fault::Flush => self.server.change(|node| node.lose()),
-            Fault::Evict => {
-                let keys = self.server.change(|node| node.keys());
-                if !keys.is_empty() {
-                    self.server.change(|node| node.evict(random.pick::<Vec<u8>>(&keys)));
-                }
-            }
-            Fault::ScriptFlush => self.server.change(|node| node.forget_scripts()),
-            Fault::Clock(micros) => self.server.step_clock(micros),
-            Fault::Full => self.server.change(|node| node.set_full(true)),
-            Fault::Partition { process, up, down } => {
-                self.places[process].wire.change(|path| {
-                    path.up &= !up;
-                    path.down &= !down;
-                });
-            }
-            Fault::Delay { process, most } => {
-                self.places[process].wire.change(|path| path.delay = (DELAY.0, most));
-            }
-            Fault::Reset { process } => self.places[process].wire.cut(),
-            Fault::Pause { process } => {
-                *lock(&self.places[process].disturbed) = LONGEST;
-                self.places[process].process().pause(true);
-            }
-            Fault::Restart { process } => {
-                *lock(&self.places[process].disturbed) = LONGEST;
-                self.places[process].process().kill();
-                self.places[process].wire.cut();
-            }
-        }
-    }
-
-    fn end(&self, fault: Fault) {
-        match fault {
-            Fault::Kill { .. } => self.server.start(),
-            Fault::Freeze => self.server.pause(false),
-            Fault::Slow(_) => self.server.set_work(Duration::ZERO),
-            Fault::Full => self.server.change(|node| node.set_full(false)),
-            Fault::Partition { process, .. } => {
-                self.places[process].wire.change(|path| (path.up, path.down) = (true, true));
-            }
-            Fault::Delay { process, .. } => {
-                self.places[process].wire.change(|path| path.delay = DELAY);
-            }
-            Fault::Pause { process } => {
-                let (place, now) = (&self.places[process], self.story.now());
-                *lock(&place.disturbed) = now;
-                place.process().pause(false);
-                // The process does not know how old its leases are.
-                if place.wrappers.leases.is_some() {
-                    lock(&self.log).losses.push(Loss {
-                        from: now,
-                        to: now + LEASE,
-                        cause: Cause::State,
-                    });
-                }
-            }
-            Fault::Restart { process } => {
-                let place = &self.places[process];
-                let count = u32::try_from(self.places.len()).expect("few");
-                let new =
-                    Process::new(&place.wrappers, count, &self.rules, &place.wire, &self.server);
-                *lock(&place.process) = Arc::new(new);
-                let now = self.story.now();
-                *lock(&place.disturbed) = now;
-                lock(&self.log)
-                    .restarts
-                    .push((process, Loss { from: now, to: now, cause: Cause::State }));
-            }
-            _ => {}
         }
     }
 }

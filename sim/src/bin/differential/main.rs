@@ -1,4 +1,6 @@
 //! The comparison of the node with real servers: equal commands must give equal replies.
+//!
+//! A program of its own, because the clock and the random source of the simulation are not real.
 
 mod sequence;
 mod server;
@@ -8,29 +10,32 @@ mod tee;
 use std::{
     env,
     path::Path,
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
 use redis::AsyncConnectionConfig;
+use sim::{node, option, quotas, random};
 
 use self::{sequence::Sequence, server::Server, tee::Tee};
-use crate::random::seed_thread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The number of sequences on one connection.
 const ROUND: u64 = 1_000;
 
-/// Runs `sequences` random sequences against Redis and Valkey. Returns `true` if none differs.
-pub fn run(first: u64, sequences: u64) -> bool {
-    seed_thread(first);
+/// Runs random sequences against Redis and Valkey: `differential [--sequences N] [--first N]`.
+fn main() -> ExitCode {
+    let (first, sequences) = (option("--first").unwrap_or(0), option("--sequences"));
+    let sequences = sequences.unwrap_or(2_000);
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/valkey/valkey-server");
     let fetched = if fetched.exists() { fetched } else { "valkey-server".into() };
     let fetched = fetched.to_string_lossy().into_owned();
     let programs = [("REDIS_SERVER", "redis-server".to_owned()), ("VALKEY_SERVER", fetched)];
-    programs.into_iter().all(|(variable, default)| {
+    let equal = programs.into_iter().all(|(variable, default)| {
         let program = env::var(variable).unwrap_or(default);
         compare(&program, first, sequences)
-    })
+    });
+    if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn compare(program: &str, first: u64, sequences: u64) -> bool {

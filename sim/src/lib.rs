@@ -1,0 +1,12 @@
+//! The node, and what the simulation and the comparison with real servers share.
+
+pub mod node;
+pub mod quotas;
+pub mod random;
+
+use std::str::FromStr;
+
+/// Returns the value of a command-line option, such as `--seed 42`.
+pub fn option<T: FromStr>(name: &str) -> Option<T> {
+    std::env::args().skip_while(|arg| arg != name).nth(1)?.parse().ok()
+}

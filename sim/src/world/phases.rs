@@ -1,0 +1,92 @@
+//! The phases of a run: the models, clients and faults, the recovery, and the models again.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_sluice::{Quota, decision::Source};
+
+use super::{LEASE, MARGIN, RECOVERY, World, lock, oracle::Entry};
+use crate::random::Random;
+
+impl World {
+    /// Plays all phases. Returns the number of faults.
+    pub(super) async fn play(self: Arc<Self>, random: &mut Random) -> u64 {
+        self.compare(random, "before the faults").await;
+        let mut clients = JoinSet::new();
+        for place in 0..self.places.len() {
+            let late = if random.percent(20) { random.within(0..3_000) } else { 0 };
+            let until = Instant::now() + Duration::from_secs(random.within(3..15));
+            let client = self.clone().client(place, random.fork(), until + RECOVERY);
+            clients.spawn(async move {
+                sleep(Duration::from_millis(late)).await;
+                client.await;
+            });
+        }
+        let count = random.within(1..6);
+        let mut faults = JoinSet::new();
+        for _ in 0..count {
+            faults.spawn(self.clone().fault(random.fork()));
+        }
+        while faults.join_next().await.is_some() {}
+        let healed = self.story.now();
+        self.story.record("world", || "the last fault is over");
+        sleep(Duration::from_millis(50)).await;
+        let until = Instant::now() + 3 * RECOVERY;
+        for place in 0..self.places.len() {
+            clients.spawn(self.clone().client(place, random.fork(), until));
+        }
+        while clients.join_next().await.is_some() {}
+        self.check_recovery(healed);
+        sleep(self.refill()).await;
+        self.compare(random, "after the faults").await;
+        count
+    }
+
+    /// The time after which every account is full, also after late charges, which may put it into
+    /// debt by as much as its limit.
+    pub(super) fn refill(&self) -> Duration {
+        let of = |quota: &Quota| 2 * quota.interval() * quota.limit() + 3 * quota.period();
+        self.rules.iter().flatten().map(of).max().unwrap_or_default() + LEASE
+    }
+
+    /// Sends requests at random times until `until`, and drops some before their answer.
+    async fn client(self: Arc<Self>, place: usize, mut random: Random, until: Instant) {
+        let pause = *random.pick(&[20, 100, 300]);
+        let mut requests = JoinSet::new();
+        while Instant::now() < until {
+            sleep(Duration::from_micros(random.within(0..2_000 * pause))).await;
+            let burst = if random.percent(5) { random.within(2..40) } else { 1 };
+            for _ in 0..burst {
+                let (world, random) = (self.clone(), random.fork());
+                requests.spawn(async move { world.operate(place, random).await });
+            }
+            while requests.try_join_next().is_some() {}
+        }
+        while requests.join_next().await.is_some() {}
+    }
+
+    /// Fails if the node did not decide every request from a second after the last fault. A call that
+    /// began in the fault fails after its budget, and only then a breaker opens for up to a second.
+    fn check_recovery(&self, healed: Duration) {
+        let log = lock(&self.log);
+        for entry in &log.entries {
+            let of_failure = matches!(
+                entry.source,
+                Source::Fallback | Source::FailedOpen | Source::FailedClosed
+            );
+            let recovery = RECOVERY + self.places[entry.process].wrappers.budget + MARGIN;
+            // Only a request probes a breaker, and others do not wait for its answer.
+            let later = |it: &&Entry| it.process == entry.process && it.start > healed + recovery;
+            let probe = log.entries.iter().filter(later).min_by_key(|it| it.start);
+            let probed = probe.map(|it| it.end).unwrap_or_default();
+            if of_failure && entry.start > probed.max(healed + recovery) {
+                let (process, source, after) = (entry.process, entry.source, entry.start - healed);
+                self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
+                return;
+            }
+        }
+    }
+}
