@@ -1,4 +1,4 @@
-//! What a fault changes in the running system, from its begin to its end.
+//! The effects of a fault on the running system, from its start to its end.
 
 use std::{sync::Arc, time::Duration};
 
