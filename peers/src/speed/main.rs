@@ -39,9 +39,13 @@ fn table(rounds: usize) {
         println!("\n### {}\n", case.title);
         println!("| | of tower_governor | of it with 2 fields | ns |\n|---|---|---|---|");
         for (subject, costs) in &costs {
-            let ratio = |to: &[f64]| median(costs.iter().zip(to).map(|(cost, to)| cost / to));
-            let (quiet, told, cost) = (ratio(quiet), ratio(told), median(costs.iter().copied()));
-            println!("| {} | {quiet:.2} | {told:.2} | {cost:.0} |", subject.title());
+            let ratio = |to: &[f64]| spread(costs.iter().zip(to).map(|(cost, to)| cost / to));
+            let ([least, quiet, most], [_, told, _]) = (ratio(quiet), ratio(told));
+            let [_, cost, _] = spread(costs.iter().copied());
+            println!(
+                "| {} | {quiet:.2} ({least:.2} to {most:.2}) | {told:.2} | {cost:.0} |",
+                subject.title()
+            );
         }
     }
     counted();
@@ -76,8 +80,9 @@ fn counted() {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+/// Returns the minimum, the median and the maximum.
+fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    [values[0], values[values.len() / 2], values[values.len() - 1]]
 }
