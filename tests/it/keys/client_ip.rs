@@ -317,6 +317,15 @@ fn explained(of: &ClientIp, peer: &str, lines: &[&str]) -> String {
     text.strip_suffix('\n').expect("a line feed at the end").to_owned()
 }
 
+/// A client writes thousands of addresses that look like those of proxies.
+#[test]
+fn an_explanation_of_a_long_header_is_short() {
+    let long = vec!["10.0.0.2"; 10_000].join(", ");
+    let text = explained(&proxies(), "10.0.0.1:80", &[&long]);
+    assert!(text.starts_with("client: none, status 400"), "{text}");
+    assert!(text.lines().count() < 40 && text.len() < 4_000, "{} bytes", text.len());
+}
+
 #[test]
 fn an_explanation_shows_what_is_read_and_why() {
     let found = explained(&proxies(), "10.0.0.1:80", &["garbage, 2001:db8::7, 10.0.0.2"]);
