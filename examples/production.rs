@@ -27,6 +27,7 @@ use tower_sluice::{
     ClientIp, LocalStore, Quota, RateLimitLayer, RedisStore, Rule, StoreExt,
     admin::{Admin, Guard},
     fingerprint::FingerprintKey,
+    middleware::RetryAfter,
     store::Timeout,
 };
 use tracing::{Instrument, field::Empty, info_span, warn};
@@ -103,7 +104,8 @@ async fn main() -> Result<(), BoxError> {
     );
     let secret = FingerprintKey::new(&config.token)?;
     let mut admin = Admin::new().fingerprint(secret);
-    let limit = RateLimitLayer::try_rules(rules, store)?.fingerprint(secret).retry_jitter(10);
+    let limit =
+        RateLimitLayer::try_rules(rules, store)?.fingerprint(secret).retry_after(RetryAfter::Queue);
     let limit = admin.watch("api", limit);
 
     let app = Router::new()

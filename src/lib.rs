@@ -43,6 +43,7 @@
 //! use tower_sluice::{
 //!     Cost, Headers, LocalStore, Quota, RateLimitLayer, Rule,
 //!     key::{HeaderKey, PeerIp},
+//!     middleware::RetryAfter,
 //!     rule::OnMissingKey,
 //! };
 //!
@@ -58,7 +59,7 @@
 //! )
 //! .headers(Headers::Draft11)
 //! .expose_decision()
-//! .retry_jitter(10);
+//! .retry_after(RetryAfter::Jitter(10));
 //! ```
 //!
 //! A [`Limiter`] makes the same decisions outside HTTP.

@@ -233,7 +233,7 @@ where
     {
         self.settings.count(Event::Denied);
         self.settings.meter.denied(decision, |rule| self.fingerprint(charges, rule));
-        let retry_after = decision.retry_after().map(|wait| self.settings.jittered(wait));
+        let retry_after = self.settings.retry_after.wait(decision, charges);
         let chosen = self.template.for_charges(charges);
         let template = chosen.as_ref().unwrap_or(&self.template);
         let rejection = Rejection::denied(decision, retry_after, template, self.explain_context());

@@ -1,11 +1,6 @@
 //! Settings of a layer.
 
-use std::{
-    fmt,
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc};
 
 use http::{
     Method,
@@ -19,6 +14,7 @@ use super::{
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
+    retry_after::RetryPolicy,
     stats::{Counters, Event},
 };
 use crate::{
@@ -43,8 +39,7 @@ pub(crate) struct LayerConfig {
     pub(crate) exempt_preflights: bool,
     /// While on, no request is denied.
     pub(crate) report_only: Toggle,
-    /// The maximum random increase of `Retry-After`, in percent.
-    pub(crate) jitter: u8,
+    pub(crate) retry_after: RetryPolicy,
     pub(crate) queue: Bounds,
     pub(crate) waiters: Arc<Waiters>,
     /// While off, all requests pass without a charge.
@@ -126,7 +121,7 @@ impl LayerConfig {
             headers: _,
             exempt_preflights: _,
             report_only: _,
-            jitter: _,
+            retry_after: _,
             queue: _,
             waiters: _,
             enabled: _,
@@ -203,16 +198,6 @@ impl LayerConfig {
     pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
         self.waiters.enter(charges, self.queue)
     }
-
-    /// Adds jitter to `wait`.
-    #[inline]
-    pub(crate) fn jittered(&self, wait: Duration) -> Duration {
-        if self.jitter == 0 {
-            return wait;
-        }
-        let share = RandomState::new().hash_one(0) % (u64::from(self.jitter) + 1);
-        wait.saturating_add(wait.mul_f64(share as f64 / 100.0))
-    }
 }
 
 impl LayerConfig {
@@ -223,7 +208,7 @@ impl LayerConfig {
             expose: false,
             exempt_preflights: false,
             report_only: Toggle::off(),
-            jitter: 0,
+            retry_after: RetryPolicy::Earliest,
             queue: Bounds { all: MAX_WAITERS, per_key: None },
             waiters: Arc::default(),
             enabled: Toggle::on(),

@@ -10,6 +10,7 @@ use super::{
     admission::{self, Shared},
     config::{AdjustConfig, LayerConfig, Override},
     overcommit::Overcommit,
+    retry_after::{RetryAfter, RetryPolicy},
     service::RateLimit,
     stats::Counters,
 };
@@ -282,17 +283,22 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
         self
     }
 
-    /// Increases each `Retry-After` at random, by up to `percent` percent. Defaults to 0.
+    /// Sets the wait that denials report. Defaults to [`RetryAfter::Earliest`].
     ///
-    /// Clients that were denied at the same time then retry at different times.
+    /// Other values make clients that were denied at the same time retry at different times.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::RetryAfter};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10)).retry_after(RetryAfter::Queue);
+    /// ```
     ///
     /// # Panics
     ///
-    /// Panics if `percent` is above 10.
+    /// Panics if the percentage of [`RetryAfter::Jitter`] is above 10.
     #[track_caller]
-    pub fn retry_jitter(mut self, percent: u8) -> Self {
-        assert!(percent <= 10, "retry jitter: {percent} percent; give 0 to 10");
-        self.settings.jitter = percent;
+    pub fn retry_after(mut self, retry_after: RetryAfter) -> Self {
+        self.settings.retry_after = RetryPolicy::new(retry_after);
         self
     }
 

@@ -12,6 +12,7 @@ mod future;
 mod layer;
 pub(crate) mod overcommit;
 pub(crate) mod queue;
+mod retry_after;
 mod service;
 pub(crate) mod stats;
 
@@ -23,6 +24,7 @@ pub use self::{
     future::ResponseFuture,
     layer::RateLimitLayer,
     overcommit::Overcommit,
+    retry_after::RetryAfter,
     service::RateLimit,
     stats::{Counters, Counts},
 };

@@ -234,8 +234,8 @@ impl<'a> Rejection<'a> {
 
     /// Explains the rejection, for logs and operators.
     ///
-    /// The rules are evaluated again, but the store is not called. The explained wait does not
-    /// include jitter.
+    /// The rules are evaluated again, but the store is not called. The explained wait is
+    /// the earliest one.
     ///
     /// ```
     /// use http::Response;
@@ -294,7 +294,7 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the wait, including jitter, or `None` if waiting does not help.
+    /// Returns the wait to report, or `None` if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after

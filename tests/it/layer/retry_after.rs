@@ -5,7 +5,9 @@ use std::time::Duration;
 use http::{StatusCode, header::RETRY_AFTER};
 use proptest::prelude::*;
 use tower::Layer;
-use tower_sluice::{Key, Limiter, Quota, RateLimitLayer, key::Everyone, testing::FakeClock};
+use tower_sluice::{
+    Key, Limiter, Quota, RateLimitLayer, key::Everyone, middleware::RetryAfter, testing::FakeClock,
+};
 
 use crate::support::{Strict, answer, ask, get, header, owing, periods, quota};
 
@@ -27,7 +29,7 @@ async fn retry_after_is_rounded_up_and_never_0() {
 #[tokio::test]
 async fn jitter_lengthens_the_wait_by_at_most_its_share() {
     let waits = async |percent| {
-        let layer = owing(&[quota("1/1000s")], 1).retry_jitter(percent);
+        let layer = owing(&[quota("1/1000s")], 1).retry_after(RetryAfter::Jitter(percent));
         let mut waits = Vec::new();
         for _ in 0..300 {
             let response = answer(&layer, get("/")).await;
@@ -44,7 +46,7 @@ async fn jitter_lengthens_the_wait_by_at_most_its_share() {
 #[test]
 #[should_panic(expected = "11 percent")]
 fn jitter_above_ten_percent_panics() {
-    let _ = owing(&[quota("10/s")], 0).retry_jitter(11);
+    let _ = owing(&[quota("10/s")], 0).retry_after(RetryAfter::Jitter(11));
 }
 
 proptest! {
@@ -68,5 +70,109 @@ proptest! {
         prop_assert!(reported < wait + Duration::from_secs(1));
         clock.advance(reported);
         prop_assert_eq!(response(store).status(), StatusCode::OK);
+    }
+}
+
+/// Clients that are all denied at once, and obey `Retry-After`.
+mod herd {
+    use std::{cmp::Reverse, collections::BinaryHeap};
+
+    use tower_sluice::{
+        Algorithm,
+        rule::{Rule, RuleName},
+    };
+
+    use super::*;
+
+    /// Lets clients retry until each was allowed once. Returns the number of requests and the
+    /// seconds until the last one was allowed.
+    async fn drain(clients: usize, quota: Quota, retry_after: RetryAfter) -> (usize, u64) {
+        let clock = FakeClock::new();
+        let layer = RateLimitLayer::new(Everyone, quota, clock.store(64)).retry_after(retry_after);
+        let mut service = layer.layer(Strict::default());
+        let mut waiting: BinaryHeap<_> = (0..clients).map(|client| Reverse((0, client))).collect();
+        let (mut now, mut requests) = (0, 0);
+        while let Some(Reverse((second, client))) = waiting.pop() {
+            let time = Duration::from_secs(second - now);
+            clock.advance(time);
+            tokio::time::advance(time).await;
+            (now, requests) = (second, requests + 1);
+            let response = ask(&mut service, get("/")).await;
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                let wait: u64 = header(response.headers(), "retry-after").parse().expect("seconds");
+                waiting.push(Reverse((now + wait, client)));
+            }
+        }
+        (requests, now)
+    }
+
+    const TEN: Quota = Quota::per_second(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_queue_drains_with_few_requests() {
+        for retry_after in [RetryAfter::Earliest, RetryAfter::Jitter(10)] {
+            let (requests, seconds) = drain(1_000, TEN, retry_after).await;
+            assert_eq!((requests, seconds), (50_500, 99), "{retry_after:?}");
+        }
+        let (requests, seconds) = drain(1_000, TEN, RetryAfter::Queue).await;
+        assert_eq!((requests, seconds), (2_370, 99));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_queue_drains_with_few_requests_by_every_algorithm() {
+        let algorithms = [
+            Algorithm::Gcra,
+            Algorithm::TokenBucket,
+            Algorithm::fixed_window(),
+            Algorithm::AnchoredWindow,
+            Algorithm::SlidingWindow { buckets: 5 },
+            Algorithm::SlidingLog,
+        ];
+        for algorithm in algorithms {
+            let quota = TEN.algorithm(algorithm);
+            let (herd, shortest) = drain(300, quota, RetryAfter::Earliest).await;
+            let (requests, seconds) = drain(300, quota, RetryAfter::Queue).await;
+            assert!(requests <= herd / 4 && seconds <= shortest + 1, "{algorithm:?}: {requests}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_denial_of_a_key_gets_a_time_of_its_own_and_never_an_earlier_one() {
+        let layer = owing(&[quota("1/10s")], 1).retry_after(RetryAfter::Queue);
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            let response = answer(&layer, get("/")).await;
+            assert_eq!(header(response.headers(), "ratelimit"), r#""api";r=0;t=10"#);
+            waits.push(header(response.headers(), "retry-after").to_owned());
+        }
+        // At most a minute later than the earliest time.
+        assert_eq!(waits, ["10", "20", "30", "40", "50", "60", "70", "70", "70"]);
+        tokio::time::advance(Duration::from_secs(300)).await;
+        let later = answer(&layer, get("/")).await;
+        assert_eq!(header(later.headers(), "retry-after"), "10", "the queue ends by itself");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_and_costs_have_places_of_their_own() {
+        use tower_sluice::{Cost, key::HeaderKey};
+
+        let clock = FakeClock::new();
+        let store = clock.store(64);
+        let (name, minute) = (RuleName::new("api").expect("a name"), quota("6/min"));
+        let limiter = Limiter::named(name, store.clone());
+        for key in ["a", "b"] {
+            limiter.adjust(key, &minute, 6).now();
+        }
+        let rule = Rule::named(name, HeaderKey::new("key"), minute)
+            .cost(Cost::from_fn(|head| if head.uri.path() == "/big" { 3 } else { 1 }));
+        let layer = RateLimitLayer::rules(rule, store).retry_after(RetryAfter::Queue);
+        let mut waits = Vec::new();
+        for (key, path) in [("a", "/"), ("a", "/"), ("b", "/"), ("a", "/big"), ("a", "/")] {
+            let request = http::Request::get(path).header("key", key).body(()).expect("a request");
+            let response = answer(&layer, request).await;
+            waits.push(header(response.headers(), "retry-after").to_owned());
+        }
+        // `/big` waits for three units, until 30 s, and takes the next 30 s.
+        assert_eq!(waits, ["10", "20", "10", "30", "60"]);
     }
 }

@@ -38,7 +38,7 @@ use tower_sluice::{
     AccessList, Algorithm, ClientIp, Cost, KeyExtractor, Limiter, LocalStore, PeerIp, Plan, Quota,
     RateLimitLayer, RequestHead, Rule, Store, StoreExt,
     key::{Everyone, HeaderKey, KeyError},
-    middleware::Counters,
+    middleware::{Counters, RetryAfter},
     rule::RuleName,
     store::Timeout,
 };
@@ -411,7 +411,7 @@ fn zero_instances_are_an_error() {
 #[test]
 fn a_jitter_out_of_range_reports_the_range() {
     assert_eq!(
-        panic(|| RateLimitLayer::per_ip(TEN).retry_jitter(11)),
+        panic(|| RateLimitLayer::per_ip(TEN).retry_after(RetryAfter::Jitter(11))),
         "retry jitter: 11 percent; give 0 to 10"
     );
 }
