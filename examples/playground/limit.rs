@@ -1,4 +1,4 @@
-//! The limit that a page sets, and its state.
+//! A limit that the page sets, and its state.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -11,31 +11,60 @@ use tower_sluice::{
 
 use crate::algorithm::counted_by;
 
-const NAME: &str = "playground";
+pub(crate) const NAME: &str = "playground";
 
-/// A limit as `{"algorithm": "gcra", "units": 5, "period_ms": 1000, "burst": 10, "max_wait_ms":
-/// 0}`.
+/// A limit as `{"algorithm": "gcra", "units": 5, "period_ms": 1000, "burst": 10, "cost": 1,
+/// "max_wait_ms": 0}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Asked {
+pub(crate) struct LimitForm {
     algorithm: String,
     units: u32,
     period_ms: u64,
     /// Defaults to the algorithm's own burst.
     burst: Option<u32>,
+    #[serde(default = "one")]
+    cost: u32,
     #[serde(default)]
-    pub(crate) max_wait_ms: u64,
+    max_wait_ms: u64,
 }
 
-impl Asked {
-    pub(crate) fn quota(&self) -> Result<Quota, String> {
+fn one() -> u32 {
+    1
+}
+
+/// A valid limit.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit {
+    pub(crate) quota: Quota,
+    pub(crate) cost: u32,
+    pub(crate) max_wait: Duration,
+}
+
+impl LimitForm {
+    /// Returns the limit. An error names the field, the value and the fix.
+    pub(crate) fn limit(&self) -> Result<Limit, String> {
         let quota = Quota::new(self.units, Duration::from_millis(self.period_ms));
         let quota = quota.and_then(|quota| match self.burst {
             Some(burst) => quota.try_burst(burst),
             None => Ok(quota),
         });
         let algorithm = counted_by(&self.algorithm)?;
-        quota.and_then(|quota| quota.try_algorithm(algorithm)).map_err(|error| error.to_string())
+        let quota = quota.and_then(|quota| quota.try_algorithm(algorithm));
+        let quota = quota.map_err(|error| error.to_string())?;
+        let max_wait = Duration::from_millis(self.max_wait_ms);
+        let limit = Limit { quota, cost: self.cost, max_wait };
+        // A layer with fixed quotas is validated: an algorithm without a queue must not get a
+        // `max_wait`.
+        let trial = limit.rule(Everyone, quota);
+        let checked = RateLimitLayer::try_rules(trial, LocalStore::with_capacity(16));
+        checked.map(|_| limit).map_err(|error| error.to_string())
+    }
+}
+
+impl Limit {
+    fn rule<K>(&self, key: K, plan: impl Into<tower_sluice::Plan>) -> Rule<K> {
+        Rule::new(NAME, key, plan).cost(self.cost).max_wait(self.max_wait)
     }
 
     /// Creates the real layer around a service that reports the wait. All requests charge
@@ -45,23 +74,17 @@ impl Asked {
         account: String,
         store: Arc<DynStore<Infallible>>,
     ) -> Result<Router, String> {
-        let quota = self.quota()?;
-        let max_wait = Duration::from_millis(self.max_wait_ms);
-        // A layer with fixed quotas is validated: an algorithm without a queue must not get a
-        // `max_wait`.
-        let trial = Rule::new(NAME, Everyone, quota).max_wait(max_wait);
-        let checked = RateLimitLayer::try_rules(trial, LocalStore::with_capacity(16));
-        drop(checked.map_err(|error| error.to_string())?);
         let key = key_fn(move |_| Some(account.clone()));
-        let rule = Rule::new(NAME, key, &LivePlan::new(quota)).max_wait(max_wait);
+        // Both lanes use one store, so their quotas must not be fixed.
+        let rule = self.rule(key, &LivePlan::new(self.quota));
         let layer = RateLimitLayer::try_rules(rule, store).map_err(|error| error.to_string())?;
-        Ok(Router::new().route("/try", get(answer)).layer(layer.expose_decision()))
+        Ok(Router::new().route("/try/{lane}", get(answer)).layer(layer.expose_decision()))
     }
 }
 
 async fn answer(Extension(decision): Extension<Decision>) -> impl IntoResponse {
     let waited = HeaderValue::from(millis(decision.wait()));
-    ([("x-waited-ms", waited)], "admitted\n")
+    ([("x-waited-ms", waited)], "allowed\n")
 }
 
 /// Returns a limiter on the accounts of the layer.
@@ -69,25 +92,23 @@ pub(crate) fn limiter(store: Arc<DynStore<Infallible>>) -> Limiter<Arc<DynStore<
     Limiter::named(NAME.parse().expect("a name"), store)
 }
 
-/// The state of a limit; times are in milliseconds, rounded up.
+/// The state of an account; times are in milliseconds, rounded up.
 #[derive(Serialize)]
-pub(crate) struct Told {
+pub(crate) struct AccountState {
     limit: u32,
     remaining: u32,
     next_ms: u64,
     reset_ms: u64,
 }
 
-impl Told {
-    pub(crate) fn new(limit: u32, remaining: u32, next: Duration, reset: Duration) -> Self {
-        Self { limit, remaining, next_ms: millis(next), reset_ms: millis(reset) }
-    }
-}
-
-impl From<&Outcome> for Told {
+impl From<&Outcome> for AccountState {
     fn from(outcome: &Outcome) -> Self {
-        let (next, reset) = (outcome.next_after(), outcome.reset_after());
-        Self::new(outcome.limit(), outcome.remaining(), next, reset)
+        Self {
+            limit: outcome.limit(),
+            remaining: outcome.remaining(),
+            next_ms: millis(outcome.next_after()),
+            reset_ms: millis(outcome.reset_after()),
+        }
     }
 }
 

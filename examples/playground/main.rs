@@ -1,14 +1,14 @@
-//! A page that sends requests through the real layer and shows the results, beside a naive fixed
-//! window.
+//! A page that sends requests through two limits of the real layer and shows the results side by
+//! side.
 //!
 //! `cargo run -p dev --example playground`, then open the address it prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "../support/algorithm.rs"]
 mod algorithm;
+mod code;
 mod fire;
 mod limit;
-mod naive;
 mod page;
 #[path = "../support/store.rs"]
 mod store;

@@ -1,15 +1,16 @@
-//! The page: three files, embedded in the program.
+//! The page: five files, embedded in the program.
 
 use axum::{Router, http::header, response::IntoResponse, routing::get};
 
 const CONTENT: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-                       connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                       img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
                        frame-ancestors 'none'";
 
 pub(crate) fn router() -> Router {
     Router::new()
         .route("/", file("text/html; charset=utf-8", include_str!("page.html")))
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
+        .route("/presets.js", file("text/javascript; charset=utf-8", include_str!("presets.js")))
         .route("/timeline.js", file("text/javascript; charset=utf-8", include_str!("timeline.js")))
         .route("/style.css", file("text/css; charset=utf-8", include_str!("style.css")))
 }

@@ -1,4 +1,4 @@
-// One lane: what came when, what became of it, and what was left, as the server told it.
+// One lane: requests with their decisions and the units left, as the server reported them.
 
 const ROWS = 8;
 const STEP = 9;
@@ -23,8 +23,8 @@ export class Lane {
     return this.canvas.clientWidth < 500 ? 6000 : 12000;
   }
 
-  // A request; the caller tells its dot later what became of it. One that would hide another is put
-  // below it, and a full column beside the last.
+  // Adds a request. The caller sets its fate later. A dot that would hide another is put below it,
+  // and after a full column beside it.
   sent(at) {
     const last = this.dots.at(-1);
     const column = (STEP * this.span()) / (this.canvas.clientWidth * NOW);
@@ -35,11 +35,11 @@ export class Lane {
     return dot;
   }
 
-  level(at, told) {
-    this.levels.push({ at, share: Math.min(told.remaining / told.limit, 1) });
+  level(at, { remaining, limit }) {
+    this.levels.push({ at, share: Math.min(remaining / limit, 1) });
   }
 
-  // Told again and again, a little differently each time, until it has passed.
+  // Reported repeatedly, with slightly different values, until it has passed.
   edge(at) {
     const last = this.edges.at(-1);
     if (last > performance.now()) this.edges[this.edges.length - 1] = at;
@@ -132,7 +132,7 @@ export class Lane {
       pen.strokeStyle = colour("--wait");
       pen.stroke();
       if (dot.fate === "waited") fill(pen, colour("--ok"), right, y);
-    } else if (dot.fate === "admitted") {
+    } else if (dot.fate === "allowed") {
       fill(pen, colour("--ok"), left, y);
     } else if (dot.fate === "denied") {
       pen.lineWidth = 2;

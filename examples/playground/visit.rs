@@ -1,32 +1,29 @@
-//! Visitors, identified by the page's `x-visitor` header. Each has its own limit and its own
-//! accounts.
+//! Visitors, identified by the page's `x-visitor` header. Each has two lanes: two limits that
+//! receive the same requests.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use axum::{
     Json, Router,
-    extract::{FromRequestParts, Request, State},
+    extract::{FromRequestParts, Path, Request, State},
     http::{HeaderValue, StatusCode, request::Parts},
     response::Response,
     routing::{get, post},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tower::ServiceExt;
 use tower_sluice::{Algorithm, Decision, Quota, store::DynStore};
 
-use crate::{
-    limit::{Asked, Told, limiter},
-    naive::Naive,
-};
+use crate::limit::{AccountState, LimitForm, limiter};
 
-/// All visits are dropped together at this number. An open page then sets its limit again.
+/// All visits are dropped together at this number. An open page then sets its limits again.
 const MOST: usize = 1_000;
-const UNKNOWN: &str = "no limit was set for this x-visitor; POST one to /limit";
+const UNKNOWN: &str = "no limits were set for this x-visitor; POST two to /limits";
 
 #[derive(Clone)]
 pub(crate) struct Visits {
@@ -38,41 +35,94 @@ pub(crate) struct Visits {
 
 #[derive(Default)]
 struct Known {
-    visits: HashMap<String, Arc<Visit>>,
-    limits: u32,
+    visits: HashMap<String, Arc<[Lane; 2]>>,
+    accounts: u32,
 }
 
-pub(crate) struct Visit {
+pub(crate) struct Lane {
     account: String,
     quota: Quota,
     limited: Router,
-    naive: Naive,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsForm {
+    lanes: [LimitForm; 2],
+}
+
+/// One limit in words, and its code.
+#[derive(Serialize)]
+struct Shown {
+    text: String,
+    rust: String,
+    toml: String,
+}
+
+#[derive(Serialize)]
+struct Lanes<T> {
+    lanes: Vec<T>,
+}
+
+#[derive(Serialize)]
+struct LaneState {
+    source: &'static str,
+    /// Set if `reset_ms` is the end of a window.
+    window: bool,
+    /// `null` if the store does not report it.
+    account: Option<AccountState>,
 }
 
 impl Visits {
     pub(crate) fn new(store: Arc<DynStore<Infallible>>) -> Self {
-        let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self { store, run: run.as_nanos(), known: Arc::default() }
+        Self { store, run: unix_time().as_nanos(), known: Arc::default() }
     }
 
-    /// Each new limit gets a new account, so that it starts full.
-    fn set(&self, visitor: String, asked: &Asked) -> Result<Quota, String> {
-        let quota = asked.quota()?;
+    /// Gives each new limit a new account, so that it starts full.
+    fn set(&self, visitor: String, form: &LimitsForm) -> Result<Lanes<Shown>, String> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.limits += 1;
-        let account = format!("{visitor} {} {}", self.run, known.limits);
-        let limited = asked.serve(account.clone(), self.store.clone())?;
-        let naive = Naive::new(quota.units(), quota.period());
+        let mut lanes = Vec::new();
+        let mut shown = Vec::new();
+        for form in &form.lanes {
+            let limit = form.limit()?;
+            known.accounts += 1;
+            let account = format!("{visitor} {} {}", self.run, known.accounts);
+            let limited = limit.serve(account.clone(), self.store.clone())?;
+            lanes.push(Lane { account, quota: limit.quota, limited });
+            let text = match limit.max_wait.as_millis() {
+                0 => limit.quota.to_string(),
+                most => format!("{}, waits up to {most} ms", limit.quota),
+            };
+            shown.push(Shown { text, rust: limit.rust(), toml: limit.toml()? });
+        }
         if known.visits.len() >= MOST {
             known.visits.clear();
         }
-        known.visits.insert(visitor, Arc::new(Visit { account, quota, limited, naive }));
-        Ok(quota)
+        let lanes: Result<[Lane; 2], _> = lanes.try_into();
+        known.visits.insert(visitor, Arc::new(lanes.map_err(|_| UNKNOWN)?));
+        Ok(Lanes { lanes: shown })
     }
 
-    pub(crate) fn of(&self, visitor: &str) -> Result<Arc<Visit>, ErrorResponse> {
+    pub(crate) fn of(&self, visitor: &str) -> Result<Arc<[Lane; 2]>, ErrorResponse> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.visits.get(visitor).cloned().ok_or((StatusCode::NOT_FOUND, UNKNOWN.to_owned()))
+    }
+}
+
+impl Lane {
+    pub(crate) fn period(&self) -> Duration {
+        self.quota.period()
+    }
+
+    async fn state(&self, store: Arc<DynStore<Infallible>>) -> LaneState {
+        let Ok(decision): Result<Decision, Infallible> =
+            limiter(store).peek(self.account.as_str(), &self.quota).await;
+        let algorithm = self.quota.counted_by();
+        LaneState {
+            source: decision.source().as_str(),
+            window: matches!(algorithm, Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow),
+            account: decision.outcomes().first().map(AccountState::from),
+        }
     }
 }
 
@@ -80,8 +130,8 @@ pub(crate) type ErrorResponse = (StatusCode, String);
 
 pub(crate) fn router(visits: Visits) -> Router {
     Router::new()
-        .route("/limit", post(set))
-        .route("/try", get(ask))
+        .route("/limits", post(set))
+        .route("/try/{lane}", get(ask))
         .route("/state", get(look))
         .with_state(visits)
 }
@@ -89,54 +139,40 @@ pub(crate) fn router(visits: Visits) -> Router {
 async fn set(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
-    Json(asked): Json<Asked>,
-) -> Result<String, ErrorResponse> {
-    let quota = visits.set(visitor, &asked);
-    let quota = quota.map_err(|why| (StatusCode::UNPROCESSABLE_ENTITY, why))?;
-    let wait = match asked.max_wait_ms {
-        0 => String::new(),
-        most => format!(", waits up to {most} ms"),
-    };
-    Ok(format!("{quota}{wait}\n"))
+    Json(form): Json<LimitsForm>,
+) -> Result<Json<Lanes<Shown>>, ErrorResponse> {
+    let shown = visits.set(visitor, &form);
+    shown.map(Json).map_err(|why| (StatusCode::UNPROCESSABLE_ENTITY, why))
 }
 
-/// Sends one request through both; a header field reports the naive window's decision.
+/// Sends one request through a lane; a header field reports its arrival.
 async fn ask(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
+    Path(lane): Path<usize>,
     request: Request,
 ) -> Result<Response, ErrorResponse> {
-    let visit = visits.of(&visitor)?;
-    let naive = if visit.naive.take() { "admitted" } else { "denied" };
-    let Ok(mut response) = visit.limited.clone().oneshot(request).await;
-    response.headers_mut().insert("x-naive", HeaderValue::from_static(naive));
+    let arrived = u64::try_from(unix_time().as_millis()).unwrap_or_default();
+    let lanes = visits.of(&visitor)?;
+    let lane = lanes.get(lane).ok_or((StatusCode::NOT_FOUND, "give lane 0 or 1".to_owned()))?;
+    let Ok(mut response) = lane.limited.clone().oneshot(request).await;
+    response.headers_mut().insert("x-arrived-ms", HeaderValue::from(arrived));
     Ok(response)
-}
-
-#[derive(Serialize)]
-struct Look {
-    source: &'static str,
-    /// Set if `reset_ms` of our limit is the end of a window.
-    window: bool,
-    /// `null` if the store does not report it.
-    ours: Option<Told>,
-    naive: Told,
 }
 
 async fn look(
     State(visits): State<Visits>,
     Visitor(visitor): Visitor,
-) -> Result<Json<Look>, ErrorResponse> {
-    let visit = visits.of(&visitor)?;
-    let peeked = limiter(visits.store.clone()).peek(visit.account.as_str(), &visit.quota).await;
-    let Ok(decision): Result<Decision, Infallible> = peeked;
-    let algorithm = visit.quota.counted_by();
-    Ok(Json(Look {
-        source: decision.source().as_str(),
-        window: matches!(algorithm, Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow),
-        ours: decision.outcomes().first().map(Told::from),
-        naive: visit.naive.told(),
-    }))
+) -> Result<Json<Lanes<LaneState>>, ErrorResponse> {
+    let mut lanes = Vec::new();
+    for lane in visits.of(&visitor)?.iter() {
+        lanes.push(lane.state(visits.store.clone()).await);
+    }
+    Ok(Json(Lanes { lanes }))
+}
+
+pub(crate) fn unix_time() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 pub(crate) struct Visitor(pub(crate) String);

@@ -1,10 +1,12 @@
 //! Operations on one account: peek, reset, block and unblock.
 
+use std::time::SystemTime;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    body::RequestBody,
+    body::{KeyField, RequestBody},
     key::{self, ParsedKey},
     managed::{self, ManagedLayer},
     problem::Problem,
@@ -56,7 +58,11 @@ impl<'a> ManagedAccount<'a> {
         let (layer, rule, key) = (body.layer()?, body.rule()?, body.key()?);
         let layer = managed::find(layers, layer)?;
         layer.rule(rule, |shape| {
-            let key = key::parse(key, &shape.key_kind, shape.name).map_err(Problem::body)?;
+            let key = match key {
+                KeyField::Json(key) => key::parse(key, &shape.key_kind, shape.name),
+                KeyField::Fingerprint(given) => listed_key(layer, shape.name, given),
+            };
+            let key = key.map_err(Problem::body)?;
             Ok(Self {
                 layer,
                 rule: shape.name,
@@ -104,7 +110,7 @@ impl<'a> ManagedAccount<'a> {
 
     /// Changes the account.
     pub(super) async fn change(
-        self,
+        &self,
         operation: &str,
         op: impl for<'c> FnOnce(&'c Charge<'c>) -> Op<'c>,
     ) -> Result<Value, Problem> {
@@ -112,6 +118,12 @@ impl<'a> ManagedAccount<'a> {
         let charge = self.charge();
         let Ok(decision) = self.layer.store.call(op(&charge)).await;
         self.done(operation, &decision)
+    }
+
+    /// Shows in the list of the most denied keys until when the key is blocked.
+    pub(super) fn show_block(&self, until: Option<SystemTime>) {
+        let fingerprint = self.key.key.fingerprint(&self.layer.secret);
+        self.layer.denial_log.set_blocked(self.rule, fingerprint, until);
     }
 
     fn charge(&self) -> Charge<'_> {
@@ -158,6 +170,18 @@ impl<'a> ManagedAccount<'a> {
         }
         response
     }
+}
+
+/// Finds a key among the most denied keys of a rule.
+fn listed_key(layer: &ManagedLayer, rule: RuleName, given: &str) -> Result<ParsedKey, String> {
+    let mut listed = layer.denial_log.top(rule).into_iter();
+    let found = listed.find(|listed| listed.fingerprint.to_string() == given);
+    found.map(|listed| ParsedKey::from(listed.key)).ok_or_else(|| {
+        format!(
+            "fingerprint is {given:?}, which is not in the list of the most denied keys of rule \
+             {rule:?}; give the key"
+        )
+    })
 }
 
 fn unsupported(why: &Unsupported) -> Problem {

@@ -26,10 +26,18 @@ pub(super) struct RequestBody {
     pub(super) rule: Option<String>,
     /// The key as JSON.
     key: Option<Value>,
+    /// The fingerprint of a listed key.
+    fingerprint: Option<String>,
     pub(super) quotas: Option<Quotas>,
     time: Option<Duration>,
     on: Option<bool>,
     given: Vec<String>,
+}
+
+/// The key of a request body.
+pub(super) enum KeyField<'a> {
+    Json(&'a Value),
+    Fingerprint(&'a str),
 }
 
 impl RequestBody {
@@ -74,8 +82,13 @@ impl RequestBody {
         self.rule.as_deref().ok_or_else(|| Problem::missing("rule", "\"rule\": \"ip\""))
     }
 
-    pub(super) fn key(&self) -> Result<&Value, Problem> {
-        self.key.as_ref().ok_or_else(|| Problem::missing("key", "\"key\": \"alice\""))
+    pub(super) fn key(&self) -> Result<KeyField<'_>, Problem> {
+        match (&self.key, &self.fingerprint) {
+            (Some(_), Some(_)) => Err(Problem::body("key and fingerprint are given; remove one")),
+            (Some(key), None) => Ok(KeyField::Json(key)),
+            (None, Some(fingerprint)) => Ok(KeyField::Fingerprint(fingerprint)),
+            (None, None) => Err(Problem::missing("key", "\"key\": \"alice\"")),
+        }
     }
 
     pub(super) fn time(&self) -> Result<Duration, Problem> {
@@ -113,11 +126,12 @@ impl TableForm for RequestBody {
             "layer" => self.layer = Some(word(name, value)?),
             "rule" => self.rule = Some(word(name, value)?),
             "key" => self.key = Some(Value::deserialize(value)?),
+            "fingerprint" => self.fingerprint = Some(word(name, value)?),
             "quotas" => self.quotas = Some(quotas(value)?),
             "for" => self.time = Some(read_time(name, value, TIME)?),
             "on" => self.on = Some(de::flag(name, value)?),
             _ => {
-                let fix = "give layer, rule, key, quotas, for or on";
+                let fix = "give layer, rule, key, fingerprint, quotas, for or on";
                 return Err(de::unknown(name, value, fix));
             }
         }

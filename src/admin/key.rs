@@ -1,13 +1,13 @@
 //! The text form of keys on the admin page and in its API.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, string::FromUtf8Error};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::kind;
 use crate::{
-    key::{Key, KeyKind, Prefix},
+    key::{Key, KeyContent, KeyKind, Prefix},
     rule::RuleName,
 };
 
@@ -168,6 +168,25 @@ fn text_key(bytes: &[u8]) -> Result<ParsedKey, ParseError> {
     Ok(key.into())
 }
 
+/// Returns a key as JSON that [`parse`] reads. It contains the key in clear text.
+pub(super) fn written(key: &Key) -> Value {
+    match key.content() {
+        Some(KeyContent::Everyone) => json!({ "everyone": true }),
+        Some(KeyContent::Unidentified) => json!({ "unidentified": true }),
+        Some(KeyContent::Text(bytes)) => match String::from_utf8(bytes) {
+            Ok(text) if text.trim() == text => json!({ "text": text }),
+            other => {
+                let bytes = other.map_or_else(FromUtf8Error::into_bytes, String::into_bytes);
+                json!({ "bytes": STANDARD.encode(bytes) })
+            }
+        },
+        Some(KeyContent::Number(number)) => json!({ "number": number.to_string() }),
+        Some(KeyContent::Address(address)) => json!({ "address": address }),
+        Some(KeyContent::Parts(parts)) => parts.iter().map(written).collect(),
+        None => Value::Null,
+    }
+}
+
 fn number(value: &Value) -> Option<ParsedKey> {
     let number = match value {
         Value::Number(number) => number.as_u64().map(u128::from),
@@ -278,6 +297,31 @@ mod tests {
             ),
         ] {
             assert_eq!(parsed(&written, &kind).map(|parsed| parsed.key), Ok(made), "{written}");
+        }
+    }
+
+    #[test]
+    fn a_written_key_is_parsed_to_the_same_key() {
+        for key in [
+            Key::everyone(),
+            Key::unidentified(),
+            Key::from("alice"),
+            Key::from("127.0.0.1"),
+            Key::from(&b"\xff"[..]),
+            Key::from(&b"alice "[..]),
+            Key::from("long".repeat(100)),
+            Key::from(7_u32),
+            Key::from(u128::MAX),
+            Ipv4Addr::new(203, 0, 113, 9).into(),
+            v6([0x2001, 0xdb8, 0, 1]),
+            Key::join(&["a".into(), Key::join(&["b".repeat(50).into(), 7_u32.into()])]),
+        ] {
+            let written = written(&key);
+            assert_eq!(
+                parsed(&written, &KeyKind::Any).map(|parsed| parsed.key),
+                Ok(key),
+                "{written}"
+            );
         }
     }
 

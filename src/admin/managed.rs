@@ -30,6 +30,8 @@ pub(super) struct ManagedLayer {
     pub(super) report_only: Toggle,
     pub(super) denial_log: DenialLog,
     pub(super) secret: FingerprintKey,
+    /// `true` if the most denied keys are shown in clear text.
+    pub(super) shows_keys: bool,
 }
 
 impl ManagedLayer {
@@ -38,6 +40,7 @@ impl ManagedLayer {
         name: &str,
         layer: &mut RateLimitLayer<K, S, R>,
         secret: FingerprintKey,
+        shows_keys: bool,
     ) -> Self
     where
         K: Rules + Send + Sync + 'static,
@@ -61,6 +64,7 @@ impl ManagedLayer {
             store: layer.store.clone().boxed(),
             rules,
             secret,
+            shows_keys,
         }
     }
 

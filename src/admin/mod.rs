@@ -110,7 +110,7 @@
 //! | `GET /` | | redirects to the page |
 //! | `GET /page` | | a page that uses the routes below |
 //! | `GET /api/layers` | | `{"layers": [{"layer": "api", "on": true, "report_only": false, "rules": [..]}]}` |
-//! | `GET /api/denials` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..]}]}]}` |
+//! | `GET /api/denials` | | `{"layers": [{"layer": "api", "rules": [{"rule": "ip", "recent": [..], "top": [..]}]}]}` |
 //! | `GET /api/health` | | `{"layers": [{"layer": "api", "health": {"store": "local", "status": "healthy", ..}}]}` |
 //! | `POST /api/peek` | `{"layer": "api", "rule": "ip", "key": {"address": "203.0.113.9"}}` | the account, as below |
 //! | `POST /api/reset` | as `peek` | `{"layer": "api", "rule": "ip", "key": "55bb…", "done": "reset", "by": "local"}` |
@@ -147,6 +147,18 @@
 //! ```json
 //! {"at_ms": 1764547200123, "key": "55bbf4838f29aabc", "result": "limited", "retry_after_ms": 100}
 //! ```
+//!
+//! `top` lists up to 50 keys of a rule, the most denied first. `denied` is the number of denials
+//! since the key entered the list: a new key replaces the least denied one. A key that the router
+//! has blocked stays listed, and `blocked_ms` is the remaining time of that block, or `null`.
+//! `clear` is the key in clear text, only with [`Admin::show_keys`].
+//!
+//! ```json
+//! {"key": "55bbf4838f29aabc", "denied": 12, "blocked_ms": null}
+//! ```
+//!
+//! `peek`, `reset`, `block` and `unblock` accept `"fingerprint": "55bbf4838f29aabc"` instead of
+//! `key`, for a listed key. During an incident, an operator can thus block a key that is not shown.
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
 //! `null`. `would` [explains](crate::explain) the decision that the next request would get.
@@ -220,6 +232,8 @@
 //!   browser at that address (DNS rebinding). Require a secret.
 //! - The router shows one process. Accounts and blocks in Redis are shared by all processes;
 //!   switches, counts and denials belong to this process.
+//! - The listed keys are in the memory of the process, in clear text: at most 50 per rule, each of
+//!   at most [`max_key_len`](crate::Rule::max_key_len) bytes.
 //! - `denials` lists only denials by rules. Rejections for a missing key or by a deny list are
 //!   absent.
 //! - Limits of the managed layers do not apply to the router itself. See [password
@@ -249,13 +263,14 @@ use crate::{fingerprint::FingerprintKey, middleware::RateLimitLayer, rule::Rules
 #[must_use]
 pub struct Admin {
     secret: FingerprintKey,
+    shows_keys: bool,
     layers: Vec<ManagedLayer>,
 }
 
 impl Admin {
     /// Creates a builder without layers. Fingerprints use a random secret.
     pub fn new() -> Self {
-        Self { secret: FingerprintKey::random(), layers: Vec::new() }
+        Self { secret: FingerprintKey::random(), shows_keys: false, layers: Vec::new() }
     }
 
     /// Sets the secret for fingerprints.
@@ -266,6 +281,14 @@ impl Admin {
     /// Processes with the same secret show the same fingerprint for a key.
     pub fn fingerprint(self, secret: impl Into<FingerprintKey>) -> Self {
         Self { secret: secret.into(), ..self }
+    }
+
+    /// Shows the most denied keys in clear text, beside their fingerprints.
+    ///
+    /// Defaults to fingerprints only, because a key may be personal or secret: an address, or the
+    /// value of a header. The setting applies to layers that are added after this call.
+    pub fn show_keys(self) -> Self {
+        Self { shows_keys: true, ..self }
     }
 
     /// Adds a layer under a name, and returns a layer that records its denials.
@@ -300,7 +323,7 @@ impl Admin {
     {
         let taken = self.layers.iter().any(|layer| *layer.name == *name);
         managed::check_name(name, taken);
-        self.layers.push(ManagedLayer::new(name, &mut layer, self.secret));
+        self.layers.push(ManagedLayer::new(name, &mut layer, self.secret, self.shows_keys));
         layer
     }
 

@@ -6,6 +6,7 @@ const $ = (id) => document.getElementById(id);
 const REFRESH_EVERY_MS = 2000;
 const HEALTH_EVERY_MS = 5000;
 const TIMEOUT_MS = 10000;
+const MOST_KEYS = 10;
 const ALGORITHMS = {
   gcra: "GCRA",
   token_bucket: "token bucket",
@@ -39,14 +40,31 @@ function element(tag, fields = {}, ...inside) {
   return made;
 }
 
+// Two digits are enough. Rounded up, so that no time ends early.
 function time(ms) {
   if (ms === null) return "never";
-  const units = [["day", 86400000], ["h", 3600000], ["min", 60000], ["s", 1000]];
-  const unit = units.find(([, length]) => ms >= length);
-  if (!unit) return `${ms} ms`;
-  const [name, length] = unit;
-  return `${Math.ceil((ms / length) * 10) / 10} ${name}`;
+  const units = [["days", 86400000], ["h", 3600000], ["min", 60000], ["s", 0]];
+  const [name, length] = units.find(([, length]) => ms >= length);
+  const value = ms / (length || 1000);
+  return `${value < 10 ? Math.ceil(value * 10) / 10 : Math.ceil(value)} ${name}`;
 }
+
+const number = (value) => value.toLocaleString("en");
+
+const RESULTS = {
+  limited: "denied",
+  shadow_limited: "allowed, report only",
+  failed_closed: "denied, the store failed",
+  fallback_limited: "denied by the local fallback",
+};
+
+// What a change does, before it is done.
+const CONFIRM = {
+  off: (name) => `Turn off the limits of ${name}? Every request passes until you turn them on.`,
+  on: (name) => `Turn on the limits of ${name}? Requests above a limit are denied again.`,
+  report: (name) => `Report only for ${name}? Denials are counted, but every request passes.`,
+  enforce: (name) => `End report only for ${name}? Requests above a limit are denied again.`,
+};
 
 // The URL is relative, so that the page works under any path.
 async function call(route, body) {
@@ -112,19 +130,22 @@ function ruleView(layer, name) {
   const recent = element("ul", { className: "recent" });
   const title = element("summary", { textContent: "Recent denials" });
   const details = element("details", {}, title, recent);
+  const top = element("ul", { className: "top" });
+  const keys = element("div", { hidden: true }, element("h4", { textContent: "Most denied keys" }), top);
+  const rows = new Map();
   const report = toggle(
     "Report only",
     `rule ${name} of ${layer}`,
     ["muted", "wait"],
-    (on) => change("report-only", { layer, rule: name, on }),
+    (on) => confirm(CONFIRM[on ? "report" : "enforce"](`rule ${name} of ${layer}`)) && change("report-only", { layer, rule: name, on }),
   );
   const head = element("div", { className: "head" }, element("h3", { textContent: name }), counts);
   const buttons = element("div", { className: "buttons" }, report.button);
-  const root = element("div", { className: "rule" }, head, quotas, more, buttons, details);
+  const root = element("div", { className: "rule" }, head, quotas, more, buttons, keys, details);
   return {
     root,
     rule(rule) {
-      counts.textContent = `${rule.denied} denied, ${rule.reported} reported`;
+      counts.textContent = `${number(rule.denied)} denied, ${number(rule.reported)} reported`;
       counts.className = rule.denied > 0 ? "number no" : "number muted";
       const one = (quota) => {
         const { algorithm } = quota;
@@ -138,21 +159,68 @@ function ruleView(layer, name) {
       more.textContent = cost + headroom + (rule.queues ? ", may queue" : "") + live;
       report.set(rule.report_only);
     },
+    // Rows are kept, so that no button is replaced under the pointer.
+    top(list) {
+      keys.hidden = list.length === 0;
+      const shown = list.slice(0, MOST_KEYS);
+      for (const key of rows.keys()) if (!shown.some((one) => one.key === key)) rows.delete(key);
+      const nodes = shown.map((one) => {
+        if (!rows.has(one.key)) rows.set(one.key, keyRow(layer, name, one.key));
+        rows.get(one.key).set(one);
+        return rows.get(one.key).root;
+      });
+      if (nodes.some((node, at) => top.children[at] !== node) || top.children.length !== nodes.length) top.replaceChildren(...nodes);
+    },
     recent(denials) {
       details.hidden = denials.length === 0;
       title.textContent = `Recent denials (${denials.length})`;
       recent.replaceChildren(...denials.map((denial) => {
         const at = new Date(denial.at_ms);
-        const wait = denial.retry_after_ms === null ? "waiting does not help" : `retry after ${time(denial.retry_after_ms)}`;
+        const wait = denial.retry_after_ms === null ? "waiting does not help" : `may retry in ${time(denial.retry_after_ms)}`;
         return element(
           "li",
           {},
           element("time", { className: "number", dateTime: at.toISOString(), textContent: at.toLocaleTimeString() }),
           element("code", { textContent: denial.key || "no key" }),
-          element("span", { className: denial.result.startsWith("shadow") ? "wait" : "no", textContent: denial.result.replaceAll("_", " ") }),
+          element("span", { className: denial.result.startsWith("shadow") ? "wait" : "no", textContent: RESULTS[denial.result] || denial.result }),
           element("span", { className: "muted", textContent: wait }),
         );
       }));
+    },
+  };
+}
+
+// A key as an operator writes it: text and addresses without their JSON.
+function clearKey(key) {
+  if (key === undefined) return "";
+  const [value] = Object.values(key);
+  return Array.isArray(key) || typeof value !== "string" || key.bytes !== undefined ? JSON.stringify(key) : value;
+}
+
+// A listed key, with buttons to block and unblock it.
+function keyRow(layer, rule, fingerprint) {
+  const clear = element("span", { className: "clear" });
+  const counts = element("span", { className: "number no" });
+  const blocked = element("span", { className: "no" });
+  const about = { layer, rule, fingerprint };
+  const act = (label, press) => {
+    const button = element("button", { type: "button", textContent: label });
+    button.setAttribute("aria-label", `${label} key ${fingerprint}`);
+    button.addEventListener("click", press);
+    return button;
+  };
+  const block = act("Block", () => {
+    const time = $("for").value.trim();
+    if (confirm(`Block key ${clear.textContent || fingerprint} of rule ${rule} for ${time}?`)) change("block", { ...about, for: time });
+  });
+  const unblock = act("Unblock", () => change("unblock", about));
+  const root = element("li", {}, element("code", { textContent: fingerprint }), clear, counts, blocked, element("span", { className: "acts" }, block, unblock));
+  return {
+    root,
+    set(one) {
+      clear.textContent = clearKey(one.clear);
+      counts.textContent = `${number(one.denied)} denied`;
+      blocked.textContent = one.blocked_ms === null ? "" : `blocked for ${time(one.blocked_ms)}`;
     },
   };
 }
@@ -162,13 +230,13 @@ function layerView(name) {
   const rules = element("div");
   const views = new Map();
   const on = toggle("Limits", name, ["no", "ok"], (wanted) => {
-    if (wanted || confirm(`Turn off all limits of ${name}?`)) change("switch", { layer: name, on: wanted });
+    if (confirm(CONFIRM[wanted ? "on" : "off"](name))) change("switch", { layer: name, on: wanted });
   });
   const report = toggle(
     "Report only",
     name,
     ["muted", "wait"],
-    (wanted) => change("report-only", { layer: name, on: wanted }),
+    (wanted) => confirm(CONFIRM[wanted ? "report" : "enforce"](name)) && change("report-only", { layer: name, on: wanted }),
   );
   const root = element(
     "section",
@@ -194,6 +262,7 @@ function layerView(name) {
     },
     recent(layer) {
       layer.rules.forEach((rule) => view(rule.rule).recent(rule.recent));
+      layer.rules.forEach((rule) => view(rule.rule).top(rule.top));
     },
     health(report) {
       health.replaceChildren(healthLine(report));
@@ -266,9 +335,9 @@ async function refresh() {
     now.layers.forEach((layer) => layerOf(layer.layer).layer(layer));
     denials.layers.forEach((layer) => layerOf(layer.layer).recent(layer));
     updateForm();
-    showState(known.length ? "live" : "no layers");
+    showState(known.length ? "Up to date" : "No layers");
   } catch (error) {
-    showState(`no response: ${error.message}`, "no");
+    showState(`No response: ${error.message}`, "no");
   } finally {
     refreshing = false;
   }
@@ -300,7 +369,7 @@ function key() {
 }
 
 function quotaView(quota) {
-  const left = element("span", { className: "number", textContent: `${quota.remaining} of ${quota.limit}` });
+  const left = element("span", { className: "number", textContent: `${number(quota.remaining)} of ${number(quota.limit)} left` });
   const bar = element("progress", { max: quota.limit || 1, value: quota.remaining });
   bar.setAttribute("aria-label", `${quota.remaining} of ${quota.limit} left`);
   const full = quota.reset_after_ms ? `more in ${time(quota.next_after_ms)}, full in ${time(quota.reset_after_ms)}` : "full";
@@ -313,6 +382,13 @@ function quotaView(quota) {
   );
 }
 
+const DONE = {
+  peek: () => "The account.",
+  reset: () => "The account is full again.",
+  block: (body) => `Blocked for ${body.for}.`,
+  unblock: () => "Not blocked any more.",
+};
+
 async function submit(event) {
   event.preventDefault();
   const route = event.submitter ? event.submitter.value : "peek";
@@ -323,10 +399,10 @@ async function submit(event) {
     const quotas = $("quotas").value.split(";").map((quota) => quota.trim()).filter(Boolean);
     if (!$("quotas-label").hidden && quotas.length && (route === "peek" || route === "reset")) body.quotas = quotas;
     const result = await call(route, body);
-    const summary = element("p", {}, "key ", element("code", { textContent: result.key }), result.done ? `: ${result.done}, done by ${result.by}` : `, read from ${result.by}`);
-    if (result.prefix) summary.append(`; applies to all addresses of its /${result.prefix}`);
+    const summary = element("p", {}, `${DONE[route](body)} Key `, element("code", { textContent: result.key }), `, store ${result.by}.`);
+    if (result.prefix) summary.append(` This applies to all addresses of its /${result.prefix}.`);
     answer.replaceChildren(summary);
-    if (result.blocked_ms) answer.append(element("p", { className: "no", textContent: `blocked for ${time(result.blocked_ms)} more` }));
+    if (result.blocked_ms) answer.append(element("p", { className: "no", textContent: `Blocked for ${time(result.blocked_ms)}` }));
     if (result.quotas) answer.append(...result.quotas.map(quotaView), element("pre", { textContent: result.would }));
     refresh();
   } catch (error) {

@@ -1,6 +1,6 @@
 //! Routes of the router, and the header fields of its responses.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use axum::{
     Json, Router,
@@ -46,7 +46,9 @@ const HEADERS: [(HeaderName, &str); 4] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
 ];
 
-const ACCOUNT: &[&str] = &["layer", "rule", "key", "quotas"];
+const ACCOUNT: &[&str] = &["layer", "rule", "key", "fingerprint", "quotas"];
+const BLOCK: &[&str] = &["layer", "rule", "key", "fingerprint", "for"];
+const UNBLOCK: &[&str] = &["layer", "rule", "key", "fingerprint"];
 
 pub(super) fn router(layers: Arc<[ManagedLayer]>, guard: Guard) -> Router {
     let router = Router::new()
@@ -127,14 +129,19 @@ async fn reset(State(layers): ManagedLayers, request: Request) -> JsonResult {
 }
 
 async fn block(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, &["layer", "rule", "key", "for"]).await?;
+    let body = RequestBody::read(request, BLOCK).await?;
     let (account, time) = (ManagedAccount::of_key(&layers, &body)?, body.time()?);
-    account.change("block", |it| Op::Block(it, time)).await.map(Json)
+    let done = account.change("block", |it| Op::Block(it, time)).await?;
+    account.show_block(SystemTime::now().checked_add(time));
+    Ok(Json(done))
 }
 
 async fn unblock(State(layers): ManagedLayers, request: Request) -> JsonResult {
-    let body = RequestBody::read(request, &["layer", "rule", "key"]).await?;
-    ManagedAccount::of_key(&layers, &body)?.change("unblock", |it| Op::Unblock(it)).await.map(Json)
+    let body = RequestBody::read(request, UNBLOCK).await?;
+    let account = ManagedAccount::of_key(&layers, &body)?;
+    let done = account.change("unblock", |it| Op::Unblock(it)).await?;
+    account.show_block(None);
+    Ok(Json(done))
 }
 
 async fn switch(State(layers): ManagedLayers, request: Request) -> JsonResult {

@@ -4,8 +4,16 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::managed::{self, ManagedLayer};
-use crate::{observe::RecordedDenial, quota::Quota, rule::RuleInfo, store::Health};
+use super::{
+    key,
+    managed::{self, ManagedLayer},
+};
+use crate::{
+    observe::{DeniedKey, RecordedDenial},
+    quota::Quota,
+    rule::RuleInfo,
+    store::Health,
+};
 
 /// Returns the layers with their switches and rules.
 pub(super) fn layers(layers: &[ManagedLayer]) -> Value {
@@ -54,13 +62,15 @@ fn quota(quota: &Quota) -> Value {
     })
 }
 
-/// Returns the latest denials of each rule, newest first.
+/// Returns the latest denials of each rule, newest first, and its most denied keys.
 pub(super) fn denials(layers: &[ManagedLayer]) -> Value {
     all(layers.iter().map(|layer| {
         let rule = |info: &RuleInfo<'_>| {
             let recent = layer.denial_log.last(info.name);
             let recent: Vec<_> = recent.iter().map(denial).collect();
-            json!({ "rule": info.name, "recent": recent })
+            let top = layer.denial_log.top(info.name);
+            let top: Vec<_> = top.iter().map(|top| denied_key(layer, top)).collect();
+            json!({ "rule": info.name, "recent": recent, "top": top })
         };
         let rules: Vec<_> = layer.infos(|infos| infos.iter().map(rule).collect());
         json!({ "layer": &*layer.name, "rules": rules })
@@ -75,6 +85,20 @@ fn denial(denial: &RecordedDenial) -> Value {
         "result": denial.result,
         "retry_after_ms": denial.retry_after.map(millis),
     })
+}
+
+fn denied_key(layer: &ManagedLayer, listed: &DeniedKey) -> Value {
+    let blocked =
+        listed.blocked_until.and_then(|until| until.duration_since(SystemTime::now()).ok());
+    let mut shown = json!({
+        "key": listed.fingerprint,
+        "denied": listed.denied,
+        "blocked_ms": blocked.map(millis),
+    });
+    if layer.shows_keys {
+        shown["clear"] = key::written(&listed.key);
+    }
+    shown
 }
 
 /// Returns the health of each store.

@@ -74,8 +74,6 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::StatusCode;
 
-#[cfg(feature = "admin")]
-pub(crate) use self::prefix::Prefix;
 #[cfg(feature = "axum")]
 pub use self::route::RouteKey;
 pub use self::{
@@ -91,6 +89,8 @@ pub use self::{
     value::Key,
 };
 pub(crate) use self::{extension::Anonymous, network::Networks, peer_ip::peer_address};
+#[cfg(feature = "admin")]
+pub(crate) use self::{prefix::Prefix, value::KeyContent};
 pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.

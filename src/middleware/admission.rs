@@ -16,7 +16,7 @@ use crate::{
     fingerprint::Fingerprint,
     head::RequestHead,
     headers::Template,
-    key::KeyError,
+    key::{Key, KeyError},
     log::error,
     observe::{Started, unidentified},
     reject::{ExplainContext, Reject, Rejection},
@@ -215,7 +215,7 @@ where
         in_flight: Option<InFlight>,
     ) -> Option<ResponseContext> {
         let settings = &self.settings;
-        settings.meter.passed(decision, |rule| self.fingerprint(charges, rule));
+        settings.meter.passed(decision, |rule| self.charged_key(charges, rule));
         settings.count_passed(decision);
         let silent = settings.headers.only_denied || !decision.is_allowed();
         let lines = if silent { None } else { self.template.lines(charges, decision) };
@@ -232,7 +232,7 @@ where
         R: Reject<B>,
     {
         self.settings.count(Event::Denied);
-        self.settings.meter.denied(decision, |rule| self.fingerprint(charges, rule));
+        self.settings.meter.denied(decision, |rule| self.charged_key(charges, rule));
         let retry_after = self.settings.retry_after.wait(decision, charges);
         let chosen = self.template.for_charges(charges);
         let template = chosen.as_ref().unwrap_or(&self.template);
@@ -262,9 +262,14 @@ where
         ExplainContext { rules: &*self.rules, secret: self.settings.secret.as_ref() }
     }
 
-    fn fingerprint(&self, charges: &[Charge<'_>], rule: RuleName) -> Option<Fingerprint> {
-        let charge = charges.iter().find(|charge| charge.rule() == rule)?;
-        Some(charge.key().fingerprint(self.settings.secret.as_ref()?))
+    /// Returns the key that a rule charges, and its fingerprint.
+    fn charged_key<'c>(
+        &self,
+        charges: &'c [Charge<'_>],
+        rule: RuleName,
+    ) -> Option<(&'c Key, Fingerprint)> {
+        let key = charges.iter().find(|charge| charge.rule() == rule)?.key();
+        Some((key, key.fingerprint(self.settings.secret.as_ref()?)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The latest denials of each rule, for the admin page.
+//! The latest denials and the most denied keys of each rule, for the admin page.
 
 use std::{
     collections::VecDeque,
@@ -9,10 +9,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::Verdict;
-use crate::{fingerprint::Fingerprint, name::RuleName};
+use super::{
+    Verdict,
+    top_keys::{DeniedKey, TopKeys},
+};
+use crate::{fingerprint::Fingerprint, key::Key, name::RuleName};
 
-/// The latest denials of each rule, if enabled. Clones share the records.
+/// The latest denials and the most denied keys of each rule, if enabled. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DenialLog(Option<Arc<[RuleRecord]>>);
 
@@ -21,7 +24,13 @@ struct RuleRecord {
     name: RuleName,
     denied: AtomicU64,
     reported: AtomicU64,
-    last: Mutex<VecDeque<RecordedDenial>>,
+    listed: Mutex<Listed>,
+}
+
+#[derive(Debug, Default)]
+struct Listed {
+    last: VecDeque<RecordedDenial>,
+    top: TopKeys,
 }
 
 /// A denied request, or a request that a report-only rule would have denied.
@@ -50,7 +59,7 @@ impl DenialLog {
             name,
             denied: AtomicU64::new(0),
             reported: AtomicU64::new(0),
-            last: Mutex::default(),
+            listed: Mutex::default(),
         };
         Self(Some(rules.into_iter().map(rule).collect()))
     }
@@ -63,11 +72,11 @@ impl DenialLog {
     /// Records a denial without blocking.
     ///
     /// Under contention, a denial is counted but not listed.
-    pub(super) fn record(
+    pub(super) fn record<'a>(
         &self,
         rule: RuleName,
         verdict: Verdict,
-        details: impl FnOnce() -> (Option<Fingerprint>, Option<Duration>),
+        details: impl FnOnce() -> (Option<(&'a Key, Fingerprint)>, Option<Duration>),
     ) {
         let Some(rule) = self.find(rule) else { return };
         match verdict {
@@ -78,11 +87,15 @@ impl DenialLog {
             }
         };
         let (at, (key, retry_after), result) = (SystemTime::now(), details(), verdict.as_str());
-        let Ok(mut last) = rule.last.try_lock() else { return };
-        if last.len() >= Self::MOST {
-            last.pop_back();
+        let Ok(mut listed) = rule.listed.try_lock() else { return };
+        if listed.last.len() >= Self::MOST {
+            listed.last.pop_back();
         }
-        last.push_front(RecordedDenial { at, key, result, retry_after });
+        if let Some((key, fingerprint)) = key {
+            listed.top.count(key, fingerprint, at);
+        }
+        let key = key.map(|(_, fingerprint)| fingerprint);
+        listed.last.push_front(RecordedDenial { at, key, result, retry_after });
     }
 
     /// Records a denial under every rule, because no single rule decided.
@@ -94,8 +107,22 @@ impl DenialLog {
 
     /// Returns the latest denials of a rule, newest first.
     pub(crate) fn last(&self, rule: RuleName) -> Vec<RecordedDenial> {
-        let Some(rule) = self.find(rule) else { return Vec::new() };
-        rule.last.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+        self.with_listed(rule, |listed| listed.last.iter().copied().collect())
+    }
+
+    /// Returns the most denied keys of a rule, the most denied first.
+    pub(crate) fn top(&self, rule: RuleName) -> Vec<DeniedKey> {
+        self.with_listed(rule, |listed| listed.top.list())
+    }
+
+    /// Records the end of a block of a listed key, or that no block exists.
+    pub(crate) fn set_blocked(&self, rule: RuleName, key: Fingerprint, until: Option<SystemTime>) {
+        self.with_listed(rule, |listed| listed.top.set_blocked(key, until));
+    }
+
+    fn with_listed<T: Default>(&self, rule: RuleName, f: impl FnOnce(&mut Listed) -> T) -> T {
+        let Some(rule) = self.find(rule) else { return T::default() };
+        f(&mut rule.listed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn counted(&self, rule: RuleName) -> Counted {

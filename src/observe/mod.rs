@@ -1,4 +1,4 @@
-//! Metrics, log lines, spans, and the latest denials for the admin page.
+//! Metrics, log lines, spans, and the denials for the admin page.
 //!
 //! Labels, log lines and spans never contain a key.
 
@@ -8,6 +8,8 @@ mod denial_log;
 mod metered;
 #[cfg(not(all(feature = "admin", feature = "metrics", feature = "tracing")))]
 mod noop;
+#[cfg(feature = "admin")]
+mod top_keys;
 #[cfg(feature = "tracing")]
 mod traced;
 
@@ -21,16 +23,17 @@ use self::noop::metered;
 use self::noop::traced;
 
 pub(crate) use self::denial_log::DenialLog;
-#[cfg(feature = "admin")]
-pub(crate) use self::denial_log::RecordedDenial;
 pub(crate) use self::metered::{
     Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
 };
 pub(crate) use self::traced::late_charge_cut;
 use self::traced::trace;
+#[cfg(feature = "admin")]
+pub(crate) use self::{denial_log::RecordedDenial, top_keys::DeniedKey};
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::Fingerprint,
+    key::Key,
     name::RuleName,
 };
 
@@ -78,38 +81,38 @@ impl Verdict {
 impl Meter {
     /// Records a request that runs. In a report-only layer, the store may have denied the request.
     ///
-    /// `who` returns the fingerprint of the key that a rule charges.
+    /// `who` returns the key that a rule charges, and its fingerprint.
     #[inline]
-    pub(crate) fn passed(
+    pub(crate) fn passed<'a>(
         &self,
         decision: &Decision,
-        who: impl Fn(RuleName) -> Option<Fingerprint>,
+        who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
     ) {
         let verdict = Verdict::of(decision.source(), true);
         let shown = if decision.is_allowed() { verdict } else { Verdict::ShadowLimited };
-        trace(decision, shown, &who);
+        trace(decision, shown, |rule| who(rule).map(|(_, shown)| shown));
         self.each(decision, verdict, who, |denied| {
             Some(if denied { Verdict::ShadowLimited } else { verdict })
         });
     }
 
     /// Records a denied request under the rules that denied it.
-    pub(crate) fn denied(
+    pub(crate) fn denied<'a>(
         &self,
         decision: &Decision,
-        who: impl Fn(RuleName) -> Option<Fingerprint>,
+        who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
     ) {
         let verdict = Verdict::of(decision.source(), false);
-        trace(decision, verdict, &who);
+        trace(decision, verdict, |rule| who(rule).map(|(_, shown)| shown));
         self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
     /// Records the request once per rule, even if a rule has several quotas.
-    fn each(
+    fn each<'a>(
         &self,
         decision: &Decision,
         verdict: Verdict,
-        who: impl Fn(RuleName) -> Option<Fingerprint>,
+        who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
         of: impl Fn(bool) -> Option<Verdict>,
     ) {
         let (outcomes, denial_log) = (decision.outcomes(), self.denial_log());

@@ -5,7 +5,7 @@ pub(super) mod denial_log {
     use std::time::Duration;
 
     use super::super::Verdict;
-    use crate::{fingerprint::Fingerprint, name::RuleName};
+    use crate::{fingerprint::Fingerprint, key::Key, name::RuleName};
 
     #[derive(Clone, Debug, Default)]
     pub(crate) struct DenialLog(());
@@ -16,11 +16,11 @@ pub(super) mod denial_log {
             false
         }
 
-        pub(in crate::observe) fn record(
+        pub(in crate::observe) fn record<'a>(
             &self,
             _: RuleName,
             _: Verdict,
-            _: impl FnOnce() -> (Option<Fingerprint>, Option<Duration>),
+            _: impl FnOnce() -> (Option<(&'a Key, Fingerprint)>, Option<Duration>),
         ) {
         }
 

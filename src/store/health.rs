@@ -75,7 +75,7 @@ impl Health {
     /// ```
     /// use tower_sluice::store::Health;
     ///
-    /// let local = Health::healthy("local", "12 of 262144 slots in debt");
+    /// let local = Health::healthy("local", "12 of 262144 accounts in use");
     /// let condition = Health::failing("fallback", "decides locally").around(local);
     /// assert!(!condition.is_healthy());
     /// ```

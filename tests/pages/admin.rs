@@ -66,14 +66,15 @@ pub(crate) async fn play(page: &Page<'_>) -> Outcome {
     page.run(format!("{DENIED}.querySelector('details').open = true")).await?;
     looks::right(page, "admin").await?;
 
-    answers(page, "reset", "reset, done by local").await?;
+    answers(page, "reset", "The account is full again.").await?;
     same("the account is full again", &asked(page, 4).await?, &[200, 200, 200, 429])?;
-    answers(page, "block", "block, done by local").await?;
-    answers(page, "peek", "blocked for").await?;
-    answers(page, "reset", "reset, done by local").await?;
+    answers(page, "block", "Blocked for 10min.").await?;
+    answers(page, "peek", "Blocked for 10 min").await?;
+    answers(page, "reset", "The account is full again.").await?;
     same("a reset ends no block", &asked(page, 1).await?, &[429])?;
-    answers(page, "unblock", "unblock, done by local").await?;
+    answers(page, "unblock", "Not blocked any more.").await?;
     same("an unblock ends the block", &asked(page, 4).await?, &[200, 200, 200, 429])?;
+    block_listed(page).await?;
     switches(page).await?;
 
     // Enters a wrong key by keyboard.
@@ -98,20 +99,39 @@ async fn outage(page: &Page<'_>, server: &mut Server) -> Outcome {
     let _ = server.child.kill();
     let _ = server.child.wait();
     page.click(button).await?;
+    page.accept().await?;
     page.until("the failed toggle", &format!("{FAILED}.startsWith('report-only of api failed: ')"))
         .await?;
     looks::right(page, "admin-away").await?;
     let state =
         |is: &str| format!("document.querySelector('#state').textContent.startsWith({is:?})");
-    page.until("the lost server", &state("no response")).await?;
+    page.until("the lost server", &state("No response")).await?;
     *server = serve(&address);
-    page.until("the returned server", &state("live")).await?;
+    page.until("the returned server", &state("Up to date")).await?;
     page.until("the failed toggle, still", FAILED).await?;
     page.click(button).await?;
+    page.accept().await?;
     page.until("the toggle", &format!("{FAILED} === ''")).await.map(drop)
 }
 
-/// Toggles report-only of the rule and of the layer, and the kill switch, which asks for
+/// Blocks and unblocks a listed key, whose fingerprint is shown instead of the key.
+async fn block_listed(page: &Page<'_>) -> Outcome {
+    let row = format!("{DENIED}.querySelector('.top li')");
+    let text = page.until("a denied key", &format!("{row} && {row}.textContent")).await?;
+    let text = text.as_str().unwrap_or_default();
+    if text.contains("alice") || !text.contains("denied") {
+        return Err(format!("the row of a denied key: {text}"));
+    }
+    page.click("button[aria-label^='Block key']").await?;
+    page.accept().await?;
+    page.until("the block", &format!("{row}.textContent.includes('blocked for 10 min')")).await?;
+    looks::right(page, "admin-blocked").await?;
+    same("a reset ends no block", &asked(page, 1).await?, &[429])?;
+    page.click("button[aria-label^='Unblock key']").await?;
+    page.until("no block", &format!("!{row}.textContent.includes('blocked')")).await.map(drop)
+}
+
+/// Toggles report-only of the rule and of the layer, and the kill switch, each with a
 /// confirmation.
 async fn switches(page: &Page<'_>) -> Outcome {
     for (label, passes) in [
@@ -125,12 +145,11 @@ async fn switches(page: &Page<'_>) -> Outcome {
         page.until(label, &is(usual)).await?;
         same(label, &asked(page, 1).await?, &[429])?;
         page.click(&button).await?;
-        if label.starts_with("Limits") {
-            page.accept().await?;
-        }
+        page.accept().await?;
         page.until(label, &is(passes)).await?;
         same(label, &asked(page, 2).await?, &[200, 200])?;
         page.click(&button).await?;
+        page.accept().await?;
         page.until(label, &is(usual)).await?;
         same(label, &asked(page, 1).await?, &[429])?;
     }

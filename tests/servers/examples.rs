@@ -81,11 +81,14 @@ async fn the_playground_uses_redis_if_an_address_is_given() {
         let server = Gateway::start(command);
         let visitor = "x-visitor: alice\r\n";
         let limit = json!({ "algorithm": "gcra", "units": 3, "period_ms": 3_600_000 });
-        assert_eq!(server.post("/limit", visitor, &limit).status, 200);
-        let answers: Vec<_> = (0..5).map(|_| server.get_with("/try", visitor).status).collect();
+        let limits = json!({ "lanes": [limit, limit] });
+        assert_eq!(server.post("/limits", visitor, &limits).status, 200);
+        let answers: Vec<_> = (0..5).map(|_| server.get_with("/try/0", visitor).status).collect();
         assert_eq!(answers, [200, 200, 200, 429, 429]);
-        let state = server.get_with("/state", visitor).json();
-        assert_eq!((&state["source"], &state["ours"]["remaining"]), (&json!("redis"), &json!(0)));
+        let lanes = &server.get_with("/state", visitor).json()["lanes"];
+        let left = |lane: usize| (&lanes[lane]["source"], &lanes[lane]["account"]["remaining"]);
+        assert_eq!(left(0), (&json!("redis"), &json!(0)));
+        assert_eq!(left(1), (&json!("redis"), &json!(3)));
     };
     tokio::task::block_in_place(play);
 }

@@ -234,7 +234,7 @@ impl Store for LocalStore {
                 0 => String::new(),
                 n => format!("; {n} decisions over a shared account: increase the capacity"),
             };
-            Health::healthy("local", format!("{active} of {slots} slots in debt{over}"))
+            Health::healthy("local", format!("{active} of {slots} accounts in use{over}"))
         })
     }
 }

@@ -126,7 +126,7 @@ fn handles_interrupts(process: u32) {
     }
 }
 
-#[cfg(unix)]
+#[cfg(all(unix, feature = "serde"))]
 #[test]
 fn servers_exit_cleanly_on_ctrl_c() {
     let mut playground = example("playground");

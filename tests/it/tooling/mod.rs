@@ -21,7 +21,7 @@ mod metrics;
 mod operators;
 #[cfg(feature = "testing")]
 mod parsers;
-#[cfg(feature = "axum")]
+#[cfg(all(feature = "axum", feature = "serde"))]
 mod playground;
 #[cfg(feature = "simulate")]
 mod plots;

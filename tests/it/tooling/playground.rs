@@ -6,12 +6,16 @@ mod algorithm;
 use std::{
     io::{BufRead, BufReader, Write},
     net::TcpStream,
+    process::Command,
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use algorithm::{PLAIN, counted_by};
 use serde_json::{Value, json};
+use tower_sluice::{
+    Algorithm, LocalStore, PeerIp, Quota, RateLimitLayer, Rule, rule::RuleSettings,
+};
 
 use crate::support::programs::{ANY_PORT, Answer, PATIENCE, Server, end, example};
 
@@ -21,21 +25,24 @@ fn serve() -> Server {
     Server::start(command)
 }
 
+/// Sets one limit for both lanes.
 fn set(server: &Server, visitor: &str, limit: &Value) -> Answer {
-    server.post("/limit", &format!("x-visitor: {visitor}\r\n"), limit)
+    set_both(server, visitor, [limit, limit])
+}
+
+fn set_both(server: &Server, visitor: &str, lanes: [&Value; 2]) -> Answer {
+    let visitor = format!("x-visitor: {visitor}\r\n");
+    server.post("/limits", &visitor, &json!({ "lanes": lanes }))
 }
 
 fn get(server: &Server, visitor: &str, path: &str) -> Answer {
     server.get_with(path, &format!("x-visitor: {visitor}\r\n"))
 }
 
-/// Counts the requests that passed our limit, and those that passed the naive window.
-fn passed(server: &Server, visitor: &str, requests: u32) -> (u32, u32) {
-    (0..requests).fold((0, 0), |(ours, naive), _| {
-        let answer = get(server, visitor, "/try");
-        let beside = answer.header("x-naive") == Some("admitted");
-        (ours + u32::from(answer.status == 200), naive + u32::from(beside))
-    })
+/// Counts the requests that passed a lane.
+fn passed(server: &Server, visitor: &str, lane: u8, requests: u32) -> u32 {
+    let path = format!("/try/{lane}");
+    (0..requests).map(|_| u32::from(get(server, visitor, &path).status == 200)).sum()
 }
 
 /// The period of [`long`], in milliseconds.
@@ -60,6 +67,7 @@ fn the_page_is_part_of_the_program_and_loads_nothing_else() {
     for (path, kind, part) in [
         ("/", "text/html", "<title>tower-sluice playground"),
         ("/page.js", "text/javascript", "x-visitor"),
+        ("/presets.js", "text/javascript", "export const PRESETS"),
         ("/timeline.js", "text/javascript", "export class Lane"),
         ("/style.css", "text/css", "prefers-color-scheme: dark"),
     ] {
@@ -81,34 +89,37 @@ fn the_page_is_part_of_the_program_and_loads_nothing_else() {
 fn every_algorithm_limits_as_set_in_the_page() {
     let server = serve();
     for algorithm in PLAIN.map(|(word, _)| word).into_iter().chain(["sliding_window:10"]) {
-        let answer = set(&server, "alice", &long(algorithm));
-        assert_eq!((answer.status, answer.body.starts_with("3/")), (200, true), "{answer:?}");
-        let first = get(&server, "alice", "/try");
-        assert_eq!((first.status, first.header("x-naive")), (200, Some("admitted")), "{algorithm}");
-        assert_eq!(first.header("x-waited-ms"), Some("0"));
+        let answer = set_both(&server, "alice", [&long("gcra"), &long(algorithm)]);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let text = answer.json()["lanes"][1]["text"].clone();
+        assert!(text.as_str().is_some_and(|text| text.starts_with("3/")), "{text}");
+        let first = get(&server, "alice", "/try/1");
+        assert_eq!((first.status, first.header("x-waited-ms")), (200, Some("0")), "{algorithm}");
+        assert!(first.header("x-arrived-ms").is_some(), "{first:?}");
         let units = if algorithm == "paced_window" { paced_units() } else { 3 };
         let more = units - 1;
-        let reported = first.header("ratelimit").expect("what is left");
+        let reported = first.header("ratelimit").expect("the units left");
         assert!(
             reported.starts_with(&format!("\"playground\";r={more}")),
             "{algorithm}: {reported}"
         );
-        assert_eq!(passed(&server, "alice", 2), (more, 2), "{algorithm}");
+        assert_eq!(passed(&server, "alice", 1, 2), more, "{algorithm}");
 
-        let denied = get(&server, "alice", "/try");
-        assert_eq!((denied.status, denied.header("x-naive")), (429, Some("denied")));
+        let denied = get(&server, "alice", "/try/1");
+        assert_eq!(denied.status, 429);
         let wait: u64 = denied.header("retry-after").expect("a wait").parse().expect("seconds");
         assert!(wait >= 1, "{algorithm}");
+        assert_eq!(passed(&server, "alice", 0, 5), 3, "the other lane has its own account");
     }
 }
 
 /// Every algorithm of the gateway is available here and has a name in the admin page.
 #[test]
 fn every_page_has_every_algorithm() {
-    let page = include_str!("../../../examples/playground/page.html");
+    let page = include_str!("../../../examples/playground/presets.js");
     let names = include_str!("../../../src/admin/page.js").replace('_', "");
     for word in PLAIN.map(|(word, _)| word).into_iter().chain(["sliding_window"]) {
-        assert!(page.contains(&format!("<option value=\"{word}\"")), "{word}");
+        assert!(page.contains(&format!("\n  {word}: {{ label: ")), "{word}");
         let algorithm = counted_by(word).or_else(|_| counted_by(&format!("{word}:1")));
         let debugged = format!("{:?}", algorithm.expect("an algorithm")).to_lowercase();
         let variant = debugged.split(' ').next().expect("its name");
@@ -116,30 +127,89 @@ fn every_page_has_every_algorithm() {
     }
 }
 
+/// A limit, the code that the page shows, and the values that this code has here.
+macro_rules! shown {
+    ($limit:tt, $quota:literal, [$($algorithm:tt)*], [$($rule:tt)*]) => {{
+        let quota = $quota.parse::<Quota>().expect("a quota") $($algorithm)*;
+        let rule = Rule::new("playground", PeerIp::new(), quota) $($rule)*;
+        let layer = RateLimitLayer::try_rules(rule, LocalStore::new());
+        drop(layer.expect("a valid layer"));
+        let rust = format!(
+            "let quota = {}.parse::<Quota>()?{}; \
+             let rule = Rule::new(\"playground\", PeerIp::new(), quota){}; \
+             let layer = RateLimitLayer::try_rules(rule, LocalStore::new())?;",
+            stringify!($quota), stringify!($($algorithm)*), stringify!($($rule)*),
+        );
+        (json!($limit), rust, quota)
+    }};
+}
+
+#[test]
+fn the_code_to_copy_compiles_and_has_the_limit() {
+    let server = serve();
+    let limits = [
+        shown!({ "algorithm": "gcra", "units": 10, "period_ms": 4_000 }, "10/4s", [], []),
+        shown!({ "algorithm": "gcra", "units": 5, "period_ms": 1_000, "burst": 1,
+                 "max_wait_ms": 2_000, "cost": 1 },
+            "5/s burst 1", [], [.max_wait(Duration::from_millis(2000))]),
+        shown!({ "algorithm": "token_bucket", "units": 6_000, "period_ms": 60_000, "burst": 3_000,
+                 "cost": 500 },
+            "6000/min burst 3000", [.algorithm(Algorithm::TokenBucket)], [.cost(500)]),
+        shown!({ "algorithm": "fixed_window", "units": 1, "period_ms": 86_400_000 },
+            "1/day", [.algorithm(Algorithm::fixed_window())], []),
+        shown!({ "algorithm": "paced_window", "units": 10, "period_ms": 4_000 },
+            "10/4s", [.algorithm(Algorithm::fixed_window().paced())], []),
+        shown!({ "algorithm": "anchored_window", "units": 10, "period_ms": 4_000 },
+            "10/4s", [.algorithm(Algorithm::AnchoredWindow)], []),
+        shown!({ "algorithm": "sliding_window:10", "units": 10, "period_ms": 4_000 },
+            "10/4s", [.algorithm(Algorithm::SlidingWindow { buckets: 10 })], []),
+        shown!({ "algorithm": "sliding_log", "units": 10, "period_ms": 4_500 },
+            "10/4500ms", [.algorithm(Algorithm::SlidingLog)], []),
+    ];
+    let plain = |code: &str| code.split_whitespace().collect::<String>();
+    for (limit, rust, quota) in limits {
+        let shown = &set(&server, "alice", &limit).json()["lanes"][0];
+        assert_eq!(plain(shown["rust"].as_str().expect("code")), plain(&rust), "{limit}");
+        let toml = shown["toml"].as_str().expect("a table");
+        let settings: RuleSettings = toml::from_str(toml).expect("settings of a rule");
+        assert_eq!(settings.quotas.as_ref(), [quota], "{toml}");
+        assert_eq!(u64::from(settings.cost), limit["cost"].as_u64().unwrap_or(1), "{toml}");
+        let max_wait = Duration::from_millis(limit["max_wait_ms"].as_u64().unwrap_or(0));
+        assert_eq!(settings.max_wait, max_wait, "{toml}");
+    }
+}
+
 #[test]
 fn remaining_units_are_shown_without_a_charge() {
     let server = serve();
-    set(&server, "alice", &long("gcra"));
+    set_both(&server, "alice", [&long("gcra"), &long("fixed_window")]);
+    let lanes = || get(&server, "alice", "/state").json()["lanes"].clone();
     for _ in 0..5 {
-        let state = get(&server, "alice", "/state").json();
-        assert_eq!(
-            (&state["ours"]["remaining"], &state["ours"]["reset_ms"]),
-            (&json!(3), &json!(0))
-        );
+        let account = &lanes()[0]["account"];
+        assert_eq!((&account["remaining"], &account["reset_ms"]), (&json!(3), &json!(0)));
     }
-    assert_eq!(passed(&server, "alice", 2), (2, 2));
-    let state = get(&server, "alice", "/state").json();
-    assert_eq!((&state["source"], &state["window"]), (&json!("local"), &json!(false)));
-    for lane in ["ours", "naive"] {
-        let reported = &state[lane];
-        assert_eq!((&reported["limit"], &reported["remaining"]), (&json!(3), &json!(1)), "{lane}");
+    assert_eq!((passed(&server, "alice", 0, 2), passed(&server, "alice", 1, 2)), (2, 2));
+    for (lane, windowed) in [(0, false), (1, true)] {
+        let state = &lanes()[lane];
+        assert_eq!((&state["source"], &state["window"]), (&json!("local"), &json!(windowed)));
+        let account = &state["account"];
+        assert_eq!((&account["limit"], &account["remaining"]), (&json!(3), &json!(1)), "{lane}");
         assert!(
-            reported["next_ms"].as_u64() > Some(0) && reported["reset_ms"].as_u64() > Some(0),
-            "{reported}"
+            account["next_ms"].as_u64() > Some(0) && account["reset_ms"].as_u64() > Some(0),
+            "{account}"
         );
     }
-    set(&server, "alice", &long("fixed_window"));
-    assert_eq!(get(&server, "alice", "/state").json()["window"], true);
+}
+
+#[test]
+fn a_request_is_charged_its_cost() {
+    let server = serve();
+    let mut limit = long("gcra");
+    limit["cost"] = json!(2);
+    set(&server, "alice", &limit);
+    assert_eq!(passed(&server, "alice", 0, 2), 1);
+    let state = get(&server, "alice", "/state").json();
+    assert_eq!(state["lanes"][0]["account"]["remaining"], 1);
 }
 
 #[test]
@@ -148,14 +218,16 @@ fn visitors_have_separate_limits_and_a_new_limit_starts_full() {
     for visitor in ["alice", "bob"] {
         set(&server, visitor, &long("gcra"));
     }
-    assert_eq!(passed(&server, "alice", 5), (3, 3));
-    assert_eq!(passed(&server, "bob", 5), (3, 3));
+    assert_eq!(passed(&server, "alice", 0, 5), 3);
+    assert_eq!(passed(&server, "bob", 0, 5), 3);
     set(&server, "alice", &long("gcra"));
-    assert_eq!(passed(&server, "alice", 5), (3, 3));
-    assert_eq!(passed(&server, "bob", 5), (0, 0));
-    assert_eq!(get(&server, "carol", "/try").status, 404);
-    assert_eq!(get(&server, "carol", "/state").status, 404);
-    assert_eq!(server.get("/try").status, 400);
+    assert_eq!(passed(&server, "alice", 0, 5), 3);
+    assert_eq!(passed(&server, "bob", 0, 5), 0);
+    for path in ["/try/0", "/state"] {
+        assert_eq!(get(&server, "carol", path).status, 404);
+    }
+    assert_eq!(get(&server, "alice", "/try/2").status, 404);
+    assert_eq!(server.get("/try/0").status, 400);
 }
 
 #[test]
@@ -184,12 +256,13 @@ fn an_invalid_limit_is_rejected_with_a_message_and_the_previous_one_stays() {
         (with("rate", json!(1)), "unknown field `rate`"),
         (queueing, "an algorithm that cannot queue; use Gcra"),
         (bursting, "burst"),
+        (with("cost", json!(4)), "cost"),
     ] {
-        let answer = set(&server, "alice", &limit);
+        let answer = set_both(&server, "alice", [&long("gcra"), &limit]);
         assert_eq!(answer.status, 422, "{limit}: {answer:?}");
         assert!(answer.body.contains(said), "{said:?} is not in {}", answer.body);
     }
-    assert_eq!(passed(&server, "alice", 5), (3, 3));
+    assert_eq!(passed(&server, "alice", 0, 5), 3);
 }
 
 #[test]
@@ -200,7 +273,7 @@ fn a_request_queues_if_configured() {
     });
     set(&server, "alice", &limit);
     // on a slow machine a unit may refill once or twice
-    let waited = |_| get(&server, "alice", "/try").header("x-waited-ms").map(str::to_owned);
+    let waited = |_| get(&server, "alice", "/try/0").header("x-waited-ms").map(str::to_owned);
     assert!((0..100).map(waited).any(|waited| waited.is_some_and(|waited| waited != "0")));
 }
 
@@ -222,24 +295,28 @@ fn a_burst_is_sent_over_http_and_shown_as_the_server_responded() {
     let server = serve();
     set(&server, "alice", &long("gcra"));
     let lines: Vec<_> = fire(&server, "alice", "n=20").collect();
-    assert_eq!(lines.len(), 40, "{lines:?}");
-    let admitted = |wanted: bool| lines.iter().filter(move |line| line["admitted"] == wanted);
-    assert_eq!((admitted(true).count(), admitted(false).count()), (3, 17));
-    for (admitted, head, field) in [
-        (admitted(true).next(), "HTTP/1.1 200 OK", "x-waited-ms"),
-        (admitted(false).next(), "HTTP/1.1 429 Too Many Requests", "retry-after"),
+    assert_eq!(lines.len(), 80, "{lines:?}");
+    let allowed = |wanted: bool| lines.iter().filter(move |line| line["allowed"] == wanted);
+    for lane in [0, 1] {
+        let count = |wanted| allowed(wanted).filter(|line| line["lane"] == lane).count();
+        assert_eq!((count(true), count(false)), (3, 17), "lane {lane}");
+    }
+    for (line, head, field) in [
+        (allowed(true).next(), "HTTP/1.1 200 OK", "x-waited-ms"),
+        (allowed(false).next(), "HTTP/1.1 429 Too Many Requests", "retry-after"),
     ] {
-        let line = admitted.expect("a line");
+        let line = line.expect("a line");
         assert_eq!(line["head"], head);
         let fields: Vec<(String, String)> =
             serde_json::from_value(line["fields"].clone()).expect("names and values");
-        for wanted in [field, "ratelimit", "x-naive"] {
+        for wanted in [field, "ratelimit", "x-arrived-ms"] {
             assert!(fields.iter().any(|(name, _)| name == wanted), "{wanted}: {line}");
         }
-        let sent = lines.iter().find(|sent| sent["id"] == line["id"]).expect("when it was sent");
+        let same = |sent: &&Value| sent["id"] == line["id"] && sent["lane"] == line["lane"];
+        let sent = lines.iter().find(same).expect("when it was sent");
         assert!(sent.get("head").is_none() && sent["at_ms"].as_f64() <= line["at_ms"].as_f64());
     }
-    for query in ["", "n=0", "n=201", "n=-1", "every_ms=19", "n=5&every_ms=100"] {
+    for query in ["", "n=0", "n=201", "n=-1", "every_ms=19", "n=5&every_ms=100", "each_side=101"] {
         let answer = get(&server, "alice", &format!("/fire?{query}"));
         assert!([400, 422].contains(&answer.status), "{query}: {answer:?}");
     }
@@ -254,10 +331,9 @@ fn a_burst_is_sent_at_once() {
         "algorithm": "gcra", "units": 1, "period_ms": 600_000, "burst": 1, "max_wait_ms": 6_300_000,
     });
     set(&server, "alice", &limit);
-    let first =
-        fire(&server, "alice", "n=20").filter(|line| line.get("head").is_some()).take(9 + 1);
-    let admitted = first.filter(|line| line["admitted"] == true).count();
-    assert_eq!(admitted, 1, "ten queue, and the last nine are denied");
+    let answered = fire(&server, "alice", "n=20").filter(|line| line.get("head").is_some());
+    let allowed = answered.take(2 * (9 + 1)).filter(|line| line["allowed"] == true).count();
+    assert_eq!(allowed, 2, "in each lane ten queue, and the last nine are denied");
 }
 
 #[test]
@@ -268,7 +344,8 @@ fn a_steady_rate_continues_until_the_reader_disconnects() {
     let mut lines = fire(&server, "alice", "every_ms=20");
     assert!(lines.by_ref().any(|line| line["id"] == 50));
     drop(lines);
-    let left = || get(&server, "alice", "/state").json()["naive"]["remaining"].as_u64();
+    let left =
+        || get(&server, "alice", "/state").json()["lanes"][1]["account"]["remaining"].as_u64();
     let still = |_| {
         let before = left();
         thread::sleep(Duration::from_millis(500));
@@ -277,29 +354,59 @@ fn a_steady_rate_continues_until_the_reader_disconnects() {
     assert!((0..60).any(still), "{:?} left", left());
 }
 
-/// The naive window allows twice the limit around its edge, and ours does not.
+/// The numbers of allowed requests in each lane, if every request arrived in time.
+fn bursts_around_a_boundary(lines: impl Iterator<Item = Value>) -> Option<(u32, u32)> {
+    let (mut allowed, mut too_slow) = ([0, 0], None);
+    for line in lines {
+        if line["allowed"] == true {
+            allowed[usize::from(line["lane"] == 1)] += 1;
+        }
+        too_slow = too_slow.or(line["too_slow"].as_bool());
+    }
+    (!too_slow.expect("the last line")).then_some((allowed[0], allowed[1]))
+}
+
+fn with_a_fixed_window(server: &Server, period: u64) {
+    let limit = |algorithm| json!({ "algorithm": algorithm, "units": 5, "period_ms": period });
+    set_both(server, "alice", [&limit("gcra"), &limit("fixed_window")]);
+}
+
 #[test]
-fn the_naive_window_allows_two_bursts_at_its_edge() {
+fn a_fixed_window_allows_two_bursts_around_its_boundary() {
     let server = serve();
-    let left = || {
-        let state = get(&server, "alice", "/state").json();
-        state["naive"]["reset_ms"].as_u64().expect("the time until the edge")
+    let play = |period| {
+        with_a_fixed_window(&server, period);
+        let lines: Vec<_> = fire(&server, "alice", "each_side=5").collect();
+        assert!(lines[0]["boundary_ms"].as_f64() <= Some(1.3 * period as f64), "{}", lines[0]);
+        assert_eq!(lines.len(), 1 + 2 * 20 + 1, "{lines:?}");
+        bursts_around_a_boundary(lines.into_iter())
     };
-    let around_the_edge = |_| {
-        let limit = json!({ "algorithm": "gcra", "units": 5, "period_ms": 4_000 });
-        set(&server, "alice", &limit);
-        while left() > 1_000 {
-            thread::sleep(Duration::from_millis(50));
-        }
-        let before = passed(&server, "alice", 5);
-        while left() <= 1_000 {
-            thread::sleep(Duration::from_millis(50));
-        }
-        let after = passed(&server, "alice", 5);
-        (before.0 + after.0, before.1 + after.1)
+    // a machine that is delayed may miss the boundary
+    let seen = [4_000, 8_000, 16_000, 32_000].into_iter().find_map(play);
+    let (gcra, fixed) = seen.expect("every request in time");
+    assert!(fixed == 10 && (5..=8).contains(&gcra), "GCRA allows {gcra}, a fixed window {fixed}");
+    with_a_fixed_window(&server, 60_001);
+    let answer = get(&server, "alice", "/fire?each_side=5");
+    assert_eq!((answer.status, answer.body.contains("longer than 60 s")), (422, true));
+}
+
+/// A process that is stopped for the time of the first burst sends it too late.
+#[cfg(unix)]
+#[test]
+fn bursts_that_miss_their_side_of_the_boundary_are_reported() {
+    let server = serve();
+    with_a_fixed_window(&server, 2_000);
+    let mut lines = fire(&server, "alice", "each_side=5");
+    let first = lines.next().expect("the time of the boundary");
+    let signal = |name: &str| {
+        let kill = Command::new("kill").args([name, &server.child.id().to_string()]).status();
+        assert!(kill.expect("kill runs").success());
     };
-    // a machine that is delayed may miss the edge
-    assert!((0..15).map(around_the_edge).any(|(ours, naive)| naive == 10 && ours < 10));
+    signal("-STOP");
+    let left = first["boundary_ms"].as_f64().expect("milliseconds");
+    thread::sleep(Duration::from_millis(left as u64 + 100));
+    signal("-CONT");
+    assert_eq!(bursts_around_a_boundary(lines), None);
 }
 
 #[test]

@@ -190,7 +190,7 @@ async fn invalid_bodies_report_the_field_the_value_and_the_fix() {
             "peek",
             with(of("a"), "for", "1min"),
             400,
-            "field \"for\" is not used by this route; give layer, rule, key or quotas",
+            "field \"for\" is not used by this route; give layer, rule, key, fingerprint or quotas",
         ),
         (
             "peek",

@@ -171,6 +171,77 @@ async fn the_last_denials_of_a_rule_are_kept_by_fingerprint() {
     assert_eq!(done(&app, "peek", &super::of("alice")).await["key"], json!(alice));
 }
 
+fn fingerprint(name: &str) -> String {
+    Key::from(name).fingerprint(&FingerprintKey::from(SECRET)).to_string()
+}
+
+fn listed(name: &str) -> Value {
+    json!({ "layer": "api", "rule": "user", "fingerprint": fingerprint(name) })
+}
+
+async fn top(app: &Router) -> Value {
+    look(app, "denials").await["layers"][0]["rules"][0]["top"].clone()
+}
+
+#[tokio::test]
+async fn the_most_denied_keys_are_listed_by_fingerprint() {
+    let mut admin = Admin::new().fingerprint(SECRET);
+    let layer = admin.watch("api", users());
+    let app = site(layer, &admin);
+    assert_eq!(top(&app).await, json!([]));
+    visits(&app, "bob", 5).await;
+    visits(&app, "alice", 13).await;
+    let row = |name: &str, denied: u32| json!({ "key": fingerprint(name), "denied": denied, "blocked_ms": null });
+    assert_eq!(top(&app).await, json!([row("alice", 10), row("bob", 2)]));
+    for n in 0..200 {
+        visits(&app, &format!("other-{n}"), 4).await;
+    }
+    let rows = top(&app).await;
+    assert_eq!((rows.as_array().map(Vec::len), &rows[0]), (Some(50), &row("alice", 10)));
+    assert!(!look(&app, "denials").await.to_string().contains("alice"));
+}
+
+#[tokio::test]
+async fn a_listed_key_is_blocked_and_unblocked_by_its_fingerprint() {
+    let mut admin = Admin::new().fingerprint(SECRET);
+    let layer = admin.watch("api", users());
+    let app = site(layer, &admin);
+    visits(&app, "alice", 4).await;
+    let mut block = listed("alice");
+    block["for"] = json!("10min");
+    assert_eq!(done(&app, "block", &block).await["done"], "block");
+    let left = top(&app).await[0]["blocked_ms"].as_u64();
+    assert!((590_000..=600_000).contains(&left.expect("a block")), "{left:?}");
+    done(&app, "reset", &listed("alice")).await;
+    assert_eq!(visits(&app, "alice", 1).await, [429]);
+    assert_eq!(done(&app, "peek", &listed("alice")).await["key"], json!(fingerprint("alice")));
+    // A block by the key itself is shown too.
+    done(&app, "unblock", &super::of("alice")).await;
+    assert_eq!(top(&app).await[0]["blocked_ms"], Value::Null);
+    assert_eq!(visits(&app, "alice", 1).await, [200]);
+
+    let mut both = listed("alice");
+    both["key"] = json!("alice");
+    let why = denied(&app, "peek", &both, 400).await;
+    assert_eq!(why, "key and fingerprint are given; remove one");
+    let unlisted = "not in the list of the most denied keys of rule \"user\"; give the key";
+    let why = denied(&app, "unblock", &listed("bob"), 400).await;
+    assert!(why.ends_with(unlisted), "{why}");
+}
+
+#[tokio::test]
+async fn keys_are_listed_in_clear_text_only_if_the_operator_chose_so() {
+    let mut admin = Admin::new().show_keys();
+    let layer = admin.watch("api", users());
+    let app = site(layer, &admin);
+    let name = "<img src=x onerror=alert(1)>";
+    visits(&app, name, 4).await;
+    let clear = top(&app).await[0]["clear"].clone();
+    assert_eq!(clear, json!({ "text": name }));
+    let account = json!({ "layer": "api", "rule": "user", "key": clear });
+    assert_eq!(done(&app, "peek", &account).await["quotas"][0]["remaining"], 0);
+}
+
 #[tokio::test]
 async fn each_denying_rule_is_recorded_with_its_own_wait() {
     let rule = |name, quota| Rule::new(name, HeaderKey::new("x-user"), quota);
