@@ -137,9 +137,9 @@
 //! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`](store).
 //! - `server` is the address of a cluster server. A server appears after its first failure.
 //!
-//! `ratelimit.decisions` counts an allowed request under each rule. It counts a denied request only
-//! under the rules that denied the request. If the store failed, it counts the request under every
-//! rule of the layer.
+//! `ratelimit.decisions` counts an allowed request under each rule that charged it, and a denied
+//! request under the rules that denied it. With `failed_open`, it counts a request under every rule
+//! of the layer, and with `failed_closed` under one.
 //!
 //! The feature `tracing` provides the following:
 //!

@@ -13,7 +13,7 @@
 //! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
 //! | [`outages`] | Responses while the store is down, and alerts |
 //! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
-//! | [`login`] | A login in which only failures count, and nobody is locked out |
+//! | [`login`] | A login in which only failures count, without lock-out from elsewhere |
 //! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
 //! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
 //! | [`testing`] | Tests of limits without sleeping, and of custom stores |
