@@ -4,12 +4,18 @@ use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{
-    Arg, Cmd, ConnectionInfo, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
+    Arg, Cmd, ErrorKind as Raw, Pipeline, RedisError, RedisFuture, RedisResult,
     ServerErrorKind as Server, Value, aio::ConnectionLike,
 };
 use tokio::time::{Instant, sleep_until};
 
-use super::{RedisStore, link::TIMEOUT, node::Node, routes::Routes, slots::slot};
+use super::{
+    RedisStore,
+    link::TIMEOUT,
+    node::{Connect, Node},
+    routes::Routes,
+    slots::slot,
+};
 use crate::key::Key;
 
 /// The maximum number of redirections of a call.
@@ -42,8 +48,8 @@ pub struct ClusterLink {
 
 impl ClusterLink {
     /// Creates a link that connects on the first command.
-    pub(super) fn new(seeds: &[ConnectionInfo]) -> RedisResult<Self> {
-        Ok(Self { routes: Routes::new(seeds)?, budget: None })
+    pub(super) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Self> {
+        Ok(Self { routes: Routes::new(seeds, connect)?, budget: None })
     }
 
     /// Sets the time that a caller waits for an answer. A shorter known time is kept.

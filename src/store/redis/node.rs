@@ -7,16 +7,23 @@ use std::{
 };
 
 use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as Raw, IntoConnectionInfo, Pipeline,
-    RedisResult, ServerErrorKind as Server, Value, aio::ConnectionLike,
+    Cmd, ErrorKind as Raw, Pipeline, RedisResult, ServerErrorKind as Server, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    link::{Link, dial},
+    link::Link,
     slots::{SlotRange, ranges},
 };
-use crate::store::breaker::circuit::{BreakerConfig, Circuit};
+use crate::store::{
+    BoxFuture,
+    breaker::circuit::{BreakerConfig, Circuit},
+};
+
+/// Connects to the server at a host and a port.
+pub(super) type Connect =
+    Arc<dyn Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> + Send + Sync>;
 
 /// A server of a cluster.
 pub(super) struct Node {
@@ -28,21 +35,13 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Creates a node that connects on its first call, with the settings of `seed`.
-    pub(super) fn new(seed: &ConnectionInfo, host: &str, port: u16) -> RedisResult<Arc<Self>> {
-        let mut addr = seed.addr().clone();
-        if let ConnectionAddr::Tcp(name, number)
-        | ConnectionAddr::TcpTls { host: name, port: number, .. } = &mut addr
-        {
-            (*name, *number) = (host.to_owned(), port);
-        }
-        let info = addr.into_connection_info()?;
-        let info = info.set_redis_settings(seed.redis_settings().clone());
-        let client = Client::open(info.set_tcp_settings(seed.tcp_settings().clone()))?;
-        let address = format!("{host}:{port}");
+    /// Creates a node that connects on its first call.
+    pub(super) fn new(connect: &Connect, host: &str, port: u16) -> Arc<Self> {
+        let (address, host) = (format!("{host}:{port}"), host.to_owned());
         let circuit = Circuit::of_server(BreakerConfig::default(), address.clone());
-        let link = Link::new(dial(client));
-        Ok(Arc::new(Self { host: host.to_owned(), address, link, circuit: Arc::new(circuit) }))
+        let (connect, name) = (connect.clone(), host.clone());
+        let link = Link::new(Box::new(move || connect(&name, port)));
+        Arc::new(Self { host, address, link, circuit: Arc::new(circuit) })
     }
 
     pub(super) fn host(&self) -> &str {

@@ -1,10 +1,10 @@
 //! Constructors that connect to one server, to a cluster, or to the master that sentinels report.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult,
-    TlsMode,
+    Client, ConnectionAddr, ConnectionInfo, ErrorKind as Raw, IntoConnectionInfo,
+    RedisConnectionInfo, RedisResult, TlsMode,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
     sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType},
@@ -15,8 +15,9 @@ use super::{
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
     link::{Link, config, dial},
+    routes::no_seed,
 };
-use crate::log::warn;
+use crate::{log::warn, store::BoxFuture};
 
 /// The time after which the TCP connection is closed if sent data is not acknowledged.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
@@ -154,8 +155,82 @@ impl RedisStore<ClusterLink> {
     ///
     /// Returns an error if an address is invalid, or if there is no address.
     pub fn cluster_lazy(urls: &[&str]) -> Result<Self, RedisError> {
-        let nodes = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self::sharded(ClusterLink::new(&nodes)?))
+        let infos = urls.iter().map(|url| address(url)).collect::<Result<Vec<_>, _>>()?;
+        let seeds = infos.iter().map(|info| tcp_address(info.addr()));
+        let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::sharded(ClusterLink::new(&seeds, Arc::new(to_servers(infos.clone())))?))
+    }
+
+    /// Creates a store on a cluster, whose connections `connect` opens from a host and a port.
+    ///
+    /// The servers at `seeds` report all servers. The store opens one connection to each server, as
+    /// [`from_connector`](RedisStore::from_connector) does.
+    ///
+    /// ```
+    /// use redis::Client;
+    /// use tower_sluice::RedisStore;
+    ///
+    /// # fn password() -> String { "rotated".into() }
+    /// # fn main() -> Result<(), tower_sluice::store::RedisError> {
+    /// let store = RedisStore::cluster_from_connector(&[("10.0.0.1", 7000)], |host, port| async move {
+    ///     let client = Client::open(format!("redis://limiter:{}@{host}:{port}", password()))?;
+    ///     client.get_multiplexed_async_connection().await
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no seed.
+    pub fn cluster_from_connector<F, Fut>(
+        seeds: &[(&str, u16)],
+        connect: F,
+    ) -> Result<Self, RedisError>
+    where
+        F: Fn(String, u16) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = RedisResult<MultiplexedConnection>> + Send + 'static,
+    {
+        let connect =
+            move |host: &str, port| -> BoxFuture<_> { Box::pin(connect(host.into(), port)) };
+        Ok(Self::sharded(ClusterLink::new(seeds, Arc::new(connect))?))
+    }
+}
+
+/// Returns a function that connects to any server of a cluster: with the settings of the seed at
+/// that address, or else of the first seed.
+fn to_servers(
+    seeds: Vec<ConnectionInfo>,
+) -> impl Fn(&str, u16) -> BoxFuture<RedisResult<MultiplexedConnection>> {
+    move |host, port| {
+        let is_this =
+            |seed: &&ConnectionInfo| tcp_address(seed.addr()).is_ok_and(|at| at == (host, port));
+        let seed = seeds.iter().find(is_this).or(seeds.first());
+        let client = seed.ok_or_else(no_seed).and_then(|seed| server(seed, host, port));
+        Box::pin(
+            async move { client?.get_multiplexed_async_connection_with_config(&config()).await },
+        )
+    }
+}
+
+/// Returns a client of the server at an address, with the settings of `seed`.
+fn server(seed: &ConnectionInfo, host: &str, port: u16) -> RedisResult<Client> {
+    let mut addr = seed.addr().clone();
+    if let ConnectionAddr::Tcp(name, number)
+    | ConnectionAddr::TcpTls { host: name, port: number, .. } = &mut addr
+    {
+        (*name, *number) = (host.to_owned(), port);
+    }
+    let info = addr.into_connection_info()?.set_redis_settings(seed.redis_settings().clone());
+    Client::open(info.set_tcp_settings(seed.tcp_settings().clone()))
+}
+
+fn tcp_address(addr: &ConnectionAddr) -> RedisResult<(&str, u16)> {
+    match addr {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Ok((host, *port))
+        }
+        _ => Err((Raw::InvalidClientConfig, NO_TCP).into()),
     }
 }
 
@@ -210,6 +285,7 @@ fn address(url: &str) -> Result<ConnectionInfo, RedisError> {
     Ok(info.set_tcp_settings(tcp()))
 }
 
+const NO_TCP: &str = "a server of a cluster is reached by TCP; give redis://host:port";
 const URL_FORM: &str = "redis://[user:password@]host[:port][/db]";
 
 /// Returns the fix for an address with a known mistake.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{ConnectionAddr, ConnectionInfo, ErrorKind as Raw, RedisError, RedisResult};
+use redis::{ErrorKind as Raw, RedisError, RedisResult};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, timeout, timeout_at},
@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     link::runtime,
-    node::Node,
+    node::{Connect, Node},
     slots::{SLOTS, SlotRange, split_address},
 };
 use crate::log::warn;
@@ -37,8 +37,7 @@ const STAGGER: Duration = Duration::from_millis(25);
 /// The servers of a cluster, and the master of each slot.
 pub(super) struct Routes {
     seeds: Vec<Arc<Node>>,
-    /// The settings of all connections.
-    settings: ConnectionInfo,
+    connect: Connect,
     owners: watch::Sender<SlotOwners>,
     /// The permit to refresh the slots. At most one task holds the permit.
     refreshing: Arc<Semaphore>,
@@ -57,20 +56,14 @@ struct SlotOwners {
 }
 
 impl Routes {
-    pub(super) fn new(seeds: &[ConnectionInfo]) -> RedisResult<Arc<Self>> {
-        const NO_TCP: &str = "a server of a cluster is reached by TCP; give redis://host:port";
-        let [settings, ..] = seeds else {
-            return Err((Raw::InvalidClientConfig, "no address of a cluster is given").into());
-        };
-        let node = |info: &ConnectionInfo| match info.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Node::new(info, host, *port)
-            }
-            _ => Err((Raw::InvalidClientConfig, NO_TCP).into()),
-        };
+    /// Creates routes that are loaded from one of the `seeds`, by host and port.
+    pub(super) fn new(seeds: &[(&str, u16)], connect: Connect) -> RedisResult<Arc<Self>> {
+        if seeds.is_empty() {
+            return Err(no_seed());
+        }
         Ok(Arc::new(Self {
-            seeds: seeds.iter().map(node).collect::<RedisResult<_>>()?,
-            settings: settings.clone(),
+            seeds: seeds.iter().map(|(host, port)| Node::new(&connect, host, *port)).collect(),
+            connect,
             owners: watch::Sender::default(),
             refreshing: Arc::new(Semaphore::new(1)),
             is_wanted: AtomicBool::new(false),
@@ -122,18 +115,17 @@ impl Routes {
         let target = target.and_then(|(to, slot)| Some((split_address(to)?, slot)));
         let Some(((host, port), slot)) = target else { return Err(redirection.clone()) };
         let host = if host.is_empty() { from.host() } else { host };
-        let mut found = Err(redirection.clone());
+        let mut found = None;
         self.owners.send_if_modified(|owners| {
-            found = self.node(&owners.nodes, host, port);
-            if let Ok(node) = &found {
-                owners.nodes.insert(node.address.clone(), node.clone());
-                if let Some(master) = owners.masters.get_mut(usize::from(slot)).filter(|_| moved) {
-                    *master = Some(node.clone());
-                }
+            let node = self.node(&owners.nodes, host, port);
+            owners.nodes.insert(node.address.clone(), node.clone());
+            if let Some(master) = owners.masters.get_mut(usize::from(slot)).filter(|_| moved) {
+                *master = Some(node.clone());
             }
+            found = Some(node);
             false
         });
-        found
+        found.ok_or_else(|| redirection.clone())
     }
 
     /// Starts a task that asks for the slots. Returns `false` if such a task is running.
@@ -163,18 +155,11 @@ impl Routes {
         distinct
     }
 
-    fn node(
-        &self,
-        nodes: &HashMap<String, Arc<Node>>,
-        host: &str,
-        port: u16,
-    ) -> RedisResult<Arc<Node>> {
+    fn node(&self, nodes: &HashMap<String, Arc<Node>>, host: &str, port: u16) -> Arc<Node> {
         let address = format!("{host}:{port}");
         let seed = || self.seeds.iter().find(|seed| seed.address == address);
-        match nodes.get(&address).or_else(seed) {
-            Some(node) => Ok(node.clone()),
-            None => Node::new(&self.settings, host, port),
-        }
+        let known = nodes.get(&address).or_else(seed);
+        known.cloned().unwrap_or_else(|| Node::new(&self.connect, host, port))
     }
 
     fn update(&self, ranges: RedisResult<Vec<SlotRange>>) {
@@ -192,10 +177,10 @@ impl Routes {
             let (mut nodes, mut masters) = (HashMap::new(), vec![None; SLOTS.into()]);
             for range in &ranges {
                 let servers = range.servers.iter().map(|(host, port)| {
-                    let node = self.node(&owners.nodes, host, *port)?;
-                    Ok::<_, RedisError>(nodes.entry(node.address.clone()).or_insert(node).clone())
+                    let node = self.node(&owners.nodes, host, *port);
+                    nodes.entry(node.address.clone()).or_insert(node).clone()
                 });
-                let servers: Vec<_> = servers.filter_map(Result::ok).collect();
+                let servers: Vec<_> = servers.collect();
                 masters[range.first.into()..=range.last.into()].fill(servers.first().cloned());
             }
             *owners = SlotOwners { masters, nodes, failed: None };
@@ -248,6 +233,10 @@ async fn ask(candidates: Vec<Arc<Node>>) -> RedisResult<Vec<SlotRange>> {
 fn jitter(time: Duration) -> Duration {
     let random = u32::try_from(RandomState::new().hash_one(0) % 1_000).unwrap_or(0);
     time / 2 + time / 2 * random / 1_000
+}
+
+pub(super) fn no_seed() -> RedisError {
+    (Raw::InvalidClientConfig, "no address of a cluster is given").into()
 }
 
 fn error(text: &'static str) -> RedisError {
