@@ -25,11 +25,13 @@ const KEYS: u32 = 16_384;
 /// Numbers of concurrent callers, and of decisions of all callers in one turn.
 const CALLERS: [(u32, u32); 6] =
     [(1, 1_000), (16, 8_000), (32, 12_800), (64, 16_000), (256, 20_480), (1_024, 20_480)];
-const SUBJECTS: [&str; 4] = ["PING", "redis-rs, same script", "each alone", "coalesced"];
+const SUBJECTS: [&str; 5] =
+    ["PING", "redis-rs, same script", "each alone", "coalesced", "coalesced, no MSETEX"];
 const PING: usize = 0;
 const PLAIN: usize = 1;
 const ALONE: usize = 2;
 const TOGETHER: usize = 3;
+const BY_PSETEX: usize = 4;
 
 /// A call for the key with this number.
 type Subject = Arc<dyn Fn(u32) -> BoxFuture<'static, ()> + Send + Sync>;
@@ -120,11 +122,13 @@ async fn subjects(server: &mut Server, case: &Arc<Case>, keys: u32) -> [Subject;
         command
     });
     let store = RedisStore::connect(&server.url()).await.expect("the server answers");
+    let by_psetex = RedisStore::connect(&server.url_without_msetex()).await;
     [
         commands_of(connection.clone(), vec![redis::cmd("PING")]),
         commands_of(connection, commands.collect()),
         takes(store.clone().coalesce(false), case.clone(), keys),
         takes(store, case.clone(), keys),
+        takes(by_psetex.expect("the server answers"), case.clone(), keys),
     ]
 }
 
@@ -247,7 +251,11 @@ fn print(seen: &[Seen; SUBJECTS.len()], row: &Row, callers: u32) {
             let ratio = together.used[0].over(&plain.used[0]);
             let cpu = AtMost(row.most, together.used[0].median());
             let longest = AtMost(2_500.0, together.longest.median());
-            format!("server us: {cpu}; {ratio:.2} of those of redis-rs; longest call: {longest}")
+            let msetex = together.used[0].over(&seen[BY_PSETEX].used[0]);
+            format!(
+                "server us: {cpu}; {ratio:.2} of those of redis-rs, {msetex:.2} of those without \
+                 MSETEX; longest call: {longest}"
+            )
         }
         (256, true) => format!("coalesced / redis-rs: {}", AtLeast(1.4, over_plain)),
         (256 | 1_024, false) => format!("coalesced / redis-rs: {}", AtLeast(5.0, over_plain)),

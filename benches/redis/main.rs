@@ -1,7 +1,7 @@
 //! The cost of a decision in Redis: ratios between scripts that alternate on one server.
 //!
-//! `cargo bench -p dev --features redis --bench redis [-- ROUNDS]` starts its own `redis-server`
-//! (pinned to CPU 0 if `taskset` is available) and prints
+//! `cargo bench -p dev --features redis --bench redis [-- ROUNDS]` starts its own `redis-server`, or
+//! the program that `REDIS_SERVER` names (pinned to CPU 0 if `taskset` is available), and prints
 //!
 //! - server CPU per decision for the commands that the store sends, beside `PING`, an empty script
 //!   and the usual published GCRA script. The commands are recorded from the store and replayed

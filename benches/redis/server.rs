@@ -1,6 +1,7 @@
 //! A server that runs for the duration of the bench.
 
 use std::{
+    env,
     net::TcpListener,
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -17,14 +18,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Starts the program that `REDIS_SERVER` names, or `redis-server`.
     pub(crate) fn start() -> Self {
+        let program = env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         drop(listener);
-        let pinned = spawn(&["taskset", "-c", "0", "redis-server"], port);
+        let pinned = spawn(&["taskset", "-c", "0", &program], port);
         let (process, pinned) = match pinned {
             Some(process) => (process, true),
-            None => (spawn(&["redis-server"], port).expect("redis-server is installed"), false),
+            None => (spawn(&[&program], port).expect("the server is installed"), false),
         };
         let control = (0..100).find_map(|_| {
             sleep(Duration::from_millis(20));
@@ -36,11 +39,24 @@ impl Server {
     pub(crate) fn about(&mut self) -> String {
         let version = self.info("server", "redis_version");
         let pinned = if self.pinned { "pinned to CPU 0" } else { "not pinned: no taskset here" };
-        format!("redis-server {version}, {pinned}")
+        let valkey = self.call(&["INFO", "server"]).text().contains("valkey_version");
+        let name = if valkey { "Valkey, compatible with Redis" } else { "Redis" };
+        format!("{name} {version}, {pinned}")
     }
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Returns the URL for a user who must not run `MSETEX`, if the server has the command.
+    pub(crate) fn url_without_msetex(&mut self) -> String {
+        let info = self.call(&["COMMAND", "INFO", "MSETEX"]);
+        let has = |command: &Reply| matches!(command, Reply::List(fields) if !fields.is_empty());
+        if !matches!(info, Reply::List(commands) if commands.iter().all(has)) {
+            return self.url();
+        }
+        self.call(&["ACL", "SETUSER", "psetex", "on", "nopass", "~*", "+@all", "-msetex"]);
+        format!("redis://psetex:any@127.0.0.1:{}", self.port)
     }
 
     pub(crate) fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Reply {

@@ -1,12 +1,7 @@
 //! Processes that share a limit, and together allow exactly its units.
 #![allow(clippy::print_stdout)]
 
-use std::{
-    env,
-    io::{BufRead, BufReader, Lines, Write, stdin},
-    process::{Child, ChildStdout, Command, Stdio},
-    time::Duration,
-};
+use std::{io::stdin, time::Duration};
 
 use futures::future::join_all;
 use tokio::runtime::Builder;
@@ -18,6 +13,7 @@ use tower_sluice::{
 use crate::{
     accounts::rule,
     servers::{Cluster, Flavour, Server, eventually},
+    worker::{self, Worker},
 };
 
 const PROCESSES: usize = 4;
@@ -27,9 +23,6 @@ const RUNS: u32 = 20;
 /// A period in which no unit returns while a test runs.
 const DAY: Duration = Duration::from_secs(86_400);
 const LIMITS: [u32; 3] = [300, 200, 250];
-/// The environment variable with the addresses for a process that a test below starts, separated by
-/// spaces.
-const URLS: &str = "SLUICE_URLS";
 
 /// Takes with the charges of `rules` rules for the key of this run.
 async fn ask<S>(store: &S, rules: usize, run: u32, cost: u32) -> tower_sluice::Decision
@@ -80,7 +73,7 @@ where
 /// A process of the tests below. Does nothing by itself.
 #[test]
 fn worker() {
-    let Ok(urls) = env::var(URLS) else { return };
+    let Some(urls) = worker::urls() else { return };
     let urls: Vec<_> = urls.split(' ').collect();
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -91,48 +84,13 @@ fn worker() {
     });
 }
 
-struct Worker {
-    process: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Worker {
-    fn start(urls: &str) -> Self {
-        let mut command = Command::new(env::current_exe().expect("a path"));
-        command.args(["--exact", "exact::worker", "--nocapture"]).env(URLS, urls);
-        let mut process =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
-        let lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
-        let mut worker = Self { process, lines };
-        worker.hear("ready");
-        worker
-    }
-
-    fn hear(&mut self, word: &str) -> String {
-        let said = self.lines.by_ref().map_while(Result::ok);
-        let line = said.into_iter().find(|line| line.starts_with(word));
-        line.unwrap_or_else(|| panic!("a process ended before it said {word}"))
-    }
-
-    fn send(&mut self, rules: usize, run: u32) {
-        let stdin = self.process.stdin.as_mut().expect("a pipe");
-        writeln!(stdin, "{rules} {run}").expect("it listens");
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.process.kill().expect("the process is killed");
-        self.process.wait().expect("it ends");
-    }
-}
-
 /// Returns the number of requests that passed in each run, in all processes together. The processes
 /// end when they are dropped.
 fn runs(urls: &str, rules: usize) -> (Vec<u32>, Vec<Worker>) {
-    let mut workers: Vec<_> = (0..PROCESSES).map(|_| Worker::start(urls)).collect();
+    let mut workers: Vec<_> =
+        (0..PROCESSES).map(|_| Worker::start("exact::worker", urls)).collect();
     let mut together = |run| {
-        workers.iter_mut().for_each(|worker| worker.send(rules, run));
+        workers.iter_mut().for_each(|worker| worker.send(&format!("{rules} {run}")));
         let said = workers.iter_mut().map(|worker| worker.hear("passed "));
         said.map(|line| line["passed ".len()..].parse::<u32>().expect("a number")).sum()
     };

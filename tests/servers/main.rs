@@ -44,3 +44,4 @@ mod states;
 mod support;
 #[cfg(feature = "redis-tls")]
 mod tls;
+mod worker;

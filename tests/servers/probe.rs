@@ -1,9 +1,11 @@
 //! The check of the server before the first request.
 //!
 //! Its errors contain the fix and no password.
+#![allow(clippy::print_stdout)]
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use redis::Cmd;
 use tower_sluice::{
     Quota, RedisStore, Store, StoreExt,
@@ -148,6 +150,48 @@ async fn a_right_revoked_later_is_an_error_of_its_kind() {
     }
 }
 
+/// Returns how often the server ran these commands for 16 single calls and batches of 48 accounts.
+async fn writes(server: &Server, store: &RedisStore) -> [u32; 2] {
+    let counts = async || {
+        let stats: String = server.command("INFO commandstats").await;
+        ["psetex", "msetex"].map(|name| {
+            let head = format!("cmdstat_{name}:calls=");
+            let calls = stats.lines().find_map(|line| line.strip_prefix(&head)?.split(',').next());
+            calls.map_or(0, |calls| calls.parse::<u32>().expect("a number"))
+        })
+    };
+    let before = counts().await;
+    let accounts: Vec<_> = (0..64_u32).map(|n| Account::new(n, Quota::per_hour(9))).collect();
+    let passed = join_all(accounts.iter().map(|account| account.passes(store))).await;
+    assert!(passed.into_iter().all(|passed| passed));
+    let after = counts().await;
+    [0, 1].map(|at| after[at] - before[at])
+}
+
+#[tokio::test]
+async fn a_batch_writes_by_msetex_if_the_server_has_and_permits_it() {
+    for flavour in Flavour::ALL {
+        let server = Server::start(flavour, &[]).await;
+        let has = server.attempt::<u32>("MSETEX 1 a b PX 1000").await.is_ok();
+        println!("{flavour:?} has MSETEX: {has}");
+        if has {
+            let () = server.command("ACL SETUSER app on >hunter2 ~* +@all -msetex").await;
+        }
+        for (url, may) in [(server.url(), true), (url_of(&server, "app"), false)] {
+            if !may && !has {
+                continue;
+            }
+            // Without a probe, the first batch finds out.
+            for store in [connect(&url).await, lazy(&url)] {
+                let [psetex, msetex] = writes(&server, &store).await;
+                let expected = if has && may { (16, 1..=4) } else { (64, 0..=0) };
+                assert_eq!(psetex, expected.0, "{flavour:?}, {may}");
+                assert!(expected.1.contains(&msetex), "{flavour:?}, {may}: {msetex}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_right_to_info_is_optional() {
     let server = Server::start(Flavour::Redis, &["--maxmemory-policy", "allkeys-lru"]).await;
@@ -202,7 +246,7 @@ async fn an_old_server_is_an_error_and_a_new_one_is_not() {
                     calls += 1;
                     let now = [1, 0, 0, 0, 0, 0, 0, 0, 0];
                     match calls {
-                        1 => [&now[..], &[0; 14]].concat(),
+                        1 => [&now[..], &[0; 15]].concat(),
                         _ => [&[1][..], &now, &[u8::from(calls == 3), 0, 0, 0, 0]].concat(),
                     }
                 }

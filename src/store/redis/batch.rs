@@ -40,6 +40,8 @@ pub(super) struct BatchReply {
     now: u64,
     /// The results of the groups, in the order of the groups.
     groups: Vec<GroupReply>,
+    /// `true` if the server does not have or not permit `MSETEX`.
+    pub(super) lacks_msetex: bool,
 }
 
 /// The place of one caller in the reply to a batch.
@@ -88,10 +90,11 @@ impl Batch {
         }
     }
 
-    /// Returns the keys and the arguments of the script.
-    pub(super) fn encode(&self) -> (Vec<&str>, Vec<Vec<u8>>) {
+    /// Returns the keys and the arguments of the script. `has_msetex` is `true` if the server may
+    /// have the command.
+    pub(super) fn encode(&self, has_msetex: bool) -> (Vec<&str>, Vec<Vec<u8>>) {
         let (mut keys, mut indices) = (Vec::new(), HashMap::new());
-        let mut layout = Vec::new();
+        let mut layout = vec![usize::from(has_msetex)];
         for equal_groups in self.groups.chunk_by(Group::is_alike) {
             let group = &equal_groups[0];
             let plans = group.plans.iter().map(|plan| usize::from(*plan));
@@ -121,8 +124,9 @@ impl Batch {
         let now = bytes.instant()?;
         let groups = self.groups.iter().map(|group| GroupReply::read(&mut bytes, group, now));
         let groups = groups.collect::<Result<_, _>>()?;
+        let lacks_msetex = bytes.flag()?;
         bytes.end()?;
-        Ok(BatchReply { now, groups })
+        Ok(BatchReply { now, groups, lacks_msetex })
     }
 
     /// Sends each caller its place in the reply.
@@ -245,7 +249,7 @@ mod tests {
     }
 
     fn answer(groups: &[Vec<u8>]) -> Value {
-        Value::BulkString([instant(NOW), groups.concat()].concat())
+        Value::BulkString([instant(NOW), groups.concat(), vec![0]].concat())
     }
 
     #[tokio::test]
@@ -257,10 +261,11 @@ mod tests {
         let batch = batch_of(&[&[one], &[two], &[one], &[two, one], &[two, one]]);
         let groups: Vec<_> = batch.groups.iter().map(|group| group.callers.len()).collect();
         assert_eq!(groups, [2, 1, 2]);
-        let (keys, args) = batch.encode();
+        let (keys, args) = batch.encode(false);
         assert_eq!((keys.len(), args.len()), (2, 3));
-        // For each group: one of its kind, its callers, its accounts, their plans and their keys.
-        let first = [1, 2, 1, 1, 1];
+        // Whether the server has MSETEX. For each group: one of its kind, its callers, its accounts,
+        // their plans and their keys.
+        let first = [0, 1, 2, 1, 1, 1];
         let (second, third) = ([1, 1, 1, 2, 2], [1, 2, 2, 2, 1, 2, 1]);
         let numbers = [&first[..], &second, &third].concat();
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u16::to_le_bytes).collect();
@@ -281,7 +286,7 @@ mod tests {
                 groups.into_iter().flat_map(|group| group.callers).for_each(|it| batch.add(it));
                 added += 1;
             }
-            assert_eq!((added, batch.encode().0.len()), (callers, accounts));
+            assert_eq!((added, batch.encode(false).0.len()), (callers, accounts));
         }
     }
 
@@ -310,6 +315,10 @@ mod tests {
         let Value::BulkString(bytes) = answer(&fine) else { unreachable!() };
         for cut in 0..bytes.len() {
             assert!(batch.read(&Value::BulkString(bytes[..cut].to_vec())).is_err(), "{cut}");
+        }
+        for (last, lacks_msetex) in [(0, Some(false)), (1, Some(true)), (2, None)] {
+            let bytes = Value::BulkString([&bytes[..bytes.len() - 1], &[last]].concat());
+            assert_eq!(batch.read(&bytes).ok().map(|reply| reply.lacks_msetex), lacks_msetex);
         }
         assert!(batch.read(&Value::BulkString([&bytes[..], b"x"].concat())).is_err());
         assert!(batch.read(&Value::Int(1)).is_err() && batch.read(&Value::Nil).is_err());

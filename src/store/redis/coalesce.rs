@@ -6,7 +6,7 @@
 //!
 //! On a cluster, only decisions whose accounts are in one slot can share a call.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use redis::aio::ConnectionLike;
 use tokio::{
@@ -149,10 +149,13 @@ where
 {
     async fn call_batch(&self, batch: &Batch) -> Result<BatchReply, RedisError> {
         let script = self.script(ScriptKind::Batch, [b'g']);
-        let (keys, args) = batch.encode();
+        let (keys, args) = batch.encode(!self.shared.lacks_msetex.load(Relaxed));
         let value = self.run(script, &keys, args).await?;
         let reply = self.checked(batch.read(&value))?;
         self.note_healed(reply.healed());
+        if reply.lacks_msetex {
+            self.shared.lacks_msetex.store(true, Relaxed);
+        }
         Ok(reply)
     }
 

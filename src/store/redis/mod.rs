@@ -26,7 +26,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -146,6 +146,8 @@ struct RedisConfig {
 struct RedisShared {
     scripts: Scripts,
     healed: AtomicU64,
+    /// `true` once a server did not have or not permit `MSETEX`.
+    lacks_msetex: AtomicBool,
     /// The number of charges that are being undone, for tests.
     #[cfg(feature = "testing")]
     undoing: Arc<AtomicUsize>,

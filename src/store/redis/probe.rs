@@ -1,7 +1,7 @@
 //! Probes check the permissions, the version and the settings of the server before the first
 //! request.
 
-use std::time::Instant;
+use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
 use futures_util::future::join_all;
 use redis::{Cmd, Value, aio::ConnectionLike};
@@ -53,6 +53,8 @@ where
     /// Returns an error if the server cannot be reached, is a replica, is older than Redis 6, or
     /// does not permit the commands of the scripts. The text lists the commands to permit.
     pub async fn probe(&self) -> Result<Probe, RedisError> {
+        // The first batch finds out.
+        self.shared.lacks_msetex.store(false, Relaxed);
         let mut probe = self.probe_scripts().await.map_err(|error| self.with_fix(error))?;
         self.load_scripts().await;
         let mut info = Cmd::new();

@@ -47,11 +47,7 @@ impl Reply {
         kind: ScriptKind,
     ) -> Result<Self, RedisError> {
         let mut bytes = Reader(bytes);
-        let allowed = match bytes.int::<1>()? {
-            0 => false,
-            1 => true,
-            _ => return Err(RedisError::invalid_reply("the result is neither 0 nor 1")),
-        };
+        let allowed = bytes.flag()?;
         let now = bytes.instant()?;
         let mut accounts = SmallVec::new();
         for account in &request.accounts {
@@ -269,6 +265,14 @@ impl<'a> Reader<'a> {
         let mut bytes = [0; 8];
         bytes[..N].copy_from_slice(&self.array::<N>()?);
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    pub(super) fn flag(&mut self) -> Result<bool, RedisError> {
+        match self.int::<1>()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(RedisError::invalid_reply("a flag is neither 0 nor 1")),
+        }
     }
 
     /// Reads an instant, in nanoseconds of Unix time.

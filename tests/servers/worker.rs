@@ -1,0 +1,55 @@
+//! Processes of their own: a test that does nothing by itself, and runs with the addresses of
+//! servers in its environment.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Lines, Write},
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+/// The environment variable with the addresses of the servers, separated by spaces.
+const URLS: &str = "SLUICE_URLS";
+
+/// Returns the addresses, or `None` if this is not such a process.
+pub(crate) fn urls() -> Option<String> {
+    env::var(URLS).ok()
+}
+
+/// A running process.
+pub(crate) struct Worker {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    /// Starts the test of this name as a process, and waits until it prints `ready`.
+    pub(crate) fn start(test: &str, urls: &str) -> Self {
+        let mut command = Command::new(env::current_exe().expect("a path"));
+        command.args(["--exact", test, "--nocapture"]).env(URLS, urls);
+        let mut process =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
+        let lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+        let mut worker = Self { process, lines };
+        worker.hear("ready");
+        worker
+    }
+
+    /// Waits for a line that starts with `word`.
+    pub(crate) fn hear(&mut self, word: &str) -> String {
+        let said = self.lines.by_ref().map_while(Result::ok);
+        let line = said.into_iter().find(|line| line.starts_with(word));
+        line.unwrap_or_else(|| panic!("a process ended before it said {word}"))
+    }
+
+    pub(crate) fn send(&mut self, line: &str) {
+        let stdin = self.process.stdin.as_mut().expect("a pipe");
+        writeln!(stdin, "{line}").expect("it listens");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.process.kill().expect("the process is killed");
+        self.process.wait().expect("it ends");
+    }
+}
