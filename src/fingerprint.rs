@@ -54,6 +54,8 @@ const LENGTH: usize = 16;
 pub struct FingerprintKey([u8; LENGTH]);
 
 /// Error for a secret that is too short.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FingerprintKeyError(usize);
 

@@ -1,11 +1,37 @@
 //! Log macros, which do nothing without the feature `tracing`, and a limit for log lines.
+//!
+//! Warnings and errors have the field `help`, which names the page that explains them.
 
 use std::{mem::take, time::Duration};
 
 use tokio::time::Instant;
 
 #[cfg(feature = "tracing")]
-pub(crate) use tracing::{error, info, warn};
+pub(crate) use tracing::info;
+
+/// The field `help` of each warning and error.
+#[cfg(feature = "tracing")]
+pub(crate) const HELP: &str = "guide::troubleshooting#warnings-in-the-log";
+
+#[cfg(feature = "tracing")]
+macro_rules! error_with_help {
+    ($($text:tt)+) => {
+        tracing::error!(help = $crate::log::HELP, $($text)+)
+    };
+}
+
+#[cfg(feature = "tracing")]
+macro_rules! warn_with_help {
+    (target: $target:literal, $($text:tt)+) => {
+        tracing::warn!(target: $target, help = $crate::log::HELP, $($text)+)
+    };
+    ($($text:tt)+) => {
+        tracing::warn!(help = $crate::log::HELP, $($text)+)
+    };
+}
+
+#[cfg(feature = "tracing")]
+pub(crate) use {error_with_help as error, warn_with_help as warn};
 
 /// Checks the arguments of a log line without logging it.
 #[cfg(not(feature = "tracing"))]

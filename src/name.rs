@@ -172,6 +172,8 @@ impl<'de> serde::Deserialize<'de> for RuleName {
 }
 
 /// Error for an invalid name.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError(String);
 

@@ -7,29 +7,27 @@ use plotters::{prelude::*, style::text_anchor::HPos};
 
 use crate::{
     parts::{
-        Area, Drawn, WIDTH, account, axis, baseline, calls, edges, heading, label, legend, most,
-        phases, swatch, units,
+        Area, COLOURS, Drawn, WIDTH, account, axis, calls, edges, heading, label, legend, most,
+        phases, swatch, ticks, units,
     },
     pictures::Picture,
     scene::Scene,
 };
 
-/// The light background is part of the picture, because a picture cannot detect rustdoc's theme.
-const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
-
 /// Draws one algorithm.
 pub(crate) fn single(picture: &Picture) -> Result<String, Box<dyn Error>> {
-    const LANE: i32 = 80;
-    const ACCOUNT: i32 = 206;
-    const AXIS: i32 = 258;
+    const LANE: i32 = 98;
+    const ACCOUNT: i32 = 224;
+    const AXIS: i32 = 276;
     draw(AXIS + 24, |area| {
         let scene = Scene::play(picture.quota, picture.patience);
         heading(area, picture.title, (8, 7), 15)?;
         label(area, picture.line, (8, 27), HPos::Left)?;
+        label(area, picture.take, (8, 45), HPos::Left)?;
         let tally = scene.tally();
-        legend(area, 46, 100, |kind| (tally[kind] > 0).then(|| format!("{} ", tally[kind])))?;
-        most(area, &scene, 46)?;
-        phases(area, 66)?;
+        legend(area, 64, 100, |kind| (tally[kind] > 0).then(|| format!("{} ", tally[kind])))?;
+        most(area, &scene, 64)?;
+        phases(area, 84)?;
         edges(area, &scene, picture, (LANE, ACCOUNT - 20))?;
         edges(area, &scene, picture, (ACCOUNT, AXIS))?;
         calls(area, &scene, ACCOUNT - 22, 9, 3)?;
@@ -42,40 +40,43 @@ pub(crate) fn single(picture: &Picture) -> Result<String, Box<dyn Error>> {
 
 /// Draws all algorithms over one time axis.
 pub(crate) fn overview(pictures: &[Picture]) -> Result<String, Box<dyn Error>> {
-    const HEAD: i32 = 66;
-    const PANEL: i32 = 114;
+    const HEAD: i32 = 94;
+    const PANEL: i32 = 132;
     let bottom = HEAD + PANEL * pictures.len() as i32;
     draw(bottom + 24, |area| {
         heading(area, "One series of calls, limit 4 per second", (8, 7), 15)?;
         legend(area, 28, 84, |_| Some(String::new()))?;
         swatch(area, "units left", (300, 28))?;
         phases(area, 48)?;
+        axis(area, HEAD - 26)?;
         for (place, picture) in pictures.iter().enumerate() {
             let top = HEAD + PANEL * place as i32;
             let scene = Scene::play(picture.quota, picture.patience);
             heading(area, picture.title, (8, top + 4), 13)?;
             let account_at = (top + PANEL - 26, top + PANEL - 4);
             most(area, &scene, top + 4)?;
-            edges(area, &scene, picture, (top + 20, account_at.1))?;
+            label(area, picture.take, (8, top + 21), HPos::Left)?;
+            edges(area, &scene, picture, (top + 36, account_at.1))?;
             calls(area, &scene, account_at.0 - 6, 5, 2)?;
             account(area, &scene, account_at)?;
-            baseline(area, account_at.1)?;
+            ticks(area, account_at.1)?;
         }
-        axis(area, bottom)
+        axis(area, bottom - 4)
     })
 }
 
 fn draw(height: i32, on: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, Box<dyn Error>> {
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32)).into_drawing_area();
-    area.fill(&PAPER)?;
+    area.fill(&COLOURS[0].0)?;
     on(&area)?;
     area.present()?;
     drop(area);
     Ok(tidy(&svg, height))
 }
 
-/// Removes default attributes, and enlarges the picture where there is space.
+/// Removes default attributes, enlarges the picture where there is space, and adds the dark
+/// colours.
 fn tidy(svg: &str, height: i32) -> String {
     let drawn = format!("width=\"{WIDTH}\" height=\"{height}\" viewBox");
     let shown = format!("width=\"{}\" height=\"{}\" viewBox", WIDTH * 5 / 4, height * 5 / 4);
@@ -84,4 +85,19 @@ fn tidy(svg: &str, height: i32) -> String {
         .replace(" stroke=\"none\" stroke-width=\"1\"", "")
         .replace(" stroke-width=\"1\"", "")
         .replace(" \"/>", "\"/>")
+        .replace("</svg>", &format!("{}</svg>", dark(svg)))
+}
+
+/// Returns a style for readers with a dark theme, with the colours that the picture uses.
+fn dark(svg: &str) -> String {
+    let mut style = String::from("<style>@media(prefers-color-scheme:dark){");
+    for (RGBColor(r, g, b), dark) in COLOURS {
+        for part in ["fill", "stroke"] {
+            let light = format!("{part}=\"#{r:02X}{g:02X}{b:02X}\"");
+            if svg.contains(&light) {
+                style += &format!("[{light}]{{{part}:{dark}}}");
+            }
+        }
+    }
+    style + "}</style>\n"
 }

@@ -1,7 +1,8 @@
 //! Draws each algorithm's decisions on one series of calls.
 //!
-//! `cargo run -p dev --example plot` redraws the pictures of the guide; `--out DIR` writes them
-//! elsewhere.
+//! `cargo run -p dev --example plot` writes the pictures to `target/plots`. With
+//! `-- --out src/guide/plots`, it redraws those of the guide.
+#![allow(clippy::print_stdout)]
 
 mod draw;
 mod parts;
@@ -19,7 +20,7 @@ use crate::pictures::PICTURES;
 #[derive(Parser)]
 struct Flags {
     /// Output folder
-    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/plots"))]
+    #[arg(long, value_name = "DIR", default_value = "target/plots")]
     out: PathBuf,
 }
 
@@ -32,17 +33,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     // rustdoc copies no files, so it gets the pictures as links.
     let mut links = String::new();
-    for picture in &PICTURES {
-        let svg = draw::single(picture)?;
-        save(&format!("{}.svg", picture.name), &svg)?;
-        writeln!(
-            links,
-            "[{}.svg]: data:image/svg+xml;base64,{}",
-            picture.name,
-            STANDARD.encode(&svg)
-        )?;
+    let singles = PICTURES.iter().map(|picture| Ok((picture.name, draw::single(picture)?)));
+    let overview = std::iter::once_with(|| Ok(("overview", draw::overview(&PICTURES)?)));
+    for picture in overview.chain(singles) {
+        let (name, svg): (&str, String) = picture.map_err(|error: Box<dyn Error>| error)?;
+        save(&format!("{name}.svg"), &svg)?;
+        writeln!(links, "[{name}.svg]: data:image/svg+xml;base64,{}", STANDARD.encode(&svg))?;
     }
-    save("overview.svg", &draw::overview(&PICTURES)?)?;
     save("links.md", &links)?;
+    println!("wrote {} pictures to {}", PICTURES.len() + 1, out.display());
     Ok(())
 }

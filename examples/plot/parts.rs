@@ -17,6 +17,17 @@ use crate::{
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(crate) type Drawn = Result<(), Box<dyn Error>>;
 
+/// Every colour with its dark variant; the first is the background.
+pub(crate) const COLOURS: [(RGBColor, &str); 7] = [
+    (RGBColor(0xff, 0xff, 0xff), "#151B23"),
+    (INK, "#E6EDF3"),
+    (FAINT, "#3D444D"),
+    (ADMITTED, "#58A6FF"),
+    (DENIED, "#FF8A65"),
+    (WAITING, "#BC9CFF"),
+    (LEFT, "#1F4B7A"),
+];
+
 const INK: RGBColor = RGBColor(0x1f, 0x29, 0x33);
 const FAINT: RGBColor = RGBColor(0xc3, 0xcc, 0xd6);
 // Marks also differ in shape.
@@ -168,16 +179,18 @@ pub(crate) fn units(area: &Area<'_>, units: u32, between: (i32, i32)) -> Drawn {
     label(area, &units.to_string(), (FROM - 6, height(units, between) - 6), HPos::Right)
 }
 
-pub(crate) fn baseline(area: &Area<'_>, y: i32) -> Drawn {
-    line(area, (FROM, y), (TO, y), FAINT)
+/// Draws a line with a tick for each second.
+pub(crate) fn ticks(area: &Area<'_>, y: i32) -> Drawn {
+    line(area, (FROM, y), (TO, y), INK)?;
+    (0..=END / 1_000)
+        .map(|second| x(second * 1_000))
+        .try_for_each(|at| line(area, (at, y), (at, y + 3), INK))
 }
 
+/// Draws the time axis: ticks, and the seconds below.
 pub(crate) fn axis(area: &Area<'_>, y: i32) -> Drawn {
-    line(area, (FROM, y), (TO, y), INK)?;
-    for second in 0..=END / 1_000 {
-        let at = x(second * 1_000);
-        line(area, (at, y), (at, y + 3), INK)?;
-        label(area, &format!("{second} s"), (at, y + 8), HPos::Center)?;
-    }
-    Ok(())
+    ticks(area, y)?;
+    (0..=END / 1_000).try_for_each(|second| {
+        label(area, &format!("{second} s"), (x(second * 1_000), y + 8), HPos::Center)
+    })
 }

@@ -3,9 +3,11 @@
 //! 10"' access.log`
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod bursts;
 mod calls;
 mod course;
 mod entry;
+mod except;
 mod leaps;
 mod lines;
 mod log;
@@ -32,7 +34,9 @@ use tower_sluice::{
 };
 
 use crate::{
+    bursts::Bursts,
     calls::Calls,
+    except::Except,
     log::Log,
     report::Report,
     rule::{AnyKey, RuleFlag},
@@ -44,6 +48,8 @@ const EXAMPLES: &str = r#"Examples:
     replay --rule 'name=ip key=peer quota="5/s burst 10"' access.log
   each client of a proxy; the log ends in "$http_x_forwarded_for":
     replay --trusted-proxy 10.0.0.0/8 --rule 'name=ip key=client quota=5/s' access.log
+  without the requests of a monitor:
+    replay --except 203.0.113.9 --rule 'name=ip key=peer quota=5/s' access.log
   compressed logs, oldest first (a plain * would sort .10 between .1 and .2):
     ls -tr access.log.*.gz | xargs zcat | replay --rule 'name=ip key=peer quota=5/s' -
 
@@ -60,8 +66,8 @@ readable line confirms its time with an equal or later one. Otherwise the time i
 line is malformed, unless it is the only one. A line earlier than a previous line counts at the time
 of that line.
 
-Memory holds the accounts of --capacity keys twice: 10 MB for gcra. The smallest limit of a
-sliding_log takes up to 160 kB more per key.
+Memory holds the accounts of --capacity keys twice: 10 MB for gcra. The table of bursts holds up to
+eight times as many. The smallest limit of a sliding_log takes up to 160 kB more per key.
 
 Exits with 0, with 1 if a file cannot be read, and with 2 if a flag is invalid."#;
 
@@ -76,6 +82,9 @@ struct Flags {
     /// A trusted proxy, whose x-forwarded-for is used for key=client; may be repeated
     #[arg(long, value_name = "CIDR")]
     trusted_proxy: Vec<String>,
+    /// A key that is exempt from all rules, as the report shows it; may be repeated
+    #[arg(long, value_name = "KEY")]
+    except: Vec<String>,
     /// Maximum number of keys in debt at a time
     #[arg(long, value_name = "N", default_value = "131072",
         value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
@@ -145,6 +154,7 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
     };
     let mut calls = Calls::of(&flags.rule).map_err(Wrong::Flag)?;
     let mut tally = Tally::of(&flags.rule, client.as_ref()).map_err(Wrong::Flag)?;
+    let except = Except::of(&flags.except, &flags.rule, client.as_ref()).map_err(Wrong::Flag)?;
     let mut simulator = simulator(flags, flags.rule.clone(), client.as_ref())?.measure();
     let mut logs = Log::open_all(&flags.files).map_err(Wrong::File)?;
 
@@ -152,6 +162,7 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
         .read_all(&mut logs, "reading", |file, number, call| {
             tally.lines.all += 1;
             match call {
+                Ok(call) if except.has(&call) => tally.excepted += 1,
                 Ok(call) => tally.note(&call, &simulator.decide(&call)),
                 Err(fault) => tally.lines.fault(file, number, fault),
             }
@@ -169,12 +180,17 @@ fn replay(flags: &Flags) -> Result<Report, Wrong> {
         && Log::rewind_all(&mut logs).map_err(Wrong::File)?
     {
         let mut simulator = self::simulator(flags, rules, client.as_ref())?;
+        let bursts = Bursts::of(&flags.rule, &found, client.as_ref(), flags.capacity as usize);
+        let mut bursts = bursts.map_err(Wrong::Flag)?;
         let mut limited = 0;
         calls
             .read_all(&mut logs, "checking", |_, _, call| {
-                limited += call.map_or(0, |call| simulator.decide(&call).is_limited().into());
+                let Some(call) = call.ok().filter(|call| !except.has(call)) else { return };
+                limited += u64::from(simulator.decide(&call).is_limited());
+                bursts.iter_mut().for_each(|bursts| bursts.note(&call));
             })
             .map_err(Wrong::File)?;
+        report.bursts = bursts.into_iter().map(Bursts::table).collect();
         report.limited_with_least = Some(limited);
         report.overflowed_with_least = simulator.stats().overflowed;
     }

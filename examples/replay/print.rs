@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    bursts::BurstTable,
     entry::Reason,
     report::{ByKey, LeastQuota, Report, Rule, instant},
 };
@@ -39,6 +40,9 @@ pub(crate) fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "from {from} to {to}")?;
     }
     malformed_lines(report, out)?;
+    if report.excepted > 0 {
+        writeln!(out, "{:>12} more requests are exempt by --except", report.excepted)?;
+    }
     if *requests == 0 {
         return Ok(());
     }
@@ -56,7 +60,17 @@ pub(crate) fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
     report.rules.iter().try_for_each(|rule| by_rule(rule, out))?;
     course(report, out)?;
-    least(report, out)
+    least(report, out)?;
+    report.bursts.iter().try_for_each(|table| bursts(table, out))
+}
+
+fn bursts(table: &BurstTable, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "\nrule {}: keys that a burst would have limited", table.rule)?;
+    writeln!(out, "{:>12} {:>12} {:>12}", "burst", "keys", "requests")?;
+    table.rows.iter().try_for_each(|row| {
+        let keys = if row.more { format!("over {}", row.keys) } else { row.keys.to_string() };
+        writeln!(out, "{:>12} {keys:>12} {:>12}", row.limit, row.requests)
+    })
 }
 
 fn malformed_lines(report: &Report, out: &mut impl Write) -> io::Result<()> {

@@ -11,6 +11,7 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 use tower_sluice::{Key, Quota, fingerprint::FingerprintKey, simulate::SmallestBurst};
 
 use crate::{
+    bursts::BurstTable,
     course::Slice,
     entry::{Reason, shown},
     rule::KeyFlag,
@@ -28,6 +29,8 @@ pub(crate) struct Report {
     pub(crate) malformed_by_reason: BTreeMap<Reason, u64>,
     pub(crate) malformed_first: Vec<Malformed>,
     pub(crate) requests: u64,
+    /// Requests with an exempt key, which are not in `requests`.
+    pub(crate) excepted: u64,
     pub(crate) from: Option<String>,
     pub(crate) to: Option<String>,
     pub(crate) passed: u64,
@@ -53,6 +56,8 @@ pub(crate) struct Report {
     pub(crate) least: Vec<LeastQuota>,
     /// The number of limited requests with these limits; `None` if not replayed.
     pub(crate) limited_with_least: Option<u64>,
+    /// A table for each quota that limits a request; empty if not replayed.
+    pub(crate) bursts: Vec<BurstTable>,
     /// Reasons to doubt the numbers, each with a fix.
     pub(crate) notes: Vec<String>,
 }
@@ -126,7 +131,7 @@ impl Report {
     /// Creates the report. With a secret, keys appear as fingerprints, and malformed lines are not
     /// shown.
     pub(crate) fn new(tally: Tally, most: usize, secret: Option<&FingerprintKey>) -> Self {
-        let Tally { lines, requests, rules } = tally;
+        let Tally { lines, excepted, requests, rules } = tally;
         let named = lines.named.into_iter().map(|named| Malformed {
             file: named.file,
             line: named.line,
@@ -144,6 +149,7 @@ impl Report {
             malformed_by_reason: lines.reasons,
             malformed_first: named.collect(),
             requests: requests.all,
+            excepted,
             from: requests.first.map(instant),
             to: requests.first.map(|_| instant(requests.last)),
             passed: requests.passed,
@@ -163,6 +169,7 @@ impl Report {
             slices: course.slices(),
             least: Vec::new(),
             limited_with_least: None,
+            bursts: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -116,6 +116,8 @@ impl ByRule {
 
 pub(crate) struct Tally {
     pub(crate) lines: Lines,
+    /// Requests with an exempt key, which count nowhere else.
+    pub(crate) excepted: u64,
     pub(crate) requests: Requests,
     pub(crate) rules: Vec<ByRule>,
 }
@@ -123,7 +125,8 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn of(rules: &[RuleFlag], client: Option<&ClientIp>) -> Result<Self, String> {
         let rules = rules.iter().map(|flag| ByRule::new(flag, client)).collect::<Result<_, _>>()?;
-        Ok(Self { lines: Lines::default(), requests: Requests::default(), rules })
+        let (lines, requests) = (Lines::default(), Requests::default());
+        Ok(Self { lines, excepted: 0, requests, rules })
     }
 
     pub(crate) fn note(&mut self, call: &Call, verdict: &SimulatedDecision) {

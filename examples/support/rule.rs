@@ -33,7 +33,7 @@ pub(crate) struct RuleFlag {
     headroom: u32,
     max_wait: Duration,
     missing: OnMissingKey,
-    report_only: bool,
+    pub(crate) report_only: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -247,6 +247,8 @@ impl<F> fmt::Debug for KeyFn<F> {
 /// Error of a [`KeyExtractor`], with the status of the rejection.
 ///
 /// The error never contains the key.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#400-missing-identity).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyError {
     kind: KeyErrorKind,

@@ -119,6 +119,8 @@ fn to_canonical(network: IpNet) -> IpNet {
 }
 
 /// Error for an invalid network.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkError {
     text: String,

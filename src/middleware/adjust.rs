@@ -201,6 +201,8 @@ impl fmt::Debug for ChargeHandle {
 }
 
 /// Error of [`ChargeHandle::adjust_rule_to`] for an unknown rule.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownRule {
     name: Box<str>,
@@ -237,6 +239,8 @@ mod extract {
     /// Rejection of the extractor [`ChargeHandle`] if the layer does not expose handles.
     ///
     /// The status is 500, and the text describes the fix.
+    ///
+    /// See [troubleshooting](crate::guide::troubleshooting#always-500).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct NoChargeHandle;
 

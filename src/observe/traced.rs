@@ -9,7 +9,9 @@ use tracing::{
 };
 
 use super::Verdict;
-use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName, quota::Quota};
+use crate::{
+    decision::Decision, fingerprint::Fingerprint, log::warn, name::RuleName, quota::Quota,
+};
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///
@@ -86,7 +88,7 @@ pub(crate) fn late_charge_cut(quota: &Quota) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     if !LOGGED.swap(true, Relaxed) {
         let (limit, debt) = (quota.limit(), quota.max_debt_units());
-        tracing::warn!(
+        warn!(
             "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
              charged already, and the excess is dropped; reserve more, or raise \
              Quota::max_debt (logged once)"

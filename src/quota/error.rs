@@ -5,6 +5,8 @@ use std::{fmt, time::Duration};
 /// Error for an invalid [`Quota`](crate::Quota).
 ///
 /// The message has the field, the value and the fix.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaError(pub(super) Repr);
 

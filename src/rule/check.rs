@@ -9,6 +9,8 @@ use crate::{
 };
 
 /// Error in the rules of a layer, found when the layer is built.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RuleError {

@@ -228,6 +228,8 @@ fn check_method(method: &Method) -> Result<(), String> {
 /// Error for a route of [`by_route`](super::by_route).
 ///
 /// No request can match the route, or another route has the same method and path.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteError(String);
 

@@ -18,6 +18,8 @@ use crate::decision::{Decision, Source};
 /// let mut blocks = (0..17_u64).map(|key| limiter.block(key, Duration::from_secs(60)).now());
 /// assert_eq!(blocks.find_map(Result::err), Some(BlockError::Full));
 /// ```
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockError<E = Infallible> {

@@ -541,6 +541,8 @@ impl CannotFail for Infallible {
 /// Error for an operation that a store does not support.
 ///
 /// The text contains the limitation and an alternative.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported(Cow<'static, str>);
 

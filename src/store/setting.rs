@@ -5,6 +5,8 @@ use std::{error::Error, fmt, time::Duration};
 /// Error for an invalid setting.
 ///
 /// The text contains the field, the value and the fix.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
     field: &'static str,

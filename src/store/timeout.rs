@@ -111,6 +111,8 @@ where
 }
 
 /// Error of a [`Timeout`] store.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeoutError<E> {

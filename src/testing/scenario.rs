@@ -107,6 +107,8 @@ pub enum Played {
 }
 
 /// Reason why a case failed or could not run.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CaseError {

@@ -140,6 +140,53 @@ fn each_error_has_an_entry() {
     }
 }
 
+/// Returns `true` if the page has a section with this anchor.
+fn has_section(anchor: &str) -> bool {
+    let text = fs::read_to_string(root().join("src/guide/troubleshooting.md")).expect("the page");
+    let headings = text.lines().filter_map(|line| line.strip_prefix("# "));
+    let kept = |c: char| c.is_alphanumeric() || c == '-';
+    headings
+        .map(|it| it.to_lowercase().replace(' ', "-"))
+        .any(|it| it.replace(|c| !kept(c), "") == anchor)
+}
+
+/// The macros of `log.rs` add the field `help`.
+#[test]
+fn each_warning_in_the_log_names_its_section() {
+    let log = fs::read_to_string(root().join("src/log.rs")).expect("text");
+    let (_, help) = log.split_once("HELP: &str = \"guide::").expect("the field");
+    let (page, anchor) = help.split('"').next().and_then(|it| it.split_once('#')).expect("a link");
+    assert!(page == "troubleshooting" && has_section(anchor), "{page}#{anchor}");
+    for text in texts().iter().filter(|text| !text.contains("macro_rules! warn_with_help")) {
+        for direct in ["tracing::warn!", "tracing::error!", "tracing::{error", "tracing::{warn"] {
+            assert!(!text.contains(direct), "use crate::log instead of {direct}");
+        }
+    }
+}
+
+/// The documentation of an error type links to the section of its entry.
+#[test]
+fn each_error_links_to_its_section() {
+    const LINK: &str = "[troubleshooting](crate::guide::troubleshooting#";
+    let mut found = 0;
+    for path in sources(&root().join("src")) {
+        let text = fs::read_to_string(&path).expect("text");
+        for line in text.lines().filter(|line| line.trim().starts_with("impl")) {
+            let Some((_, rest)) = line.split_once("Error for ") else { continue };
+            let name = rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+            let forms = ["struct", "enum"].map(|kind| format!("pub {kind} {name}"));
+            let defined = forms.iter().find_map(|form| text.find(form.as_str()));
+            let (docs, _) = text.split_at(defined.unwrap_or_else(|| panic!("{name} is elsewhere")));
+            let block = docs.rsplit("\n\n").next().unwrap_or_default();
+            let anchor = block.split_once(LINK).and_then(|(_, rest)| rest.split(')').next());
+            let anchor = anchor.unwrap_or_else(|| panic!("{name} has no link: {LINK}…)"));
+            assert!(has_section(anchor), "{name}: {anchor}");
+            found += 1;
+        }
+    }
+    assert!(found >= 15, "only {found} errors were found");
+}
+
 /// The text of a response to a request without a usable key.
 #[test]
 fn each_reason_for_a_missing_or_unusable_key_has_an_entry() {

@@ -27,11 +27,20 @@ impl Log {
         (log, lines.finish().set_default())
     }
 
-    /// Returns the lines since the last call.
+    /// Returns the lines since the last call, without the field `help`, which each warning and
+    /// error has.
     pub(crate) fn read(&self) -> Vec<String> {
         let bytes = std::mem::take(&mut *self.0.lock().expect("a log"));
-        String::from_utf8(bytes).expect("text").lines().map(str::to_owned).collect()
+        String::from_utf8(bytes).expect("text").lines().map(without_help).collect()
     }
+}
+
+fn without_help(line: &str) -> String {
+    let help = " help=\"guide::troubleshooting#warnings-in-the-log\"";
+    let levels = [" WARN tower_sluice", "ERROR tower_sluice"];
+    let warns = levels.iter().any(|level| line.contains(level));
+    assert_eq!(warns, line.contains(help), "{line}");
+    line.replace(help, "")
 }
 
 impl io::Write for Log {

@@ -461,6 +461,8 @@ enum UnknownClient {
 }
 
 /// Error for a number of proxies outside 1 to 32.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopsError(u8);
 

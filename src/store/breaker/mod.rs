@@ -210,6 +210,8 @@ where
 }
 
 /// Error of a [`Breaker`].
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BreakerError<E> {

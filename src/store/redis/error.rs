@@ -9,6 +9,8 @@ use crate::store::Unsupported;
 /// Error of a [`RedisStore`](super::RedisStore).
 ///
 /// A denial is not an error. The text contains neither passwords nor keys.
+///
+/// See [troubleshooting](crate::guide::troubleshooting#errors).
 #[derive(Clone, Debug)]
 pub struct RedisError {
     kind: RedisErrorKind,

@@ -123,6 +123,53 @@ fn the_report_shows_keys_times_and_the_smallest_burst() {
 }
 
 #[test]
+fn the_table_has_the_keys_that_each_burst_would_have_limited() {
+    let report = report(&["--rule", PEER, LOG]);
+    let table = &report["bursts"][0];
+    assert_eq!((&table["rule"], &table["given"]), (&json!("ip"), &json!("1/s burst 2")));
+    let rows = table["rows"].as_array().expect("rows");
+    let row = |at: usize| [&rows[at]["limit"], &rows[at]["keys"], &rows[at]["requests"]];
+    let denied = &report["rules"][0]["denied"];
+    assert_eq!(row(0), [&json!(2), &denied["keys"], &denied["count"]]);
+    assert_eq!((rows.len(), row(2)), (3, [&json!(5), &json!(0), &json!(0)]));
+    assert!(rows[1]["keys"].as_u64() < rows[0]["keys"].as_u64(), "{table}");
+
+    // Each quota alone, and at most eight rows in all.
+    let log: String = (0..200).map(|_| line("192.0.2.1", 0, 1)).collect();
+    let log = Log::new(log);
+    let rule = "name=ip key=peer quota=1/s,1/min algorithm=fixed_window report_only";
+    let report = self::report(&["--rule", rule, log.path()]);
+    for quota in 0..2 {
+        let rows = report["bursts"][quota]["rows"].as_array().expect("rows");
+        let ends = [&rows[0]["requests"], &rows[rows.len() - 1]["requests"]];
+        assert_eq!((ends, rows.len()), ([&json!(199), &json!(0)], 4), "{rows:?}");
+    }
+}
+
+#[test]
+fn requests_of_an_exempt_key_count_nowhere() {
+    let with = |except: &[&str]| {
+        let flags: Vec<_> = except.iter().flat_map(|key| ["--except", key]).collect();
+        report(&[&["--rule", PEER][..], &flags, &[LOG]].concat())
+    };
+    let report = with(&["203.0.113.7", "2001:db8:0:1:2::3"]);
+    let names = report["rules"][0]["denied"]["top"].as_array().expect("keys").iter();
+    let names: Vec<_> = names.map(|who| who["key"].as_str().expect("a key")).collect();
+    assert_eq!(names, ["10.0.0.5", "192.0.2.10"]);
+    let count = |name: &str| report[name].as_u64().expect("a number");
+    assert_eq!((count("requests") + count("excepted"), count("denied")), (22, 4));
+    assert_eq!(with(&["203.0.113.99"])["excepted"], 0);
+    let said = said(&["--except", "203.0.113.7", "--rule", PEER, LOG]);
+    assert!(said.contains(" more requests are exempt by --except\n"), "{said}");
+    let output = run(&["--except", "bob", "--rule", PEER, LOG]);
+    let why = text(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && why.contains("\"bob\" is a key of no rule"),
+        "{why}"
+    );
+}
+
+#[test]
 fn the_client_is_the_address_from_a_trusted_proxy() {
     let rule = ["--trusted-proxy", "10.0.0.0/8", "--rule", "name=ip key=client quota=1/min"];
     let report = report(&[&rule, &["--top", "9", LOG][..]].concat());
@@ -172,6 +219,7 @@ fn the_text_output_has_the_content_of_the_report() {
         "2025-10-10T11:00:01Z         5         3 ########################----------------\n",
         "rule ip: quota=\"1/s burst 5\" instead of \"1/s burst 2\"\n",
         "Replayed with them: no request limited\n",
+        "rule ip: keys that a burst would have limited\n",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
