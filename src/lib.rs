@@ -21,9 +21,9 @@
 //! # Overview
 //!
 //! ```text
-//! Rule: KeyExtractor ─┐
-//! Rule: Quotas ───────┼─► charges ─► Store::call ─► Decision ─┬─ allowed ─► service ─► + headers
-//! Rule: Cost ─────────┘                                       └─ denied ──► Reject ──► 429, status 8
+//! Rule: KeyExtractor ┐
+//! Rule: Quotas ──────┼─► charges ─► Store ─► Decision ┬─ allowed ─► service
+//! Rule: Cost ────────┘                                └─ denied ──► Reject
 //! ```
 //!
 //! - A [`Quota`] is a number of units per period, with a burst.
@@ -53,7 +53,9 @@
 //! let layer = RateLimitLayer::rules(
 //!     (
 //!         Rule::new("ip", PeerIp::new(), Quota::per_second(20)),
-//!         Rule::new("user", HeaderKey::new("x-api-key"), by_key).cost(cost).on_missing_key(OnMissingKey::Skip),
+//!         Rule::new("user", HeaderKey::new("x-api-key"), by_key)
+//!             .cost(cost)
+//!             .on_missing_key(OnMissingKey::Skip),
 //!     ),
 //!     LocalStore::with_capacity(500_000),
 //! )

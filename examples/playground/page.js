@@ -306,7 +306,8 @@ function gauge(lane, { window: windowed, source, account }, at) {
 
 function time(ms) {
   if (ms < 120_000) return `${(Math.ceil(ms / 100) / 10).toFixed(1)} s`;
-  return ms < 7_200_000 ? `${Math.ceil(ms / 60_000)} min` : `${Math.ceil(ms / 3_600_000)} h`;
+  if (ms < 7_200_000) return `${Math.ceil(ms / 60_000)} min`;
+  return ms < 172_800_000 ? `${Math.ceil(ms / 3_600_000)} h` : `${Math.ceil(ms / 86_400_000)} days`;
 }
 
 function cells(place, { remaining, limit }) {

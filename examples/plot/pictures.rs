@@ -98,7 +98,7 @@ pub(crate) const PICTURES: [Picture; 9] = [
         "Sliding window, 4 buckets",
         [
             "The last second, in quarters that leave one by one.",
-            "Never above the limit; units return in groups.",
+            "Exact in a span one bucket shorter; little memory.",
         ],
         FOUR.algorithm(Algorithm::SlidingWindow { buckets: 4 }),
     ),

@@ -149,9 +149,9 @@
 //! ```
 //!
 //! `top` lists up to 50 keys of a rule, the most denied first. `denied` is the number of denials
-//! since the key entered the list: a new key replaces the least denied one. A key that the router
-//! has blocked stays listed, and `blocked_ms` is the remaining time of that block, or `null`.
-//! `clear` is the key in clear text, only with [`Admin::show_keys`].
+//! since the key entered the list, including reported ones. A new key replaces the least denied
+//! one. A key that the router has blocked stays listed, and `blocked_ms` is the remaining time of
+//! that block, or `null`. `clear` is the key in clear text, only with [`Admin::show_keys`].
 //!
 //! ```json
 //! {"key": "55bbf4838f29aabc", "denied": 12, "blocked_ms": null}

@@ -58,6 +58,8 @@ const RESULTS = {
   fallback_limited: "denied by the local fallback",
 };
 
+const CHANGES = { switch: "Limits", "report-only": "Report only", block: "Block", unblock: "Unblock" };
+
 // What a change does, before it is done.
 const CONFIRM = {
   off: (name) => `Turn off the limits of ${name}? Every request passes until you turn them on.`,
@@ -77,7 +79,10 @@ async function call(route, body) {
   const url = new URL(`api/${route}`, document.baseURI);
   // fetch rejects a URL with credentials, which the address of the page may contain
   url.username = url.password = "";
-  const response = await fetch(url, request);
+  // browsers describe a lost server in different words
+  const response = await fetch(url, request).catch(() => {
+    throw new Error("the server does not respond");
+  });
   const text = await response.text();
   let result = {};
   try {
@@ -97,7 +102,7 @@ function showState(text, kind = "muted") {
 
 // An error stays visible until a change succeeds.
 async function change(route, body) {
-  const describe = (error) => `${route} of ${body.rule || body.layer} failed: ${error.message}`;
+  const describe = (error) => `${CHANGES[route]} of ${body.rule || body.layer} failed: ${error.message}`;
   const failed = await call(route, body).then(() => "", describe);
   $("failed").textContent = failed;
   if (!failed) await refresh();
@@ -337,7 +342,7 @@ async function refresh() {
     updateForm();
     showState(known.length ? "Up to date" : "No layers");
   } catch (error) {
-    showState(`No response: ${error.message}`, "no");
+    showState(`Not up to date: ${error.message}`, "no");
   } finally {
     refreshing = false;
   }
@@ -351,7 +356,7 @@ async function refresh() {
 async function refreshHealth() {
   const known = document.hidden ? null : await call("health").catch(() => null);
   if (known) known.layers.forEach((layer) => layerOf(layer.layer).health(layer.health));
-  else layers.forEach((view) => view.health({ store: "store", state: "unknown", detail: "no response" }));
+  else layers.forEach((view) => view.health({ store: "store", status: "unknown", detail: "the server does not respond" }));
   setTimeout(refreshHealth, HEALTH_EVERY_MS);
 }
 

@@ -4,28 +4,28 @@
 //!
 //! | chapter | topic |
 //! |---|---|
-//! | [`choosing`] | The algorithm, the place of the layer, and exemptions |
-//! | [`numbers`] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
-//! | [`algorithms`] | Pictures of each algorithm, with one series of calls |
-//! | [`keys`] | Choosing keys, trusting their source, and attacks on each |
-//! | [`proxies`] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
-//! | [`plans`] | Quotas per user, changes at run time, and costs per request |
-//! | [`redis`] | Data in Redis, possible losses, permissions and tuning |
-//! | [`outages`] | Responses while the store is down, and alerts |
-//! | [`production`] | A server to copy, metrics, alerts, a dashboard, and a checklist |
-//! | [`login`] | A login in which only failures count, without lock-out from elsewhere |
-//! | [`recipes`] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
-//! | [`troubleshooting`] | Symptoms, causes and fixes, and every warning and error |
-//! | [`testing`] | Tests of limits without sleeping, and of custom stores |
-//! | [`simulation`] | The simulation of the whole system: its checks, its findings and its limits |
-//! | [`patterns`] | Defects of published Redis limiters, and replacements |
-//! | [`migrating`] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
-//! | [`security`] | Attacks, the limits of the protection, and limits by kind of route |
-//! | [`features`] | Each feature, with the tests and examples that show it |
-//! | [`comparison`] | Other rate limiters for Tower, and measured figures |
-//! | [`unsuited`] | Needs that another tool meets better |
-//! | [`glossary`] | The terms of this crate, in one or two sentences each |
-//! | [`words`] | Terms of other libraries, and their names in this crate |
+//! | [choosing] | The algorithm, the place of the layer, and exemptions |
+//! | [numbers] | Rates, bursts and costs by kind of route, from traffic, and from capacity |
+//! | [algorithms] | Pictures of each algorithm, with one series of calls |
+//! | [keys] | Choosing keys, trusting their source, and attacks on each |
+//! | [proxies] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
+//! | [plans] | Quotas per user, changes at run time, and costs per request |
+//! | [redis] | Data in Redis, possible losses, permissions and tuning |
+//! | [outages] | Responses while the store is down, and alerts |
+//! | [production] | A server to copy, metrics, alerts, a dashboard, and a checklist |
+//! | [login] | A login in which only failures count, without lock-out from elsewhere |
+//! | [recipes] | LLM tokens, sockets, gRPC, outgoing calls, plans from a database |
+//! | [troubleshooting] | Symptoms, causes and fixes, and every warning and error |
+//! | [testing] | Tests of limits without sleeping, and of custom stores |
+//! | [simulation] | The simulation of the whole system: its checks, its findings and its limits |
+//! | [patterns] | Defects of published Redis limiters, and replacements |
+//! | [migrating] | Migration from Rust crates, Express, Bucket4j, Spring, ASP.NET, nginx and Envoy |
+//! | [security] | Attacks, the limits of the protection, and limits by kind of route |
+//! | [features] | Each feature, with the tests and examples that show it |
+//! | [comparison] | Other rate limiters for Tower, and measured figures |
+//! | [unsuited] | Needs that another tool meets better |
+//! | [glossary] | The terms of this crate, in one or two sentences each |
+//! | [words] | Terms of other libraries, and their names in this crate |
 
 /// Items that chapters link to without a path.
 mod names {

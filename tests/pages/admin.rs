@@ -100,12 +100,15 @@ async fn outage(page: &Page<'_>, server: &mut Server) -> Outcome {
     let _ = server.child.wait();
     page.click(button).await?;
     page.accept().await?;
-    page.until("the failed toggle", &format!("{FAILED}.startsWith('report-only of api failed: ')"))
-        .await?;
+    page.until(
+        "the failed toggle",
+        &format!("{FAILED}.startsWith('Report only of api failed: the server does not respond')"),
+    )
+    .await?;
     looks::right(page, "admin-away").await?;
     let state =
         |is: &str| format!("document.querySelector('#state').textContent.startsWith({is:?})");
-    page.until("the lost server", &state("No response")).await?;
+    page.until("the lost server", &state("Not up to date")).await?;
     *server = serve(&address);
     page.until("the returned server", &state("Up to date")).await?;
     page.until("the failed toggle, still", FAILED).await?;

@@ -8,7 +8,7 @@ pub(crate) const DESKTOP: (u32, u32) = (1280, 800);
 pub(crate) const PHONE: (u32, u32) = (390, 844);
 
 /// Two frames: the first may still have the old size.
-const FRAMES: &str = "return new Promise((then) => \
+pub(crate) const FRAMES: &str = "return new Promise((then) => \
                       requestAnimationFrame(() => requestAnimationFrame(() => then(true))))";
 
 /// Checks the page at every size and colour scheme, and keeps a picture of each.

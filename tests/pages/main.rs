@@ -1,4 +1,5 @@
-//! Pages of the examples in a real browser: Chromium, driven over `WebDriver`.
+//! Pages of the examples and of the documentation in a real browser: Chromium, driven over
+//! `WebDriver`.
 //!
 //! `scripts/pages` installs the browser and runs this program. With `--readme`, it draws the
 //! pictures of `examples/README.md` instead. A picture of each failed page is in `target/pages`.
@@ -6,6 +7,7 @@
 
 mod admin;
 mod browser;
+mod docs;
 mod driver;
 mod looks;
 mod playground;
@@ -30,7 +32,8 @@ async fn main() -> ExitCode {
         // A scene is a file with a function, and a line here.
         Ok(driver) => {
             let played = scene(&driver, "playground", playground::play).await;
-            played.and(scene(&driver, "admin", admin::play).await)
+            let played = played.and(scene(&driver, "admin", admin::play).await);
+            played.and(scene(&driver, "docs", docs::look).await)
         }
     };
     let Err(why) = ended else { return ExitCode::SUCCESS };
@@ -49,7 +52,10 @@ async fn scene(driver: &Driver, name: &str, play: impl AsyncFn(&Page) -> Outcome
         page.show(name).await;
     }
     page.close().await;
-    println!("{name}: {}", if ended.is_ok() { "ok" } else { "failed" });
+    match &ended {
+        Ok(()) => println!("{name}: ok"),
+        Err(why) => println!("{name}: failed: {why}"),
+    }
     ended.map_err(|why| format!("{name}: {why}"))
 }
 

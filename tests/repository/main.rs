@@ -6,6 +6,7 @@ mod language;
 mod manifest;
 mod mutants;
 mod package;
+mod projects;
 mod reruns;
 mod structure;
 mod troubleshooting;
