@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // Three accounts, most likely on three nodes: called concurrently, all charged or none.
     let (address, user, site) = (Key::from("203.0.113.9"), Key::from("alice"), Key::everyone());
-    let quotas = [Quota::per_minute(20), Quota::per_minute(5), Quota::per_minute(1_000)];
+    let quotas = [Quota::per_minute(20), Quota::per_minute(5), Quota::per_hour(1_000)];
     let rule = |name: &str| RuleName::new(name);
     let charges = [
         Charge::new(rule("ip")?, &address, &quotas[..1]),
