@@ -108,28 +108,28 @@ end
 
 -- Returns true if the time to live of the key suits the account. An account that lasts longer than
 -- its quota permits belongs to another quota or is broken. A broken one could block its key for
--- years.
+-- years. A state that is not odd ends within the times of its quota, which may have replaced one that
+-- ended earlier. The plan of a `wary` caller lacks the numbers to tell if GCRA's is odd.
 local function sound(account, wary)
-  local odd = wary or account.block or account.void
+  local odd = account.block or account.void
   local ends = math.max(account.block or now, account.void or now)
   for _, place in ipairs(account.places) do
-    odd = odd or place.state and place.algorithm.odd(place)
+    local algorithm = place.algorithm
+    if place.state and (wary and algorithm.letter == 'g' or algorithm.odd(place)) then
+      -- The last writer's quota may have kept the account for a shorter time.
+      odd, ends = true, math.max(ends, algorithm.ends(place) - (place.kept or 0))
+    end
   end
   if not odd then
     return true
-  end
-  for _, place in ipairs(account.places) do
-    -- The last writer's quota may have kept the account for a shorter time.
-    local kept = place.kept or 0
-    ends = math.max(ends, place.state and place.algorithm.ends(place) - kept or now)
   end
   local left = redis.call('PTTL', account.key)
   return ends == now or left >= 0 and math.min((ends - now) / 1000, 315360000000) <= left + 1000
 end
 
 -- Reads an account by its plan. A plan states whether the account is binding, and has a letter and
--- parameters for each quota. The letter of a quota that is not part of the call is `.`. A `wary`
--- caller tests each account, not only unusual ones, with `sound`.
+-- parameters for each quota. The letter of a quota that is not part of the call is `.`. `sound`
+-- explains a `wary` caller.
 local function read(key, plan, wary)
   local binding, count, at = struct.unpack('<BB', plan)
   local places = {}

@@ -44,8 +44,8 @@ fn found() -> impl Iterator<Item = u64> {
     FOUND.lines().filter_map(seed)
 }
 
-/// Runs many seeds, for at most some minutes of CPU time.
-pub fn many(range: Range<u64>, minutes: Option<u64>) -> bool {
+/// Runs many seeds, for at most some minutes of CPU time, or until the `first` violation.
+pub fn many(range: Range<u64>, minutes: Option<u64>, first: bool) -> bool {
     warm_up();
     let (mut sum, mut ran, mut bad) = (Report::default(), 0, 0);
     let end = minutes.map(|minutes| Duration::from_secs(60 * minutes));
@@ -58,7 +58,7 @@ pub fn many(range: Range<u64>, minutes: Option<u64>) -> bool {
         sum.decisions += report.decisions;
         sum.commands += report.commands;
         sum.faults += report.faults;
-        if bad >= MOST || end.is_some_and(|end| cpu_time() > end) {
+        if bad >= if first { 1 } else { MOST } || end.is_some_and(|end| cpu_time() > end) {
             break;
         }
     }

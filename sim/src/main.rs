@@ -10,7 +10,8 @@ use std::{env, process::ExitCode};
 use sim::{node, option, quotas, random};
 
 const USAGE: &str = "\
-usage: sim --seeds 0..1000 [--minutes N]  runs seeds of a range, and those of seeds.txt
+usage: sim --seeds 0..1000 [--minutes N] [--first]
+                                          runs seeds of a range, and those of seeds.txt
        sim --seed 42 [--trace] [--mutant N]
                                           runs one seed, and prints its story
        sim mutants [--most 10000] [--mutant N]
@@ -27,7 +28,8 @@ fn main() -> ExitCode {
         let recorded = env::args().any(|arg| arg == "--trace");
         driver::one(seed, recorded, mutant.and_then(mutants::get))
     } else if let Some(range) = option::<String>("--seeds").as_deref().and_then(driver::range) {
-        driver::many(range, option("--minutes"))
+        let first = env::args().any(|arg| arg == "--first");
+        driver::many(range, option("--minutes"), first)
     } else {
         eprintln!("{USAGE}");
         false

@@ -60,3 +60,33 @@ pub fn plain(random: &mut Random) -> Quota {
     };
     built.unwrap_or(base)
 }
+
+/// Returns two quotas of a rule whose requests queue. A live plan has one or the other.
+pub fn queueing(random: &mut Random) -> [Quota; 2] {
+    let units = u32::try_from(random.within(2..10)).expect("few");
+    let of = |units| Quota::new(units, Duration::from_secs(2)).expect("a quota");
+    let (few, many) = (of(units), of(units * 2));
+    if random.percent(40) {
+        let paced = Algorithm::fixed_window().paced();
+        return [few, many].map(|it| it.algorithm(paced));
+    }
+    [few.burst(2), many.burst(4)]
+}
+
+/// Returns a quota whose late charges may lead far into debt.
+pub fn adjusted(random: &mut Random) -> Quota {
+    let units = u32::try_from(random.within(3..20)).expect("few");
+    let base = Quota::new(units, Duration::from_secs(1)).expect("a quota");
+    let built = match random.within(0..8) {
+        0..3 => base.try_burst(units * 2),
+        3 => base.try_algorithm(Algorithm::TokenBucket),
+        4 => base.try_algorithm(Algorithm::fixed_window()),
+        5 => base.try_algorithm(Algorithm::AnchoredWindow),
+        6 => base.try_algorithm(Algorithm::SlidingWindow { buckets: 5 }),
+        _ => base.try_algorithm(Algorithm::SlidingLog),
+    };
+    built.and_then(|it| it.try_max_debt(DEBT)).expect("a quota")
+}
+
+/// The debt that late charges may lead to.
+pub const DEBT: u32 = 2_000;

@@ -173,7 +173,8 @@ impl fmt::Debug for Plan {
 ///
 /// Clones share the quotas. A `&LivePlan` converts to a [`Plan`].
 ///
-/// New quotas do not refill accounts, even if `initial` or `burst` changes.
+/// New quotas do not refill accounts, even if `initial` or `burst` changes. An exception is a token
+/// bucket whose burst becomes smaller and then larger again: see [`Plan`].
 /// [`initial`](Quota::initial) units apply only to new accounts. A new algorithm starts new
 /// accounts.
 ///

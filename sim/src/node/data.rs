@@ -1,6 +1,9 @@
 //! The keys of a node: strings and lists, each with an optional time to live.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+};
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,8 +12,9 @@ pub enum Value {
     List(VecDeque<Vec<u8>>),
 }
 
+/// A value with its time to live.
 #[derive(Clone, Debug)]
-struct Entry {
+pub struct Entry {
     value: Value,
     /// The Unix time of the end, in milliseconds.
     expires: Option<i64>,
@@ -24,7 +28,12 @@ pub const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wron
 pub struct Data {
     pub now: i64,
     entries: BTreeMap<Vec<u8>, Entry>,
+    /// The keys that changed since the last call of [`changes`](Data::changes).
+    changed: BTreeSet<Vec<u8>>,
 }
+
+/// Changed keys, each with its new value or none.
+pub type Changes = Vec<(Vec<u8>, Option<Entry>)>;
 
 impl Data {
     /// Returns the clock in milliseconds.
@@ -99,6 +108,33 @@ impl Data {
     }
 
     pub fn clear(&mut self) {
+        self.changed.extend(self.entries.keys().cloned());
         self.entries.clear();
+    }
+
+    /// Records that a command may have changed a key.
+    pub fn touch(&mut self, key: &[u8]) {
+        self.changed.insert(key.to_vec());
+    }
+
+    /// Returns the changes since the last call, for a replica.
+    pub fn changes(&mut self) -> Changes {
+        let changed = mem::take(&mut self.changed).into_iter();
+        changed.map(|key| (key.clone(), self.entries.get(&key).cloned())).collect()
+    }
+
+    /// Applies the changes of another node.
+    pub fn apply(&mut self, changes: Changes) {
+        for (key, entry) in changes {
+            match entry {
+                Some(entry) => drop(self.entries.insert(key, entry)),
+                None => drop(self.entries.remove(&key)),
+            }
+        }
+    }
+
+    /// Replaces all keys by those of another node.
+    pub fn copy(&mut self, other: &Self) {
+        self.entries.clone_from(&other.entries);
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::script::{Scripts, State};
 pub use self::{
+    data::Changes,
     reply::{Reply, Request, parse},
     script::Mutant,
 };
@@ -24,6 +25,8 @@ pub struct Node {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Session {
     pub resp3: bool,
+    /// `true` if the last command was `ASKING`.
+    pub asking: bool,
 }
 
 impl Node {
@@ -50,6 +53,46 @@ impl Node {
     /// Sets whether commands that need memory fail.
     pub fn set_full(&mut self, full: bool) {
         self.state().full = full;
+    }
+
+    /// Sets whether commands that change keys fail.
+    pub fn set_read_only(&mut self, read_only: bool) {
+        self.state().read_only = read_only;
+    }
+
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.state().data.get(key).is_some()
+    }
+
+    /// Returns the changes of keys since the last call.
+    pub fn changes(&mut self) -> Changes {
+        self.state().data.changes()
+    }
+
+    /// Takes over keys that another node has given away, and passes them to the replica.
+    pub fn receive(&mut self, taken: Changes) {
+        taken.iter().for_each(|(key, _)| self.state().data.touch(key));
+        self.apply(taken);
+    }
+
+    /// Applies the changes of another node.
+    pub fn apply(&mut self, changes: Changes) {
+        self.state().data.apply(changes);
+    }
+
+    /// Replaces all keys by those of another node.
+    pub fn copy(&mut self, other: &Self) {
+        self.state().data.copy(&other.state().data);
+    }
+
+    /// Removes a key and returns it, for another node.
+    pub fn take(&mut self, key: &[u8]) -> Changes {
+        drop(self.changes());
+        self.state().data.touch(key);
+        let taken = self.changes();
+        self.state().data.touch(key);
+        self.state().data.remove(key);
+        taken
     }
 
     /// Loses all keys.
@@ -88,6 +131,10 @@ impl Node {
         match (name.to_ascii_lowercase().as_slice(), args) {
             (b"ping", []) => Reply::Status("PONG".into()),
             (b"select" | b"client" | b"auth", _) => Reply::ok(),
+            (b"asking", []) => {
+                session.asking = true;
+                Reply::ok()
+            }
             (b"hello", args) => hello(session, args),
             (b"info", _) => Reply::bulk("redis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\n"),
             (b"script", args) => self.script(args),

@@ -33,6 +33,8 @@ pub struct State {
     pub data: Data,
     /// `true` if commands that need memory fail.
     pub full: bool,
+    /// `true` if commands that change keys fail, as on a replica.
+    pub read_only: bool,
     /// `true` if the script has written, after which it may need memory.
     written: bool,
     /// The error of the command that ended the script.
@@ -45,6 +47,13 @@ impl State {
         let effect = commands::effect(&request[0]);
         if self.full && !self.written && effect.is_some_and(|effect| effect.needs_memory) {
             return Reply::error("OOM command not allowed when used memory > 'maxmemory'.");
+        }
+        if effect.is_some_and(|effect| effect.writes) {
+            if self.read_only {
+                return Reply::error("READONLY You can't write against a read only replica.");
+            }
+            let keys = if request[0].eq_ignore_ascii_case(b"del") { request.len() } else { 1 };
+            request[1..].iter().take(keys).for_each(|key| self.data.touch(key));
         }
         commands::run(&mut self.data, &request[0], &request[1..])
     }

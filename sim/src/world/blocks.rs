@@ -38,7 +38,7 @@ struct Event {
 }
 
 impl Blocks {
-    /// Blocks a key for `time`, or takes a unit if there is no `time`.
+    /// Blocks a key for `time`, ends its block if that is zero, or takes a unit if there is no `time`.
     async fn call(
         &self,
         world: &World,
@@ -53,6 +53,7 @@ impl Blocks {
         let charge = Charge::new(name, &own, &quotas);
         let store = &process.store;
         let answer = match time {
+            Some(ZERO) => store.unblock(&charge),
             Some(time) => store.block(&charge, time),
             None => store.take(&[charge.with_cost(1)]),
         };
@@ -87,7 +88,8 @@ impl Capability for Blocks {
 
     fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
         let (key, time) = (random.within(0..KEYS), Duration::from_millis(random.within(1..4_000)));
-        let time = random.percent(25).then_some(time);
+        let time = if random.percent(20) { ZERO } else { time };
+        let time = random.percent(30).then_some(time);
         Box::pin(async move { drop(self.call(world, place, key, time).await) })
     }
 
@@ -102,16 +104,21 @@ impl Capability for Blocks {
         Box::pin(async move {
             let time = Duration::from_millis(random.within(50..2_000));
             drop(self.call(world, one, 0, Some(time)).await);
-            let until = world.server.last_script() + time;
+            let until = world.nodes.last_script() + time;
             let denied = self.call(world, two, 0, None).await;
-            let left = until.saturating_sub(world.server.last_script());
+            let left = until.saturating_sub(world.nodes.last_script());
             let wait = denied.as_ref().and_then(Decision::retry_after);
             if denied.as_ref().is_some_and(Decision::is_allowed) || wait != Some(left) {
                 world
                     .story
                     .violate("exact", format!("{when}: {wait:?} instead of {left:?} blocked"));
             }
-            sleep(left + super::RECOVERY).await;
+            match random.percent(50) {
+                true => drop(self.call(world, one, 0, Some(ZERO)).await),
+                false => sleep(left).await,
+            }
+            // A cached denial lasts for at most a second.
+            sleep(super::RECOVERY).await;
             let allowed = self.call(world, two, 0, None).await;
             if !allowed.is_some_and(|decision| decision.is_allowed()) {
                 world.story.violate("exact", format!("{when}: denied after the end of a block"));
@@ -128,7 +135,7 @@ impl Capability for Blocks {
                 .iter()
                 .filter(|it| it.key == block.key && it.start >= block.end && it.end < until)
             {
-                // A later block replaces an earlier one. The client does not see each of them.
+                // A later block, or the end of a block, replaces an earlier one. The client does not see each of them.
                 let replaced = blocks.iter().enumerate().any(|(index, other)| {
                     let later = !other.confirmed || other.end > block.start;
                     index != at && other.key == block.key && later && other.start < attempt.end

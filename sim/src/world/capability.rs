@@ -1,9 +1,9 @@
 //! The capabilities that a run uses. A new one joins by implementing [`Capability`], and by a line
 //! in [`all`].
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, pin::Pin, time::Duration};
 
-use super::{World, blocks::Blocks, rates::Rates};
+use super::{World, adjustments::Adjustments, blocks::Blocks, queues::Queues, rates::Rates};
 use crate::random::Random;
 
 pub type BoxFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -21,11 +21,21 @@ pub trait Capability: Send + Sync {
     fn compare<'a>(&'a self, world: &'a World, random: Random, when: &'static str)
     -> BoxFuture<'a>;
 
+    /// Returns the time after which all its accounts are full, if no operation runs.
+    fn refill(&self, _world: &World) -> Duration {
+        Duration::ZERO
+    }
+
     /// Checks the bounds of the whole run.
     fn check(&self, world: &World);
 }
 
 /// Returns all capabilities. Their shares add up to 100.
 pub fn all() -> Vec<Box<dyn Capability>> {
-    vec![Box::new(Rates), Box::new(Blocks::default())]
+    vec![
+        Box::new(Rates),
+        Box::new(Blocks::default()),
+        Box::new(Adjustments::default()),
+        Box::new(Queues::default()),
+    ]
 }

@@ -2,61 +2,75 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::{
     DELAY, LEASE, LONGEST, World,
-    faults::Fault,
+    deployment::STALE,
+    faults::{Fault, Trouble},
     lock,
     oracle::{Cause, Loss},
     process::Process,
+    server::Server,
 };
 use crate::random::Random;
 
 impl World {
     /// Waits, and runs one fault from its begin to its end.
     pub(super) async fn fault(self: Arc<Self>, mut random: Random) {
-        let fault = Fault::random(&mut random, self.places.len());
+        let fault = Fault::random(&mut random, self.places.len(), &self.nodes);
         sleep(Duration::from_millis(random.within(0..8_000))).await;
+        let (from, length) = (self.story.now(), Duration::from_millis(random.within(20..3_000)));
+        match fault {
+            Fault::Failover { shard, dies, lag } => {
+                return self.fail_over(fault, shard, dies, lag, length, &mut random).await;
+            }
+            Fault::Move => return self.move_slot(length, &mut random).await,
+            _ => {}
+        }
         self.story.record("fault", || format!("begins: {fault}"));
-        let from = self.story.now();
-        self.begin(fault, &mut random);
+        let shard = if let Fault::Server { shard, .. } = fault { shard } else { 0 };
+        let server = self.nodes.primary(shard).clone();
+        self.begin(fault, &server, &mut random);
         if !fault.is_instant() {
-            let end = Instant::now() + Duration::from_millis(random.within(20..3_000));
-            sleep_until(end).await;
-            self.end(fault);
+            sleep(length).await;
+            self.end(fault, &server, from);
             self.story.record("fault", || format!("ends: {fault}"));
         }
         if let Some(cause) = fault.loss() {
-            lock(&self.log).losses.push(Loss { from, to: from + LEASE, cause });
+            self.lose(from, from + LEASE, cause);
         }
     }
 
-    fn begin(&self, fault: Fault, random: &mut Random) {
+    fn lose(&self, from: Duration, to: Duration, cause: Cause) {
+        lock(&self.log).losses.push(Loss { from, to, cause });
+    }
+
+    fn begin(&self, fault: Fault, server: &Arc<Server>, random: &mut Random) {
         match fault {
-            Fault::Kill { loses } => self.server.kill(loses),
-            Fault::Freeze => self.server.pause(true),
-            Fault::Slow(work) => self.server.set_work(work),
-            Fault::Flush => self.server.change(|node| node.lose()),
-            Fault::Evict => {
-                let keys = self.server.change(|node| node.keys());
-                if !keys.is_empty() {
-                    self.server.change(|node| node.evict(random.pick::<Vec<u8>>(&keys)));
-                }
+            Fault::Server { kind, .. } => trouble(kind, server, random),
+            Fault::Clock(micros) => {
+                self.nodes.all().iter().for_each(|server| server.step_clock(micros));
             }
-            Fault::ScriptFlush => self.server.change(|node| node.forget_scripts()),
-            Fault::Clock(micros) => self.server.step_clock(micros),
-            Fault::Full => self.server.change(|node| node.set_full(true)),
             Fault::Partition { process, up, down } => {
-                self.places[process].wire.change(|path| {
+                self.places[process].client.wire.change(|path| {
                     path.up &= !up;
                     path.down &= !down;
                 });
             }
             Fault::Delay { process, most } => {
-                self.places[process].wire.change(|path| path.delay = (DELAY.0, most));
+                self.places[process].client.wire.change(|path| path.delay = (DELAY.0, most));
             }
-            Fault::Reset { process } => self.places[process].wire.cut(),
+            Fault::Repeat { process } => {
+                lock(&self.log).repeats = true;
+                self.places[process].client.wire.change(|path| path.repeats = true);
+            }
+            Fault::Silence { process } => {
+                lock(&self.log).silenced.push(process);
+                let wire = &self.places[process].client.wire;
+                wire.change(|path| path.silent_before = Some(Instant::now()));
+            }
+            Fault::Reset { process } => self.places[process].client.wire.cut(),
             Fault::Pause { process } => {
                 *lock(&self.places[process].disturbed) = LONGEST;
                 self.places[process].process().pause(true);
@@ -64,22 +78,25 @@ impl World {
             Fault::Restart { process } => {
                 *lock(&self.places[process].disturbed) = LONGEST;
                 self.places[process].process().kill();
-                self.places[process].wire.cut();
+                self.places[process].client.wire.cut();
             }
+            Fault::Failover { .. } | Fault::Move => {}
         }
     }
 
-    fn end(&self, fault: Fault) {
+    fn end(&self, fault: Fault, server: &Arc<Server>, from: Duration) {
         match fault {
-            Fault::Kill { .. } => self.server.start(),
-            Fault::Freeze => self.server.pause(false),
-            Fault::Slow(_) => self.server.set_work(Duration::ZERO),
-            Fault::Full => self.server.change(|node| node.set_full(false)),
+            Fault::Server { kind, .. } => heal(kind, server),
             Fault::Partition { process, .. } => {
-                self.places[process].wire.change(|path| (path.up, path.down) = (true, true));
+                self.places[process].client.wire.change(|path| (path.up, path.down) = (true, true));
             }
             Fault::Delay { process, .. } => {
-                self.places[process].wire.change(|path| path.delay = DELAY);
+                self.places[process].client.wire.change(|path| path.delay = DELAY);
+            }
+            Fault::Repeat { process } => {
+                self.places[process].client.wire.change(|path| path.repeats = false);
+                // Units that a process gives back by itself come back twice.
+                self.lose(from, self.story.now() + LEASE, Cause::State);
             }
             Fault::Pause { process } => {
                 let (place, now) = (&self.places[process], self.story.now());
@@ -87,26 +104,95 @@ impl World {
                 place.process().pause(false);
                 // The process does not know how old its leases are.
                 if place.wrappers.leases.is_some() {
-                    lock(&self.log).losses.push(Loss {
-                        from: now,
-                        to: now + LEASE,
-                        cause: Cause::State,
-                    });
+                    self.lose(now, now + LEASE, Cause::State);
                 }
             }
             Fault::Restart { process } => {
                 let place = &self.places[process];
-                let count = u32::try_from(self.places.len()).expect("few");
                 let new =
-                    Process::new(&place.wrappers, count, &self.rules, &place.wire, &self.server);
+                    Process::new(&place.wrappers, self.count(), &self.rules, place.client.clone());
                 *lock(&place.process) = Arc::new(new);
                 let now = self.story.now();
                 *lock(&place.disturbed) = now;
-                lock(&self.log)
-                    .restarts
-                    .push((process, Loss { from: now, to: now, cause: Cause::State }));
+                let loss = Loss { from: now, to: now, cause: Cause::State };
+                lock(&self.log).restarts.push((process, loss));
             }
             _ => {}
         }
+    }
+
+    /// Promotes the replica of a shard after some time. The writes that it lacks are lost.
+    async fn fail_over(
+        &self,
+        fault: Fault,
+        shard: usize,
+        dies: bool,
+        lag: Duration,
+        length: Duration,
+        random: &mut Random,
+    ) {
+        let from = self.story.now();
+        if self.nodes.begin_failover(shard, dies).is_none() {
+            return;
+        }
+        self.story.record("fault", || format!("begins: {fault}"));
+        sleep(Duration::from_millis(random.within(100..1_500))).await;
+        let old = self.nodes.primary(shard).clock();
+        let new = self.nodes.promote(shard).clone();
+        let promoted = self.story.now();
+        self.story.record("fault", || format!("server {} is the primary now", new.index));
+        sleep(length).await;
+        self.nodes.end_failover(shard, dies, lag);
+        self.lose(from, promoted + LEASE, Cause::State);
+        if !dies {
+            self.lose(promoted, self.story.now(), Cause::Split);
+        }
+        sleep(STALE).await;
+        self.story.record("fault", || format!("ends: {fault}"));
+        // The clocks of the servers may differ.
+        if new.clock() != old {
+            self.lose(from, promoted + LEASE, Cause::Forward);
+        }
+    }
+
+    /// Moves the keys of a slot to another server, one at a time.
+    async fn move_slot(&self, length: Duration, random: &mut Random) {
+        let Some(moving) = self.nodes.begin_move(random) else { return };
+        self.story.record("fault", || {
+            let (slot, from, to) = (moving.slot, moving.from, moving.to);
+            format!("begins: slot {slot} moves from shard {from} to {to}")
+        });
+        sleep(length / 3).await;
+        self.nodes.move_key(moving);
+        sleep(length / 3).await;
+        self.nodes.end_move(moving);
+        self.story.record("fault", || format!("ends: slot {} moved", moving.slot));
+    }
+}
+
+fn trouble(kind: Trouble, server: &Arc<Server>, random: &mut Random) {
+    match kind {
+        Trouble::Kill { loses } => server.kill(loses),
+        Trouble::Freeze => server.pause(true),
+        Trouble::Slow(work) => server.set_work(work),
+        Trouble::Full => server.change(|node| node.set_full(true)),
+        Trouble::Flush => server.change(|node| node.lose()),
+        Trouble::Evict => {
+            let keys = server.change(|node| node.keys());
+            if !keys.is_empty() {
+                server.change(|node| node.evict(random.pick::<Vec<u8>>(&keys)));
+            }
+        }
+        Trouble::ScriptFlush => server.change(|node| node.forget_scripts()),
+    }
+}
+
+fn heal(kind: Trouble, server: &Arc<Server>) {
+    match kind {
+        Trouble::Kill { .. } => server.start(),
+        Trouble::Freeze => server.pause(false),
+        Trouble::Slow(_) => server.set_work(Duration::ZERO),
+        Trouble::Full => server.change(|node| node.set_full(false)),
+        _ => {}
     }
 }

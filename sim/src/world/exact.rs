@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_sluice::{
-    Decision, Key, StoreExt, decision::Source, rule::RuleName, store::Charge, testing::FakeClock,
+    Decision, Key, Quota, StoreExt, decision::Source, rule::RuleName, store::Charge,
+    testing::FakeClock,
 };
 
-use super::World;
+use super::{LEASE, World, process::Call};
 use crate::random::Random;
 
 /// The time by which a cached denial may outlive its wait: the delay of its reply.
@@ -26,23 +27,26 @@ pub async fn check(world: &World, mut random: Random, when: &str) {
     let model = clock.store(1_024);
     let names = ["one", "two"].map(|name| RuleName::new(name).expect("a name"));
     for _ in 0..random.within(5..25) {
-        let gap = *random.pick(&world.rules[0]);
+        let gap = *random.pick(&world.rules.base[0]);
         let gap = u64::try_from(gap.interval().as_nanos()).unwrap_or(0);
         sleep(Duration::from_nanos(random.within(0..2 * gap))).await;
         let place = random.pick(&world.places);
         let keys = [random.below(world.keys), random.below(world.keys)];
         let cost = *random.pick(&[1, 1, 2, 5]);
-        let Some(decision) = place.process().call(keys, cost).await else { continue };
+        let call = Call { keys, cost, panics: false };
+        let Some(decision) = place.process().call(call).await else { continue };
         let own = keys.map(|key| Key::from(key.to_string()));
-        let charges = [0, 1]
-            .map(|rule| Charge::new(names[rule], &own[rule], &world.rules[rule]).with_cost(cost));
+        let charges = (0..world.rules.count()).map(|rule| {
+            Charge::new(names[rule], &own[rule], &world.rules.base[rule]).with_cost(cost)
+        });
+        let charges: Vec<_> = charges.collect();
         world.story.record(&place.name, || {
             let (result, source) = (decision.is_allowed(), decision.source());
             format!("keys {keys:?} cost {cost}: allowed {result} by {source}")
         });
         match decision.source() {
             Source::Redis => {
-                clock.advance(world.server.last_script().saturating_sub(clock.now()));
+                clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
                 let expected = model.take(&charges).now();
                 if numbers(&expected) != numbers(&decision) {
                     let (is, want) = (numbers(&decision), numbers(&expected));
@@ -52,9 +56,9 @@ pub async fn check(world: &World, mut random: Random, when: &str) {
                 }
             }
             Source::DenyCache => {
-                let before = world.server.clock().saturating_sub(REPLY);
+                let before = world.nodes.clock().saturating_sub(REPLY);
                 clock.advance(before.saturating_sub(clock.now()));
-                let look = charges.map(|charge| charge.with_cost(0));
+                let look: Vec<_> = charges.iter().map(|charge| charge.with_cost(0)).collect();
                 let look = model.take(&look).now();
                 if look.outcomes().iter().all(|outcome| outcome.remaining() >= cost) {
                     world.story.violate("exact", format!("{when}: denied with {look:?}"));
@@ -68,26 +72,35 @@ pub async fn check(world: &World, mut random: Random, when: &str) {
 }
 
 /// Returns the numbers that a client sees.
-fn numbers(decision: &Decision) -> String {
+pub fn numbers(decision: &Decision) -> String {
     let left = decision.outcomes().iter().map(|outcome| outcome.remaining().to_string());
     let left = left.collect::<Vec<_>>().join(" ");
-    let (allowed, retry) = (decision.is_allowed(), decision.retry_after());
-    format!("allowed {allowed}, left {left}, retry {retry:?}")
+    let (allowed, retry, wait) = (decision.is_allowed(), decision.retry_after(), decision.wait());
+    format!("allowed {allowed}, left {left}, retry {retry:?}, wait {wait:?}")
 }
 
 /// With leases, numbers depend on the units that other processes hold. A full account still admits
 /// three quarters of its limit.
 async fn at_least_the_limit(world: &World, when: &str) {
-    let quotas = || world.rules.iter().flatten();
-    let limit = quotas().map(tower_sluice::Quota::limit).min().unwrap_or(0);
+    let quotas = || world.rules.base.iter().flatten();
+    let limit = quotas().map(Quota::limit).min().unwrap_or(0);
     let mut allowed = 0;
     for _ in 0..limit {
-        let decision = world.places[0].process().call([0, 0], 1).await;
+        let call = Call { keys: [0, 0], cost: 1, panics: false };
+        let decision = world.places[0].process().call(call).await;
         allowed += u32::from(decision.is_some_and(|decision| decision.is_allowed()));
     }
     world.story.record("p0", || format!("{allowed} of {limit} allowed"));
     if allowed < limit * 3 / 4 {
         world.story.violate("liveness", format!("{when}: {allowed} of {limit} allowed"));
     }
-    sleep(world.refill()).await;
+    sleep(refill(world)).await;
+}
+
+/// Returns the time after which every account is full, also after late charges, which may put it into
+/// debt by as much as its limit.
+pub fn refill(world: &World) -> Duration {
+    let of = |quota: &Quota| 2 * quota.interval() * quota.limit() + 3 * quota.period();
+    let rules = [&world.rules.base, &world.rules.other];
+    rules.into_iter().flatten().flatten().map(of).max().unwrap_or_default() + LEASE
 }

@@ -1,7 +1,10 @@
-//! One run: processes, network and node, with faults, from one seed.
+//! One run: processes, network and servers, with faults, from one seed.
 
+mod adjustments;
 mod blocks;
 mod capability;
+mod client;
+mod deployment;
 mod effects;
 mod exact;
 mod faults;
@@ -9,9 +12,14 @@ mod network;
 mod oracle;
 mod phases;
 mod process;
+mod queues;
 mod rates;
+mod rules;
 mod server;
+mod slots;
 mod story;
+mod virtual_local;
+mod wrappers;
 
 use std::{
     cell::Cell,
@@ -24,17 +32,19 @@ use std::{
 };
 
 use tokio::time::timeout;
-use tower_sluice::Quota;
 
 use self::{
     capability::Capability,
+    client::Client,
+    deployment::{Deployment, Kind},
     network::Wire,
     oracle::Log,
-    process::{Process, Wrappers},
-    server::Server,
+    process::{HandlerPanic, Process},
+    rules::Rules,
     story::Story,
+    wrappers::Wrappers,
 };
-use crate::{node::Mutant, quotas, random::Random, source::seed_process};
+use crate::{node::Mutant, random::Random, source::seed_process};
 
 /// The margin of a decision above its budget.
 const MARGIN: Duration = Duration::from_millis(5);
@@ -62,10 +72,13 @@ thread_local! {
     static PANICS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts the panics of each thread, also those that the runtime catches.
+/// Counts the panics of each thread, also those that the runtime catches, but not those of handlers.
 pub fn count_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        if info.payload().is::<HandlerPanic>() {
+            return;
+        }
         PANICS.set(PANICS.get() + 1);
         before(info);
     }));
@@ -94,9 +107,9 @@ pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report
 /// A running system.
 struct World {
     story: Story,
-    server: Arc<Server>,
+    nodes: Arc<Deployment>,
     places: Vec<Place>,
-    rules: [Vec<Quota>; 2],
+    rules: Rules,
     keys: usize,
     log: Mutex<Log>,
     decisions: AtomicU64,
@@ -107,7 +120,7 @@ struct World {
 struct Place {
     name: String,
     wrappers: Wrappers,
-    wire: Arc<Wire>,
+    client: Client,
     process: Mutex<Arc<Process>>,
     /// The last instant at which the process was paused or dead.
     disturbed: Mutex<Duration>,
@@ -138,61 +151,79 @@ impl World {
             events: world.story.events(),
             simulated: world.story.now(),
             decisions: world.decisions.load(Relaxed),
-            commands: world.server.commands(),
+            commands: world.nodes.commands(),
             faults: faults.unwrap_or(0),
         }
     }
 
     fn new(random: &mut Random, recorded: bool, mutant: Option<&'static Mutant>) -> Self {
-        let seconds = random.within(1_000_000_000..2_000_000_000).cast_signed();
-        let server = Server::new(seconds * 1_000_000, mutant);
-        let some = |random: &mut Random| {
-            let (one, two) = (quotas::plain(random), quotas::plain(random));
-            // Two quotas of a rule need different periods.
-            let both = random.percent(33) && one.period() != two.period();
-            if both { vec![one, two] } else { vec![one] }
+        let kind = match random.within(0..100) {
+            0..50 => Kind::Single,
+            50..75 => Kind::Sentinel,
+            _ => Kind::Cluster,
         };
-        // One account per request is a case of its own in the scripts.
-        let rules = [some(random), if random.percent(50) { some(random) } else { Vec::new() }];
-        let (count, leases) = (random.within(2..7), random.percent(30));
+        let nodes = Deployment::new(random, kind, mutant);
+        // Two accounts on two servers of a cluster have two clocks, and no exact model.
+        let one_account = kind == Kind::Cluster && random.percent(50);
+        let rules = Rules::random(random, one_account);
+        let count = u32::try_from(random.within(2..7)).expect("few");
+        let (leases, hash_tag) = (random.percent(30), random.percent(30));
         let places = (0..count).map(|index| {
-            let wrappers = Wrappers::random(random, leases);
-            let wire = Wire::new(DELAY, random.fork());
-            let instances = u32::try_from(count).expect("few");
-            let process = Process::new(&wrappers, instances, &rules, &wire, &server);
-            let process = Mutex::new(Arc::new(process));
-            let (name, disturbed) = (format!("p{index}"), Mutex::default());
-            Place { name, wrappers, wire, process, disturbed }
+            let wrappers = Wrappers::random(random, leases, hash_tag);
+            let (name, wire) = (format!("p{index}"), Wire::new(DELAY, random.fork()));
+            let life = Arc::default();
+            let client = Client { wire, nodes: nodes.clone(), life, resp3: wrappers.resp3 };
+            let process = Process::new(&wrappers, count, &rules, client.clone());
+            Place {
+                name,
+                wrappers,
+                client,
+                process: Mutex::new(Arc::new(process)),
+                disturbed: Mutex::default(),
+            }
         });
         let places = places.collect();
         let keys = random.below(2) + 1;
-        let (story, log) = (Story::new(recorded), Mutex::default());
         Self {
-            story,
-            server,
+            story: Story::new(recorded),
+            nodes,
             places,
             rules,
             keys,
-            log,
+            log: Mutex::default(),
             decisions: AtomicU64::new(0),
             capabilities: capability::all(),
         }
     }
 
     fn introduce(&self, seed: u64) {
-        self.story.record("world", || format!("seed {seed}, {} keys", self.keys));
-        for (rule, quotas) in self.rules.iter().enumerate() {
-            let quotas = quotas.iter().map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
-            self.story.record("world", || format!("rule {rule}: {quotas}"));
+        self.story
+            .record("world", || format!("seed {seed}: {}, {} keys", self.nodes.kind, self.keys));
+        for rule in 0..2 {
+            for [base, other] in self.rules.bounds(rule) {
+                self.story.record("world", || match base == other {
+                    true => format!("rule {rule}: {base:?}"),
+                    false => format!("rule {rule}: {base:?}, at times {other:?}"),
+                });
+            }
         }
+        let [few, many] = self.rules.queued;
+        self.story.record("world", || format!("keys q, which queue: {few:?}, at times {many:?}"));
+        self.story.record("world", || format!("keys a, adjusted: {:?}", self.rules.adjusted));
         for place in &self.places {
             self.story.record(&place.name, || place.wrappers.to_string());
         }
     }
 
-    /// Returns `true` if no wrapper changes the numbers of the node.
+    /// Returns the number of processes.
+    fn count(&self) -> u32 {
+        u32::try_from(self.places.len()).expect("few")
+    }
+
+    /// Returns `true` if no wrapper changes the numbers of the node, and each decision has one clock.
     fn is_exact(&self) -> bool {
-        self.places.iter().all(|place| place.wrappers.leases.is_none())
+        let one_clock = self.rules.count() == 1 || self.nodes.kind != Kind::Cluster;
+        one_clock && self.places.iter().all(|place| place.wrappers.leases.is_none())
     }
 
     fn count_decision(&self) {
@@ -201,6 +232,7 @@ impl World {
 
     /// Runs an operation of a random capability.
     async fn operate(&self, place: usize, mut random: Random) {
+        lock(&self.log).operations.push((place, self.story.now()));
         let mut chosen = random.within(0..100);
         for capability in &self.capabilities {
             if chosen < capability.share() {

@@ -1,11 +1,12 @@
-//! The network between processes and the node: streams with delay, partitions and resets.
+//! The network between processes and the servers: streams with delay, partitions and resets.
 //!
 //! A stream is reliable, as TCP is: a lost packet is a delay, and a partition holds all bytes back
 //! until it ends.
 
 use std::{
+    future::pending,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -16,7 +17,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::server::Server;
+use super::{lock, server::Server};
 use crate::{
     node::{Request, Session, parse},
     random::Random,
@@ -29,6 +30,10 @@ pub struct Path {
     pub up: bool,
     /// `false` if replies are held back.
     pub down: bool,
+    /// `true` if each request arrives twice. The client receives the second reply.
+    pub repeats: bool,
+    /// Connections that were opened before deliver nothing more.
+    pub silent_before: Option<Instant>,
     /// The least and the most delay in each direction, in microseconds.
     pub delay: (u64, u64),
 }
@@ -40,13 +45,15 @@ pub struct Wire {
     random: Mutex<Random>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Wire {
     pub fn new(delay: (u64, u64), random: Random) -> Arc<Self> {
-        let path = watch::Sender::new(Path { up: true, down: true, delay });
+        let path = watch::Sender::new(Path {
+            up: true,
+            down: true,
+            repeats: false,
+            silent_before: None,
+            delay,
+        });
         Arc::new(Self { path, connections: Mutex::default(), random: Mutex::new(random) })
     }
 
@@ -65,9 +72,12 @@ impl Wire {
         Duration::from_micros(lock(&self.random).within(least..most + 1))
     }
 
-    /// Waits until the path is open in one direction.
-    async fn open(&self, is_open: impl Fn(&Path) -> bool) {
+    /// Waits until the path is open in one direction, or without end on a silent connection.
+    async fn open(&self, opened: Instant, is_open: impl Fn(&Path) -> bool) {
         drop(self.path.subscribe().wait_for(|path| is_open(path)).await);
+        if self.path.borrow().silent_before.is_some_and(|before| opened < before) {
+            pending::<()>().await;
+        }
     }
 
     /// Opens a connection, which takes a round trip.
@@ -77,10 +87,10 @@ impl Wire {
     /// Fails if the node does not run.
     pub async fn connect(self: &Arc<Self>, server: &Arc<Server>) -> io::Result<DuplexStream> {
         sleep_until(Instant::now() + self.delay()).await;
-        self.open(|path| path.up).await;
+        self.open(Instant::now(), |path| path.up).await;
         let runs = server.runs();
         sleep_until(Instant::now() + self.delay()).await;
-        self.open(|path| path.down).await;
+        self.open(Instant::now(), |path| path.down).await;
         if !runs {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
@@ -130,10 +140,13 @@ async fn run(
     mut requests: mpsc::UnboundedReceiver<Sent<Request>>,
     replies: mpsc::UnboundedSender<Sent<Vec<u8>>>,
 ) {
-    let (mut session, mut last) = (Session::default(), Instant::now());
+    let (mut session, mut last, opened) = (Session::default(), Instant::now(), Instant::now());
     while let Some((arrives, request)) = requests.recv().await {
         sleep_until(arrives).await;
-        wire.open(|path| path.up).await;
+        wire.open(opened, |path| path.up).await;
+        if wire.path.borrow().repeats {
+            server.run(&mut session, &request).await;
+        }
         let reply = server.run(&mut session, &request).await;
         let mut bytes = Vec::new();
         reply.encode(session.resp3, &mut bytes);
@@ -149,9 +162,10 @@ async fn write(
     mut writer: WriteHalf<DuplexStream>,
     mut replies: mpsc::UnboundedReceiver<Sent<Vec<u8>>>,
 ) {
+    let opened = Instant::now();
     while let Some((arrives, bytes)) = replies.recv().await {
         sleep_until(arrives).await;
-        wire.open(|path| path.down).await;
+        wire.open(opened, |path| path.down).await;
         if writer.write_all(&bytes).await.is_err() {
             return;
         }

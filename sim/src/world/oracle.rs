@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tower_sluice::{Algorithm, Quota, decision::Source};
 
-use super::story::Story;
+use super::{
+    rules::{Rules, loosest},
+    story::Story,
+};
 
 /// A decision, with the interval in which it was made.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +19,16 @@ pub struct Entry {
     pub end: Duration,
     pub allowed: bool,
     pub source: Source,
+    /// `true` for a late charge, which may exceed the limit.
+    pub late: bool,
+}
+
+impl Entry {
+    /// Returns an admission by the node.
+    pub fn allowed(process: usize, cost: u32, start: Duration, end: Duration) -> Self {
+        let (keys, source) = ([0, 0], Source::Redis);
+        Self { process, keys, cost, start, end, allowed: true, source, late: false }
+    }
 }
 
 /// A loss of state, after which a key may have one more burst. Units that were leased before the
@@ -36,28 +49,53 @@ pub enum Cause {
     Forward,
     /// The node's clock stepped back. Only a window that is aligned to the clock may end early.
     Back,
+    /// Two servers decided at the same time.
+    Split,
+    /// Units came back by a refund or an undo.
+    Returned(u64),
 }
 
-/// Returns the number of limits that a key may have in addition after a loss.
-fn limits(loss: &Loss, quota: &Quota) -> u64 {
+impl Cause {
+    /// Returns the cause, if a request may run twice.
+    pub fn repeated(self, repeats: bool) -> Self {
+        match self {
+            Self::Returned(units) if repeats => Self::Returned(2 * units),
+            other => other,
+        }
+    }
+}
+
+/// Returns the units that a key may have in addition, within a window that a loss touches.
+fn more(loss: &Loss, quota: &Quota, from: Duration, to: Duration) -> u64 {
     let aligned = matches!(
         quota.counted_by(),
         Algorithm::FixedWindow { .. } | Algorithm::SlidingWindow { .. }
     );
-    match loss.cause {
+    let limits = match loss.cause {
         Cause::State => 1,
         Cause::Forward => 1 + u64::from(aligned),
         Cause::Back => u64::from(aligned),
-    }
+        Cause::Split => return limit(quota, loss.to.min(to).saturating_sub(loss.from.max(from))),
+        Cause::Returned(units) => return units,
+    };
+    limits * u64::from(quota.limit())
 }
 
 /// The log of a run.
 #[derive(Debug, Default)]
 pub struct Log {
     pub entries: Vec<Entry>,
+    /// The processes and the starts of all operations, one of which probes a breaker.
+    pub operations: Vec<(usize, Duration)>,
     pub losses: Vec<Loss>,
     /// The processes that started again, without the accounts of their fallback.
     pub restarts: Vec<(usize, Loss)>,
+    /// The end of the last fault.
+    pub healed: Duration,
+    /// `true` if requests ran twice.
+    pub repeats: bool,
+    /// The processes whose connections fell silent.
+    pub silenced: Vec<usize>,
 }
 
 /// Returns the most units of a quota in a window of length `window`.
@@ -68,6 +106,10 @@ pub fn limit(quota: &Quota, window: Duration) -> u64 {
         Algorithm::Gcra => limit + fits(quota.interval()),
         Algorithm::TokenBucket => limit + u64::from(quota.units()) * (fits(quota.period()) + 1),
         Algorithm::SlidingLog => limit * (fits(quota.period()) + 1),
+        // All units at the end of a window, then one per interval.
+        Algorithm::FixedWindow { paced: true, .. } => {
+            limit + 1 + fits(quota.period() / quota.limit())
+        }
         // A window may be spent at its end, and the next one at its start.
         _ => limit * (fits(quota.period()) + 2),
     }
@@ -76,26 +118,34 @@ pub fn limit(quota: &Quota, window: Duration) -> u64 {
 /// Returns the largest excess over a quota in any window, and that window.
 ///
 /// A window counts the decisions whose interval lies in it, so that an excess has no other
-/// explanation. Each loss that touches the window adds a burst.
+/// explanation. Each loss that touches the window adds units. `slack` is the time by which an
+/// admission may take effect late. Late charges count where a debt outlasts them, and no window ends
+/// with one.
 pub fn excess(
     admitted: &[Entry],
     quota: &Quota,
     losses: &[Loss],
+    slack: Duration,
 ) -> Option<(u64, Duration, Duration)> {
-    let mut by_end: Vec<_> = admitted.iter().collect();
+    let owes = matches!(quota.counted_by(), Algorithm::Gcra | Algorithm::TokenBucket);
+    let mut by_end: Vec<_> = admitted.iter().filter(|entry| owes || !entry.late).collect();
     by_end.sort_by_key(|entry| entry.end);
     let mut worst: Option<(u64, Duration, Duration)> = None;
     for first in admitted {
-        let mut units = 0;
+        let (mut units, mut late) = (0, 0);
         for last in by_end.iter().filter(|entry| entry.start >= first.start) {
             units += u64::from(last.cost);
-            let most = limit(quota, last.end - first.start);
-            if units <= most {
+            late += if last.late { u64::from(last.cost) } else { 0 };
+            let most = limit(quota, last.end - first.start + slack);
+            if units <= most || last.late {
                 continue;
             }
             let within = |loss: &&Loss| loss.from <= last.end && loss.to >= first.start;
-            let lost = losses.iter().filter(within).map(|loss| limits(loss, quota)).sum::<u64>();
-            let lost = lost * u64::from(quota.limit());
+            let lost = losses.iter().filter(within);
+            // A loss of state ends a debt.
+            let ends = |loss: &Loss| !matches!(loss.cause, Cause::Returned(_));
+            let units = if lost.clone().any(ends) { units - late } else { units };
+            let lost = lost.map(|loss| more(loss, quota, first.start, last.end)).sum::<u64>();
             let over = units.saturating_sub(most + lost);
             if over > worst.map_or(0, |(worst, ..)| worst) {
                 worst = Some((over, first.start, last.end));
@@ -106,20 +156,21 @@ pub fn excess(
 }
 
 /// Checks that the node and each fallback kept their limits.
-pub fn check(story: &Story, log: &Log, rules: &[Vec<Quota>; 2], keys: usize, processes: u32) {
-    for (rule, quotas) in rules.iter().enumerate() {
+pub fn check(story: &Story, log: &Log, rules: &Rules, keys: usize, processes: u32) {
+    for rule in 0..2 {
         for key in 0..keys {
             let of_key = |entry: &&Entry| entry.allowed && entry.keys[rule] == key;
             let entries: Vec<_> = log.entries.iter().filter(of_key).copied().collect();
-            for quota in quotas {
+            for pair in rules.bounds(rule) {
+                let (quota, name) = (loosest(&pair), format!("rule {rule} key {key} {}", pair[0]));
                 let of_node = |it: &&Entry| matches!(it.source, Source::Redis | Source::Leased);
                 let shared: Vec<_> = entries.iter().filter(of_node).copied().collect();
-                if let Some((over, from, to)) = excess(&shared, quota, &log.losses) {
-                    let details = format!("rule {rule} key {key} {quota}: {over} units too many");
+                if let Some((over, from, to)) = excess(&shared, &quota, &log.losses, Duration::ZERO)
+                {
+                    let details = format!("{name}: {over} units too many");
                     story.violate("limit", format!("{details} from {from:?} to {to:?}"));
                 }
-                let name = format!("rule {rule} key {key} {quota}");
-                local(story, &entries, &log.restarts, quota, processes, &name);
+                local(story, &entries, &log.restarts, &pair, processes, &name);
             }
         }
     }
@@ -130,7 +181,7 @@ fn local(
     story: &Story,
     entries: &[Entry],
     restarts: &[(usize, Loss)],
-    quota: &Quota,
+    pair: &[Quota; 2],
     processes: u32,
     name: &str,
 ) {
@@ -140,7 +191,8 @@ fn local(
         let own: Vec<_> = entries.iter().filter(by_fallback).copied().collect();
         let losses = restarts.iter().filter(|(other, _)| *other == process);
         let losses: Vec<_> = losses.map(|(_, loss)| *loss).collect();
-        if let Some((over, from, to)) = excess(&own, &share(quota, processes, &own), &losses) {
+        let share = loosest(&pair.map(|quota| share(&quota, processes, &own)));
+        if let Some((over, from, to)) = excess(&own, &share, &losses, Duration::ZERO) {
             let details = format!("process {process}, {name}: {over} units beyond its share");
             story.violate("share", format!("{details} from {from:?} to {to:?}"));
         }
@@ -175,22 +227,14 @@ mod tests {
 
     fn at(millis: u64) -> Entry {
         let at = Duration::from_millis(millis);
-        Entry {
-            process: 0,
-            keys: [0, 0],
-            cost: 1,
-            start: at,
-            end: at,
-            allowed: true,
-            source: Source::Redis,
-        }
+        Entry::allowed(0, 1, at, at)
     }
 
     #[test]
     fn one_unit_too_many_is_found_and_a_loss_explains_a_burst() {
         let quota = Quota::per_second(10).burst(10);
         let found = |log: &[Entry], losses: &[Loss]| {
-            excess(log, &quota, losses).map_or(0, |(over, ..)| over)
+            excess(log, &quota, losses, Duration::ZERO).map_or(0, |(over, ..)| over)
         };
         let burst: Vec<_> = (0..10).map(|_| at(0)).chain((1..50).map(|n| at(n * 100))).collect();
         assert_eq!(found(&burst, &[]), 0);

@@ -6,10 +6,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower_sluice::{Quota, decision::Source};
+use tower_sluice::decision::Source;
 
-use super::{LEASE, MARGIN, RECOVERY, World, lock, oracle::Entry};
+use super::{MARGIN, RECOVERY, World, capability::Capability, lock};
 use crate::random::Random;
+
+/// The time after which a connection that fell silent is replaced, also if a breaker permits few
+/// requests: the third request that it does not answer, at least a second after the first.
+const SILENCE: Duration = Duration::from_secs(4);
 
 impl World {
     /// Plays all phases. Returns the number of faults.
@@ -32,9 +36,11 @@ impl World {
         }
         while faults.join_next().await.is_some() {}
         let healed = self.story.now();
+        lock(&self.log).healed = healed;
         self.story.record("world", || "the last fault is over");
         sleep(Duration::from_millis(50)).await;
-        let until = Instant::now() + 3 * RECOVERY;
+        let silenced = !lock(&self.log).silenced.is_empty();
+        let until = Instant::now() + if silenced { 2 * SILENCE } else { 3 * RECOVERY };
         for place in 0..self.places.len() {
             clients.spawn(self.clone().client(place, random.fork(), until));
         }
@@ -45,11 +51,10 @@ impl World {
         count
     }
 
-    /// The time after which every account is full, also after late charges, which may put it into
-    /// debt by as much as its limit.
-    pub(super) fn refill(&self) -> Duration {
-        let of = |quota: &Quota| 2 * quota.interval() * quota.limit() + 3 * quota.period();
-        self.rules.iter().flatten().map(of).max().unwrap_or_default() + LEASE
+    /// Returns the time after which every account is full.
+    fn refill(&self) -> Duration {
+        let of = |capability: &Box<dyn Capability>| capability.refill(self);
+        self.capabilities.iter().map(of).max().unwrap_or_default()
     }
 
     /// Sends requests at random times until `until`, and drops some before their answer.
@@ -77,12 +82,13 @@ impl World {
                 entry.source,
                 Source::Fallback | Source::FailedOpen | Source::FailedClosed
             );
-            let recovery = RECOVERY + self.places[entry.process].wrappers.budget + MARGIN;
+            let base = if log.silenced.contains(&entry.process) { SILENCE } else { RECOVERY };
+            let answer = self.places[entry.process].wrappers.budget + MARGIN;
+            let due = healed + base + answer;
             // Only a request probes a breaker, and others do not wait for its answer.
-            let later = |it: &&Entry| it.process == entry.process && it.start > healed + recovery;
-            let probe = log.entries.iter().filter(later).min_by_key(|it| it.start);
-            let probed = probe.map(|it| it.end).unwrap_or_default();
-            if of_failure && entry.start > probed.max(healed + recovery) {
+            let later = |it: &&(usize, Duration)| it.0 == entry.process && it.1 > due;
+            let probe = log.operations.iter().filter(later).map(|(_, start)| *start).min();
+            if of_failure && entry.start > probe.unwrap_or(due) + answer {
                 let (process, source, after) = (entry.process, entry.source, entry.start - healed);
                 self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
                 return;

@@ -9,6 +9,7 @@ use super::{
     capability::{BoxFuture, Capability},
     exact, lock,
     oracle::{self, Entry},
+    process::Call,
 };
 use crate::random::Random;
 
@@ -17,14 +18,18 @@ pub struct Rates;
 
 impl Capability for Rates {
     fn share(&self) -> u64 {
-        95
+        75
     }
 
     fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
         let keys = [random.below(world.keys), random.below(world.keys)];
         let cost = *random.pick(&[1, 1, 1, 2]);
         let patience = random.percent(5).then(|| random.within(0..30_000));
-        Box::pin(request(world, place, keys, cost, patience))
+        let panics = random.percent(2);
+        if random.percent(4) {
+            replace(world, place, random.below(2), random.percent(50));
+        }
+        Box::pin(request(world, place, Call { keys, cost, panics }, patience))
     }
 
     fn compare<'a>(
@@ -33,7 +38,14 @@ impl Capability for Rates {
         random: Random,
         when: &'static str,
     ) -> BoxFuture<'a> {
+        for (place, rule) in (0..world.places.len()).flat_map(|place| [(place, 0), (place, 1)]) {
+            replace(world, place, rule, true);
+        }
         Box::pin(exact::check(world, random, when))
+    }
+
+    fn refill(&self, world: &World) -> Duration {
+        exact::refill(world)
     }
 
     fn check(&self, world: &World) {
@@ -42,11 +54,24 @@ impl Capability for Rates {
     }
 }
 
+/// Gives a rule of a process its own quotas, or fewer units.
+fn replace(world: &World, place: usize, rule: usize, own: bool) {
+    let quotas = if own { &world.rules.base } else { &world.rules.other };
+    if world.rules.live && !quotas[rule].is_empty() {
+        let at = &world.places[place];
+        at.process().set_plan(rule, quotas[rule].clone());
+        world.story.record(&at.name, || {
+            let quotas = quotas[rule].iter().map(ToString::to_string).collect::<Vec<_>>();
+            format!("the plan of rule {rule} is now {}", quotas.join(", "))
+        });
+    }
+}
+
 /// Sends a request, whose client leaves after `patience` microseconds.
-async fn request(world: &World, place: usize, keys: [usize; 2], cost: u32, patience: Option<u64>) {
+async fn request(world: &World, place: usize, request: Call, patience: Option<u64>) {
     let (at, start) = (&world.places[place], world.story.now());
-    let process = at.process();
-    let call = process.call(keys, cost);
+    let (process, Call { keys, cost, .. }) = (at.process(), request);
+    let call = process.call(request);
     let answer = match patience {
         Some(micros) => timeout(Duration::from_micros(micros), call).await.ok().flatten(),
         None => call.await,
@@ -69,6 +94,6 @@ async fn request(world: &World, place: usize, keys: [usize; 2], cost: u32, patie
         let text = format!("{} answered after {:?} of {budget:?}", at.name, end - start);
         world.story.violate("budget", text);
     }
-    let entry = Entry { process: place, keys, cost, start, end, allowed, source };
+    let entry = Entry { keys, allowed, source, ..Entry::allowed(place, cost, start, end) };
     lock(&world.log).entries.push(entry);
 }

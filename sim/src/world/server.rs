@@ -1,7 +1,8 @@
-//! The node as a process: it runs, pauses, is slow, dies and starts again.
+//! A server: it runs, pauses, is slow, dies and starts again, and follows or leads another.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::VecDeque,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -11,55 +12,72 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::node::{Mutant, Node, Reply, Request, Session};
+use super::{
+    lock,
+    slots::{self, Slots},
+};
+use crate::node::{Changes, Mutant, Node, Reply, Request, Session};
 
-/// A node that can fail.
+/// A server that can fail.
 pub struct Server {
+    pub index: usize,
     node: Mutex<Node>,
     state: Mutex<State>,
     pause: watch::Sender<bool>,
     /// One command after another.
     turn: Turns<()>,
     start: Instant,
+    /// The view of the cluster, or `None` outside of one.
+    view: Mutex<Option<Arc<Mutex<Slots>>>>,
 }
 
 struct State {
-    runs: bool,
+    /// The faults that keep the server from running.
+    deaths: u32,
     /// The time of each command.
     work: Duration,
     /// The Unix time at the start, and the steps of the clock since then, in microseconds.
     epoch: i64,
     connections: Vec<AbortHandle>,
-    /// The clock at the last script.
-    last_script: Duration,
+    /// The clock at the last script, and the instant of that script.
+    last_script: (Instant, Duration),
     commands: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The server that follows this one, and the time by which it is behind.
+    replica: Option<(Arc<Server>, Duration)>,
+    /// Changes that the replica does not have yet.
+    backlog: VecDeque<(Instant, Changes)>,
 }
 
 impl Server {
-    pub fn new(epoch: i64, mutant: Option<&'static Mutant>) -> Arc<Self> {
+    pub fn new(
+        index: usize,
+        epoch: i64,
+        view: Option<Arc<Mutex<Slots>>>,
+        mutant: Option<&'static Mutant>,
+    ) -> Arc<Self> {
         let state = State {
-            runs: true,
+            deaths: 0,
             work: Duration::ZERO,
             epoch,
             connections: Vec::new(),
-            last_script: Duration::ZERO,
+            last_script: (Instant::now(), Duration::ZERO),
             commands: 0,
+            replica: None,
+            backlog: VecDeque::new(),
         };
         Arc::new(Self {
+            index,
             node: Mutex::new(Node::new(mutant)),
             state: Mutex::new(state),
             pause: watch::Sender::new(false),
             turn: Turns::new(()),
             start: Instant::now(),
+            view: Mutex::new(view),
         })
     }
 
     pub fn runs(&self) -> bool {
-        lock(&self.state).runs
+        lock(&self.state).deaths == 0
     }
 
     pub fn connected(&self, connection: AbortHandle) {
@@ -68,7 +86,7 @@ impl Server {
         state.connections.push(connection);
     }
 
-    /// Returns the node's clock.
+    /// Returns the server's clock.
     pub fn clock(&self) -> Duration {
         Duration::from_micros(u64::try_from(self.micros()).unwrap_or(0))
     }
@@ -78,8 +96,8 @@ impl Server {
         lock(&self.state).epoch + elapsed
     }
 
-    /// Returns the node's clock at the last script.
-    pub fn last_script(&self) -> Duration {
+    /// Returns the instant of the last script, and the server's clock at that instant.
+    pub fn last_script(&self) -> (Instant, Duration) {
         lock(&self.state).last_script
     }
 
@@ -97,30 +115,48 @@ impl Server {
         }
         let mut node = lock(&self.node);
         node.set_clock(self.micros());
-        let reply = node.run(session, request);
+        let asking = std::mem::take(&mut session.asking);
+        let reply = match self.redirect(&node, request, asking) {
+            Some(reply) => reply,
+            None => node.run(session, request),
+        };
+        let changes = node.changes();
+        drop(node);
         let clock = self.clock();
         let mut state = lock(&self.state);
         state.commands += 1;
         if request[0].starts_with(b"EVAL") {
-            state.last_script = clock;
+            state.last_script = (Instant::now(), clock);
         }
+        state.send(changes);
         reply
+    }
+
+    fn redirect(&self, node: &Node, request: &Request, asking: bool) -> Option<Reply> {
+        let view = lock(&self.view);
+        let slots = lock(view.as_ref()?);
+        if request[0].eq_ignore_ascii_case(b"cluster") {
+            return Some(slots.reply());
+        }
+        slots.redirect(self.index, slots::keys(request), asking, |key| node.has(key))
     }
 
     /// Ends the process. `loses` says that its keys were in memory only.
     pub fn kill(&self, loses: bool) {
-        let mut node = lock(&self.node);
         if loses {
-            node.lose();
+            self.change(Node::lose);
         }
-        node.forget_scripts();
-        let mut state = lock(&self.state);
-        state.runs = false;
-        state.connections.drain(..).for_each(|task| task.abort());
+        lock(&self.node).forget_scripts();
+        lock(&self.state).deaths += 1;
+        self.disconnect();
     }
 
     pub fn start(&self) {
-        lock(&self.state).runs = true;
+        lock(&self.state).deaths -= 1;
+    }
+
+    pub fn disconnect(&self) {
+        lock(&self.state).connections.drain(..).for_each(|task| task.abort());
     }
 
     pub fn pause(&self, paused: bool) {
@@ -139,6 +175,53 @@ impl Server {
     pub fn change<T>(&self, change: impl FnOnce(&mut Node) -> T) -> T {
         let mut node = lock(&self.node);
         node.set_clock(self.micros());
-        change(&mut node)
+        let result = change(&mut node);
+        let changes = node.changes();
+        drop(node);
+        lock(&self.state).send(changes);
+        result
+    }
+
+    /// Makes `other` a copy of this server that follows it.
+    pub fn lead(&self, other: &Arc<Self>, lag: Duration) {
+        lock(&other.state).replica = None;
+        other.change(|node| {
+            node.copy(&lock(&self.node));
+            node.set_read_only(true);
+        });
+        let mut state = lock(&self.state);
+        state.replica = Some((other.clone(), lag));
+        state.backlog.clear();
+    }
+
+    /// Ends the replication from this server. The replica lacks the changes of the last moment.
+    pub fn isolate(&self) {
+        let mut state = lock(&self.state);
+        state.send(Changes::new());
+        state.replica = None;
+        state.backlog.clear();
+        let mut view = lock(&self.view);
+        // The last view of a server that hears of no others.
+        *view = view.take().map(|slots| Arc::new(Mutex::new(lock(&slots).clone())));
+    }
+
+    /// Sets the view of the cluster.
+    pub fn join(&self, view: Option<Arc<Mutex<Slots>>>) {
+        *lock(&self.view) = view;
+    }
+}
+
+impl State {
+    /// Sends changes to the replica, and those that have waited for as long as it is behind.
+    fn send(&mut self, changes: Changes) {
+        let Some((replica, lag)) = &self.replica else { return };
+        let now = Instant::now();
+        if !changes.is_empty() {
+            self.backlog.push_back((now + *lag, changes));
+        }
+        while self.backlog.front().is_some_and(|(due, _)| *due <= now) {
+            let (_, changes) = self.backlog.pop_front().unwrap_or((now, Changes::new()));
+            lock(&replica.node).apply(changes);
+        }
     }
 }

@@ -28,6 +28,11 @@ impl Story {
         self.start.elapsed()
     }
 
+    /// Returns the virtual time from the start to `instant`.
+    pub fn at(&self, instant: Instant) -> Duration {
+        instant - self.start
+    }
+
     /// Adds an event. `event` is called only if the story is recorded.
     pub fn record<T: Display>(&self, actor: impl Display, event: impl FnOnce() -> T) {
         if self.recorded {

@@ -1,0 +1,51 @@
+//! The embedded store on the virtual clock.
+
+use std::convert::Infallible;
+
+use tower_sluice::{
+    Decision, LocalStore, Store,
+    store::{Answer, Charge, Op, Unsupported},
+    testing::FakeClock,
+};
+
+/// An embedded store whose clock is the runtime's.
+pub struct VirtualLocal {
+    store: LocalStore,
+    clock: FakeClock,
+    start: tokio::time::Instant,
+}
+
+impl VirtualLocal {
+    pub fn new() -> Self {
+        let clock = FakeClock::new();
+        // Enough room that no key shares an account.
+        Self { store: clock.store(4_096), clock, start: tokio::time::Instant::now() }
+    }
+
+    fn set_clock(&self) {
+        self.clock.advance(self.start.elapsed().saturating_sub(self.clock.now()));
+    }
+}
+
+impl Store for VirtualLocal {
+    type Error = Infallible;
+    type Future = <LocalStore as Store>::Future;
+
+    fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        self.set_clock();
+        self.store.call(op)
+    }
+
+    fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        self.set_clock();
+        self.store.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.supports(charges)
+    }
+
+    fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.register(charges)
+    }
+}

@@ -1,0 +1,122 @@
+//! The wrappers around the store of a process, in a random composition.
+
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+
+use redis::aio::ConnectionLike;
+use tower_sluice::{
+    RedisStore, Store, StoreExt,
+    store::{BoxError, DynStore},
+};
+
+use super::virtual_local::VirtualLocal;
+use crate::random::Random;
+
+/// The policy of a process for failures of the node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OnFailure {
+    Open,
+    Closed,
+    Fallback,
+}
+
+/// The wrappers of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Wrappers {
+    pub budget: Duration,
+    pub breaker: bool,
+    pub deny_cache: bool,
+    /// The percentage of a limit that the process may lease.
+    pub leases: Option<u32>,
+    pub coalesce: bool,
+    pub resp3: bool,
+    /// `true` if all accounts of a key are in one slot of a cluster.
+    pub hash_tag: bool,
+    pub on_failure: OnFailure,
+}
+
+impl Wrappers {
+    pub fn random(random: &mut Random, leases: bool, hash_tag: bool) -> Self {
+        Self {
+            budget: Duration::from_millis(*random.pick(&[50, 100, 100, 250])),
+            breaker: random.percent(75),
+            deny_cache: random.percent(40),
+            leases: (leases && random.percent(70)).then(|| *random.pick(&[1, 5, 12])),
+            coalesce: random.percent(75),
+            resp3: random.percent(50),
+            hash_tag,
+            on_failure: *random.pick(&[
+                OnFailure::Fallback,
+                OnFailure::Fallback,
+                OnFailure::Open,
+                OnFailure::Closed,
+            ]),
+        }
+    }
+}
+
+impl fmt::Display for Wrappers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "timeout {:?}", self.budget)?;
+        for (is_on, name) in [
+            (self.breaker, "breaker"),
+            (self.deny_cache, "deny cache"),
+            (!self.coalesce, "no batches"),
+            (self.resp3, "RESP3"),
+        ] {
+            if is_on {
+                write!(f, ", {name}")?;
+            }
+        }
+        if let Some(percent) = self.leases {
+            write!(f, ", leases {percent} %")?;
+        }
+        write!(f, ", on failure {:?}", self.on_failure)
+    }
+}
+
+pub type Wrapped = Arc<DynStore<Infallible>>;
+
+/// Applies the wrappers in the documented order.
+pub fn wrap<C>(store: RedisStore<C>, wrappers: &Wrappers, processes: u32) -> Wrapped
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let store = store.timeout(wrappers.budget).boxed();
+    if wrappers.breaker {
+        cache(store.breaker(), wrappers, processes)
+    } else {
+        cache(store, wrappers, processes)
+    }
+}
+
+fn cache<S>(store: S, wrappers: &Wrappers, processes: u32) -> Wrapped
+where
+    S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
+{
+    if wrappers.deny_cache {
+        lease(store.deny_cache(), wrappers, processes)
+    } else {
+        lease(store, wrappers, processes)
+    }
+}
+
+fn lease<S>(store: S, wrappers: &Wrappers, processes: u32) -> Wrapped
+where
+    S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
+{
+    match wrappers.leases {
+        Some(percent) => policy(store.leases(percent), wrappers, processes),
+        None => policy(store, wrappers, processes),
+    }
+}
+
+fn policy<S>(store: S, wrappers: &Wrappers, processes: u32) -> Wrapped
+where
+    S: Store<Error: Into<BoxError>, Future: Send> + Send + Sync + 'static,
+{
+    match wrappers.on_failure {
+        OnFailure::Open => store.fail_open().boxed(),
+        OnFailure::Closed => store.fail_closed().boxed(),
+        OnFailure::Fallback => store.fallback(VirtualLocal::new()).instances(processes).boxed(),
+    }
+}
