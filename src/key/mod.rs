@@ -54,39 +54,30 @@
 //! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
+mod combine;
 pub(crate) mod entries;
-mod everyone;
 mod extension;
-mod header;
+mod extractors;
 mod kind;
-mod method;
 mod network;
-mod or;
 mod peer_ip;
-mod prefix;
-#[cfg(feature = "axum")]
-mod route;
-mod shared_peer_check;
-mod tuple;
 mod value;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::StatusCode;
 
-#[cfg(feature = "admin")]
-pub(crate) use self::prefix::Prefix;
 #[cfg(feature = "axum")]
-pub use self::route::RouteKey;
+pub use self::extractors::RouteKey;
+#[cfg(feature = "admin")]
+pub(crate) use self::peer_ip::Prefix;
 pub use self::{
     client_ip::{ClientIp, HopsError, Unreadable, WithoutHeader},
-    everyone::Everyone,
+    combine::Or,
     extension::ExtensionKey,
-    header::HeaderKey,
+    extractors::{Everyone, HeaderKey, MethodKey},
     kind::KeyKind,
-    method::MethodKey,
     network::NetworkError,
-    or::Or,
     peer_ip::PeerIp,
     value::Key,
 };
