@@ -4,10 +4,9 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    body::RequestBody,
+    body::{Problem, RequestBody},
     key::{self, ParsedKey},
     managed::{self, ManagedLayer},
-    problem::Problem,
     show::millis,
 };
 use crate::{
