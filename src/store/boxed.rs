@@ -1,9 +1,8 @@
-//! Stores whose type is chosen at run time.
-
-use std::sync::Arc;
+//! Stores behind pointers, and stores whose type is chosen at run time.
 
 use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, wrapper::forward};
 use crate::decision::Decision;
+use std::sync::Arc;
 
 /// Store of any type, with the error `E`.
 ///
@@ -54,3 +53,29 @@ where
         self.0.health()
     }
 }
+
+macro_rules! for_pointers {
+    ($($pointer:ty),*) => {$(
+        impl<S: Store + ?Sized> Store for $pointer {
+            type Error = S::Error;
+            type Future = S::Future;
+
+            #[inline]
+            fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+                (**self).call(op)
+            }
+
+            fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+                (**self).undo(charges, taken, units);
+            }
+
+            forward!(self => (**self));
+
+            fn health(&self) -> BoxFuture<Health> {
+                (**self).health()
+            }
+        }
+    )*};
+}
+
+for_pointers!(&S, Arc<S>, Box<S>);

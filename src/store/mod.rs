@@ -56,13 +56,10 @@ mod local;
 mod on_error;
 mod op;
 mod outage_state;
-mod recompute;
 #[cfg(feature = "redis")]
 mod redis;
-mod request_start;
 mod rules;
 mod setting;
-mod shared;
 mod timeout;
 mod wrapper;
 

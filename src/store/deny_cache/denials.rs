@@ -9,8 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     DenyCacheConfig,
-    account::{HashedCharge, PendingTake},
-    entry::{CachedDenial, add_unknown},
+    account::{CachedDenial, HashedCharge, PendingTake, add_unknown},
 };
 use crate::{
     decision::{Decision, Outcome, Source},

@@ -2,7 +2,6 @@
 
 mod account;
 mod denials;
-mod entry;
 
 use std::{sync::Arc, time::Duration};
 

@@ -20,8 +20,7 @@ use tokio::time::Instant;
 
 use super::{
     lease::Lease,
-    share::{Share, Shares},
-    sizing::{SPAN, Sizing},
+    sizing::{SPAN, Share, Shares, Sizing},
 };
 use crate::{
     decision::Decision,
