@@ -279,10 +279,6 @@ impl OwnedCharges {
         let charges: SmallVec<[_; 4]> = self.0.iter().map(OwnedCharge::as_charge).collect();
         read(&charges)
     }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
 }
 
 impl From<&[Charge<'_>]> for OwnedCharges {
