@@ -38,14 +38,14 @@ use crate::log::warn;
 #[derive(Clone, Debug)]
 pub struct PeerIp {
     prefix: Prefix,
-    shared_peer_check: SharedPeerCheck,
+    shared_peer_check: Arc<SharedPeerCheck>,
 }
 
 impl PeerIp {
     /// Creates an extractor for whole IPv4 addresses and the first 64 bits of IPv6 addresses.
     #[must_use]
     pub fn new() -> Self {
-        Self { prefix: Prefix::DEFAULT, shared_peer_check: SharedPeerCheck::default() }
+        Self { prefix: Prefix::DEFAULT, shared_peer_check: Arc::default() }
     }
 
     /// Creates an extractor for whole IPv4 addresses and the first 48 bits of IPv6 addresses.
@@ -220,15 +220,12 @@ const FORWARDING: [&str; 10] = [
     "cloudfront-viewer-address",
 ];
 
-/// A check of the first requests for signs of a proxy. Clones share the state.
+/// A check of the first requests for signs of a proxy.
 ///
 /// A proxy is likely if a request from a private address has a forwarding header, or if all
 /// requests come from one private address.
-#[derive(Clone, Debug, Default)]
-struct SharedPeerCheck(Arc<Progress>);
-
 #[derive(Debug, Default)]
-struct Progress {
+struct SharedPeerCheck {
     /// The number of requests checked so far.
     requests: AtomicU32,
     address: OnceLock<IpAddr>,
@@ -239,14 +236,14 @@ struct Progress {
 impl SharedPeerCheck {
     #[inline]
     fn record(&self, address: IpAddr, headers: &HeaderMap) {
-        if cfg!(feature = "tracing") && self.0.requests.load(Relaxed) < SAMPLE {
+        if cfg!(feature = "tracing") && self.requests.load(Relaxed) < SAMPLE {
             self.check(address.to_canonical(), headers);
         }
     }
 
     #[cold]
     fn check(&self, address: IpAddr, headers: &HeaderMap) {
-        let Progress { requests, address: first, mixed } = &*self.0;
+        let Self { requests, address: first, mixed } = self;
         let private = is_private(address);
         let forwarding = || FORWARDING.into_iter().find(|name| headers.contains_key(*name));
         if private && let Some(name) = forwarding() {

@@ -226,47 +226,39 @@ impl LivePlan {
 /// Cost::from_fn(|head| if head.uri.path() == "/export" { 50 } else { 1 });
 /// ```
 #[derive(Clone)]
-pub struct Cost(Amount);
-
-#[derive(Clone)]
-enum Amount {
-    Fixed(u32),
-    Read(Arc<dyn Fn(&RequestHead<'_>) -> u32 + Send + Sync>),
+pub struct Cost {
+    units: u32,
+    /// Reads the units from the request, instead of `units`.
+    read: Option<Arc<dyn Fn(&RequestHead<'_>) -> u32 + Send + Sync>>,
 }
 
 impl Cost {
     /// Creates a number of units that `read` computes from the head of each request.
     pub fn from_fn(read: impl Fn(&RequestHead<'_>) -> u32 + Send + Sync + 'static) -> Self {
-        Self(Amount::Read(Arc::new(read)))
+        Self { units: 0, read: Some(Arc::new(read)) }
     }
 
     #[inline]
     pub(super) fn of(&self, head: &RequestHead<'_>) -> u32 {
-        match &self.0 {
-            Amount::Fixed(units) => *units,
-            Amount::Read(read) => read(head),
-        }
+        self.read.as_ref().map_or(self.units, |read| read(head))
     }
 
     pub(super) fn fixed(&self) -> Option<u32> {
-        match &self.0 {
-            Amount::Fixed(units) => Some(*units),
-            Amount::Read(_) => None,
-        }
+        self.read.is_none().then_some(self.units)
     }
 }
 
 impl From<u32> for Cost {
     fn from(units: u32) -> Self {
-        Self(Amount::Fixed(units))
+        Self { units, read: None }
     }
 }
 
 impl fmt::Debug for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Amount::Fixed(units) => write!(f, "Cost({units})"),
-            Amount::Read(_) => f.write_str("Cost(fn)"),
+        match self.fixed() {
+            Some(units) => write!(f, "Cost({units})"),
+            None => f.write_str("Cost(fn)"),
         }
     }
 }
