@@ -30,14 +30,6 @@ struct CacheSet {
     entries: Vec<CachedDenial>,
 }
 
-/// The result of a look-up.
-pub(super) enum CacheLookup {
-    /// A cached denial.
-    Hit(Decision),
-    /// The inner store must be called.
-    Miss(PendingTake),
-}
-
 impl Denials {
     pub(super) fn new(config: DenyCacheConfig) -> Self {
         Self { config, sets: HashedSets::new(config.capacity) }
@@ -52,8 +44,8 @@ impl Denials {
         self.sets.each().map(|set| set.hits).sum()
     }
 
-    /// Looks for a cached denial.
-    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> CacheLookup {
+    /// Returns a cached denial. Without one, fails with the state of the call that must be made.
+    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> Result<Decision, PendingTake> {
         let mut pending = self.sets.hashes.pending_take(charges, self.sets.now());
         let mut found = false;
         for account in &mut pending.accounts {
@@ -61,10 +53,7 @@ impl Denials {
         }
         let found = found && pending.cacheable;
         // The entry may have been removed since `check`.
-        match found.then(|| self.denial(charges, &pending)).flatten() {
-            Some(denial) => CacheLookup::Hit(denial),
-            None => CacheLookup::Miss(pending),
-        }
+        found.then(|| self.denial(charges, &pending)).flatten().ok_or(pending)
     }
 
     /// Returns a cached denial of the call, if any.
@@ -182,6 +171,8 @@ impl CacheSet {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]

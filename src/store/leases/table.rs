@@ -340,6 +340,8 @@ impl LeaseEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
