@@ -25,10 +25,10 @@ use crate::key::{
 /// # Ok::<(), tower_sluice::key::NetworkError>(())
 /// ```
 #[derive(Clone)]
-pub struct AccessList(Arc<Lookup>);
-
-/// Returns `true` if a request is on the list, or the error of a failed lookup.
-type Lookup = dyn Fn(&RequestHead<'_>) -> Result<bool, KeyError> + Send + Sync;
+pub struct AccessList(
+    /// Returns `true` if a request is on the list, or the error of a failed lookup.
+    Arc<dyn Fn(&RequestHead<'_>) -> Result<bool, KeyError> + Send + Sync>,
+);
 
 impl AccessList {
     /// Creates a list of the requests for which `holds` returns `true`.

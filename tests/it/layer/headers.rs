@@ -195,7 +195,7 @@ async fn existing_fields_are_listed_or_kept_or_replaced_as_a_whole() {
     }
 }
 
-/// Whether an inner limiter or the layer allowed it, the request was beyond a quota.
+/// The request was beyond a quota, of an inner limiter or of the layer.
 #[tokio::test]
 async fn the_overage_of_the_layer_is_set_beside_the_fields_of_a_tighter_quota() {
     let layer = owing(&[quota("2/h").soft(1)], 2).headers(Headers::XRateLimitDelta);
