@@ -1,13 +1,15 @@
 //! Plans, which are quotas that are fixed, chosen per request, or replaced at run time; and costs.
 
-use crate::{
-    key::{Key, RequestHead},
-    quota::Quota,
-};
-use smallvec::SmallVec;
 use std::{
     fmt,
     sync::{Arc, PoisonError, RwLock},
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    key::{Key, RequestHead},
+    quota::Quota,
 };
 
 /// List of quotas that are charged together.

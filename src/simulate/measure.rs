@@ -3,13 +3,14 @@
 //! A second store charges each quota with the highest possible limit. The smallest sufficient limit
 //! is the maximum number of units in use at one time.
 
+use smallvec::SmallVec;
+
 use crate::{
     decision::Outcome,
     quota::{Algorithm, Quota},
     rule::{RuleInfo, RuleName},
     store::{Charge, LocalStore, Stats, StoreExt},
 };
-use smallvec::SmallVec;
 
 /// Smallest limit with which a quota limits no request of a trace.
 ///

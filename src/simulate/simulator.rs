@@ -1,5 +1,9 @@
 //! A simulator whose clock follows the trace.
 
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
 use super::{
     Call,
     measure::{Measure, SmallestBurst},
@@ -12,8 +16,6 @@ use crate::{
     rule::{self, Bypass, RuleError, RuleName, Rules},
     store::{Charge, Clock, LocalStore, Stats, StoreExt, literal},
 };
-use smallvec::SmallVec;
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 /// The latest instant, in nanoseconds: the start of the year 2100.
 const LAST: u64 = 4_102_444_800 * 1_000_000_000;

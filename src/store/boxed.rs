@@ -1,8 +1,9 @@
 //! Stores behind pointers, and stores whose type is chosen at run time.
 
+use std::sync::Arc;
+
 use super::{Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, wrapper::forward};
 use crate::decision::Decision;
-use std::sync::Arc;
 
 /// Store of any type, with the error `E`.
 ///

@@ -6,10 +6,6 @@
 //! An answer counts only if the word has not changed since the call began. A late timeout from a
 //! past outage therefore does not open the circuit again.
 
-use crate::{
-    log::{LogLimit, info, warn},
-    observe::circuit,
-};
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
@@ -21,7 +17,13 @@ use std::{
     },
     time::Duration,
 };
+
 use tokio::time::Instant;
+
+use crate::{
+    log::{LogLimit, info, warn},
+    observe::circuit,
+};
 
 const STATE: u64 = 3;
 const CLOSED: u64 = 0;
