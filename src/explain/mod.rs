@@ -208,11 +208,6 @@ impl Explanation {
         Self::of(About::Decision(Box::new(decision), reports))
     }
 
-    /// Creates the explanation of a request that no rule limits.
-    pub(crate) fn free(why: &'static str) -> Self {
-        Self { looked: true, ..Self::of(About::Free(why)) }
-    }
-
     /// Marks the explanation as a dry run.
     pub(crate) fn looked(self) -> Self {
         Self { looked: true, ..self }

@@ -65,6 +65,27 @@ pub(crate) enum Override {
 }
 
 impl LayerConfig {
+    /// Creates the default settings for these rules.
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        Self {
+            headers: HeaderPolicy::default(),
+            expose: false,
+            exempt_preflights: false,
+            report_only: Toggle::off(),
+            jitter: 0,
+            queue: Bounds { all: MAX_WAITERS, per_key: None },
+            waiters: Arc::default(),
+            enabled: Toggle::on(),
+            allow: Vec::new(),
+            deny: Vec::new(),
+            overcommit: None,
+            counters: None,
+            after: None,
+            meter: Meter::new(rules),
+            secret: None,
+        }
+    }
+
     pub(crate) fn count(&self, event: Event) {
         if let Some(counters) = &self.counters {
             counters.add(event);
@@ -145,29 +166,6 @@ impl LayerConfig {
         }
         let share = RandomState::new().hash_one(0) % (u64::from(self.jitter) + 1);
         wait.saturating_add(wait.mul_f64(share as f64 / 100.0))
-    }
-}
-
-impl LayerConfig {
-    /// Creates the default settings for these rules.
-    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        Self {
-            headers: HeaderPolicy::default(),
-            expose: false,
-            exempt_preflights: false,
-            report_only: Toggle::off(),
-            jitter: 0,
-            queue: Bounds { all: MAX_WAITERS, per_key: None },
-            waiters: Arc::default(),
-            enabled: Toggle::on(),
-            allow: Vec::new(),
-            deny: Vec::new(),
-            overcommit: None,
-            counters: None,
-            after: None,
-            meter: Meter::new(rules),
-            secret: None,
-        }
     }
 }
 

@@ -473,7 +473,7 @@ where
         let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
         let explanation = match charged {
             Ok(charges) => self.look(charges).await,
-            Err(Bypass::Exempt(why)) => return Explanation::free(why),
+            Err(Bypass::Exempt(why)) => return Explanation::of(About::Free(why)).looked(),
             Err(Bypass::Rejected(error)) => Explanation::of(About::Unkeyed(error)).looked(),
         };
         let denied = !explanation.is_allowed();
