@@ -3,6 +3,8 @@
 //! Each set has a lock and a version, which counts the changes of the set. A denial is cached only
 //! if the version has not changed during the call. Otherwise the denial may be out of date.
 
+use std::ops::ControlFlow;
+
 use super::{
     DenyCacheConfig,
     account::{CachedDenial, HashedCharge, PendingTake, add_unknown},
@@ -44,8 +46,8 @@ impl Denials {
         self.sets.each().map(|set| set.hits).sum()
     }
 
-    /// Returns a cached denial. Without one, fails with the state of the call that must be made.
-    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> Result<Decision, PendingTake> {
+    /// Breaks with a cached denial, or continues with the call that must be made.
+    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> ControlFlow<Decision, PendingTake> {
         let mut pending = self.sets.hashes.pending_take(charges, self.sets.now());
         let mut found = false;
         for account in &mut pending.accounts {
@@ -53,7 +55,8 @@ impl Denials {
         }
         let found = found && pending.cacheable;
         // The entry may have been removed since `check`.
-        found.then(|| self.denial(charges, &pending)).flatten().ok_or(pending)
+        let denial = found.then(|| self.denial(charges, &pending)).flatten();
+        denial.map_or(ControlFlow::Continue(pending), ControlFlow::Break)
     }
 
     /// Returns a cached denial of the call, if any.

@@ -3,7 +3,7 @@
 mod account;
 mod denials;
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use self::{account::PendingTake, denials::Denials};
 use super::{
@@ -195,8 +195,10 @@ impl<S: Store> DenyCache<S> {
     /// Returns a cached denial, or calls the store.
     fn take(&self, charges: &[Charge<'_>]) -> Answer<WrapperFuture<S, DenyCacheCall>> {
         match self.denials.look_up(charges) {
-            Ok(denial) => Answer::Now(Ok(denial)),
-            Err(pending) => self.call_inner(Op::Take(charges), Pending::Take(pending)),
+            ControlFlow::Break(denial) => Answer::Now(Ok(denial)),
+            ControlFlow::Continue(pending) => {
+                self.call_inner(Op::Take(charges), Pending::Take(pending))
+            }
         }
     }
 

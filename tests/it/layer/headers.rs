@@ -173,9 +173,8 @@ async fn the_stricter_of_two_draft07_fields_is_kept() {
 /// tighter one, with its policy.
 #[tokio::test]
 async fn existing_fields_are_listed_or_kept_or_replaced_as_a_whole() {
-    let parts = |line: &String| {
-        let (name, value) = line.clone().leak().split_once(": ").expect("a field");
-        (&*name, &*value)
+    let parts = |line: &String| -> (&'static str, &'static str) {
+        line.clone().leak().split_once(": ").expect("a field")
     };
     // in Unix time, the reset of two responses may differ
     for family in FAMILIES.into_iter().filter(|family| *family != Headers::XRateLimit) {
