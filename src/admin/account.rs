@@ -6,10 +6,9 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    body::{KeyField, RequestBody},
+    body::{KeyField, Problem, RequestBody},
     key::{self, ParsedKey},
     managed::{self, ManagedLayer},
-    problem::Problem,
     show::millis,
 };
 use crate::{

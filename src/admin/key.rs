@@ -1,11 +1,10 @@
-//! The text form of keys on the admin page and in its API.
+//! Keys and kinds of keys as text and as JSON, on the admin page and in its API.
 
-use std::{net::IpAddr, string::FromUtf8Error};
+use std::{borrow::Cow, net::IpAddr, string::FromUtf8Error};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::kind;
 use crate::{
     key::{Key, KeyContent, KeyKind, Prefix},
     rule::RuleName,
@@ -40,7 +39,7 @@ enum ParseError {
 pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<ParsedKey, String> {
     let mut found: Vec<(ParsedKey, KeyKind)> = Vec::new();
     let mut invalid = None;
-    for kind in kind::alternatives(kind).iter() {
+    for kind in alternatives(kind).iter() {
         match parse_kind(value, kind, rule) {
             Ok(parsed) if found.iter().any(|(other, _)| *other == parsed) => {}
             Ok(parsed) => found.push((parsed, kind.clone())),
@@ -53,11 +52,11 @@ pub(super) fn parse(value: &Value, kind: &KeyKind, rule: RuleName) -> Result<Par
         (0, Some(why)) => Err(why),
         (0, None) => Err(format!(
             "key is {value}; rule {rule:?} counts {}: send {}",
-            kind::text(kind),
-            kind::forms(kind)
+            kind_text(kind),
+            forms(kind)
         )),
         _ => {
-            let written = |(_, kind): &(ParsedKey, KeyKind)| kind::written(value, kind).to_string();
+            let written = |(_, kind): &(ParsedKey, KeyKind)| unambiguous(value, kind).to_string();
             let written: Vec<_> = found.iter().map(written).collect();
             Err(format!(
                 "key is {value}, which rule {rule:?} may count in {} ways: send {}",
@@ -235,6 +234,70 @@ fn address(text: &str, kind: &KeyKind) -> Result<ParsedKey, String> {
     };
     let key = Prefix::of(bits, bits).key(address);
     Ok(ParsedKey { key, prefix: (bits < width).then_some(bits) })
+}
+
+/// Returns the kinds that a key of kind `kind` may have.
+fn alternatives(kind: &KeyKind) -> Cow<'_, [KeyKind]> {
+    const ALL: &[KeyKind] =
+        &[KeyKind::Text, KeyKind::Number, KeyKind::Any, KeyKind::Everyone, KeyKind::Unidentified];
+    match kind {
+        KeyKind::Any => ALL.into(),
+        KeyKind::OneOf(kinds) => {
+            kinds.iter().flat_map(|kind| alternatives(kind).into_owned()).collect()
+        }
+        kind => std::slice::from_ref(kind).into(),
+    }
+}
+
+/// Returns the kind as a plural noun, for messages such as "counts addresses".
+fn kind_text(kind: &KeyKind) -> String {
+    let all = |kinds: &[KeyKind], between: &str| {
+        kinds.iter().map(kind_text).collect::<Vec<_>>().join(between)
+    };
+    match kind {
+        KeyKind::Any => "keys of any kind".into(),
+        KeyKind::Text => "text".into(),
+        KeyKind::Number => "numbers".into(),
+        KeyKind::Address { .. } => "addresses".into(),
+        KeyKind::Everyone => "all requests together".into(),
+        KeyKind::Unidentified => "requests without an identity together".into(),
+        KeyKind::OneOf(kinds) => all(kinds, " or "),
+        KeyKind::Tuple(kinds) => format!("lists of {}", all(kinds, " and ")),
+    }
+}
+
+/// Returns example keys of the kind.
+fn forms(kind: &KeyKind) -> String {
+    if *kind == KeyKind::Any {
+        return "text, {\"address\": ..}, {\"number\": ..}, {\"bytes\": ..}, {\"everyone\": true}, \
+                {\"unidentified\": true} or a list of these"
+            .into();
+    }
+    let forms = alternatives(kind);
+    let forms: Vec<_> = forms.iter().map(|kind| example(kind).to_string()).collect();
+    forms.join(" or ")
+}
+
+fn example(kind: &KeyKind) -> Value {
+    match kind {
+        KeyKind::Any | KeyKind::Text => json!("alice"),
+        KeyKind::Number => json!({ "number": 7 }),
+        KeyKind::Address { .. } => json!({ "address": "203.0.113.9" }),
+        KeyKind::Everyone => json!({ "everyone": true }),
+        KeyKind::Unidentified => json!({ "unidentified": true }),
+        KeyKind::OneOf(kinds) => kinds.first().map_or(Value::Null, example),
+        KeyKind::Tuple(kinds) => kinds.iter().map(example).collect(),
+    }
+}
+
+/// Returns the value in an unambiguous form, such as `{"text": "7"}`.
+fn unambiguous(value: &Value, kind: &KeyKind) -> Value {
+    match (value, kind) {
+        (Value::String(_), KeyKind::Text) => json!({ "text": value }),
+        (Value::String(_) | Value::Number(_), KeyKind::Number) => json!({ "number": value }),
+        (Value::String(_), KeyKind::Any | KeyKind::Address { .. }) => json!({ "address": value }),
+        _ => value.clone(),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::StatusCode;
 
-use super::problem::Problem;
+use super::body::Problem;
 use crate::{
     fingerprint::FingerprintKey,
     key::Key,

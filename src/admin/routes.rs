@@ -19,11 +19,10 @@ use http::{
 use serde_json::{Value, json};
 
 use super::{
+    Guard,
     account::ManagedAccount,
-    body::RequestBody,
-    guard::Guard,
+    body::{Problem, RequestBody},
     managed::{self, ManagedLayer},
-    problem::Problem,
     show,
 };
 use crate::store::Op;

@@ -4,18 +4,12 @@
 //! Unix epoch.
 
 mod counted;
-#[cfg(test)]
-mod edges;
 mod entries;
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
-#[cfg(test)]
-mod models;
 mod receipt;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
-#[cfg(test)]
-mod tests;
 pub(crate) mod token_bucket;
 
 pub(crate) use self::receipt::Receipt;
@@ -25,8 +19,6 @@ use self::{
     entries::Entries, fixed_window::FixedWindow, sliding_log::SlidingLog,
     sliding_window::SlidingWindow, token_bucket::TokenBucket,
 };
-#[cfg(test)]
-use crate::quota::Algorithm;
 use crate::{
     decision::{NEVER, Snapshot},
     quota::Quota,
@@ -312,3 +304,13 @@ pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, 
         None => change_counted(account, |state| counted::undo(state, quota, now, receipt)),
     }
 }
+
+#[cfg(test)]
+mod edges;
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+use crate::quota::Algorithm;

@@ -45,16 +45,7 @@ impl Decision {
     /// Creates a decision that allows the request.
     #[must_use]
     pub fn allow() -> Self {
-        Self {
-            allowed: true,
-            overage: false,
-            blocked: false,
-            source: Source::Local,
-            at: 0,
-            charged_at: 0,
-            wait: 0,
-            outcomes: SmallVec::new(),
-        }
+        Self::new(true, 0)
     }
 
     /// Creates a decision that denies the request.

@@ -52,16 +52,14 @@
 
 mod arithmetic;
 mod look;
-mod quota_report;
 mod text;
-mod time;
 
 pub(crate) use self::look::check;
-pub use self::quota_report::QuotaReport;
 use crate::{
-    decision::Decision,
+    decision::{Decision, Outcome},
     fingerprint::FingerprintKey,
-    key::{KeyError, RequestHead},
+    key::{Key, KeyError, RequestHead},
+    quota::Quota,
     rule::Rules,
     store::{Charge, OwnedCharges, Store, Unsupported},
 };
@@ -201,18 +199,13 @@ impl Explanation {
 
     fn add_charges(&mut self, charges: &[Charge<'_>]) {
         if let About::Decision(decision, reports) = &mut self.about {
-            *reports = quota_report::list(decision, charges);
+            *reports = list(decision, charges);
         }
     }
 
     pub(crate) fn decided(decision: Decision, charges: &[Charge<'_>]) -> Self {
-        let reports = quota_report::list(&decision, charges);
+        let reports = list(&decision, charges);
         Self::of(About::Decision(Box::new(decision), reports))
-    }
-
-    /// Creates the explanation of a request that no rule limits.
-    pub(crate) fn free(why: &'static str) -> Self {
-        Self { looked: true, ..Self::of(About::Free(why)) }
     }
 
     /// Marks the explanation as a dry run.
@@ -231,5 +224,93 @@ impl Explanation {
 
     pub(crate) fn of(about: About) -> Self {
         Self { about, looked: false, beside: None, secret: None }
+    }
+}
+
+/// Report on one quota of a decision, in an [`Explanation`](super::Explanation).
+///
+/// The quota, the key and the costs are `None` unless the explanation was given the charges or the
+/// rules.
+#[derive(Clone, Debug)]
+pub struct QuotaReport {
+    outcome: Outcome,
+    asked: Option<ChargedQuota>,
+}
+
+/// The charges of a request to one account, added up.
+#[derive(Clone, Debug)]
+struct ChargedQuota {
+    key: Key,
+    quota: Quota,
+    /// The number of quotas that the rule has.
+    quotas: usize,
+    cost: u64,
+    headroom: u32,
+}
+
+impl QuotaReport {
+    /// Returns the outcome of the quota.
+    #[must_use]
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Returns the quota, if known.
+    #[must_use]
+    pub fn quota(&self) -> Option<Quota> {
+        self.asked.as_ref().map(|asked| asked.quota)
+    }
+
+    /// Returns the key of the account, if known.
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        self.asked.as_ref().map(|asked| &asked.key)
+    }
+
+    /// Returns the requested units, if known.
+    #[must_use]
+    pub fn cost(&self) -> Option<u64> {
+        self.asked.as_ref().map(|asked| asked.cost)
+    }
+
+    /// Returns the units that must be left over after the charge, if known.
+    #[must_use]
+    pub fn headroom(&self) -> Option<u32> {
+        self.asked.as_ref().map(|asked| asked.headroom)
+    }
+}
+
+/// Creates one report for each outcome of the decision.
+fn list(decision: &Decision, charges: &[Charge<'_>]) -> Vec<QuotaReport> {
+    let placed = |charge| {
+        let of = move |(place, quota): (usize, &Quota)| (charge, place, *quota);
+        Charge::charged_quotas(charge).map(of)
+    };
+    let all: Vec<_> = charges.iter().flat_map(placed).collect();
+    let reckon = |(at, outcome): (usize, &Outcome)| {
+        let of_it = |(charge, place, _): &&(&Charge<'_>, usize, Quota)| {
+            charge.rule() == outcome.rule() && *place == outcome.place()
+        };
+        let known = all.get(at).filter(of_it).or_else(|| all.iter().find(of_it));
+        let asked = known.map(|(charge, _, quota)| asked(charge, *quota, charges));
+        QuotaReport { outcome: *outcome, asked }
+    };
+    decision.outcomes().iter().enumerate().map(reckon).collect()
+}
+
+/// Adds up all charges to the account of `charge`.
+fn asked(charge: &Charge<'_>, quota: Quota, charges: &[Charge<'_>]) -> ChargedQuota {
+    let same = |other: &&Charge<'_>| {
+        other.rule() == charge.rule()
+            && other.key() == charge.key()
+            && other.quota_index() == charge.quota_index()
+    };
+    let all = || charges.iter().filter(same);
+    ChargedQuota {
+        key: charge.key().clone(),
+        quota,
+        quotas: charge.quotas().len(),
+        cost: all().map(|charge| u64::from(charge.cost())).sum(),
+        headroom: all().map(Charge::headroom).max().unwrap_or(0),
     }
 }

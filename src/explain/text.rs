@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{About, Explanation, arithmetic::Arithmetic, quota_report::QuotaReport, time::Exact};
+use super::{
+    About, Explanation, QuotaReport,
+    arithmetic::{Arithmetic, Exact},
+};
 use crate::{
     decision::{Decision, Outcome, Source},
     quota::{Algorithm, Quota},

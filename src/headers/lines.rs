@@ -37,12 +37,12 @@ pub(super) struct Reading {
 }
 
 /// Returns the names of the quota fields, and `true` if the family has a policy field.
-fn names(family: Headers) -> (Vec<HeaderName>, bool) {
+fn names(family: Headers) -> (&'static [HeaderName], bool) {
     match family {
-        Headers::None => (Vec::new(), false),
-        Headers::Draft11 | Headers::Draft07 => (vec![RATELIMIT], true),
-        Headers::Draft06 => (TRIPLET.into(), true),
-        Headers::XRateLimit | Headers::XRateLimitDelta => (X_TRIPLET.into(), false),
+        Headers::None => (&[], false),
+        Headers::Draft11 | Headers::Draft07 => (&RATELIMIT, true),
+        Headers::Draft06 => (&TRIPLET, true),
+        Headers::XRateLimit | Headers::XRateLimitDelta => (&X_TRIPLET, false),
     }
 }
 
@@ -68,7 +68,7 @@ const TO_FILL_IN: HeaderValue = HeaderValue::from_static("0");
 fn prepare(fields: &mut HeaderMap, family: Headers, policy: Option<&HeaderValue>) {
     let (names, ruled) = names(family);
     for name in names {
-        fields.insert(name, TO_FILL_IN);
+        fields.insert(name.clone(), TO_FILL_IN);
     }
     if let Some(policy) = policy.filter(|_| ruled) {
         fields.insert(POLICY, policy.clone());
@@ -85,7 +85,7 @@ impl Lines {
 
 /// Rendering.
 impl Template {
-    /// Adds the fields to a response, and keeps the fields that an inner limiter has set.
+    /// Adds the fields to a response. The [module](super) documents existing fields.
     pub(super) fn write(&self, readings: &[Reading], headers: &mut HeaderMap) {
         let Some(first) = readings.first() else { return };
         match &self.prepared {
@@ -124,28 +124,36 @@ impl Template {
 
     #[inline(never)]
     fn add(&self, readings: &[Reading], first: &Reading, headers: &mut HeaderMap) {
-        match self.family {
-            Headers::None => {}
-            Headers::Draft11 => {
-                self.add_policy(headers);
-                // A list may span several lines.
-                self.list(readings).map(|list| headers.append(RATELIMIT, list));
-            }
-            Headers::Draft07 => self.add_dictionary(first, headers),
-            Headers::Draft06 => {
-                if self.add_triplet(first, headers, TRIPLET) {
-                    self.add_policy(headers);
-                }
-            }
-            Headers::XRateLimit | Headers::XRateLimitDelta => {
-                self.add_triplet(first, headers, X_TRIPLET);
+        let (names, ruled) = names(self.family);
+        let is_list = self.family == Headers::Draft11;
+        let left = if is_list { None } else { self.left_inside(headers) };
+        if left.is_some_and(|left| left <= first.remaining.into()) {
+            return;
+        }
+        let mut values = [TO_FILL_IN; 3];
+        self.fill_in(readings, values.iter_mut());
+        let fields = names.iter().cloned().zip(values);
+        let policy = self.policy.clone().filter(|_| ruled).map(|policy| (POLICY, policy));
+        for (name, value) in fields.chain(policy) {
+            if is_list {
+                headers.append(name, value);
+            } else {
+                headers.insert(name, value);
             }
         }
     }
 
-    fn add_policy(&self, headers: &mut HeaderMap) {
-        if let Some(policy) = &self.policy {
-            headers.append(POLICY, policy.clone());
+    /// Returns the units left that an inner limiter reports in fields of one quota.
+    fn left_inside(&self, headers: &HeaderMap) -> Option<u64> {
+        let (names, _) = names(self.family);
+        let field = |name| headers.get(name)?.to_str().ok();
+        match names {
+            [_, remaining, _] => field(remaining)?.parse().ok(),
+            [dictionary] => {
+                let mut members = field(dictionary)?.split(',');
+                members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok())
+            }
+            _ => None,
         }
     }
 
@@ -188,22 +196,7 @@ impl Template {
         Ok(())
     }
 
-    /// Sets `limit=5, remaining=4, reset=1`.
-    ///
-    /// A value of an inner limiter is replaced only if it reports more units left.
-    fn add_dictionary(&self, first: &Reading, headers: &mut HeaderMap) {
-        let there = headers.get(RATELIMIT).and_then(|value| value.to_str().ok());
-        let mut members = there.into_iter().flat_map(|text| text.split(','));
-        let left =
-            members.find_map(|member| member.trim().strip_prefix("remaining=")?.parse().ok());
-        if left.is_none_or(|left: u32| left > first.remaining)
-            && let Some(dictionary) = self.dictionary(first)
-        {
-            headers.insert(RATELIMIT, dictionary);
-            self.add_policy(headers);
-        }
-    }
-
+    /// Renders `limit=5, remaining=4, reset=1`.
     fn dictionary(&self, first: &Reading) -> Option<HeaderValue> {
         self.value(first, || {
             let Reading { item, remaining, next, .. } = first;
@@ -213,38 +206,16 @@ impl Template {
         })
     }
 
-    /// Sets the three fields, and returns `true`.
-    ///
-    /// Returns `false` if an inner limiter has set the fields and reports no more units left.
-    fn add_triplet(
-        &self,
-        first: &Reading,
-        headers: &mut HeaderMap,
-        names: [HeaderName; 3],
-    ) -> bool {
-        let there = headers.get(&names[1]).and_then(|value| value.to_str().ok());
-        let left = there.and_then(|there| there.parse::<u64>().ok());
-        if left.is_some_and(|left| left <= first.remaining.into()) {
-            return false;
-        }
-        for (name, value) in names.into_iter().zip(self.triplet(first)) {
-            headers.insert(name, value);
-        }
-        true
-    }
-
     /// Returns the values of the limit, remaining and reset fields.
     fn triplet(&self, first: &Reading) -> [HeaderValue; 3] {
         let reset = match self.family {
-            Headers::XRateLimit => unix_seconds_in(Duration::from_secs(first.next.into())),
+            Headers::XRateLimit => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                seconds(now.saturating_add(Duration::from_secs(first.next.into())))
+            }
             _ => first.next.into(),
         };
         let limit = self.items.list[usize::from(first.item)].told.clone();
         [limit, number(first.remaining.into()), number(reset)]
     }
-}
-
-fn unix_seconds_in(wait: Duration) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    seconds(now.saturating_add(wait))
 }

@@ -1,6 +1,20 @@
 //! Header fields that report decisions to clients.
 //!
 //! All times in header fields are whole seconds, rounded up.
+//!
+//! # Fields that a response already has
+//!
+//! The inner service may have set some of these fields, for example by a limiter of its own. The
+//! layer keeps what such a field says, unless it can hold only one quota:
+//!
+//! - The fields of [`Headers::Draft11`] are lists. The layer appends its quotas.
+//! - The fields of all other families report one quota, the one with the fewest units left. If that
+//!   is a quota of the layer, the layer replaces all fields of the family, including the policy.
+//!   Otherwise, all stay. Fields without a readable number of units left are replaced.
+//! - An existing `Retry-After` stays. `X-RateLimit-Overage` is set if either allowed the request
+//!   beyond a quota.
+//!
+//! The same applies to the response of a [`Reject`](crate::Reject).
 
 mod cache;
 mod digits;
@@ -8,7 +22,6 @@ mod item;
 mod lines;
 mod template;
 mod variants;
-mod write;
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -20,17 +33,18 @@ pub(crate) use self::{
     lines::Lines,
     template::Template,
 };
+use crate::{decision::Decision, quota::Quota};
 
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+static RATELIMIT: [HeaderName; 1] = [HeaderName::from_static("ratelimit")];
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 /// A field of this crate, sent if the request was allowed beyond a quota.
 const OVERAGE: HeaderName = HeaderName::from_static("x-ratelimit-overage");
-const TRIPLET: [HeaderName; 3] = [
+static TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
     HeaderName::from_static("ratelimit-remaining"),
     HeaderName::from_static("ratelimit-reset"),
 ];
-const X_TRIPLET: [HeaderName; 3] = [
+static X_TRIPLET: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-limit"),
     HeaderName::from_static("x-ratelimit-remaining"),
     HeaderName::from_static("x-ratelimit-reset"),
@@ -49,9 +63,7 @@ const X_TRIPLET: [HeaderName; 3] = [
 /// ```
 #[must_use]
 pub fn exposed_headers() -> Vec<HeaderName> {
-    let mut names = vec![RETRY_AFTER, RATELIMIT, POLICY, OVERAGE];
-    names.extend(TRIPLET.into_iter().chain(X_TRIPLET));
-    names
+    [&[RETRY_AFTER, POLICY, OVERAGE], &RATELIMIT[..], &TRIPLET, &X_TRIPLET].concat()
 }
 
 /// Family of header fields that report quotas to clients.
@@ -106,6 +118,33 @@ impl Headers {
     #[must_use]
     pub fn only_when_denied(self) -> HeaderPolicy {
         HeaderPolicy { family: self, only_denied: true }
+    }
+
+    /// Adds the fields for a decision of a [`Limiter`](crate::Limiter) to `headers`.
+    ///
+    /// `quotas` are the quotas that were passed to the limiter. A denial also gets `Retry-After`,
+    /// if waiting helps. [`Decision::rejection`] creates a whole response to a denial.
+    ///
+    /// ```
+    /// use http::Response;
+    /// use tower_sluice::{Headers, Limiter, Quota};
+    ///
+    /// const SEARCHES: Quota = Quota::per_minute(30);
+    /// let searches = Limiter::local();
+    ///
+    /// let decision = searches.take("alice", &SEARCHES, 1).now();
+    /// let mut response = Response::new("found");
+    /// Headers::Draft11.write(&decision, &SEARCHES, response.headers_mut());
+    /// assert_eq!(response.headers()["ratelimit"], "\"default\";r=29;t=2");
+    /// ```
+    pub fn write(
+        self,
+        decision: &Decision,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        headers: &mut HeaderMap,
+    ) {
+        let wait = if decision.is_allowed() { None } else { decision.retry_after() };
+        Template::of_call(self, decision, quotas.as_ref()).complete(headers, decision, wait);
     }
 }
 

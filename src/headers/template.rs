@@ -16,6 +16,8 @@ use super::{
 };
 use crate::{
     decision::{Decision, Outcome},
+    key::Key,
+    quota::Quota,
     store::Charge,
 };
 
@@ -62,6 +64,14 @@ impl Template {
         let prefixes = quoted.into_iter().map(|name| name + ";r=").collect();
         let variants = Variants::new(items.rules());
         Self { family, items, prefixes, policy, prepared: None, variants }
+    }
+
+    /// Creates the template for the quotas of one call of a limiter.
+    pub(crate) fn of_call(family: Headers, decision: &Decision, quotas: &[Quota]) -> Arc<Self> {
+        let rule = decision.outcomes().first().map(Outcome::rule).unwrap_or_default();
+        let key = Key::everyone();
+        let charge = Charge::new(rule, &key, quotas);
+        Arc::new(Self::new(family, Arc::new(Items::charged(&[charge]))))
     }
 
     /// Prepares the fields for many requests, with a cache of values if `cached` is `true`.

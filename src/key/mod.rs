@@ -54,20 +54,13 @@
 //! - A rule by user name limits password guesses from many addresses.
 
 mod client_ip;
+mod combine;
 pub(crate) mod entries;
-mod everyone;
 mod extension;
-mod header;
+mod extractors;
 mod kind;
-mod method;
 mod network;
-mod or;
 mod peer_ip;
-mod prefix;
-#[cfg(feature = "axum")]
-mod route;
-mod shared_peer_check;
-mod tuple;
 mod value;
 
 use std::{borrow::Cow, fmt, sync::Arc};
@@ -75,22 +68,20 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::StatusCode;
 
 #[cfg(feature = "axum")]
-pub use self::route::RouteKey;
+pub use self::extractors::RouteKey;
 pub use self::{
     client_ip::{ClientIp, HopsError, Unreadable, WithoutHeader},
-    everyone::Everyone,
+    combine::Or,
     extension::ExtensionKey,
-    header::HeaderKey,
+    extractors::{Everyone, HeaderKey, MethodKey},
     kind::KeyKind,
-    method::MethodKey,
     network::NetworkError,
-    or::Or,
     peer_ip::PeerIp,
     value::Key,
 };
 pub(crate) use self::{extension::Anonymous, network::Networks, peer_ip::peer_address};
 #[cfg(feature = "admin")]
-pub(crate) use self::{prefix::Prefix, value::KeyContent};
+pub(crate) use self::{peer_ip::Prefix, value::KeyContent};
 pub use crate::head::RequestHead;
 
 /// Extracts the key of a request, which selects the account to charge.

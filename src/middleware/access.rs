@@ -25,30 +25,15 @@ use crate::key::{
 /// # Ok::<(), tower_sluice::key::NetworkError>(())
 /// ```
 #[derive(Clone)]
-pub struct AccessList(Arc<dyn Fn(&RequestHead<'_>) -> Membership + Send + Sync>);
-
-/// The result of a lookup.
-enum Membership {
-    Listed,
-    Unlisted,
-    /// The lookup failed.
-    Unknown(KeyError),
-}
-
-impl Membership {
-    fn of(listed: bool) -> Self {
-        if listed { Self::Listed } else { Self::Unlisted }
-    }
-}
+pub struct AccessList(
+    /// Returns `true` if a request is on the list, or the error of a failed lookup.
+    Arc<dyn Fn(&RequestHead<'_>) -> Result<bool, KeyError> + Send + Sync>,
+);
 
 impl AccessList {
-    fn new(membership: impl Fn(&RequestHead<'_>) -> Membership + Send + Sync + 'static) -> Self {
-        Self(Arc::new(membership))
-    }
-
     /// Creates a list of the requests for which `holds` returns `true`.
     pub fn from_fn(holds: impl Fn(&RequestHead<'_>) -> bool + Send + Sync + 'static) -> Self {
-        Self::new(move |head| Membership::of(holds(head)))
+        Self(Arc::new(move |head| Ok(holds(head))))
     }
 
     /// Creates a list of the requests whose key is one of `keys`. `extractor` finds the key.
@@ -73,11 +58,10 @@ impl AccessList {
         K: KeyExtractor + Send + Sync + 'static,
     {
         let keys: HashSet<Key> = keys.into_iter().map(Into::into).collect();
-        Self::new(move |head| match extractor.extract(head) {
-            Ok(key) => Membership::of(key.is_some_and(|key| keys.contains(&key))),
-            Err(error) if error.is_missing() => Membership::Unlisted,
-            Err(error) => Membership::Unknown(error),
-        })
+        Self(Arc::new(move |head| match extractor.extract(head) {
+            Err(error) if error.is_missing() => Ok(false),
+            found => Ok(found?.is_some_and(|key| keys.contains(&key))),
+        }))
     }
 
     /// Creates a list of the requests whose peer address is in one of `networks`.
@@ -97,10 +81,9 @@ impl AccessList {
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        Ok(Self::new(move |head| match peer_address(head) {
-            Some(peer) => Membership::of(networks.hold(peer)),
-            None => Membership::Unknown(KeyError::no_peer()),
-        }))
+        Ok(Self(Arc::new(move |head| {
+            peer_address(head).map(|peer| networks.hold(peer)).ok_or_else(KeyError::no_peer)
+        })))
     }
 
     /// Creates a list of the requests whose client address is in one of `networks`.
@@ -131,26 +114,21 @@ impl AccessList {
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Self, NetworkError> {
         let networks = Networks::read(networks)?;
-        Ok(Self::new(move |head| match client.client(head) {
-            Ok(found) if !networks.hold(found.address) => Membership::Unlisted,
-            Ok(found) if found.is_confirmed => Membership::Listed,
-            Ok(_) => Membership::Unknown(access_denied()),
-            Err(error) => Membership::Unknown(error),
-        }))
+        Ok(Self(Arc::new(move |head| {
+            let found = client.client(head)?;
+            let is_listed = networks.hold(found.address);
+            if is_listed && !found.is_confirmed { Err(access_denied()) } else { Ok(is_listed) }
+        })))
     }
 
     /// Returns `true` if the request is on the list.
     pub(crate) fn allows(&self, head: &RequestHead<'_>) -> bool {
-        matches!((self.0)(head), Membership::Listed)
+        (self.0)(head) == Ok(true)
     }
 
     /// Returns an error if the request is on the list, or if the lookup fails.
     pub(crate) fn deny(&self, head: &RequestHead<'_>) -> Result<(), KeyError> {
-        match (self.0)(head) {
-            Membership::Listed => Err(access_denied()),
-            Membership::Unlisted => Ok(()),
-            Membership::Unknown(error) => Err(error),
-        }
+        if (self.0)(head)? { Err(access_denied()) } else { Ok(()) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Adjusts charges to the actual cost of a request, after the response.
 
 use std::{
+    convert::Infallible,
     error::Error,
     fmt,
     sync::{
@@ -10,12 +11,14 @@ use std::{
     time::Duration,
 };
 
+use http::Response;
 use smallvec::SmallVec;
 
 use crate::{
     decision::Decision,
+    head::ResponseHead,
     rule::RuleName,
-    store::{self, Answer, BlockError, Charge, OwnedCharges, Store, StoreExt},
+    store::{self, Answer, BlockError, Charge, DynStore, OwnedCharges, Store, StoreExt},
 };
 
 /// Change of a charge to the actual cost of the request.
@@ -62,15 +65,24 @@ pub struct ChargeHandle(Arc<OpenCharges>);
 
 /// Charges that a handle can adjust.
 struct OpenCharges {
-    accounts: Arc<dyn DetachedStore>,
+    config: AdjustConfig,
     charges: OwnedCharges,
     decision: Decision,
-    unsettled: Unsettled,
-    /// The names of all rules of the layer.
-    rules: Arc<[RuleName]>,
     /// One flag per charge. `true` if the charge can no longer be adjusted.
     settled: SmallVec<[AtomicBool; 8]>,
 }
+
+/// Settings for the adjustment of charges.
+#[derive(Clone)]
+pub(crate) struct AdjustConfig {
+    pub(crate) store: Arc<DynStore<Infallible>>,
+    /// The names of all rules of the layer.
+    pub(crate) rules: Arc<[RuleName]>,
+    pub(crate) unsettled: Unsettled,
+    pub(crate) classify: Option<Classify>,
+}
+
+pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
 
 /// The policy for a charge that is still unadjusted when the last handle is dropped.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,15 +94,18 @@ pub(crate) enum Unsettled {
 }
 
 impl ChargeHandle {
+    /// Creates the handle for the extensions of a request.
+    ///
+    /// Uncharged requests get a handle as well, because handlers may extract it.
     pub(crate) fn new(
-        accounts: Arc<dyn DetachedStore>,
-        charges: OwnedCharges,
+        config: &AdjustConfig,
+        charges: &[Charge<'_>],
         decision: Decision,
-        (unsettled, rules): (Unsettled, Arc<[RuleName]>),
         charged: bool,
     ) -> Self {
-        let settled = (0..charges.len()).map(|_| AtomicBool::new(!charged)).collect();
-        Self(Arc::new(OpenCharges { accounts, charges, decision, unsettled, rules, settled }))
+        let settled = charges.iter().map(|_| AtomicBool::new(!charged)).collect();
+        let (config, charges) = (config.clone(), charges.into());
+        Self(Arc::new(OpenCharges { config, charges, decision, settled }))
     }
 
     /// Returns the decision about the request.
@@ -112,8 +127,9 @@ impl ChargeHandle {
     ///
     /// Fails if the layer has no rule of this name. The error lists the rules of the layer.
     pub fn adjust_rule_to(&self, name: &str, units: u32) -> Result<(), UnknownRule> {
-        if !self.0.rules.iter().any(|rule| rule.as_str() == name) {
-            return Err(UnknownRule { name: name.into(), known: self.0.rules.clone() });
+        let rules = &self.0.config.rules;
+        if !rules.iter().any(|rule| rule.as_str() == name) {
+            return Err(UnknownRule { name: name.into(), known: rules.clone() });
         }
         self.0.adjust(Some(name), |_| units);
         Ok(())
@@ -136,27 +152,35 @@ impl ChargeHandle {
     ///
     /// Returns the first error, such as [`BlockError::Full`]. The other keys are still blocked.
     pub fn block(&self, time: Duration) -> Result<(), BlockError> {
-        self.0.charges.with(|charges| {
-            let block = |charge| self.0.accounts.block(charge, time);
-            charges.iter().map(block).fold(Ok(()), Result::and)
-        })
+        let block = |charge: &Charge<'_>| match store::block(&self.0.config.store, charge, time) {
+            Answer::Now(blocked) => blocked.map(drop),
+            Answer::Later(later) => {
+                detach(Answer::Later(later.inner));
+                Ok(())
+            }
+        };
+        self.0.charges.with(|charges| charges.iter().map(block).fold(Ok(()), Result::and))
     }
 
     /// Ends a [`block`](ChargeHandle::block) of the keys of this request.
     pub fn unblock(&self) {
-        self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.unblock(c)));
+        let store = &self.0.config.store;
+        self.0.charges.with(|charges| charges.iter().for_each(|it| detach(store.unblock(it))));
     }
 
     /// Resets the accounts of this request to those of new keys.
     pub fn reset(&self) {
-        self.0.charges.with(|charges| charges.iter().for_each(|c| self.0.accounts.reset(c)));
+        let store = &self.0.config.store;
+        self.0.charges.with(|charges| charges.iter().for_each(|it| detach(store.reset(it))));
     }
 
-    pub(crate) fn apply(&self, settle: Adjustment) {
-        match settle {
-            Adjustment::Keep => {}
-            Adjustment::Refund => self.refund(),
-            Adjustment::Charge(units) => self.adjust_to(units),
+    /// Makes the adjustment that the function of the layer returns for a charged request.
+    pub(crate) fn classify<B>(&self, response: &Response<B>) {
+        let classify = self.0.config.classify.as_ref().filter(|_| !self.0.settled.is_empty());
+        match classify.map(|classify| classify(&ResponseHead::from(response))) {
+            None | Some(Adjustment::Keep) => {}
+            Some(Adjustment::Refund) => self.refund(),
+            Some(Adjustment::Charge(units)) => self.adjust_to(units),
         }
     }
 }
@@ -166,6 +190,7 @@ impl OpenCharges {
     ///
     /// `cost` maps the charged units to the new units.
     fn adjust(&self, rule: Option<&str>, cost: impl Fn(u32) -> u32) {
+        let store = &self.config.store;
         self.charges.with(|charges| {
             for (charge, settled) in charges.iter().zip(&self.settled) {
                 let other = rule.is_some_and(|name| charge.rule().as_str() != name);
@@ -175,9 +200,9 @@ impl OpenCharges {
                 }
                 let (before, after) = (charge.cost(), cost(charge.cost()));
                 if after < before {
-                    self.accounts.undo(charge, &self.decision, before - after);
+                    store.undo(&[*charge], &self.decision, Some(before - after));
                 } else if after > before {
-                    self.accounts.charge_late(charge, after - before);
+                    detach(store.adjust(charge, i64::from(after - before)));
                 }
             }
         });
@@ -186,7 +211,7 @@ impl OpenCharges {
 
 impl Drop for OpenCharges {
     fn drop(&mut self) {
-        match self.unsettled {
+        match self.config.unsettled {
             Unsettled::Keep => {}
             Unsettled::Refund => self.adjust(None, |_| 0),
             Unsettled::AtLeast(units) => self.adjust(None, |charged| charged.max(units)),
@@ -196,7 +221,14 @@ impl Drop for OpenCharges {
 
 impl fmt::Debug for ChargeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChargeHandle").field("unsettled", &self.0.unsettled).finish_non_exhaustive()
+        let unsettled = &self.0.config.unsettled;
+        f.debug_struct("ChargeHandle").field("unsettled", unsettled).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AdjustConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdjustConfig").field("unsettled", &self.unsettled).finish_non_exhaustive()
     }
 }
 
@@ -268,50 +300,6 @@ mod extract {
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoChargeHandle> {
             parts.extensions.get().cloned().ok_or(NoChargeHandle)
         }
-    }
-}
-
-/// Store operations for a [`ChargeHandle`], which does not wait for answers.
-pub(crate) trait DetachedStore: Send + Sync {
-    fn undo(&self, charge: &Charge<'_>, taken: &Decision, units: u32);
-    fn charge_late(&self, charge: &Charge<'_>, units: u32);
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError>;
-    fn unblock(&self, charge: &Charge<'_>);
-    fn reset(&self, charge: &Charge<'_>);
-}
-
-impl<S> DetachedStore for S
-where
-    S: Store + Send + Sync,
-    S::Future: 'static,
-{
-    fn undo(&self, charge: &Charge<'_>, taken: &Decision, units: u32) {
-        Store::undo(self, &[*charge], taken, Some(units));
-    }
-
-    fn charge_late(&self, charge: &Charge<'_>, units: u32) {
-        detach(StoreExt::adjust(self, charge, i64::from(units)));
-    }
-
-    fn block(&self, charge: &Charge<'_>, time: Duration) -> Result<(), BlockError> {
-        match store::block(self, charge, time) {
-            Answer::Now(Ok(_)) => Ok(()),
-            Answer::Now(Err(BlockError::Full)) => Err(BlockError::Full),
-            Answer::Now(Err(BlockError::Unsupported)) => Err(BlockError::Unsupported),
-            Answer::Now(Err(_)) => Err(BlockError::Unavailable),
-            Answer::Later(later) => {
-                detach(Answer::Later(later.inner));
-                Ok(())
-            }
-        }
-    }
-
-    fn unblock(&self, charge: &Charge<'_>) {
-        detach(StoreExt::unblock(self, charge));
-    }
-
-    fn reset(&self, charge: &Charge<'_>) {
-        detach(StoreExt::reset(self, charge));
     }
 }
 

@@ -1,12 +1,11 @@
 //! Decides if a request runs, waits or is rejected.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::Response;
 
 use super::{
-    config::{LayerConfig, Override},
-    context::ResponseContext,
+    config::{LayerConfig, Override, ResponseContext},
     overcommit::InFlight,
     queue::QueuedCharge,
     stats::Event,
@@ -19,7 +18,7 @@ use crate::{
     key::{Key, KeyError},
     log::error,
     observe::{Started, unidentified},
-    reject::{ExplainContext, Reject, Rejection},
+    reject::{Reject, Rejection},
     rule::{Bypass, RuleName, Rules},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
@@ -157,14 +156,21 @@ where
     where
         R: Reject<B>,
     {
+        let settings = &self.settings;
         match bypass {
-            Bypass::Rejected(error) if !self.settings.report_only.is_on() => {
-                return Admission::Rejected(self.reject_unkeyed(&error, head));
-            }
-            Bypass::Rejected(_) => self.settings.count(Event::WouldDeny),
             Bypass::Exempt(_) => {}
+            Bypass::Rejected(_) if settings.report_only.is_on() => settings.count(Event::WouldDeny),
+            Bypass::Rejected(error) => {
+                settings.count(Event::Unkeyed);
+                unidentified();
+                if error.is_no_peer() {
+                    log_no_peer(&error);
+                }
+                let why = self.rejection(Err(&error), None, &self.template);
+                return Admission::Rejected(self.reject.reject(&why, head));
+            }
         }
-        Admission::Admitted(ResponseContext::uncharged(&self.settings))
+        Admission::Admitted(ResponseContext::uncharged(settings))
     }
 
     #[cold]
@@ -194,16 +200,26 @@ where
     where
         R: Reject<B>,
     {
-        match self.settings.override_denial(Some(decision)) {
-            None => Admission::Rejected(self.reject(decision, charges, head)),
+        let settings = &self.settings;
+        match settings.override_denial(Some(decision)) {
+            None => {}
             Some(Override::ReportOnly) => {
-                Admission::Admitted(self.respond(decision, charges, None))
+                return Admission::Admitted(self.respond(decision, charges, None));
             }
             Some(Override::Overcommit(in_flight)) => {
                 let overage = decision.clone().into_overage();
-                Admission::Admitted(self.respond(&overage, charges, Some(in_flight)))
+                return Admission::Admitted(self.respond(&overage, charges, Some(in_flight)));
             }
         }
+        settings.count(Event::Denied);
+        settings.meter.denied(decision, |rule| self.charged_key(charges, rule));
+        let retry_after = settings.retry_after.wait(decision, charges);
+        let chosen = self.template.for_charges(charges);
+        let template = chosen.as_ref().unwrap_or(&self.template);
+        let why = self.rejection(Ok(decision), retry_after, template);
+        let mut response = self.reject.respond(&why, head);
+        ResponseContext::mark_rejection(settings, decision, &mut response);
+        Admission::Rejected(response)
     }
 
     /// Returns the context for the response, or `None` if the response stays unchanged.
@@ -222,44 +238,14 @@ where
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 
-    fn reject<B>(
-        &self,
-        decision: &Decision,
-        charges: &[Charge<'_>],
-        head: &RequestHead<'_>,
-    ) -> Response<B>
-    where
-        R: Reject<B>,
-    {
-        self.settings.count(Event::Denied);
-        self.settings.meter.denied(decision, |rule| self.charged_key(charges, rule));
-        let retry_after = self.settings.retry_after.wait(decision, charges);
-        let chosen = self.template.for_charges(charges);
-        let template = chosen.as_ref().unwrap_or(&self.template);
-        let rejection = Rejection::denied(decision, retry_after, template, self.explain_context());
-        let mut response = self.reject.respond(&rejection, head);
-        if self.settings.marks_responses() {
-            ResponseContext::rejected(&self.settings, decision).apply(&mut response);
-        }
-        response
-    }
-
-    #[cold]
-    fn reject_unkeyed<B>(&self, error: &KeyError, head: &RequestHead<'_>) -> Response<B>
-    where
-        R: Reject<B>,
-    {
-        self.settings.count(Event::Unkeyed);
-        unidentified();
-        if error.is_no_peer() {
-            log_no_peer(error);
-        }
-        let context = self.explain_context();
-        self.reject.reject(&Rejection::unkeyed(error, &self.template, context), head)
-    }
-
-    fn explain_context(&self) -> ExplainContext<'_> {
-        ExplainContext { rules: &*self.rules, secret: self.settings.secret.as_ref() }
+    fn rejection<'a>(
+        &'a self,
+        cause: Result<&'a Decision, &'a KeyError>,
+        retry_after: Option<Duration>,
+        template: &'a Template,
+    ) -> Rejection<'a> {
+        let secret = self.settings.secret.as_ref();
+        Rejection::new(cause, retry_after, template, Some(&*self.rules), secret)
     }
 
     /// Returns the key that a rule charges, and its fingerprint.
@@ -275,10 +261,7 @@ where
 
 /// Logs that the server provides no peer address, at most once per minute.
 fn log_no_peer(error: &KeyError) {
-    use std::{
-        sync::Mutex,
-        time::{Duration, Instant},
-    };
+    use std::{sync::Mutex, time::Instant};
 
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     let Ok(mut last) = LAST.try_lock() else { return };

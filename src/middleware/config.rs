@@ -1,9 +1,9 @@
-//! Settings of a layer.
+//! Settings of a layer, and their effects on the handler and the response.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use http::{
-    Method,
+    Extensions, Method, Request, Response,
     header::{
         ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, TRANSFER_ENCODING,
     },
@@ -11,17 +11,17 @@ use http::{
 
 use super::{
     access::AccessList,
-    adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
+    adjust::{AdjustConfig, ChargeHandle},
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
     retry_after::RetryPolicy,
     stats::{Counters, Event},
 };
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     fingerprint::FingerprintKey,
-    head::{RequestHead, ResponseHead},
-    headers::HeaderPolicy,
+    head::RequestHead,
+    headers::{HeaderPolicy, Lines},
     observe::Meter,
     rule::{Bypass, RuleName},
     store::Charge,
@@ -60,83 +60,38 @@ pub(crate) enum Override {
     Overcommit(InFlight),
 }
 
-/// Settings for the adjustment of charges.
-#[derive(Clone)]
-pub(crate) struct AdjustConfig {
-    pub(crate) accounts: Arc<dyn DetachedStore>,
-    /// The names of all rules of the layer.
-    pub(crate) rules: Arc<[RuleName]>,
-    pub(crate) unsettled: Unsettled,
-    pub(crate) classify: Option<Classify>,
-}
-
-impl AdjustConfig {
-    /// Returns the minimum final charge of a request, if set.
-    pub(crate) fn adjusted(&self) -> Option<u32> {
-        match self.unsettled {
-            Unsettled::AtLeast(units) => Some(units),
-            Unsettled::Keep | Unsettled::Refund => None,
+impl LayerConfig {
+    /// Creates the default settings for these rules.
+    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
+        Self {
+            headers: HeaderPolicy::default(),
+            expose: false,
+            exempt_preflights: false,
+            report_only: Toggle::off(),
+            retry_after: RetryPolicy::Earliest,
+            queue: Bounds { all: MAX_WAITERS, per_key: None },
+            waiters: Arc::default(),
+            enabled: Toggle::on(),
+            allow: Vec::new(),
+            deny: Vec::new(),
+            overcommit: None,
+            counters: None,
+            after: None,
+            meter: Meter::new(rules),
+            secret: None,
         }
     }
 
-    /// Creates the handle for the extensions of a request.
-    ///
-    /// Uncharged requests get a handle as well, because handlers may extract it.
-    pub(crate) fn reserve(
-        &self,
-        charges: &[Charge<'_>],
-        decision: Decision,
-        charged: bool,
-    ) -> ChargeHandle {
-        let charges = charges.into();
-        let settled = (self.unsettled, self.rules.clone());
-        ChargeHandle::new(self.accounts.clone(), charges, decision, settled, charged)
-    }
-}
-
-pub(crate) type Classify = Arc<dyn Fn(&ResponseHead<'_>) -> Adjustment + Send + Sync>;
-
-impl fmt::Debug for AdjustConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdjustConfig").field("unsettled", &self.unsettled).finish_non_exhaustive()
-    }
-}
-
-impl LayerConfig {
     pub(crate) fn count(&self, event: Event) {
         if let Some(counters) = &self.counters {
             counters.add(event);
         }
     }
 
-    /// Returns `true` if the layer adds nothing but header fields to a response.
+    /// Returns `true` if responses or handlers get more than header fields.
     #[inline]
-    pub(crate) fn is_plain(&self) -> bool {
-        // Names every field, so that a new setting does not compile until it is considered here.
-        let Self {
-            expose,
-            after,
-            overcommit,
-            counters,
-            headers: _,
-            exempt_preflights: _,
-            report_only: _,
-            retry_after: _,
-            queue: _,
-            waiters: _,
-            enabled: _,
-            allow: _,
-            deny: _,
-            meter: _,
-            secret: _,
-        } = self;
-        !expose && after.is_none() && overcommit.is_none() && counters.is_none()
-    }
-
-    /// Returns `true` if the decision is added to rejections.
-    #[inline]
-    pub(crate) fn marks_responses(&self) -> bool {
-        self.expose
+    fn has_extras(&self) -> bool {
+        self.expose || self.after.is_some() || self.overcommit.is_some()
     }
 
     /// Checks the toggle, the access lists and the exemption of preflights.
@@ -200,29 +155,6 @@ impl LayerConfig {
     }
 }
 
-impl LayerConfig {
-    /// Creates the default settings for these rules.
-    pub(crate) fn new(rules: impl IntoIterator<Item = RuleName>) -> Self {
-        Self {
-            headers: HeaderPolicy::default(),
-            expose: false,
-            exempt_preflights: false,
-            report_only: Toggle::off(),
-            retry_after: RetryPolicy::Earliest,
-            queue: Bounds { all: MAX_WAITERS, per_key: None },
-            waiters: Arc::default(),
-            enabled: Toggle::on(),
-            allow: Vec::new(),
-            deny: Vec::new(),
-            overcommit: None,
-            counters: None,
-            after: None,
-            meter: Meter::new(rules),
-            secret: None,
-        }
-    }
-}
-
 /// Returns `true` for a CORS preflight without a body (Fetch standard, section 3.2.2).
 ///
 /// A gRPC call is never a preflight, because it has a `content-type`.
@@ -234,4 +166,120 @@ fn is_preflight(head: &RequestHead<'_>) -> bool {
         && !headers.contains_key(CONTENT_TYPE)
         && !headers.contains_key(TRANSFER_ENCODING)
         && headers.get_all(CONTENT_LENGTH).iter().all(|length| length == "0")
+}
+
+/// The header fields and extensions that a decision adds.
+pub(crate) struct ResponseContext {
+    lines: Option<Lines>,
+    extras: Option<Box<Extras>>,
+}
+
+/// Data that only some layers need.
+#[derive(Default)]
+struct Extras {
+    decision: Option<Decision>,
+    charge: Option<ChargeHandle>,
+    _in_flight: Option<InFlight>,
+}
+
+impl ResponseContext {
+    /// Creates the context, or returns `None` if the response stays unchanged.
+    #[inline(always)]
+    pub(super) fn new(
+        lines: Option<Lines>,
+        settings: &LayerConfig,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        in_flight: Option<InFlight>,
+    ) -> Option<Self> {
+        if !settings.has_extras() {
+            return lines.map(|lines| Self { lines: Some(lines), extras: None });
+        }
+        let extras = Box::new(Extras::new(settings, decision, charges, in_flight));
+        Some(Self { lines, extras: Some(extras) })
+    }
+
+    /// Adds the extensions to a rejection, which already has its header fields.
+    #[inline]
+    pub(super) fn mark_rejection<B>(
+        settings: &LayerConfig,
+        decision: &Decision,
+        response: &mut Response<B>,
+    ) {
+        if settings.has_extras() {
+            Extras::about(settings, decision).apply(response);
+        }
+    }
+
+    /// Returns the context of a request that bypassed the store.
+    pub(super) fn uncharged(settings: &LayerConfig) -> Option<Self> {
+        let charge = ChargeHandle::new(settings.after.as_ref()?, &[], Decision::allow(), false);
+        let extras = Box::new(Extras { charge: Some(charge), ..Extras::default() });
+        Some(Self { lines: None, extras: Some(extras) })
+    }
+
+    /// Inserts the extensions for the handler.
+    #[inline]
+    pub(super) fn attach<B>(&self, request: &mut Request<B>) {
+        if let Some(extras) = &self.extras {
+            extras.attach(request.extensions_mut());
+        }
+    }
+
+    /// Writes header fields and extensions to the response, and adjusts the charge.
+    pub(super) fn apply<B>(self, response: &mut Response<B>) {
+        if let Some(lines) = self.lines {
+            lines.write(response.headers_mut());
+        }
+        if let Some(extras) = self.extras {
+            extras.apply(response);
+        }
+    }
+}
+
+impl Extras {
+    #[inline(never)]
+    fn attach(&self, extensions: &mut Extensions) {
+        if let Some(decision) = &self.decision {
+            extensions.insert(decision.clone());
+        }
+        if let Some(charge) = &self.charge {
+            extensions.insert(charge.clone());
+        }
+    }
+
+    #[inline(never)]
+    fn apply<B>(self, response: &mut Response<B>) {
+        if let Some(decision) = self.decision {
+            response.extensions_mut().insert(decision);
+        }
+        if let Some(charge) = self.charge {
+            charge.classify(response);
+        }
+    }
+
+    /// Creates extras with the decision, if the layer exposes decisions.
+    fn about(settings: &LayerConfig, decision: &Decision) -> Self {
+        Self { decision: settings.expose.then(|| decision.clone()), ..Self::default() }
+    }
+
+    #[inline(never)]
+    fn new(
+        settings: &LayerConfig,
+        decision: &Decision,
+        charges: &[Charge<'_>],
+        in_flight: Option<InFlight>,
+    ) -> Self {
+        let charge = |after: &AdjustConfig| {
+            let charged = decision.is_allowed()
+                && in_flight.is_none()
+                && decision.source() != Source::FailedOpen;
+            ChargeHandle::new(after, charges, decision.clone(), charged)
+        };
+        Self {
+            charge: settings.after.as_ref().map(charge),
+            _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
+            ..Self::about(settings, decision)
+        }
+    }
 }

@@ -14,7 +14,7 @@ use tower::Service;
 
 use super::{
     admission::{Admission, PendingCharge, Shared},
-    context::ResponseContext,
+    config::ResponseContext,
     queue::QueuedCharge,
 };
 use crate::{

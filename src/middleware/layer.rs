@@ -1,14 +1,14 @@
 //! The layer, which is its own builder.
 
-use std::{fmt, sync::Arc};
+use std::{convert::Infallible, fmt, sync::Arc};
 
 use tower::Layer;
 
 use super::{
     access::AccessList,
-    adjust::{Adjustment, Unsettled},
+    adjust::{AdjustConfig, Adjustment, Unsettled},
     admission::{self, Shared},
-    config::{AdjustConfig, LayerConfig, Override},
+    config::{LayerConfig, Override},
     overcommit::Overcommit,
     retry_after::{RetryAfter, RetryPolicy},
     service::RateLimit,
@@ -25,7 +25,9 @@ use crate::{
     quota::Quota,
     reject::TooManyRequests,
     rule::{self, Bypass, Plan, Rule, RuleError, RuleName, Rules},
-    store::{CannotFail, Charge, LocalStore, OwnedCharges, Store, literal, without_queueing},
+    store::{
+        CannotFail, Charge, LocalStore, OwnedCharges, Store, StoreExt, literal, without_queueing,
+    },
     toggle::Toggle,
 };
 
@@ -198,12 +200,13 @@ impl<K: Rules, S, R> RateLimitLayer<K, S, R> {
     pub fn lints(&self) -> Vec<Finding> {
         let mut infos = Vec::new();
         self.rules.info(&mut infos);
-        let knobs = Knobs {
-            headers: self.settings.headers.family,
-            queue: self.settings.queue,
-            settles: self.settings.after.is_some(),
-            adjusted: self.settings.after.as_ref().and_then(AdjustConfig::adjusted),
+        let LayerConfig { headers, queue, after, .. } = &self.settings;
+        let adjusted = match after.as_ref().map(|after| after.unsettled) {
+            Some(Unsettled::AtLeast(units)) => Some(units),
+            _ => None,
         };
+        let (headers, queue) = (headers.family, *queue);
+        let knobs = Knobs { headers, queue, settles: after.is_some(), adjusted };
         self.lints.without_allowed(lint::find(&infos, &knobs))
     }
 }
@@ -476,7 +479,7 @@ where
         let charged = admission::charges(&*self.rules, settings, &head.into(), owned, Err);
         let explanation = match charged {
             Ok(charges) => self.look(charges).await,
-            Err(Bypass::Exempt(why)) => return Explanation::free(why),
+            Err(Bypass::Exempt(why)) => return Explanation::of(About::Free(why)).looked(),
             Err(Bypass::Rejected(error)) => Explanation::of(About::Unkeyed(error)).looked(),
         };
         let denied = !explanation.is_allowed();
@@ -516,7 +519,7 @@ where
 impl<K, S, R> RateLimitLayer<K, S, R>
 where
     K: Rules,
-    S: Store + Send + Sync + 'static,
+    S: Store<Error = Infallible> + Send + Sync + 'static,
     S::Future: 'static,
 {
     /// Adjusts the charges of every request to its response.
@@ -612,8 +615,8 @@ where
             let mut infos = Vec::new();
             rules.info(&mut infos);
             let rules = infos.iter().map(|info| info.name).collect();
-            let (accounts, unsettled) = (store.clone(), Unsettled::Keep);
-            AdjustConfig { accounts, rules, unsettled, classify: None }
+            let (store, unsettled) = (store.clone().boxed(), Unsettled::Keep);
+            AdjustConfig { store, rules, unsettled, classify: None }
         })
     }
 }

@@ -7,7 +7,6 @@ pub(crate) mod access;
 pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
-mod context;
 mod future;
 mod layer;
 pub(crate) mod overcommit;

@@ -52,16 +52,20 @@ impl Overcommit {
     pub(crate) fn try_enter(&self) -> Option<InFlight> {
         match &self.0 {
             Signal::When(room) => room().then_some(InFlight(None)),
-            Signal::InFlight { max, now } => CountGuard::try_new(now, *max).map(InFlight::from),
+            Signal::InFlight { max, now } => {
+                let one_more = |n| (n < *max).then_some(n + 1);
+                now.fetch_update(AcqRel, Acquire, one_more)
+                    .ok()
+                    .map(|_| InFlight(Some(now.clone())))
+            }
         }
     }
 
     /// Counts a request as in flight, even beyond the capacity.
     pub(crate) fn enter(&self) -> InFlight {
-        match &self.0 {
-            Signal::When(_) => InFlight(None),
-            Signal::InFlight { now, .. } => CountGuard::new(now).into(),
-        }
+        let Signal::InFlight { now, .. } = &self.0 else { return InFlight(None) };
+        now.fetch_add(1, AcqRel);
+        InFlight(Some(now.clone()))
     }
 }
 
@@ -76,37 +80,14 @@ impl fmt::Debug for Overcommit {
     }
 }
 
-/// A request in flight, counted until this value is dropped.
+/// A request in flight. If it is counted, it is counted until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct InFlight(
-    #[expect(dead_code, reason = "counts until it is dropped")] Option<CountGuard>,
-);
+pub(crate) struct InFlight(Option<Arc<AtomicUsize>>);
 
-impl From<CountGuard> for InFlight {
-    fn from(guard: CountGuard) -> Self {
-        Self(Some(guard))
-    }
-}
-
-/// Counts one request until this value is dropped.
-#[derive(Debug)]
-pub(crate) struct CountGuard(Arc<AtomicUsize>);
-
-impl CountGuard {
-    fn new(now: &Arc<AtomicUsize>) -> Self {
-        now.fetch_add(1, AcqRel);
-        Self(now.clone())
-    }
-
-    /// Counts one more request, unless `max` requests are already counted.
-    pub(crate) fn try_new(now: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
-        let one_more = |n| (n < max).then_some(n + 1);
-        now.fetch_update(AcqRel, Acquire, one_more).ok().map(|_| Self(now.clone()))
-    }
-}
-
-impl Drop for CountGuard {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, AcqRel);
+        if let Some(now) = &self.0 {
+            now.fetch_sub(1, AcqRel);
+        }
     }
 }

@@ -9,17 +9,7 @@ use std::sync::{
 ///
 /// Pass a reference to [`count`](crate::RateLimitLayer::count), and keep the counters to read them.
 #[derive(Clone, Debug, Default)]
-pub struct Counters(Arc<AtomicCounts>);
-
-#[derive(Debug, Default)]
-struct AtomicCounts {
-    allowed: AtomicU64,
-    denied: AtomicU64,
-    would_deny: AtomicU64,
-    overage: AtomicU64,
-    delayed: AtomicU64,
-    unkeyed: AtomicU64,
-}
+pub struct Counters(Arc<[AtomicU64; 6]>);
 
 /// Snapshot of [`Counters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +31,7 @@ pub struct Counts {
     pub unkeyed: u64,
 }
 
-/// A counted event of a request.
+/// A counted event of a request, the index of its counter.
 #[derive(Clone, Copy)]
 pub(crate) enum Event {
     Allowed,
@@ -64,27 +54,12 @@ impl Counters {
     /// The counters are read one after another, so some counts may miss a concurrent request.
     #[must_use]
     pub fn snapshot(&self) -> Counts {
-        let AtomicCounts { allowed, denied, would_deny, overage, delayed, unkeyed } = &*self.0;
-        Counts {
-            allowed: allowed.load(Relaxed),
-            denied: denied.load(Relaxed),
-            would_deny: would_deny.load(Relaxed),
-            overage: overage.load(Relaxed),
-            delayed: delayed.load(Relaxed),
-            unkeyed: unkeyed.load(Relaxed),
-        }
+        let [allowed, denied, would_deny, overage, delayed, unkeyed] =
+            self.0.each_ref().map(|count| count.load(Relaxed));
+        Counts { allowed, denied, would_deny, overage, delayed, unkeyed }
     }
 
     pub(crate) fn add(&self, event: Event) {
-        let counts = &self.0;
-        let counter = match event {
-            Event::Allowed => &counts.allowed,
-            Event::Denied => &counts.denied,
-            Event::WouldDeny => &counts.would_deny,
-            Event::Overage => &counts.overage,
-            Event::Delayed => &counts.delayed,
-            Event::Unkeyed => &counts.unkeyed,
-        };
-        counter.fetch_add(1, Relaxed);
+        self.0[event as usize].fetch_add(1, Relaxed);
     }
 }

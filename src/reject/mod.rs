@@ -78,7 +78,6 @@
 //! [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md
 
 mod grpc;
-mod handler;
 mod text;
 mod with_body;
 
@@ -92,8 +91,9 @@ use crate::{
     decision::{Decision, Source},
     explain::{About, Explanation},
     fingerprint::FingerprintKey,
-    headers::{Template, retry_seconds},
+    headers::{Headers, Template, retry_seconds},
     key::{KeyError, RequestHead},
+    quota::Quota,
     rule::Rules,
 };
 
@@ -152,24 +152,13 @@ impl<F> fmt::Debug for RejectFn<F> {
 /// Rejected request, with the reason and the wait.
 #[derive(Clone, Copy)]
 pub struct Rejection<'a> {
-    cause: Cause<'a>,
+    cause: Result<&'a Decision, &'a KeyError>,
     reason: Reason,
     retry_after: Option<Duration>,
     template: &'a Template,
-    context: ExplainContext<'a>,
-}
-
-/// Rules and fingerprint key, for the explanation of a rejection.
-#[derive(Clone, Copy)]
-pub(crate) struct ExplainContext<'a> {
-    pub(crate) rules: &'a dyn Rules,
-    pub(crate) secret: Option<&'a FingerprintKey>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Cause<'a> {
-    Decision(&'a Decision),
-    Key(&'a KeyError),
+    /// The rules of the layer, for explanations.
+    rules: Option<&'a dyn Rules>,
+    secret: Option<&'a FingerprintKey>,
 }
 
 /// Reason of a [`Rejection`].
@@ -189,7 +178,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    fn of(decision: &Decision) -> Self {
+    fn of(cause: Result<&Decision, &KeyError>) -> Self {
+        let Ok(decision) = cause else { return Self::Unkeyed };
         match decision.binding() {
             _ if decision.source() == Source::FailedClosed => Self::Unavailable,
             Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,
@@ -201,35 +191,21 @@ impl Reason {
 }
 
 impl<'a> Rejection<'a> {
-    pub(crate) fn denied(
-        decision: &'a Decision,
+    pub(crate) fn new(
+        cause: Result<&'a Decision, &'a KeyError>,
         retry_after: Option<Duration>,
         template: &'a Template,
-        context: ExplainContext<'a>,
+        rules: Option<&'a dyn Rules>,
+        secret: Option<&'a FingerprintKey>,
     ) -> Self {
-        let reason = Reason::of(decision);
-        Self { cause: Cause::Decision(decision), reason, retry_after, template, context }
-    }
-
-    pub(crate) fn unkeyed(
-        error: &'a KeyError,
-        template: &'a Template,
-        context: ExplainContext<'a>,
-    ) -> Self {
-        let (cause, reason) = (Cause::Key(error), Reason::Unkeyed);
-        Self { cause, reason, retry_after: None, template, context }
+        Self { cause, reason: Reason::of(cause), retry_after, template, rules, secret }
     }
 
     /// Adds the header fields of the layer.
     fn complete(&self, headers: &mut HeaderMap) {
-        if let Cause::Decision(decision) = self.cause {
+        if let Ok(decision) = self.cause {
             self.template.complete(headers, decision, self.retry_after);
         }
-    }
-
-    /// Returns all header fields of a plain-text rejection.
-    fn plain_text_fields(&self) -> Option<HeaderMap> {
-        self.template.denial(self.decision()?, self.retry_after?)
     }
 
     /// Explains the rejection, for logs and operators.
@@ -252,11 +228,12 @@ impl<'a> Rejection<'a> {
     ///     }));
     /// ```
     pub fn explain<'h>(&self, head: impl Into<RequestHead<'h>>) -> Explanation {
-        let explanation = match self.cause {
-            Cause::Decision(decision) => decision.explain().rules(self.context.rules, head),
-            Cause::Key(error) => Explanation::of(About::Unkeyed(error.clone())),
+        let explanation = match (self.cause, self.rules) {
+            (Ok(decision), Some(rules)) => decision.explain().rules(rules, head),
+            (Ok(decision), None) => decision.explain(),
+            (Err(error), _) => Explanation::of(About::Unkeyed(error.clone())),
         };
-        explanation.told_by(self.context.secret)
+        explanation.told_by(self.secret)
     }
 
     /// Returns the reason of the rejection.
@@ -279,19 +256,13 @@ impl<'a> Rejection<'a> {
     /// Returns the decision of the store, or `None` if the request has no usable key.
     #[must_use]
     pub fn decision(&self) -> Option<&'a Decision> {
-        match self.cause {
-            Cause::Decision(decision) => Some(decision),
-            Cause::Key(_) => None,
-        }
+        self.cause.ok()
     }
 
     /// Returns the error of a request without a usable key, or `None` for other reasons.
     #[must_use]
     pub fn key_error(&self) -> Option<&'a KeyError> {
-        match self.cause {
-            Cause::Key(error) => Some(error),
-            Cause::Decision(_) => None,
-        }
+        self.cause.err()
     }
 
     /// Returns the wait to report, or `None` if waiting does not help.
@@ -316,8 +287,7 @@ impl<'a> Rejection<'a> {
 
 impl fmt::Debug for Rejection<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Rejection");
-        debug
+        f.debug_struct("Rejection")
             .field("cause", &self.cause)
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()
@@ -440,12 +410,63 @@ impl<B: Default + 'static> Reject<B> for TooManyRequests {
     fn respond(&self, why: &Rejection<'_>, head: &RequestHead<'_>) -> Response<B> {
         if !self.is_grpc(head)
             && !text::accepts_json(head.headers)
-            && let Some(fields) = why.plain_text_fields()
+            && let (Ok(decision), Some(wait)) = (why.cause, why.retry_after)
+            && let Some(fields) = why.template.denial(decision, wait)
         {
             return with_text(text::plain(why), self.status(why), fields, head);
         }
         let mut response = self.reject(why, head);
         why.complete(response.headers_mut());
         response
+    }
+}
+
+impl Decision {
+    /// Creates the response to a denied request, or returns `None` if the request is allowed.
+    ///
+    /// Use this in a handler that calls a [`Limiter`](crate::Limiter), with the quotas of that
+    /// call. The response is that of [`TooManyRequests`], with `Retry-After` and the fields of
+    /// [`Headers::Draft11`].
+    ///
+    /// ```
+    /// use http::{Response, request::Parts};
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// const INVITATIONS: Quota = Quota::per_hour(2);
+    ///
+    /// async fn invite(limiter: Limiter, head: Parts, recipient: String) -> Response<String> {
+    ///     let decision = limiter.take(recipient, &INVITATIONS, 1).now();
+    ///     if let Some(rejection) = decision.rejection(&INVITATIONS, &head) {
+    ///         return rejection;
+    ///     }
+    ///     Response::new("sent".into())
+    /// }
+    /// # let head = || http::Request::new(()).into_parts().0;
+    /// # let limiter = Limiter::local();
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # for status in [200, 200, 429] {
+    /// #     let response = invite(limiter.clone(), head(), "bob@example.com".into()).await;
+    /// #     assert_eq!(response.status(), status);
+    /// # }
+    /// # });
+    /// ```
+    ///
+    /// For a response of your own, see [`Headers::write`]. After a dry run, call this method on
+    /// [`Explanation::decision`](crate::explain::Explanation::decision).
+    #[must_use]
+    pub fn rejection<'h, B>(
+        &self,
+        quotas: &(impl AsRef<[Quota]> + ?Sized),
+        head: impl Into<RequestHead<'h>>,
+    ) -> Option<Response<B>>
+    where
+        B: Default + 'static,
+    {
+        if self.is_allowed() {
+            return None;
+        }
+        let template = Template::of_call(Headers::Draft11, self, quotas.as_ref());
+        let why = Rejection::new(Ok(self), self.retry_after(), &template, None, None);
+        Some(TooManyRequests::new().respond(&why, &head.into()))
     }
 }

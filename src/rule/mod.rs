@@ -2,24 +2,18 @@
 //!
 //! A rule has the quotas, the key and the cost of a request.
 
-mod applies;
 #[cfg(feature = "axum")]
 mod by_route;
 mod check;
-mod cost;
 mod deadline;
 mod plan;
 #[cfg(feature = "axum")]
 mod route;
-#[cfg(feature = "axum")]
-mod route_check;
 #[cfg(all(feature = "axum", feature = "serde"))]
 mod routes;
 mod rules;
 #[cfg(feature = "serde")]
 mod settings;
-#[cfg(feature = "serde")]
-mod table;
 
 use std::{fmt, slice, sync::Arc, time::Duration};
 
@@ -30,18 +24,16 @@ pub(crate) use self::check::check;
 pub use self::routes::RouteSettings;
 #[cfg(feature = "serde")]
 pub use self::settings::RuleSettings;
-pub use self::{
-    applies::{Applies, OnMissingKey},
-    check::RuleError,
-    cost::Cost,
-    deadline::RequestDeadline,
-    plan::{LivePlan, Plan, Quotas},
-    rules::{Bypass, RuleInfo, Rules},
-};
 #[cfg(feature = "axum")]
 pub use self::{
     by_route::{ByRoute, by_route, try_by_route},
     route::RouteError,
+};
+pub use self::{
+    check::RuleError,
+    deadline::RequestDeadline,
+    plan::{Cost, LivePlan, Plan, Quotas},
+    rules::{Bypass, RuleInfo, Rules},
 };
 pub use crate::name::{NameError, RuleName};
 use crate::{
@@ -342,5 +334,42 @@ impl<K: fmt::Debug> fmt::Debug for Rule<K> {
             .field("plan", &self.plan)
             .field("cost", &self.cost)
             .finish_non_exhaustive()
+    }
+}
+
+/// Treatment of a request by a rule. See [`Rule::applies`](crate::Rule::applies).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Applies {
+    /// The rule charges the request.
+    #[default]
+    Charge,
+    /// The rule ignores the request, but other rules still apply.
+    Skip,
+    /// The rule charges the request, and rejects a request without an identity.
+    ///
+    /// The [`OnMissingKey`] policy then has no effect.
+    Require,
+}
+
+/// Policy for a request without an identity.
+///
+/// With feature `serde`, it is read from `"reject"` (with 400), `"skip"`, `"share"`, or
+/// `{ reject = 401 }` with a status from 400 to 599.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnMissingKey {
+    /// Rejects the request with this status.
+    Reject(StatusCode),
+    /// Ignores the request. Clients can then avoid the rule by omitting their identity.
+    Skip,
+    /// Charges all requests without an identity to one account of the rule.
+    Share,
+}
+
+/// Returns [`OnMissingKey::Reject`] with status 400.
+impl Default for OnMissingKey {
+    fn default() -> Self {
+        Self::Reject(StatusCode::BAD_REQUEST)
     }
 }

@@ -1,4 +1,4 @@
-//! Plans: quotas that are fixed, chosen per request, or replaced at run time.
+//! Plans, which are quotas that are fixed, chosen per request, or replaced at run time; and costs.
 
 use std::{
     fmt,
@@ -214,5 +214,54 @@ impl LivePlan {
     #[must_use]
     pub fn quotas(&self) -> Quotas {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Number of units, either fixed or read from the request.
+///
+/// A request of cost 0 is always allowed, even for a blocked key. If clients can influence the
+/// cost, make the cost at least 1, for example with `.max(1)`.
+///
+/// ```
+/// use tower_sluice::Cost;
+///
+/// Cost::from(5);
+/// Cost::from_fn(|head| if head.uri.path() == "/export" { 50 } else { 1 });
+/// ```
+#[derive(Clone)]
+pub struct Cost {
+    units: u32,
+    /// Reads the units from the request, instead of `units`.
+    read: Option<Arc<dyn Fn(&RequestHead<'_>) -> u32 + Send + Sync>>,
+}
+
+impl Cost {
+    /// Creates a number of units that `read` computes from the head of each request.
+    pub fn from_fn(read: impl Fn(&RequestHead<'_>) -> u32 + Send + Sync + 'static) -> Self {
+        Self { units: 0, read: Some(Arc::new(read)) }
+    }
+
+    #[inline]
+    pub(super) fn of(&self, head: &RequestHead<'_>) -> u32 {
+        self.read.as_ref().map_or(self.units, |read| read(head))
+    }
+
+    pub(super) fn fixed(&self) -> Option<u32> {
+        self.read.is_none().then_some(self.units)
+    }
+}
+
+impl From<u32> for Cost {
+    fn from(units: u32) -> Self {
+        Self { units, read: None }
+    }
+}
+
+impl fmt::Debug for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fixed() {
+            Some(units) => write!(f, "Cost({units})"),
+            None => f.write_str("Cost(fn)"),
+        }
     }
 }

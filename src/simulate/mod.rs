@@ -63,19 +63,16 @@
 //!   accounts. With shared accounts, the limits of [`least`] can be too large, but never too small;
 //!   see [`Simulator::least_stats`].
 
-mod least;
 mod measure;
 mod simulator;
-mod verdict;
 
 use std::time::Duration;
 
 use http::request::Parts;
 
 pub use self::{
-    least::SmallestBurst,
-    simulator::{Simulation, Simulator},
-    verdict::SimulatedDecision,
+    measure::SmallestBurst,
+    simulator::{SimulatedDecision, Simulation, Simulator},
 };
 use crate::{key::RequestHead, rule::Rules};
 

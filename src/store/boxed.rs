@@ -1,4 +1,4 @@
-//! Stores whose type is chosen at run time.
+//! Stores behind pointers, and stores whose type is chosen at run time.
 
 use std::sync::Arc;
 
@@ -54,3 +54,29 @@ where
         self.0.health()
     }
 }
+
+macro_rules! for_pointers {
+    ($($pointer:ty),*) => {$(
+        impl<S: Store + ?Sized> Store for $pointer {
+            type Error = S::Error;
+            type Future = S::Future;
+
+            #[inline]
+            fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+                (**self).call(op)
+            }
+
+            fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+                (**self).undo(charges, taken, units);
+            }
+
+            forward!(self => (**self));
+
+            fn health(&self) -> BoxFuture<Health> {
+                (**self).health()
+            }
+        }
+    )*};
+}
+
+for_pointers!(&S, Arc<S>, Box<S>);

@@ -56,13 +56,10 @@ mod local;
 mod on_error;
 mod op;
 mod outage_state;
-mod recompute;
 #[cfg(feature = "redis")]
 mod redis;
-mod request_start;
 mod rules;
 mod setting;
-mod shared;
 mod timeout;
 mod wrapper;
 
@@ -281,10 +278,6 @@ impl OwnedCharges {
     pub fn with<T>(&self, read: impl FnOnce(&[Charge<'_>]) -> T) -> T {
         let charges: SmallVec<[_; 4]> = self.0.iter().map(OwnedCharge::as_charge).collect();
         read(&charges)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
     }
 }
 

@@ -135,7 +135,7 @@ fn call<S: Store>(
     op: Op<'_>,
     substitute: Substitute,
 ) -> Answer<WrapperFuture<S, OutageCall>> {
-    let attempt = Attempt { epoch: op.is_take().then(|| outages.epoch()), substitute };
+    let attempt = Attempt { epoch: matches!(op, Op::Take(_)).then(|| outages.epoch()), substitute };
     match inner.call(op) {
         Answer::Now(answer) => Answer::Now(Ok(attempt.finish(outages, answer))),
         Answer::Later(inner) => {

@@ -49,12 +49,6 @@ impl<'a> Op<'a> {
     pub(super) fn on<'b>(&self, charges: &'b [Charge<'b>]) -> Op<'b> {
         Kind::of(*self).on(charges)
     }
-
-    /// Returns `true` for [`Take`](Op::Take).
-    #[inline]
-    pub(crate) fn is_take(&self) -> bool {
-        matches!(self, Self::Take(_))
-    }
 }
 
 /// Owned copy of an operation, for futures and wrappers.

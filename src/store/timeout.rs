@@ -12,9 +12,8 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::{
-    request_start::request_start,
     setting::{SettingError, literal},
-    wrapper::forward,
+    wrapper::{forward, request_start},
 };
 use crate::{
     decision::Decision,

@@ -1,14 +1,20 @@
-//! The future of the wrappers, and the methods that wrappers forward.
+//! Code that several wrappers share: their future, the methods that they forward, the start of a
+//! request, and outcomes for another cost.
 
 use std::{
+    cell::Cell,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 
-use super::{Answer, Store};
-use crate::decision::Decision;
+use super::{Answer, Charge, Op, Store};
+use crate::{
+    algorithm::{Demand, gcra::Gcra},
+    decision::{Decision, Outcome},
+};
 
 /// The state of a wrapper's call to its inner store `S`.
 pub trait WrapperCall<S: Store> {
@@ -74,3 +80,37 @@ macro_rules! forward {
 }
 
 pub(super) use forward;
+
+// A `Timeout` counts from the start of a request, so that all calls and waits of the request
+// share one budget.
+thread_local! {
+    static START: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Returns the start of the current request, if a wrapper has set the start.
+pub(super) fn request_start() -> Option<Instant> {
+    START.get()
+}
+
+/// Calls a store for a request that started at `start`.
+pub(super) fn call_since<S: Store>(store: &S, start: Instant, op: Op<'_>) -> Answer<S::Future> {
+    struct Restore(Option<Instant>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            START.set(self.0);
+        }
+    }
+
+    let _restore = Restore(START.replace(Some(start)));
+    store.call(op)
+}
+
+/// Returns `outcome` for the demand `ask`. An outcome of another algorithm than GCRA is unchanged.
+pub(super) fn recompute(outcome: &Outcome, charge: &Charge<'_>, ask: Demand) -> Outcome {
+    let gcra = charge.quotas().get(outcome.place()).and_then(Gcra::counting);
+    gcra.map_or(*outcome, |gcra| {
+        let step = gcra.look(outcome.reset_ns(), 0, ask);
+        Outcome::with(outcome.rule(), outcome.place(), step.snapshot)
+    })
+}

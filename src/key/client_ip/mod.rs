@@ -13,8 +13,7 @@ use self::client_header::{ClientHeader, HeaderFault};
 use super::{
     Key, KeyError, KeyExtractor, KeyKind, RequestHead,
     network::{NetworkError, Networks},
-    peer_ip::peer_address,
-    prefix::Prefix,
+    peer_ip::{Prefix, peer_address},
 };
 use crate::log::warn;
 

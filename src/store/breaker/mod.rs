@@ -1,6 +1,5 @@
 //! A circuit breaker around a store.
 
-mod call_stats;
 pub(super) mod circuit;
 
 use std::{error::Error, fmt, ops::RangeInclusive, sync::Arc, time::Duration};

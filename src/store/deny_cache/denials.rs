@@ -3,28 +3,24 @@
 //! Each set has a lock and a version, which counts the changes of the set. A denial is cached only
 //! if the version has not changed during the call. Otherwise the denial may be out of date.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use tokio::time::Instant;
+use std::ops::ControlFlow;
 
 use super::{
     DenyCacheConfig,
-    account::{HashedCharge, PendingTake},
-    entry::{CachedDenial, add_unknown},
+    account::{CachedDenial, HashedCharge, PendingTake, add_unknown},
 };
 use crate::{
     decision::{Decision, Outcome, Source},
-    store::{Charge, hashes::Hashes},
+    store::{
+        Charge,
+        hashes::{HashedSets, WAYS},
+    },
 };
-
-const WAYS: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Denials {
     config: DenyCacheConfig,
-    created: Instant,
-    hashes: Hashes,
-    sets: Box<[Mutex<CacheSet>]>,
+    sets: HashedSets<CacheSet>,
 }
 
 #[derive(Debug, Default)]
@@ -36,23 +32,9 @@ struct CacheSet {
     entries: Vec<CachedDenial>,
 }
 
-/// The result of a look-up.
-pub(super) enum CacheLookup {
-    /// A cached denial.
-    Hit(Decision),
-    /// The inner store must be called.
-    Miss(PendingTake),
-}
-
 impl Denials {
     pub(super) fn new(config: DenyCacheConfig) -> Self {
-        let sets = config.capacity.div_ceil(WAYS);
-        Self {
-            config,
-            created: Instant::now(),
-            hashes: Hashes::new(),
-            sets: (0..sets).map(|_| Mutex::default()).collect(),
-        }
+        Self { config, sets: HashedSets::new(config.capacity) }
     }
 
     pub(super) fn config(&self) -> DenyCacheConfig {
@@ -61,22 +43,20 @@ impl Denials {
 
     /// Returns the number of calls that the cache has answered so far.
     pub(super) fn hits(&self) -> u64 {
-        self.sets.iter().map(|set| lock(set).hits).sum()
+        self.sets.each().map(|set| set.hits).sum()
     }
 
-    /// Looks for a cached denial.
-    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> CacheLookup {
-        let mut pending = self.hashes.pending_take(charges, self.now());
+    /// Breaks with a cached denial, or continues with the call that must be made.
+    pub(super) fn look_up(&self, charges: &[Charge<'_>]) -> ControlFlow<Decision, PendingTake> {
+        let mut pending = self.sets.hashes.pending_take(charges, self.sets.now());
         let mut found = false;
         for account in &mut pending.accounts {
-            found |= self.set(account.tag).check(account, pending.at);
+            found |= self.sets.set(account.tag).check(account, pending.at);
         }
         let found = found && pending.cacheable;
         // The entry may have been removed since `check`.
-        match found.then(|| self.denial(charges, &pending)).flatten() {
-            Some(denial) => CacheLookup::Hit(denial),
-            None => CacheLookup::Miss(pending),
-        }
+        let denial = found.then(|| self.denial(charges, &pending)).flatten();
+        denial.map_or(ControlFlow::Continue(pending), ControlFlow::Break)
     }
 
     /// Returns a cached denial of the call, if any.
@@ -84,7 +64,7 @@ impl Denials {
         let empty = || Decision::new(false, 0).from_source(Source::DenyCache);
         let (mut denial, mut block, mut denied) = (empty(), None::<Decision>, false);
         for (charge, account) in charges.iter().zip(&pending.accounts) {
-            let mut set = self.set(account.tag);
+            let mut set = self.sets.set(account.tag);
             match set.find(account, pending.at) {
                 None => {
                     add_unknown(&mut denial, charge);
@@ -128,33 +108,20 @@ impl Denials {
         denial: &Decision,
         called_at: u64,
     ) -> bool {
-        let (answered_at, max_age) = (self.now(), self.config.max_age);
+        let (answered_at, max_age) = (self.sets.now(), self.config.max_age);
         let times = (called_at, answered_at);
         let entry = CachedDenial::new(account, outcomes, denial.is_blocked(), times, max_age);
-        entry.is_some_and(|entry| self.set(account.tag).insert(entry, account.version))
+        entry.is_some_and(|entry| self.sets.set(account.tag).insert(entry, account.version))
     }
 
     pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
-        self.hashes.tag(charge)
+        self.sets.hashes.tag(charge)
     }
 
     /// Removes the denials of an account. Answers to calls in flight are not cached.
     pub(super) fn invalidate(&self, tag: u64) {
-        self.set(tag).invalidate(tag);
+        self.sets.set(tag).invalidate(tag);
     }
-
-    fn set(&self, tag: u64) -> MutexGuard<'_, CacheSet> {
-        let scaled = (u128::from(tag) * self.sets.len() as u128) >> 64;
-        lock(&self.sets[usize::try_from(scaled).unwrap_or(0)])
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-}
-
-fn lock(set: &Mutex<CacheSet>) -> MutexGuard<'_, CacheSet> {
-    set.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl CacheSet {
@@ -207,6 +174,8 @@ impl CacheSet {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]

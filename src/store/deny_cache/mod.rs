@@ -2,14 +2,10 @@
 
 mod account;
 mod denials;
-mod entry;
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
-use self::{
-    account::PendingTake,
-    denials::{CacheLookup, Denials},
-};
+use self::{account::PendingTake, denials::Denials};
 use super::{
     setting::{self, SettingError, literal},
     wrapper::{WrapperCall, WrapperFuture, forward},
@@ -198,28 +194,17 @@ impl<S> DenyCache<S> {
 impl<S: Store> DenyCache<S> {
     /// Returns a cached denial, or calls the store.
     fn take(&self, charges: &[Charge<'_>]) -> Answer<WrapperFuture<S, DenyCacheCall>> {
-        let pending = match self.denials.look_up(charges) {
-            CacheLookup::Miss(pending) => pending,
-            CacheLookup::Hit(denial) => return Answer::Now(Ok(denial)),
-        };
-        match self.inner.call(Op::Take(charges)) {
-            Answer::Now(Ok(decision)) => {
-                self.denials.update(&pending, &decision);
-                Answer::Now(Ok(decision))
-            }
-            Answer::Now(Err(error)) => Answer::Now(Err(error)),
-            Answer::Later(inner) => {
-                let call = DenyCacheCall(Pending::Take(self.denials.clone(), pending));
-                Answer::Later(WrapperFuture::new(inner, call))
+        match self.denials.look_up(charges) {
+            ControlFlow::Break(denial) => Answer::Now(Ok(denial)),
+            ControlFlow::Continue(pending) => {
+                self.call_inner(Op::Take(charges), Pending::Take(pending))
             }
         }
     }
 
-    /// Makes a call that changes an account, and removes the denials of the account.
-    fn change(&self, charge: &Charge<'_>, op: Op<'_>) -> Answer<WrapperFuture<S, DenyCacheCall>> {
-        let tag = self.denials.tag(charge);
-        let invalidate = InvalidateOnDrop { denials: self.denials.clone(), tag };
-        WrapperFuture::of(self.inner.call(op), DenyCacheCall(Pending::Change(invalidate)))
+    fn call_inner(&self, op: Op<'_>, pending: Pending) -> Answer<WrapperFuture<S, DenyCacheCall>> {
+        let call = DenyCacheCall { denials: self.denials.clone(), pending };
+        WrapperFuture::of(self.inner.call(op), call)
     }
 }
 
@@ -233,7 +218,7 @@ impl<S: Store> Store for DenyCache<S> {
             Op::Adjust(charge, _)
             | Op::Reset(charge)
             | Op::Block(charge, _)
-            | Op::Unblock(charge) => self.change(charge, op),
+            | Op::Unblock(charge) => self.call_inner(op, Pending::Change(self.denials.tag(charge))),
         }
     }
 
@@ -255,34 +240,34 @@ impl<S: Store> Store for DenyCache<S> {
 
 /// State of a call through a [`DenyCache`].
 #[derive(Debug)]
-pub struct DenyCacheCall(Pending);
+pub struct DenyCacheCall {
+    denials: Arc<Denials>,
+    pending: Pending,
+}
 
 #[derive(Debug)]
 enum Pending {
-    Take(Arc<Denials>, PendingTake),
-    Change(#[expect(dead_code, reason = "it acts when it is dropped")] InvalidateOnDrop),
-}
-
-/// Removes the denials of an account on drop.
-#[derive(Debug)]
-struct InvalidateOnDrop {
-    denials: Arc<Denials>,
-    tag: u64,
-}
-
-impl Drop for InvalidateOnDrop {
-    fn drop(&mut self) {
-        self.denials.invalidate(self.tag);
-    }
+    Take(PendingTake),
+    /// A change of the account with this hash.
+    Change(u64),
 }
 
 impl<S: Store> WrapperCall<S> for DenyCacheCall {
     type Error = S::Error;
 
     fn finish(self, answer: Result<Decision, S::Error>) -> Result<Decision, S::Error> {
-        if let (Pending::Take(denials, pending), Ok(decision)) = (&self.0, &answer) {
-            denials.update(pending, decision);
+        if let (Pending::Take(pending), Ok(decision)) = (&self.pending, &answer) {
+            self.denials.update(pending, decision);
         }
         answer
+    }
+}
+
+/// Removes the denials of a changed account, even if the call is dropped before its answer.
+impl Drop for DenyCacheCall {
+    fn drop(&mut self) {
+        if let Pending::Change(tag) = self.pending {
+            self.denials.invalidate(tag);
+        }
     }
 }

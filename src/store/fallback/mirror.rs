@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Fallback, Immediate, share::with_shares};
+use super::{Fallback, Immediate, with_shares};
 use crate::{
     decision::{Decision, Outcome},
     key::Key,

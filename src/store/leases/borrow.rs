@@ -20,8 +20,8 @@ use crate::{
     algorithm::Demand,
     decision::{Decision, NEVER, Outcome},
     store::{
-        Answer, BoxFuture, Charge, Op, OwnedCharges, Store, recompute::recompute,
-        request_start::call_since,
+        Answer, BoxFuture, Charge, Op, OwnedCharges, Store,
+        wrapper::{call_since, recompute},
     },
 };
 

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{balance::Balance, share::Share};
+use super::{balance::Balance, sizing::Share};
 use crate::{
     decision::{Decision, Outcome, Source},
     store::{Charge, OwnedCharges, Store},

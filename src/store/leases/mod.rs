@@ -4,7 +4,6 @@ mod balance;
 mod borrow;
 mod future;
 mod lease;
-mod share;
 mod sizing;
 mod table;
 
@@ -31,9 +30,8 @@ use self::{
     table::{EndedLeases, LeaseTable, Lookup},
 };
 use super::{
-    request_start::{call_since, request_start},
     setting::{self, SettingError, literal},
-    wrapper::forward,
+    wrapper::{call_since, forward, request_start},
 };
 use crate::{
     decision::Decision,

@@ -6,7 +6,7 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{
             AtomicU64,
             Ordering::{AcqRel, Acquire},
@@ -20,23 +20,22 @@ use tokio::time::Instant;
 
 use super::{
     lease::Lease,
-    share::{Share, Shares},
-    sizing::{SPAN, Sizing},
+    sizing::{SPAN, Share, Shares, Sizing},
 };
 use crate::{
     decision::Decision,
-    store::{Charge, hashes::Hashes},
+    store::{
+        Charge,
+        hashes::{HashedSets, WAYS},
+    },
 };
 
-const WAYS: usize = 8;
 /// The number of change counters. Several accounts share a counter.
 const STRIPES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct LeaseTable {
-    created: Instant,
-    hashes: Hashes,
-    sets: Box<[Mutex<LeaseSet>]>,
+    sets: HashedSets<LeaseSet>,
     changes: [AtomicU64; STRIPES],
     shares: Arc<Shares>,
 }
@@ -113,37 +112,31 @@ pub(super) type EndedLeases = SmallVec<[Box<Lease>; 1]>;
 impl LeaseTable {
     pub(super) fn new(capacity: usize, percent: u32) -> Self {
         Self {
-            created: Instant::now(),
-            hashes: Hashes::new(),
-            sets: (0..capacity.div_ceil(WAYS)).map(|_| Mutex::default()).collect(),
+            sets: HashedSets::new(capacity),
             changes: [const { AtomicU64::new(0) }; STRIPES],
             shares: Shares::new(percent),
         }
     }
 
     pub(super) fn now(&self) -> u64 {
-        self.at(Instant::now())
-    }
-
-    fn at(&self, instant: Instant) -> u64 {
-        let age = instant.saturating_duration_since(self.created);
-        u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)
+        self.sets.now()
     }
 
     pub(super) fn tag(&self, charge: &Charge<'_>) -> u64 {
-        self.hashes.tag(charge)
+        self.sets.hashes.tag(charge)
     }
 
     /// Returns the identity of a call, or `None` if two charges have the same account.
     pub(super) fn call_key(&self, charges: &[Charge<'_>]) -> Option<CallKey> {
-        let accounts: SmallVec<[u64; 2]> = charges.iter().map(|it| self.hashes.tag(it)).collect();
+        let accounts: SmallVec<[u64; 2]> =
+            charges.iter().map(|it| self.sets.hashes.tag(it)).collect();
         let is_repeated = |at: usize| accounts[..at].contains(&accounts[at]);
         if (1..accounts.len()).any(is_repeated) {
             return None;
         }
         let revisions: SmallVec<[u64; 2]> =
-            charges.iter().map(|it| self.hashes.revision(it)).collect();
-        let (tag, revision) = (self.hashes.all(&accounts), self.hashes.all(&revisions));
+            charges.iter().map(|it| self.sets.hashes.revision(it)).collect();
+        let (tag, revision) = (self.sets.hashes.all(&accounts), self.sets.hashes.all(&revisions));
         Some(CallKey { tag, revision, accounts })
     }
 
@@ -155,8 +148,8 @@ impl LeaseTable {
         [start, now]: [Instant; 2],
         (max_lease, max_age): (u32, u64),
     ) -> (Lookup, EndedLeases) {
-        let (now, mut ended) = (self.at(now), EndedLeases::new());
-        let mut set = self.set(call.tag);
+        let (now, mut ended) = (self.sets.nanos(now), EndedLeases::new());
+        let mut set = self.sets.set(call.tag);
         set.end_other_plans(call);
         let LeaseSet { admitted, borrows, entries } = &mut *set;
         let Some(entry) = LeaseEntry::find(entries, call, now) else {
@@ -200,7 +193,7 @@ impl LeaseTable {
     ) -> Poll<()> {
         // Cloned before the lock is taken, because foreign code must not run under the lock.
         let own = cx.waker().clone();
-        let mut set = self.set(call.tag);
+        let mut set = self.sets.set(call.tag);
         let entry = set.borrowing(call, borrow_id);
         let Some(it) = entry.and_then(|entry| entry.pending.as_mut()) else {
             return Poll::Ready(());
@@ -222,7 +215,7 @@ impl LeaseTable {
         result: BorrowResult,
     ) -> bool {
         let now = self.now();
-        let mut set = self.set(call.tag);
+        let mut set = self.sets.set(call.tag);
         let Some(entry) = set.borrowing(call, borrow_id) else { return false };
         let waiting = entry.pending.take().map(|borrow| borrow.waiting).unwrap_or_default();
         let mut kept = false;
@@ -241,7 +234,7 @@ impl LeaseTable {
 
     /// Limits leases to `max_calls` for a time.
     pub(super) fn set_scarce(&self, call: &CallKey, max_calls: u32, time: u64) {
-        let (now, mut set) = (self.now(), self.set(call.tag));
+        let (now, mut set) = (self.now(), self.sets.set(call.tag));
         if let Some(entry) = set.entries.iter_mut().find(|entry| entry.is_of(call)) {
             entry.sizing.set_scarce(max_calls, time, now);
         }
@@ -272,18 +265,17 @@ impl LeaseTable {
     }
 
     pub(super) fn holds_any(&self) -> bool {
-        self.sets.iter().any(|set| lock(set).entries.iter().any(|entry| entry.lease.is_some()))
+        self.sets.each().any(|set| set.entries.iter().any(|entry| entry.lease.is_some()))
     }
 
     /// Returns the number of calls that leases have admitted.
     pub(super) fn admitted(&self) -> u64 {
-        self.sets.iter().map(|set| lock(set).admitted).sum()
+        self.sets.each().map(|set| set.admitted).sum()
     }
 
     fn end_where(&self, which: impl Fn(&LeaseEntry, u64) -> bool) -> EndedLeases {
         let (now, mut ended) = (self.now(), EndedLeases::new());
-        for set in &self.sets {
-            let mut set = lock(set);
+        for mut set in self.sets.each() {
             let matching = set.entries.iter_mut().filter(|entry| which(entry, now));
             ended.extend(matching.filter_map(|entry| entry.end(now)));
         }
@@ -295,15 +287,6 @@ impl LeaseTable {
         let at = account as usize % STRIPES;
         &self.changes[at]
     }
-
-    fn set(&self, tag: u64) -> MutexGuard<'_, LeaseSet> {
-        let scaled = (u128::from(tag) * self.sets.len() as u128) >> 64;
-        lock(&self.sets[usize::try_from(scaled).unwrap_or(0)])
-    }
-}
-
-fn lock(set: &Mutex<LeaseSet>) -> MutexGuard<'_, LeaseSet> {
-    set.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LeaseSet {
@@ -357,6 +340,8 @@ impl LeaseEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]

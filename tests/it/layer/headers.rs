@@ -169,6 +169,43 @@ async fn the_stricter_of_two_draft07_fields_is_kept() {
     );
 }
 
+/// The fields of an inner limiter, and those of the layer: both in lists, otherwise all of the
+/// tighter one, with its policy.
+#[tokio::test]
+async fn existing_fields_are_listed_or_kept_or_replaced_as_a_whole() {
+    let parts = |line: &String| -> (&'static str, &'static str) {
+        line.clone().leak().split_once(": ").expect("a field")
+    };
+    // in Unix time, the reset of two responses may differ
+    for family in FAMILIES.into_iter().filter(|family| *family != Headers::XRateLimit) {
+        let layer = || owing(&[quota("10/s")], 0).headers(family);
+        let ours = limits(&beside(&layer(), &[]).await);
+        for (owed, inner_is_kept) in [(0, false), (88, false), (89, true), (98, true)] {
+            let inner = owing(&[quota("99/min")], owed).headers(family);
+            let theirs = limits(&beside(&inner, &[]).await);
+            let there: Vec<_> = theirs.iter().map(parts).collect();
+            let mut expected = if inner_is_kept { theirs.clone() } else { ours.clone() };
+            if family == Headers::Draft11 {
+                expected = [theirs, ours.clone()].concat();
+                expected.sort();
+            }
+            assert_eq!(limits(&beside(&layer(), &there).await), expected, "{family:?}, {owed}");
+        }
+    }
+}
+
+/// The request was beyond a quota, of an inner limiter or of the layer.
+#[tokio::test]
+async fn the_overage_of_the_layer_is_set_beside_the_fields_of_a_tighter_quota() {
+    let layer = owing(&[quota("2/h").soft(1)], 2).headers(Headers::XRateLimitDelta);
+    let there = [("x-ratelimit-remaining", "0"), ("x-ratelimit-limit", "7")];
+    let headers = beside(&layer, &there).await;
+    assert_eq!(header(&headers, "x-ratelimit-limit"), "7");
+    assert_eq!(header(&headers, "x-ratelimit-overage"), "1");
+    let headers = beside(&owing(&[quota("2/h")], 0), &[("x-ratelimit-overage", "1")]).await;
+    assert_eq!(header(&headers, "x-ratelimit-overage"), "1");
+}
+
 const FAMILIES: [Headers; 6] = [
     Headers::Draft11,
     Headers::Draft07,
