@@ -15,11 +15,16 @@ use crate::{
 
 const UNLIMITED: &str = "requests are allowed without a limit";
 const REJECTED: &str = "requests are rejected with 503";
+/// The default `Retry-After` of rejections.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Store that allows requests without a charge while its inner store fails.
 ///
 /// No limit applies during an outage. This suits a public read API with other protection, but not a
 /// login. The [source](Decision::source) of a decision during an outage is [`Source::FailedOpen`].
+///
+/// Charges that the inner store does not [support](Store::supports) are a mistake of the
+/// configuration, not an outage. Such requests are denied, as by [`FailClosed`].
 ///
 /// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
 /// level.
@@ -40,11 +45,22 @@ impl<S: Store> Store for FailOpen<S> {
     type Future = WrapperFuture<S, OutageCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let limits = |charge: &Charge<'_>| {
+            charge.cost() > 0 && !charge.quotas().is_empty() && !charge.is_report_only()
+        };
+        if let Op::Take(charges) = op
+            && let Some(charge) = charges.iter().find(|charge| limits(charge))
+            && let Err(unsupported) = self.inner.supports(charges)
+        {
+            let denial = Substitute::Deny { rule: charge.rule(), retry_after: RETRY_AFTER };
+            let attempt = Attempt { epoch: Some(self.outages.epoch()), substitute: denial };
+            return Answer::Now(Ok(attempt.finish(&self.outages, Err(unsupported))));
+        }
         call(&self.inner, &self.outages, op, Substitute::Allow)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if taken.source() != Source::FailedOpen {
+        if taken.is_allowed() && taken.source() != Source::FailedOpen {
             self.inner.undo(charges, taken, units);
         }
     }
@@ -74,7 +90,7 @@ pub struct FailClosed<S> {
 impl<S: Store> FailClosed<S> {
     pub(crate) fn new(inner: S) -> Self {
         let outages = Arc::new(OutageState::of(&inner));
-        Self { inner, outages, retry_after: Duration::from_secs(1) }
+        Self { inner, outages, retry_after: RETRY_AFTER }
     }
 
     /// Sets the `Retry-After` of rejections. Defaults to 1 s.
