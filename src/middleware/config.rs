@@ -194,9 +194,10 @@ impl LayerConfig {
         overcommit.try_enter().map(Override::Overcommit)
     }
 
-    /// Adds a request to the queue. Returns `None` if the queue is full.
+    /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
     pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
-        self.waiters.enter(charges, self.queue)
+        let may_queue = !self.report_only.is_on();
+        may_queue.then(|| self.waiters.enter(charges, self.queue)).flatten()
     }
 }
 

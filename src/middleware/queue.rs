@@ -1,6 +1,6 @@
 //! Queued requests: their charges, and their number in total and per key.
 //!
-//! The maximum per key keeps a few keys from filling the queue.
+//! A request that may queue counts from its store call on. The maximum per key keeps a few keys from filling the queue.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -43,7 +43,7 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A queued request, counted until this value is dropped.
+/// A request that is queued or may be, counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,

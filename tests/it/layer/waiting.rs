@@ -129,35 +129,51 @@ async fn the_queue_is_bounded_and_denials_report_when_they_would_pass() {
     passes(&mut begin(&mut service, get("/")).await);
 }
 
-/// All three calls are pending before the first has an answer: the last finds the queue full only
-/// then.
+/// All four calls are pending before the first has an answer. The first holds the only position.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_finds_the_queue_full_after_its_decision_is_undone() {
+async fn requests_that_find_the_queue_full_during_a_store_call_are_denied_uncharged() {
     let time = Time::default();
     let gated = Gated::shut(time.store());
     let counting = Counting::new(gated.clone());
     let layer = layer(Quota::per_second(1), secs(60), counting.clone()).max_waiters(1);
     let mut service = layer.expose_decision().layer(Strict::default());
     let mut asking = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         asking.push(begin(&mut service, get("/")).await);
     }
     asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    gated.admit(4);
+    gated.admit(6);
+    passes(&mut asking[2]);
+    assert_pending!(asking[0].poll());
+    for at in [3, 1] {
+        let denied = assert_ready_ok!(asking[at].poll());
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(header(denied.headers(), "retry-after"), "2");
+        let decision = denied.extensions().get::<Decision>().expect("exposed");
+        assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(secs(2))));
+    }
+    assert_eq!(counting.given_back(), 0, "they were never charged");
+    time.pass(secs(1)).await;
     passes(&mut asking[0]);
-    assert_pending!(asking[1].poll());
-    let denied = assert_ready_ok!(asking[2].poll());
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(denied.headers(), "retry-after"), "2");
-    let decision = denied.extensions().get::<Decision>().expect("exposed");
-    assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(secs(2))));
-    assert_eq!(counting.given_back(), 1);
     time.pass(secs(1)).await;
-    passes(&mut asking[1]);
-    let mut next = begin(&mut service, get("/")).await;
-    assert_pending!(next.poll());
+    passes(&mut begin(&mut service, get("/")).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_during_its_store_call_leaves_the_queue() {
+    let time = Time::default();
+    let gated = Gated::shut(time.store());
+    let layer = layer(Quota::per_second(1), secs(60), gated.clone()).max_waiters(1);
+    let mut service = layer.layer(Strict::default());
+    let mut first = begin(&mut service, get("/")).await;
+    assert_pending!(first.poll());
+    drop(first);
+    gated.admit(2);
+    passes(&mut begin(&mut service, get("/")).await);
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
     time.pass(secs(1)).await;
-    passes(&mut next);
+    passes(&mut waiting);
 }
 
 #[tokio::test(start_paused = true)]
