@@ -1,6 +1,6 @@
 //! Decides if a request runs, waits or is rejected.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::Response;
 
@@ -20,7 +20,7 @@ use crate::{
     log::error,
     observe::{Started, unidentified},
     reject::{ExplainContext, Reject, Rejection},
-    rule::{Bypass, RuleName, Rules},
+    rule::{Bypass, RuleName, Rules, deadline},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
@@ -197,8 +197,9 @@ where
     where
         R: Reject<B>,
     {
-        let Some(waiter) = waiter else {
-            // The store queued a charge that must not queue.
+        let in_time = |it: &Waiter| it.is_in_time(decision.wait(), deadline(head, Duration::MAX));
+        let Some(waiter) = waiter.filter(in_time) else {
+            // The store took part of the deadline, or queued a charge that must not queue.
             self.store.undo(charges, decision, None);
             return self.deny(&decision.clone().into_denied(), charges, head);
         };

@@ -16,6 +16,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::{
     decision::Decision,
@@ -48,6 +49,7 @@ pub(crate) struct Waiters {
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
+    entered: Instant,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -95,7 +97,7 @@ impl Waiters {
             *counts.entry(*key).or_default() += 1;
         }
         drop(counts);
-        Some(Waiter { waiters: self.clone(), keys })
+        Some(Waiter { waiters: self.clone(), keys, entered: Instant::now() })
     }
 
     fn has_full_key(
@@ -119,6 +121,13 @@ impl Waiters {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiter {
+    /// Returns `true` if a request that waits for `wait` from now on runs within `deadline`.
+    pub(super) fn is_in_time(&self, wait: Duration, deadline: Duration) -> bool {
+        self.entered.elapsed().saturating_add(wait) <= deadline
     }
 }
 

@@ -244,6 +244,36 @@ async fn a_request_whose_deadline_is_before_its_wait_ends_is_denied_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_of_the_store_call_is_part_of_the_deadline() {
+    let time = Time::default();
+    let (local, name) = (time.store(), RuleName::new("api").expect("a name"));
+    let gated = Gated::shut(local.clone());
+    let store = Counting::new(gated.clone());
+    let mut service = layer(FIVE, secs(2), store.clone()).layer(Strict::default());
+    for (deadline, runs) in [(millis(300), true), (millis(299), false)] {
+        let mut request = get("/");
+        request.extensions_mut().insert(RequestDeadline(deadline));
+        let mut asking = begin(&mut service, request).await;
+        assert_pending!(asking.poll());
+        time.pass(millis(100)).await;
+        // The store answers after 100 ms, with a wait of 200 ms.
+        Limiter::named(name, local.clone()).take(Key::everyone(), &FIVE, 1).now();
+        gated.admit(1);
+        if runs {
+            assert_pending!(asking.poll());
+            time.pass(STEP).await;
+            passes(&mut asking);
+        } else {
+            let denied = assert_ready_ok!(asking.poll());
+            assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(store.given_back(), 1);
+        }
+        time.pass(STEP).await;
+        assert_eq!(left(&local, "api", Key::everyone(), &FIVE), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_longest_wait_of_several_rules_counts_and_one_that_cannot_wait_denies() {
     let time = Time::default();
     let store = time.store();
