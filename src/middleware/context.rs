@@ -107,7 +107,7 @@ impl Extras {
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
-                && decision.source() != Source::FailedOpen;
+                && !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed);
             after.reserve(charges, decision.clone(), charged)
         };
         let after = settings.after.as_ref();

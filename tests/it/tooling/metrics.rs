@@ -227,3 +227,16 @@ fn blocks_that_find_no_room_are_counted() {
     });
     assert_eq!(recorded["ratelimit.blocks.denied"], 100 - 16);
 }
+
+#[test]
+fn an_outage_is_a_would_be_denial_of_a_report_only_rule() {
+    let recorded = recorded(async || {
+        let shaky = Shaky::new(Time::default().store());
+        shaky.is(Mood::Failing);
+        let rule = Rule::new("trial", Everyone, Quota::per_hour(9)).report_only(true);
+        let layer = RateLimitLayer::rules(rule, shaky.fail_closed());
+        assert_eq!(answer(&layer, get("/")).await.status(), 200);
+    });
+    let decisions = pairs([("policy=trial result=shadow_limited", 1)]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+}
