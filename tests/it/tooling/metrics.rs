@@ -240,3 +240,16 @@ fn an_outage_is_a_would_be_denial_of_a_report_only_rule() {
     let decisions = pairs([("policy=trial result=shadow_limited", 1)]);
     assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
 }
+
+/// An alert on the increase of a counter misses the first event of a counter that starts at one.
+#[test]
+fn counters_without_labels_start_at_zero() {
+    let counters = ["ratelimit.blocks.denied", "ratelimit.overflows", "ratelimit.unidentified"];
+    let built = || RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::with_capacity(16));
+    let from_the_start = recorded(async || drop(built()));
+    assert_eq!(counters.map(|name| from_the_start.get(name)), [Some(&0); 3]);
+    // The recorder may be installed after the layer is built.
+    let layer = built();
+    let later = recorded(async || drop(answer(&layer, get("/")).await));
+    assert_eq!(counters.map(|name| later.get(name)), [Some(&0); 3]);
+}
