@@ -105,7 +105,7 @@ async fn main() -> Result<(), BoxError> {
     let secret = FingerprintKey::new(&config.token)?;
     let mut admin = Admin::new().fingerprint(secret);
     let limit =
-        RateLimitLayer::try_rules(rules, store)?.fingerprint(secret).retry_after(RetryAfter::Queue);
+        RateLimitLayer::try_rules(rules, store)?.fingerprint(secret).retry_after(RetryAfter::Jitter(10));
     let limit = admin.watch("api", limit);
 
     let app = Router::new()
