@@ -157,8 +157,8 @@ impl<R: Rules> Simulator<R> {
             let queues = charges.iter().any(Charge::queues);
             let may_queue = queues && !settings.must_not_queue(charges);
             let short = if may_queue { short(store, charges) } else { RuleNames::new() };
-            let now = (queues && !may_queue).then(|| without_queueing(charges));
-            let decision = store.take(now.as_deref().unwrap_or(charges)).now();
+            let at_once = (queues && !may_queue).then(|| without_queueing(charges));
+            let decision = store.take(at_once.as_deref().unwrap_or(charges)).now();
             if decision.waits() {
                 *waits_for = short;
                 let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);
