@@ -550,7 +550,8 @@ mod tests {
 
     #[test]
     fn the_buckets_of_a_blocked_quota_are_checked() {
-        let blocked = |buckets| Quota::blocked().try_algorithm(Algorithm::SlidingWindow { buckets });
+        let blocked =
+            |buckets| Quota::blocked().try_algorithm(Algorithm::SlidingWindow { buckets });
         for buckets in [0, MAX_BUCKETS + 1] {
             assert!(blocked(buckets).unwrap_err().to_string().contains("buckets"), "{buckets}");
         }
