@@ -25,7 +25,6 @@ use std::{fmt, slice, sync::Arc, time::Duration};
 
 use http::StatusCode;
 
-pub(crate) use self::{check::check, deadline::deadline};
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
 #[cfg(feature = "serde")]
@@ -43,6 +42,7 @@ pub use self::{
     by_route::{ByRoute, by_route, try_by_route},
     route::RouteError,
 };
+pub(crate) use self::{check::check, deadline::deadline};
 pub use crate::name::{NameError, RuleName};
 use crate::{
     key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead},
