@@ -9,8 +9,8 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use proptest::{prelude::*, string::string_regex};
 use tower::{Layer, service_fn};
 use tower_sluice::{
-    Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone,
-    rule::RuleName, testing::FakeClock,
+    Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    key::Everyone, rule::RuleName, testing::FakeClock,
 };
 
 use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota};
