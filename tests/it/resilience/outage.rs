@@ -62,10 +62,9 @@ async fn fail_closed_passes_requests_of_report_only_rules_and_reports_it() {
     }
     let trial = |name| Rule::new(name, Everyone, FIVE).report_only(true);
     for broken in [Broken::Now, Broken::Later] {
-        for passed in [
-            response(trial("a"), broken).await,
-            response((trial("a"), trial("b")), broken).await,
-        ] {
+        for passed in
+            [response(trial("a"), broken).await, response((trial("a"), trial("b")), broken).await]
+        {
             assert_eq!((passed.status(), lines(passed.headers())), (StatusCode::OK, vec![]));
             let decision = passed.extensions().get::<Decision>().expect("exposed");
             assert_eq!(decision.source(), Source::FailedClosed);
