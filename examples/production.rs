@@ -104,8 +104,9 @@ async fn main() -> Result<(), BoxError> {
     );
     let secret = FingerprintKey::new(&config.token)?;
     let mut admin = Admin::new().fingerprint(secret);
-    let limit =
-        RateLimitLayer::try_rules(rules, store)?.fingerprint(secret).retry_after(RetryAfter::Queue);
+    let limit = RateLimitLayer::try_rules(rules, store)?
+        .fingerprint(secret)
+        .retry_after(RetryAfter::Jitter(10));
     let limit = admin.watch("api", limit);
 
     let app = Router::new()

@@ -349,7 +349,7 @@ pub enum Source {
     /// fails.
     FailedOpen,
     /// The wrapper [`FailClosed`](crate::store::FailClosed), which denies the request if the store
-    /// fails.
+    /// fails, or a [`FailOpen`](crate::store::FailOpen) whose store does not support the request.
     FailedClosed,
     /// The local store of a [`Fallback`](crate::store::Fallback), which decides if the other store
     /// fails.

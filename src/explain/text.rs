@@ -50,6 +50,8 @@ impl Explanation {
             f.write_str(&self.result("allowed"))?;
             if source == Source::FailedOpen {
                 f.write_str(", uncharged: the store failed open")?;
+            } else if source == Source::FailedClosed {
+                f.write_str(", uncharged: the store failed closed, and the rules are report-only")?;
             } else if reports.is_empty() {
                 f.write_str(": no quota applies")?;
             } else if !decision.wait().is_zero() {

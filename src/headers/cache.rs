@@ -40,13 +40,14 @@ impl ValueCache {
 #[inline]
 fn slot(item: &Item, reading: &Reading) -> Option<usize> {
     let Reading { remaining, next, .. } = *reading;
-    let (units, seconds, used) =
-        (remaining as usize, next as usize, item.limit.saturating_sub(remaining));
+    let (units, seconds) = (remaining as usize, next as usize);
     match (units, seconds) {
         (..UNITS, ..=1) => Some(2 * units + seconds),
         (0, ..SECONDS) => Some(2 * UNITS + seconds),
-        _ if next == item.interval && (used as usize) < USED => {
-            Some(2 * UNITS + SECONDS + used as usize)
+        _ if next == item.interval => {
+            // Units that a window carried over may exceed the limit.
+            let used = item.limit.checked_sub(remaining)? as usize;
+            (used < USED).then_some(2 * UNITS + SECONDS + used)
         }
         _ => None,
     }

@@ -7,7 +7,7 @@ use http::Response;
 use super::{
     config::{LayerConfig, Override, ResponseContext},
     overcommit::InFlight,
-    queue::QueuedCharge,
+    queue::{QueuedCharge, Waiter},
     stats::Event,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     log::error,
     observe::{Started, unidentified},
     reject::{Reject, Rejection},
-    rule::{Bypass, RuleName, Rules},
+    rule::{Bypass, RuleName, Rules, deadline},
     store::{Answer, CannotFail, Charge, OwnedCharges, Store, StoreExt, without_queueing},
 };
 
@@ -49,8 +49,9 @@ pub(crate) enum Admission<B, S: Store> {
 
 /// The charges of a request during a pending store call.
 pub(crate) struct PendingCharge {
-    pub(crate) charges: OwnedCharges,
+    charges: OwnedCharges,
     started: Started,
+    waiter: Option<Waiter>,
 }
 
 /// Calls `then` with the charges of a request. If no store call is needed, calls `bypassed`.
@@ -68,21 +69,6 @@ pub(crate) fn charges<K: Rules, T>(
     }
 }
 
-/// Takes `charges` from the store, without queueing if the queue is full.
-#[inline]
-pub(crate) fn take<S: Store>(
-    store: &S,
-    settings: &LayerConfig,
-    charges: &[Charge<'_>],
-) -> Answer<S::Future> {
-    if settings.must_not_queue(charges) { take_now(store, charges) } else { store.take(charges) }
-}
-
-#[cold]
-fn take_now<S: Store>(store: &S, charges: &[Charge<'_>]) -> Answer<S::Future> {
-    store.take(&without_queueing(charges))
-}
-
 impl<K, S, R> Shared<K, S, R>
 where
     K: Rules,
@@ -95,30 +81,62 @@ where
         R: Reject<B>,
     {
         let decide = |charges: &[Charge<'_>]| {
-            let started = Started::now();
-            match take(&*self.store, &self.settings, charges) {
-                Answer::Now(ref decision) => self.conclude(decision, charges, started, head),
-                Answer::Later(future) => {
-                    let pending = PendingCharge { charges: charges.into(), started };
-                    Admission::Deciding(Box::new((future, pending)))
-                }
+            if charges.iter().any(Charge::queues) {
+                self.decide_queueing(charges, head)
+            } else {
+                self.decide(charges, None, head)
             }
         };
         let bypassed = |bypass| self.bypass(bypass, head);
         charges(&*self.rules, &self.settings, head, decide, bypassed)
     }
 
-    /// Continues a request after a store call.
-    pub(crate) fn resume<B>(
+    /// Decides on a request that may queue.
+    ///
+    /// The request holds a place in the queue from here on, because a charge that finds the queue
+    /// full afterwards could not always be undone.
+    #[inline(never)]
+    fn decide_queueing<B>(&self, charges: &[Charge<'_>], head: &RequestHead<'_>) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        match self.settings.enter_queue(charges) {
+            Some(waiter) => self.decide(charges, Some(waiter), head),
+            None => self.decide(&without_queueing(charges), None, head),
+        }
+    }
+
+    #[inline]
+    fn decide<B>(
         &self,
-        decision: &Result<Decision, S::Error>,
-        PendingCharge { charges, started }: &PendingCharge,
+        charges: &[Charge<'_>],
+        waiter: Option<Waiter>,
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
     where
         R: Reject<B>,
     {
-        charges.with(|charges| self.conclude(decision, charges, *started, head))
+        let started = Started::now();
+        match self.store.take(charges) {
+            Answer::Now(ref decision) => self.conclude(decision, charges, started, waiter, head),
+            Answer::Later(future) => {
+                let pending = PendingCharge { charges: charges.into(), started, waiter };
+                Admission::Deciding(Box::new((future, pending)))
+            }
+        }
+    }
+
+    /// Continues a request after a store call.
+    pub(crate) fn resume<B>(
+        &self,
+        decision: &Result<Decision, S::Error>,
+        PendingCharge { charges, started, waiter }: PendingCharge,
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        charges.with(|charges| self.conclude(decision, charges, started, waiter, head))
     }
 
     /// Continues a request after its wait in the queue.
@@ -133,6 +151,7 @@ where
         decision: &Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         started: Started,
+        waiter: Option<Waiter>,
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
     where
@@ -143,7 +162,7 @@ where
         if !decision.is_allowed() {
             self.deny(decision, charges, head)
         } else if decision.waits() {
-            self.queue(decision, charges, head)
+            self.queue(decision, charges, waiter, head)
         } else {
             Admission::Admitted(self.respond(decision, charges, None))
         }
@@ -178,13 +197,15 @@ where
         &self,
         decision: &Decision,
         charges: &[Charge<'_>],
+        waiter: Option<Waiter>,
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
     where
         R: Reject<B>,
     {
-        let Some(waiter) = self.settings.enter_queue(charges) else {
-            // Other requests have filled the queue since the call.
+        let in_time = |it: &Waiter| it.is_in_time(decision.wait(), deadline(head, Duration::MAX));
+        let Some(waiter) = waiter.filter(in_time) else {
+            // The store took part of the deadline, or queued a charge that must not queue.
             self.store.undo(charges, decision, None);
             return self.deny(&decision.clone().into_denied(), charges, head);
         };

@@ -149,9 +149,10 @@ impl LayerConfig {
         overcommit.try_enter().map(Override::Overcommit)
     }
 
-    /// Adds a request to the queue. Returns `None` if the queue is full.
+    /// Adds a request to the queue. Returns `None` if the queue is full or the layer is report-only.
     pub(crate) fn enter_queue(&self, charges: &[Charge<'_>]) -> Option<Waiter> {
-        self.waiters.enter(charges, self.queue)
+        let may_queue = !self.report_only.is_on();
+        may_queue.then(|| self.waiters.enter(charges, self.queue)).flatten()
     }
 }
 
@@ -273,7 +274,7 @@ impl Extras {
         let charge = |after: &AdjustConfig| {
             let charged = decision.is_allowed()
                 && in_flight.is_none()
-                && decision.source() != Source::FailedOpen;
+                && !matches!(decision.source(), Source::FailedOpen | Source::FailedClosed);
             ChargeHandle::new(after, charges, decision.clone(), charged)
         };
         Self {

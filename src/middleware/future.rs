@@ -192,7 +192,7 @@ where
             panic!("a decision was polled after completion");
         };
         let head = RequestHead::from(&parked.request);
-        let admission = parked.shared.resume(&decision, &pending, &head);
+        let admission = parked.shared.resume(&decision, pending, &head);
         Poll::Ready(State::new(admission, parked))
     }
 }

@@ -402,7 +402,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the maximum number of requests that [queue](Rule::max_wait) at once. Defaults to 1,024.
     ///
-    /// Beyond the maximum, a request that would have to queue is denied without a charge.
+    /// Beyond the maximum, a request that would have to queue is denied without a charge. A request
+    /// that may queue also counts while the store decides on it.
     ///
     /// [`max_waiters_per_key`](RateLimitLayer::max_waiters_per_key) sets the maximum of one key.
     pub fn max_waiters(mut self, most: usize) -> Self {
@@ -413,7 +414,8 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
 
     /// Sets the maximum number of requests of one key that [queue](Rule::max_wait) at once.
     ///
-    /// Beyond the maximum, a request that would have to queue is denied without a charge.
+    /// Beyond the maximum, a request that would have to queue is denied without a charge. A request
+    /// that may queue also counts while the store decides on it.
     ///
     /// By default, the maximum is the units or the burst of the rule's smallest quota, whichever is
     /// larger. The default is at least one, and at most a 64th of

@@ -1,6 +1,6 @@
 //! Queued requests: their charges, and their number in total and per key.
 //!
-//! The maximum per key keeps a few keys from filling the queue.
+//! A request that may queue counts from its store call on. The maximum per key keeps a few keys from filling the queue.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -16,6 +16,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::{
     decision::Decision,
@@ -43,11 +44,12 @@ pub(crate) struct Waiters {
     seed: RandomState,
 }
 
-/// A queued request, counted until this value is dropped.
+/// A request that is queued or may be, counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
+    entered: Instant,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -95,7 +97,7 @@ impl Waiters {
             *counts.entry(*key).or_default() += 1;
         }
         drop(counts);
-        Some(Waiter { waiters: self.clone(), keys })
+        Some(Waiter { waiters: self.clone(), keys, entered: Instant::now() })
     }
 
     fn has_full_key(
@@ -119,6 +121,13 @@ impl Waiters {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiter {
+    /// Returns `true` if a request that waits for `wait` from now on runs within `deadline`.
+    pub(super) fn is_in_time(&self, wait: Duration, deadline: Duration) -> bool {
+        self.entered.elapsed().saturating_add(wait) <= deadline
     }
 }
 

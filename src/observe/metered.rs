@@ -68,6 +68,7 @@ impl Meter {
             verdicts: from_fn(|_| OnceLock::new()),
             near: OnceLock::new(),
         };
+        describe();
         Self {
             rules: rules.into_iter().map(counters).collect(),
             durations: Arc::new(from_fn(|_| OnceLock::new())),
@@ -148,7 +149,9 @@ impl Meter {
     }
 }
 
-/// Registers the descriptions of all metrics.
+/// Registers the descriptions of all metrics, and the counters without labels.
+///
+/// Such a counter starts at 0, because an increase from no value to 1 is not an increase.
 #[cold]
 fn describe() {
     let counters = [
@@ -164,6 +167,9 @@ fn describe() {
     ];
     for (name, text) in counters {
         describe_counter!(name, Unit::Count, text);
+    }
+    for name in ["ratelimit.unidentified", "ratelimit.overflows", "ratelimit.blocks.denied"] {
+        counter!(name).increment(0);
     }
     let waited = "Time until the store answers.";
     describe_histogram!("ratelimit.decision.duration", Unit::Seconds, waited);

@@ -53,7 +53,9 @@ impl Verdict {
     fn of(source: Source, allowed: bool) -> Self {
         match (source, allowed) {
             (Source::FailedOpen, _) => Self::FailedOpen,
-            (Source::FailedClosed, _) => Self::FailedClosed,
+            // Only report-only rules let a request pass.
+            (Source::FailedClosed, true) => Self::ShadowLimited,
+            (Source::FailedClosed, false) => Self::FailedClosed,
             (Source::Fallback, true) => Self::FallbackAllowed,
             (Source::Fallback, false) => Self::FallbackLimited,
             (_, true) => Self::Allowed,

@@ -440,7 +440,13 @@ impl Quota {
                 || self.soft > 0
                 || self.initial.is_some()
                 || self.max_debt.is_some();
-            return if changed { Some(ErrorKind::BurstOfBlocked) } else { None };
+            return match self.algorithm {
+                _ if changed => Some(ErrorKind::BurstOfBlocked),
+                Algorithm::SlidingWindow { buckets } if !is_bucket_count(buckets) => {
+                    Some(ErrorKind::Buckets)
+                }
+                _ => None,
+            };
         }
         if self.burst == 0 {
             return Some(ErrorKind::NoBurst);
@@ -475,7 +481,7 @@ impl Quota {
             Algorithm::FixedWindow { paced: true, .. } if self.soft > 0 => {
                 Some(ErrorKind::SoftAndPaced)
             }
-            Algorithm::SlidingWindow { buckets } if buckets == 0 || buckets > MAX_BUCKETS => {
+            Algorithm::SlidingWindow { buckets } if !is_bucket_count(buckets) => {
                 Some(ErrorKind::Buckets)
             }
             Algorithm::SlidingWindow { buckets } if !self.period.is_multiple_of(buckets as u64) => {
@@ -485,6 +491,11 @@ impl Quota {
             _ => None,
         }
     }
+}
+
+/// Returns `true` for a valid number of buckets of a sliding window.
+const fn is_bucket_count(buckets: u32) -> bool {
+    buckets > 0 && buckets <= MAX_BUCKETS
 }
 
 impl AsRef<[Self]> for Quota {
@@ -535,6 +546,16 @@ mod tests {
         assert!(fast.contains("1000000000/s") && fast.contains("units 2000000000"), "{fast}");
         let long = fault("1/day burst 3651");
         assert!(long.contains("burst 3651") && long.contains("86400s"), "{long}");
+    }
+
+    #[test]
+    fn the_buckets_of_a_blocked_quota_are_checked() {
+        let blocked =
+            |buckets| Quota::blocked().try_algorithm(Algorithm::SlidingWindow { buckets });
+        for buckets in [0, MAX_BUCKETS + 1] {
+            assert!(blocked(buckets).unwrap_err().to_string().contains("buckets"), "{buckets}");
+        }
+        assert!(blocked(7).is_ok_and(|quota| quota.is_blocked()));
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{RuleInfo, RuleName, plan::MAX_QUOTAS};
+use super::{
+    RuleInfo, RuleName,
+    plan::{LivePlan, MAX_QUOTAS},
+};
 use crate::{
     key::Key,
     store::{Charge, Store, Unsupported},
@@ -105,13 +108,17 @@ pub(crate) fn check<S: Store>(infos: &[RuleInfo<'_>], store: &S) -> Result<(), R
         return Ok(());
     }
     let key = Key::everyone();
+    let live: Vec<_> = limiting.iter().map(|info| info.live.map(LivePlan::quotas)).collect();
     let (mut charges, mut asked) = (Vec::new(), Vec::new());
-    for info in limiting {
-        if let Some(quotas) = info.quotas {
+    for (info, live) in limiting.iter().zip(&live) {
+        let current = live.as_ref().map(AsRef::as_ref).filter(|quotas| !quotas.is_empty());
+        if let Some(quotas) = info.quotas.or(current) {
             let wait = if info.queues { Duration::from_nanos(1) } else { Duration::ZERO };
             let charge = Charge::new(info.name, &key, quotas).with_cost(info.cost.unwrap_or(1));
             let charge = charge.with_max_wait(wait);
-            charges.push(charge);
+            if info.quotas.is_some() {
+                charges.push(charge);
+            }
             // A headroom from the request may be above 0.
             let charge = charge.with_headroom(info.headroom.unwrap_or(1));
             asked.push(if info.report_only || info.may_become_report_only {

@@ -6,8 +6,8 @@ use crate::key::RequestHead;
 
 /// Time budget of a request, which an outer middleware sets as a request extension.
 ///
-/// The budget starts when the request reaches the layer. The request does not queue longer than its
-/// budget. The header `grpc-timeout` also sets a budget.
+/// The budget starts when the request reaches the layer, and includes the store call. A request that
+/// would leave the queue after its budget is denied. The header `grpc-timeout` also sets a budget.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::key::RequestHead;
 pub struct RequestDeadline(pub Duration);
 
 /// Returns the smallest of `max_wait`, the [`RequestDeadline`] and `grpc-timeout`.
-pub(crate) fn within(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
+pub(crate) fn deadline(head: &RequestHead<'_>, max_wait: Duration) -> Duration {
     let own = head.extensions.get::<RequestDeadline>().map(|deadline| deadline.0);
     let grpc = head.headers.get("grpc-timeout").and_then(|value| grpc(value.as_bytes()));
     [own, grpc].into_iter().flatten().fold(max_wait, Duration::min)

@@ -19,7 +19,6 @@ use std::{fmt, slice, sync::Arc, time::Duration};
 
 use http::StatusCode;
 
-pub(crate) use self::check::check;
 #[cfg(all(feature = "axum", feature = "serde"))]
 pub use self::routes::RouteSettings;
 #[cfg(feature = "serde")]
@@ -35,6 +34,7 @@ pub use self::{
     plan::{Cost, LivePlan, Plan, Quotas},
     rules::{Bypass, RuleInfo, Rules},
 };
+pub(crate) use self::{check::check, deadline::deadline};
 pub use crate::name::{NameError, RuleName};
 use crate::{
     key::{Key, KeyError, KeyExtractor, KeyKind, RequestHead},
@@ -138,7 +138,7 @@ impl<K> Rule<K> {
     /// Sets the maximum time that a request waits instead of being denied. Defaults to zero.
     ///
     /// Waiting requests run at even intervals, in the order of arrival. No request waits beyond its
-    /// deadline (`grpc-timeout` or [`RequestDeadline`]).
+    /// deadline (`grpc-timeout` or [`RequestDeadline`]), which includes the time of the store call.
     ///
     /// A waiting request is already admitted: a block or a new plan affects only later requests.
     /// The units of a dropped waiting request are returned only if no later request waits.
@@ -235,7 +235,7 @@ impl<K: KeyExtractor> Rule<K> {
             .with_cost(self.cost.of(head))
             .with_headroom(self.headroom.of(head));
         if !self.max_wait.is_zero() {
-            charge = charge.with_max_wait(deadline::within(head, self.max_wait));
+            charge = charge.with_max_wait(deadline::deadline(head, self.max_wait));
         }
         if self.report_only.is_on() {
             charge = charge.with_report_only();

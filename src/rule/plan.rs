@@ -173,6 +173,11 @@ impl fmt::Debug for Plan {
 ///
 /// Clones share the quotas. A `&LivePlan` converts to a [`Plan`].
 ///
+/// A layer is built only if its store supports the current quotas. New quotas that the store does
+/// not support are errors of the store: [`fail_open`](crate::StoreExt::fail_open) and
+/// [`fail_closed`](crate::StoreExt::fail_closed) then reject requests with 503. To check new quotas
+/// first, build a layer with them and drop it.
+///
 /// New quotas do not refill accounts, even if `initial` or `burst` changes. An exception is a token
 /// bucket whose burst becomes smaller and then larger again: see [`Plan`].
 /// [`initial`](Quota::initial) units apply only to new accounts. A new algorithm starts new

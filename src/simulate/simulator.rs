@@ -14,7 +14,7 @@ use crate::{
     key::KeyError,
     middleware::{admission, config::LayerConfig, queue::Waiter},
     rule::{self, Bypass, RuleError, RuleName, Rules},
-    store::{Charge, Clock, LocalStore, Stats, StoreExt, literal},
+    store::{Charge, Clock, LocalStore, Stats, StoreExt, literal, without_queueing},
 };
 
 /// The latest instant, in nanoseconds: the start of the year 2100.
@@ -160,7 +160,8 @@ impl<R: Rules> Simulator<R> {
             let queues = charges.iter().any(Charge::queues);
             let may_queue = queues && !settings.must_not_queue(charges);
             let short = if may_queue { short(store, charges) } else { RuleNames::new() };
-            let decision: Decision = admission::take(store, settings, charges).now();
+            let at_once = (queues && !may_queue).then(|| without_queueing(charges));
+            let decision = store.take(at_once.as_deref().unwrap_or(charges)).now();
             if decision.waits() {
                 *waits_for = short;
                 let wait = u64::try_from(decision.wait().as_nanos()).unwrap_or(u64::MAX);

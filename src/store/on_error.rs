@@ -15,11 +15,17 @@ use crate::{
 
 const UNLIMITED: &str = "requests are allowed without a limit";
 const REJECTED: &str = "requests are rejected with 503";
+const REPORTED: &str = "requests are allowed, because their rules are report-only";
+/// The default `Retry-After` of rejections.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Store that allows requests without a charge while its inner store fails.
 ///
 /// No limit applies during an outage. This suits a public read API with other protection, but not a
 /// login. The [source](Decision::source) of a decision during an outage is [`Source::FailedOpen`].
+///
+/// Charges that the inner store does not [support](Store::supports) are a mistake of the
+/// configuration, not an outage. Such requests are denied, as by [`FailClosed`].
 ///
 /// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
 /// level.
@@ -40,11 +46,23 @@ impl<S: Store> Store for FailOpen<S> {
     type Future = WrapperFuture<S, OutageCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
+        let limits = |charge: &Charge<'_>| {
+            charge.cost() > 0 && !charge.quotas().is_empty() && !charge.is_report_only()
+        };
+        if let Op::Take(charges) = op
+            && let Some(charge) = charges.iter().find(|charge| limits(charge))
+            && let Err(unsupported) = self.inner.supports(charges)
+        {
+            let (rule, retry_after) = (charge.rule(), RETRY_AFTER);
+            let denial = Substitute::Deny { rule, retry_after, report_only: false };
+            let attempt = Attempt { epoch: Some(self.outages.epoch()), substitute: denial };
+            return Answer::Now(Ok(attempt.finish(&self.outages, Err(unsupported))));
+        }
         call(&self.inner, &self.outages, op, Substitute::Allow)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if taken.source() != Source::FailedOpen {
+        if taken.is_allowed() && taken.source() != Source::FailedOpen {
             self.inner.undo(charges, taken, units);
         }
     }
@@ -62,6 +80,9 @@ impl<S: Store> Store for FailOpen<S> {
 /// an outage of the store is an outage of the service. The [source](Decision::source) of a decision
 /// during an outage is [`Source::FailedClosed`].
 ///
+/// A request whose rules are all [report-only](crate::Rule::report_only) is allowed without a charge,
+/// and its decision reports the [denial](Decision::would_deny).
+///
 /// With feature `tracing`, an outage is logged: its beginning at warn level and its end at info
 /// level.
 #[derive(Clone, Debug)]
@@ -74,7 +95,7 @@ pub struct FailClosed<S> {
 impl<S: Store> FailClosed<S> {
     pub(crate) fn new(inner: S) -> Self {
         let outages = Arc::new(OutageState::of(&inner));
-        Self { inner, outages, retry_after: Duration::from_secs(1) }
+        Self { inner, outages, retry_after: RETRY_AFTER }
     }
 
     /// Sets the `Retry-After` of rejections. Defaults to 1 s.
@@ -89,13 +110,18 @@ impl<S: Store> Store for FailClosed<S> {
     type Future = WrapperFuture<S, OutageCall>;
 
     fn call(&self, op: Op<'_>) -> Answer<Self::Future> {
-        let rule = op.charges().first().map_or_else(RuleName::default, Charge::rule);
-        let denial = Substitute::Deny { rule, retry_after: self.retry_after };
+        let charges = op.charges();
+        let denying = charges.iter().find(|charge| !charge.is_report_only()).or(charges.first());
+        let denial = Substitute::Deny {
+            rule: denying.map_or_else(RuleName::default, Charge::rule),
+            retry_after: self.retry_after,
+            report_only: matches!(op, Op::Take(_)) && denying.is_some_and(Charge::is_report_only),
+        };
         call(&self.inner, &self.outages, op, denial)
     }
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        if taken.is_allowed() {
+        if taken.is_allowed() && taken.source() != Source::FailedClosed {
             self.inner.undo(charges, taken, units);
         }
     }
@@ -111,7 +137,12 @@ impl<S: Store> Store for FailClosed<S> {
 #[derive(Clone, Copy, Debug)]
 enum Substitute {
     Allow,
-    Deny { rule: RuleName, retry_after: Duration },
+    /// Denies the request, or reports the denial if all rules are report-only.
+    Deny {
+        rule: RuleName,
+        retry_after: Duration,
+        report_only: bool,
+    },
 }
 
 /// The state of one call to the inner store.
@@ -172,9 +203,14 @@ impl Attempt {
         };
         let (effect, decision) = match self.substitute {
             Substitute::Allow => (UNLIMITED, Decision::allow().from_source(Source::FailedOpen)),
-            Substitute::Deny { rule, retry_after } => {
-                let outcome = Outcome::unknown(rule, 0, Some(retry_after));
-                (REJECTED, Decision::deny().from_source(Source::FailedClosed).outcome(outcome))
+            Substitute::Deny { rule, retry_after, report_only } => {
+                let (effect, decision) = if report_only {
+                    (REPORTED, Decision::allow())
+                } else {
+                    (REJECTED, Decision::deny())
+                };
+                let outcome = Outcome::unknown(rule, 0, Some(retry_after)).report_only(report_only);
+                (effect, decision.from_source(Source::FailedClosed).outcome(outcome))
             }
         };
         if let Some(epoch) = self.epoch {

@@ -30,7 +30,7 @@ const LARGEST: usize = 1 << 24;
 ///   same rule, key, quotas, cost and headroom. Under GCRA, the cache also denies a higher cost,
 ///   with the wait for that cost. A charge that may queue is denied only while the wait is longer
 ///   than its `max_wait`.
-/// - **Changes through this store** take effect immediately. The denials of an account are removed
+/// - **Changes through this store** take effect as soon as the inner store has made them. The denials of an account are removed
 ///   by an allowed charge, by new quotas, and by [`adjust`](crate::StoreExt::adjust),
 ///   [`undo`](Store::undo), [`reset`](crate::StoreExt::reset), [`block`](crate::StoreExt::block)
 ///   and [`unblock`](crate::StoreExt::unblock).
@@ -99,9 +99,12 @@ const LARGEST: usize = 1 << 24;
 ///
 /// # Limitations
 ///
-/// The cache does **not** reduce the calls for *allowed* requests or the first call of each new
-/// key. The cache does not help against a flood of new keys, and has no benefit around an embedded
-/// store.
+/// - The cache does **not** reduce the calls for *allowed* requests or the first call of each new
+///   key. The cache does not help against a flood of new keys, and has no benefit around an embedded
+///   store.
+/// - An [`undo`](Store::undo) in a remote store is not awaited. A call that reaches the server before
+///   the undo may be denied, and that denial is cached: the returned units may be denied for up to
+///   [`max_age`](DenyCache::max_age).
 #[derive(Clone, Debug)]
 pub struct DenyCache<S> {
     inner: S,

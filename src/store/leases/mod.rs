@@ -167,7 +167,7 @@ const MAX_WAITS: u8 = 2;
 /// - The suspension of a machine is not detected. Units that were borrowed before the suspension
 ///   are still used afterwards.
 /// - Each refund by [`undo`](Store::undo) or [`adjust`](crate::StoreExt::adjust) is a round trip to
-///   the store.
+///   the store. A refund by `adjust` also ends the leases of the account.
 /// - Borrowed units that expire stay charged until time refills them. If the full limit is refilled
 ///   within seconds, about a quarter of one burst may be lost, or somewhat more.
 /// - While a process holds units of a limit, other processes may refund more than a quarter of that
@@ -269,8 +269,8 @@ impl<S: Store> Leased<S> {
     /// The keys of recent requests are tracked. Requests with other keys call the inner store.
     ///
     /// A tracked key takes 70 bytes, and about 1 kB more while the key has a lease. A
-    /// [`reset`](crate::StoreExt::reset) or [`block`](crate::StoreExt::block) scans all tracked
-    /// keys.
+    /// [`reset`](crate::StoreExt::reset), a [`block`](crate::StoreExt::block) or a refund by
+    /// [`adjust`](crate::StoreExt::adjust) scans all tracked keys.
     ///
     /// # Panics
     ///
@@ -422,14 +422,15 @@ where
         let Leases { inner, table, .. } = &*self.0;
         let account = match op {
             Op::Take(charges) => return self.0.take(charges, request_start(), 0),
-            Op::Adjust(..) | Op::Unblock(_) => return LeasedFuture::inner(inner.call(op)),
+            Op::Adjust(_, 0..) | Op::Unblock(_) => return LeasedFuture::inner(inner.call(op)),
             Op::Reset(charge) => {
                 let account = table.tag(charge);
                 // The account is removed, so its units are not returned.
                 self.0.return_except(&table.end_account(account), Some(account));
                 account
             }
-            Op::Block(charge, _) => {
+            // Units that are leased during a refund could be used twice.
+            Op::Adjust(charge, _) | Op::Block(charge, _) => {
                 let account = table.tag(charge);
                 self.0.return_all(&table.end_account(account));
                 account

@@ -9,8 +9,8 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use proptest::{prelude::*, string::string_regex};
 use tower::{Layer, service_fn};
 use tower_sluice::{
-    Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone,
-    rule::RuleName, testing::FakeClock,
+    Algorithm, Cost, Decision, Headers, Key, Limiter, LocalStore, Quota, RateLimitLayer, Rule,
+    key::Everyone, rule::RuleName, testing::FakeClock,
 };
 
 use crate::support::{Owing, Strict, answer, ask, get, header, owing, periods, quota};
@@ -339,5 +339,26 @@ proptest! {
         let (reported, fields) = item(header(response.headers(), "ratelimit"));
         prop_assert_eq!((reported, fields("r")), (name, Some(outcome.remaining().into())));
         prop_assert_eq!(fields("t").unwrap_or(0), seconds(outcome.next_after()));
+    }
+}
+
+/// The units left may exceed the limit. A rendered value is cached for the life of the service.
+#[tokio::test]
+async fn carried_over_units_are_reported_exactly() {
+    let quota = Quota::per_second(200).algorithm(Algorithm::fixed_window().carry_over(200));
+    for (family, of) in [
+        (Headers::Draft11, (|r| format!(r#""api";r={r};t=1"#)) as fn(u32) -> String),
+        (Headers::Draft07, |r| format!("limit=200, remaining={r}, reset=1")),
+    ] {
+        let clock = FakeClock::new();
+        let rule = Rule::new("api", Everyone, quota);
+        let layer = RateLimitLayer::rules(rule, clock.store(64)).headers(family);
+        let mut service = layer.layer(Strict::default());
+        ask(&mut service, get("/")).await;
+        clock.advance(Duration::from_secs(1));
+        for remaining in [398, 397, 396] {
+            let response = ask(&mut service, get("/")).await;
+            assert_eq!(header(response.headers(), "ratelimit"), of(remaining));
+        }
     }
 }

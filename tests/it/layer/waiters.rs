@@ -99,23 +99,25 @@ async fn a_request_beyond_the_bound_of_its_key_is_denied_uncharged() {
     a_key_has_its_own_bound(time.clone(), Gated::open(time.store())).await;
 }
 
-/// Both calls start while a position is free; the one that gets its answer later is undone.
+/// All calls are pending before the first has an answer. The first holds the only position.
 #[tokio::test(start_paused = true)]
-async fn the_later_of_two_answers_for_one_position_is_undone() {
+async fn a_position_of_a_key_is_held_during_the_store_call() {
     let time = Time::default();
     let local = time.store();
     let gated = Gated::shut(local.clone());
     let mut service = layer(gated.clone()).max_waiters_per_key(1).layer(Strict::default());
     let mut all = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         all.push(begin(&mut service, of("alice")).await);
     }
     all.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    gated.admit(3);
-    passes(&mut all[0]);
-    assert_pending!(all[1].poll());
-    let third = assert_ready_ok!(all[2].poll());
-    assert_eq!(third.status(), StatusCode::TOO_MANY_REQUESTS);
+    gated.admit(4);
+    passes(&mut all[1]);
+    assert_pending!(all[0].poll());
+    for at in [3, 2] {
+        let denied = assert_ready_ok!(all[at].poll());
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
     let quota = MINUTE.burst(9);
     assert_eq!(left(&local, "user", Key::from("alice"), &quota), 7, "two are charged");
 }

@@ -129,35 +129,51 @@ async fn the_queue_is_bounded_and_denials_report_when_they_would_pass() {
     passes(&mut begin(&mut service, get("/")).await);
 }
 
-/// All three calls are pending before the first has an answer: the last finds the queue full only
-/// then.
+/// All four calls are pending before the first has an answer. The first holds the only position.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_finds_the_queue_full_after_its_decision_is_undone() {
+async fn requests_that_find_the_queue_full_during_a_store_call_are_denied_uncharged() {
     let time = Time::default();
     let gated = Gated::shut(time.store());
     let counting = Counting::new(gated.clone());
     let layer = layer(Quota::per_second(1), secs(60), counting.clone()).max_waiters(1);
     let mut service = layer.expose_decision().layer(Strict::default());
     let mut asking = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         asking.push(begin(&mut service, get("/")).await);
     }
     asking.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
-    gated.admit(4);
+    gated.admit(6);
+    passes(&mut asking[2]);
+    assert_pending!(asking[0].poll());
+    for at in [3, 1] {
+        let denied = assert_ready_ok!(asking[at].poll());
+        assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(header(denied.headers(), "retry-after"), "2");
+        let decision = denied.extensions().get::<Decision>().expect("exposed");
+        assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(secs(2))));
+    }
+    assert_eq!(counting.given_back(), 0, "they were never charged");
+    time.pass(secs(1)).await;
     passes(&mut asking[0]);
-    assert_pending!(asking[1].poll());
-    let denied = assert_ready_ok!(asking[2].poll());
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(header(denied.headers(), "retry-after"), "2");
-    let decision = denied.extensions().get::<Decision>().expect("exposed");
-    assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(secs(2))));
-    assert_eq!(counting.given_back(), 1);
     time.pass(secs(1)).await;
-    passes(&mut asking[1]);
-    let mut next = begin(&mut service, get("/")).await;
-    assert_pending!(next.poll());
+    passes(&mut begin(&mut service, get("/")).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_during_its_store_call_leaves_the_queue() {
+    let time = Time::default();
+    let gated = Gated::shut(time.store());
+    let layer = layer(Quota::per_second(1), secs(60), gated.clone()).max_waiters(1);
+    let mut service = layer.layer(Strict::default());
+    let mut first = begin(&mut service, get("/")).await;
+    assert_pending!(first.poll());
+    drop(first);
+    gated.admit(2);
+    passes(&mut begin(&mut service, get("/")).await);
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
     time.pass(secs(1)).await;
-    passes(&mut next);
+    passes(&mut waiting);
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,6 +241,36 @@ async fn a_request_whose_deadline_is_before_its_wait_ends_is_denied_at_once() {
     }
     queue.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
     assert_eq!(ask(&mut service, by(secs(60))).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_of_the_store_call_is_part_of_the_deadline() {
+    let time = Time::default();
+    let (local, name) = (time.store(), RuleName::new("api").expect("a name"));
+    let gated = Gated::shut(local.clone());
+    let store = Counting::new(gated.clone());
+    let mut service = layer(FIVE, secs(2), store.clone()).layer(Strict::default());
+    for (deadline, runs) in [(millis(300), true), (millis(299), false)] {
+        let mut request = get("/");
+        request.extensions_mut().insert(RequestDeadline(deadline));
+        let mut asking = begin(&mut service, request).await;
+        assert_pending!(asking.poll());
+        time.pass(millis(100)).await;
+        // The store answers after 100 ms, with a wait of 200 ms.
+        Limiter::named(name, local.clone()).take(Key::everyone(), &FIVE, 1).now();
+        gated.admit(1);
+        if runs {
+            assert_pending!(asking.poll());
+            time.pass(STEP).await;
+            passes(&mut asking);
+        } else {
+            let denied = assert_ready_ok!(asking.poll());
+            assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(store.given_back(), 1);
+        }
+        time.pass(STEP).await;
+        assert_eq!(left(&local, "api", Key::everyone(), &FIVE), 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

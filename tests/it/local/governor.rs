@@ -17,7 +17,7 @@ use governor::{
 use http::StatusCode;
 use proptest::{collection::vec, prelude::*};
 use tower_sluice::{
-    Cost, Decision, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    Cost, Decision, Key, LivePlan, Quota, RateLimitLayer, Rule, Store, StoreExt,
     decision::Source,
     key::Everyone,
     rule::{RuleError, RuleName},
@@ -256,4 +256,34 @@ fn a_denial_uses_the_clock_of_the_limiter() {
         before + 2 * 60,
         "one reading for the decision and one for the wait"
     );
+}
+
+#[tokio::test]
+async fn fail_open_rejects_charges_that_the_store_does_not_support() {
+    let (five, hourly) = (Quota::per_second(5), Quota::per_hour(9));
+    let live = LivePlan::new(five);
+    let layer = |cost: Cost, trial: bool| {
+        let rule = Rule::new("api", Everyone, &live).cost(cost);
+        let layer = RateLimitLayer::rules(rule, plain(five).fail_open());
+        layer.report_only(trial).expose_decision()
+    };
+    let status = async |cost: Cost, trial| answer(&layer(cost, trial), get("/")).await.status();
+    assert_eq!(status(1.into(), false).await, StatusCode::OK);
+    let built = layer(1.into(), false);
+    live.replace([five, hourly]);
+    for _ in 0..2 {
+        let rejected = answer(&built, get("/")).await;
+        assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let decision = rejected.extensions().get::<Decision>().expect("exposed");
+        assert_eq!(decision.source(), Source::FailedClosed);
+    }
+    live.replace(five);
+    assert_eq!(answer(&built, get("/")).await.status(), StatusCode::OK);
+    // Charges that deny nothing still pass.
+    let (free, trial) = (layer(Cost::from_fn(|_| 0), false), layer(1.into(), true));
+    for layer in [&free, &trial] {
+        assert_eq!(answer(layer, get("/")).await.status(), StatusCode::OK);
+    }
+    live.replace([]);
+    assert_eq!(answer(&built, get("/")).await.status(), StatusCode::OK);
 }

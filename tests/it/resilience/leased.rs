@@ -733,3 +733,15 @@ async fn keys_beyond_the_capacity_call_the_store_each_time() {
     }
     assert_eq!(inner.takes(), 8 * 6 + 12 * 20 + 6);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_through_the_leases_ends_them_first() {
+    let time = Time::default();
+    let (inner, store) = leased(&time, 25);
+    let quota = Quota::per_hour(100).algorithm(Algorithm::fixed_window());
+    assert_eq!(passed(&store, quota, 50), 50);
+    assert!(left(&inner, quota) < 50, "no units are leased");
+    charged(&[quota], |charge| store.adjust(&charge, -100).now());
+    assert_eq!(left(&inner, quota), 100);
+    assert_eq!(passed(&store, quota, 200), 100);
+}

@@ -3,9 +3,19 @@
 use std::time::Duration;
 
 use http::{StatusCode, header::RETRY_AFTER};
-use tower_sluice::{Decision, Quota, RateLimitLayer, StoreExt, decision::Source, key::Everyone};
+use tower_sluice::{
+    Decision, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    decision::Source,
+    key::Everyone,
+    rule::{RuleName, Rules},
+    store::Charge,
+};
 
-use crate::support::{Broken, answer, get, lines, with};
+use crate::support::{
+    Broken, answer,
+    driven::{AtOnce, Counting},
+    get, lines, with,
+};
 
 #[tokio::test]
 async fn fail_closed_is_a_503_byte_for_byte() {
@@ -40,4 +50,43 @@ async fn fail_open_passes_and_reports_it() {
         let decision = response.extensions().get::<Decision>().expect("exposed");
         assert_eq!(decision.source(), Source::FailedOpen);
     }
+}
+
+/// A rule on trial denies nothing, even while the store fails.
+#[tokio::test]
+async fn fail_closed_passes_requests_of_report_only_rules_and_reports_it() {
+    const FIVE: Quota = Quota::per_second(5);
+    async fn response(rules: impl Rules, broken: Broken) -> http::Response<String> {
+        let layer = RateLimitLayer::rules(rules, broken.fail_closed());
+        answer(&layer.expose_decision(), get("/")).await
+    }
+    let trial = |name| Rule::new(name, Everyone, FIVE).report_only(true);
+    for broken in [Broken::Now, Broken::Later] {
+        for passed in
+            [response(trial("a"), broken).await, response((trial("a"), trial("b")), broken).await]
+        {
+            assert_eq!((passed.status(), lines(passed.headers())), (StatusCode::OK, vec![]));
+            let decision = passed.extensions().get::<Decision>().expect("exposed");
+            assert_eq!(decision.source(), Source::FailedClosed);
+            assert!(decision.is_allowed() && decision.would_deny());
+        }
+        let mixed = (trial("a"), Rule::new("b", Everyone, FIVE.named("second")));
+        let rejected = response(mixed, broken).await;
+        assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let decision = rejected.extensions().get::<Decision>().expect("exposed");
+        assert_eq!(decision.outcomes()[0].rule().as_str(), "b");
+        assert!(!decision.would_deny());
+    }
+}
+
+#[test]
+fn a_request_that_passed_without_a_charge_is_not_undone() {
+    let counting = Counting::new(Broken::Now);
+    let store = counting.clone().fail_closed();
+    let (key, quotas) = (Key::everyone(), [Quota::per_second(5)]);
+    let charges = [Charge::new(RuleName::default(), &key, &quotas).with_report_only()];
+    let taken = store.take(&charges).now();
+    assert!(taken.is_allowed());
+    store.undo(&charges, &taken, None);
+    assert_eq!((counting.takes(), counting.given_back()), (1, 0));
 }

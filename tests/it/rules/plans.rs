@@ -4,9 +4,10 @@
 
 use http::{Request, Response};
 use tower_sluice::{
-    Decision, Headers, Key, LivePlan, Plan, Quota, RateLimitLayer, Rule, Store,
+    Algorithm, Decision, Headers, Key, LivePlan, LocalStore, Plan, Quota, RateLimitLayer, Rule,
+    Store,
     key::{Everyone, HeaderKey},
-    rule::{Quotas, Rules},
+    rule::{Quotas, RuleError, Rules},
     store::CannotFail,
     testing::FakeClock,
 };
@@ -230,4 +231,18 @@ async fn a_plan_without_quotas_limits_nothing_and_leaves_the_account_alone() {
         assert!(decision.is_allowed() && decision.outcomes().is_empty());
     }
     assert_eq!(left(&store, "user", "alice", &FREE), 1);
+}
+
+#[test]
+fn the_current_quotas_of_a_live_plan_must_be_supported_when_a_layer_is_built() {
+    let build = |plan: Plan| {
+        let rule = Rule::new("api", Everyone, plan).max_wait(secs(1));
+        RateLimitLayer::try_rules(rule, LocalStore::with_capacity(16)).map(drop)
+    };
+    let log = Quota::per_second(5).algorithm(Algorithm::SlidingLog);
+    assert!(matches!(build(log.into()), Err(RuleError::Unsupported(_))));
+    assert_eq!(build((&LivePlan::new(log)).into()), build(log.into()));
+    for queues in [vec![Quota::per_second(5)], vec![]] {
+        assert_eq!(build((&LivePlan::new(queues)).into()), Ok(()));
+    }
 }

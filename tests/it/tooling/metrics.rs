@@ -227,3 +227,29 @@ fn blocks_that_find_no_room_are_counted() {
     });
     assert_eq!(recorded["ratelimit.blocks.denied"], 100 - 16);
 }
+
+#[test]
+fn an_outage_is_a_would_be_denial_of_a_report_only_rule() {
+    let recorded = recorded(async || {
+        let shaky = Shaky::new(Time::default().store());
+        shaky.is(Mood::Failing);
+        let rule = Rule::new("trial", Everyone, Quota::per_hour(9)).report_only(true);
+        let layer = RateLimitLayer::rules(rule, shaky.fail_closed());
+        assert_eq!(answer(&layer, get("/")).await.status(), 200);
+    });
+    let decisions = pairs([("policy=trial result=shadow_limited", 1)]);
+    assert_eq!(under(&recorded, "ratelimit.decisions"), decisions);
+}
+
+/// An alert on the increase of a counter misses the first event of a counter that starts at one.
+#[test]
+fn counters_without_labels_start_at_zero() {
+    let counters = ["ratelimit.blocks.denied", "ratelimit.overflows", "ratelimit.unidentified"];
+    let built = || RateLimitLayer::new(Everyone, Quota::per_hour(1), LocalStore::with_capacity(16));
+    let from_the_start = recorded(async || drop(built()));
+    assert_eq!(counters.map(|name| from_the_start.get(name)), [Some(&0); 3]);
+    // The recorder may be installed after the layer is built.
+    let layer = built();
+    let later = recorded(async || drop(answer(&layer, get("/")).await));
+    assert_eq!(counters.map(|name| later.get(name)), [Some(&0); 3]);
+}
