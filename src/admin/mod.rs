@@ -149,7 +149,8 @@
 //! ```
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
-//! `null`. `would` [explains](crate::explain) the decision that the next request would get.
+//! `null`. `would` [explains](crate::explain) the decision that the next request would get. A
+//! [concurrent](crate::Quota::concurrent) quota also has `held`, the slots of the running requests.
 //!
 //! ```json
 //! {

@@ -36,7 +36,7 @@ impl Headers {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         headers: &mut HeaderMap,
     ) {
-        let wait = if decision.is_allowed() { None } else { decision.retry_after() };
+        let wait = if decision.is_allowed() { None } else { decision.expected_wait() };
         Template::of_call(self, decision, quotas.as_ref()).complete(headers, decision, wait);
     }
 }

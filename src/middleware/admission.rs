@@ -1,6 +1,6 @@
 //! Decides if a request runs, waits or is rejected.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use http::Response;
 
@@ -12,7 +12,7 @@ use super::{
     stats::Event,
 };
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     fingerprint::Fingerprint,
     head::RequestHead,
     headers::Template,
@@ -91,14 +91,14 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
+    pub(crate) fn admit<B: 'static>(&self, head: &RequestHead<'_>) -> Admission<B, S>
     where
         R: Reject<B>,
     {
         let decide = |charges: &[Charge<'_>]| {
             let started = Started::now();
             match take(&*self.store, &self.settings, charges) {
-                Answer::Now(ref decision) => self.conclude(decision, charges, started, head),
+                Answer::Now(ref mut decision) => self.conclude(decision, charges, started, head),
                 Answer::Later(future) => {
                     let pending = PendingCharge { charges: charges.into(), started };
                     Admission::Deciding(Box::new((future, pending)))
@@ -110,9 +110,9 @@ where
     }
 
     /// Continues a request after a store call.
-    pub(crate) fn resume<B>(
+    pub(crate) fn resume<B: 'static>(
         &self,
-        decision: &Result<Decision, S::Error>,
+        decision: &mut Result<Decision, S::Error>,
         PendingCharge { charges, started }: &PendingCharge,
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
@@ -124,14 +124,14 @@ where
 
     /// Continues a request after its wait in the queue.
     pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
-        let (decision, charges) = queued.into_charged()?;
-        charges.with(|charges| self.respond(&decision, charges, None))
+        let (mut decision, charges) = queued.into_charged()?;
+        charges.with(|charges| self.respond(&mut decision, charges, None))
     }
 
     #[inline]
-    fn conclude<B>(
+    fn conclude<B: 'static>(
         &self,
-        decision: &Result<Decision, S::Error>,
+        decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         started: Started,
         head: &RequestHead<'_>,
@@ -139,9 +139,17 @@ where
     where
         R: Reject<B>,
     {
-        let decision = decision.as_ref().unwrap_or_else(|error| error.never());
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => error.never(),
+        };
         self.settings.meter.answered(decision, started);
         if !decision.is_allowed() {
+            self.deny(decision, charges, head)
+        } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
+            // The slots would be free before the body ends.
+            self.store.undo(charges, decision, None);
+            *decision = Decision::deny().from_source(Source::FailedClosed);
             self.deny(decision, charges, head)
         } else if decision.waits() {
             self.queue(decision, charges, head)
@@ -168,9 +176,9 @@ where
     }
 
     #[cold]
-    fn queue<B>(
+    fn queue<B: 'static>(
         &self,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
@@ -180,14 +188,15 @@ where
         let Some(waiter) = self.settings.enter_queue(charges) else {
             // Other requests have filled the queue since the call.
             self.store.undo(charges, decision, None);
-            return self.deny(&decision.clone().into_denied(), charges, head);
+            return self.deny(&mut decision.clone().into_denied(), charges, head);
         };
-        Admission::Queued(QueuedCharge::new(self.store.clone(), decision.clone(), charges, waiter))
+        let queued = mem::replace(decision, Decision::deny());
+        Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
-    fn deny<B>(
+    fn deny<B: 'static>(
         &self,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
@@ -200,8 +209,8 @@ where
                 Admission::Admitted(self.respond(decision, charges, None))
             }
             Some(Override::Overcommit(in_flight)) => {
-                let overage = decision.clone().into_overage();
-                Admission::Admitted(self.respond(&overage, charges, Some(in_flight)))
+                let mut overage = decision.clone().into_overage();
+                Admission::Admitted(self.respond(&mut overage, charges, Some(in_flight)))
             }
         }
     }
@@ -210,7 +219,7 @@ where
     #[inline(always)]
     fn respond(
         &self,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Option<ResponseContext> {
@@ -222,7 +231,7 @@ where
         ResponseContext::new(lines, settings, decision, charges, in_flight)
     }
 
-    fn reject<B>(
+    fn reject<B: 'static>(
         &self,
         decision: &Decision,
         charges: &[Charge<'_>],
@@ -233,13 +242,13 @@ where
     {
         self.settings.count(Event::Denied);
         self.settings.meter.denied(decision, |rule| self.fingerprint(charges, rule));
-        let retry_after = decision.retry_after().map(|wait| self.settings.jittered(wait));
+        let retry_after = decision.expected_wait().map(|wait| self.settings.jittered(wait));
         let chosen = self.template.for_charges(charges);
         let template = chosen.as_ref().unwrap_or(&self.template);
         let rejection = Rejection::denied(decision, retry_after, template, self.explain_context());
         let mut response = self.reject.respond(&rejection, head);
         if self.settings.marks_responses() {
-            ResponseContext::rejected(&self.settings, decision).apply(&mut response);
+            response = ResponseContext::rejected(&self.settings, decision).apply(response);
         }
         response
     }

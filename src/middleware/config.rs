@@ -17,6 +17,7 @@ use http::{
 use super::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, DetachedStore, Unsettled},
+    hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
     stats::{Counters, Event},
@@ -54,6 +55,7 @@ pub(crate) struct LayerConfig {
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<AdjustConfig>,
+    pub(crate) hold: HoldConfig,
     pub(crate) meter: Meter,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
@@ -132,6 +134,7 @@ impl LayerConfig {
             enabled: _,
             allow: _,
             deny: _,
+            hold: _,
             meter: _,
             secret: _,
         } = self;
@@ -232,6 +235,7 @@ impl LayerConfig {
             overcommit: None,
             counters: None,
             after: None,
+            hold: HoldConfig::default(),
             meter: Meter::new(rules),
             secret: None,
         }

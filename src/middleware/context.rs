@@ -5,10 +5,11 @@ use http::{Extensions, Request, Response};
 use super::{
     adjust::ChargeHandle,
     config::{AdjustConfig, Classify, LayerConfig},
+    hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
 };
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Slot, Source},
     head::ResponseHead,
     headers::Lines,
     store::Charge,
@@ -26,6 +27,7 @@ struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
     classify: Option<Classify>,
+    slot: Option<(Slot, HoldConfig)>,
     _in_flight: Option<InFlight>,
 }
 
@@ -35,11 +37,11 @@ impl ResponseContext {
     pub(super) fn new(
         lines: Option<Lines>,
         settings: &LayerConfig,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Option<Self> {
-        if settings.is_plain() {
+        if settings.is_plain() && !decision.holds_slots() {
             return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
         let extras = Box::new(Extras::new(settings, decision, charges, in_flight));
@@ -66,17 +68,22 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, and adjusts the charge.
-    pub(super) fn apply<B>(self, response: &mut Response<B>) {
+    /// Writes header fields and extensions to the response, adjusts the charge, and makes the body
+    /// hold the slots.
+    pub(super) fn apply<B: 'static>(self, mut response: Response<B>) -> Response<B> {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
         }
-        let Some(extras) = self.extras else { return };
+        let Some(extras) = self.extras else { return response };
         if let Some(decision) = extras.decision {
             response.extensions_mut().insert(decision);
         }
         if let (Some(charge), Some(classify)) = (extras.charge, extras.classify) {
-            charge.apply(classify(&ResponseHead::from(&*response)));
+            charge.apply(classify(&ResponseHead::from(&response)));
+        }
+        match extras.slot {
+            Some((slot, config)) => config.hold(slot, response),
+            None => response,
         }
     }
 }
@@ -90,6 +97,9 @@ impl Extras {
         if let Some(charge) = &self.charge {
             extensions.insert(charge.clone());
         }
+        if let Some((slot, _)) = self.slot.as_ref().filter(|(_, config)| config.exposed) {
+            extensions.insert(slot.clone());
+        }
     }
 
     /// Creates extras with the decision, if the layer exposes decisions.
@@ -100,7 +110,7 @@ impl Extras {
     #[inline(never)]
     fn new(
         settings: &LayerConfig,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Self {
@@ -111,8 +121,10 @@ impl Extras {
             after.reserve(charges, decision.clone(), charged)
         };
         let after = settings.after.as_ref();
+        let charge = after.map(charge);
         Self {
-            charge: after.map(charge),
+            charge,
+            slot: decision.take_slot().map(|slot| (slot, settings.hold.clone())),
             classify: after.and_then(|after| after.classify.clone()),
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
             ..Self::about(settings, decision)

@@ -9,6 +9,7 @@ pub(crate) mod admission;
 pub(crate) mod config;
 mod context;
 mod future;
+pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;
 pub(crate) mod queue;
@@ -21,9 +22,10 @@ pub use self::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, UnknownRule},
     future::ResponseFuture,
+    hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,
     overcommit::Overcommit,
     service::RateLimit,
     stats::{Counters, Counts},
 };
-pub use crate::{head::ResponseHead, toggle::Toggle};
+pub use crate::{decision::Slot, head::ResponseHead, toggle::Toggle};

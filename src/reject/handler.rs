@@ -58,7 +58,7 @@ impl Decision {
         let template = Template::of_call(Headers::Draft11, self, quotas.as_ref());
         let no_rules = Vec::<Rule<Everyone>>::new();
         let context = ExplainContext { rules: &no_rules, secret: None };
-        let why = Rejection::denied(self, self.retry_after(), &template, context);
+        let why = Rejection::denied(self, self.expected_wait(), &template, context);
         Some(TooManyRequests::new().respond(&why, &head.into()))
     }
 }
