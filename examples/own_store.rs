@@ -163,6 +163,9 @@ impl Store for Punchcards {
         if charges.iter().any(|charge| !charge.max_wait().is_zero()) {
             return Err(Unsupported::new("max_wait, because cards have no refill; remove it"));
         }
+        if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
+            return Err(Unsupported::new("slots, because cards are not returned; use LocalStore"));
+        }
         if charges.iter().any(Charge::is_report_only) {
             return Err(Unsupported::new("report-only rules; use LocalStore"));
         }

@@ -26,7 +26,8 @@
 //! Rule: Cost ────────┘                                └─ denied ──► Reject
 //! ```
 //!
-//! - A [`Quota`] is a number of units per period, with a burst.
+//! - A [`Quota`] is a number of units per period, with a burst, or a number of requests that run at
+//!   the same time.
 //! - A [`Key`] names an account. A [`KeyExtractor`](key) reads the key from the head of a request.
 //! - A [`Rule`] has a name, an extractor, quotas and a cost. A request is charged to all rules of a
 //!   layer, or to none.
@@ -75,6 +76,7 @@
 //! | [algorithms](guide::algorithms) | pictures of each algorithm |
 //! | [keys](guide::keys) | choosing keys, and attacks on each |
 //! | [proxies](guide::proxies) | client addresses behind nginx, Kubernetes, AWS, Cloudflare and others |
+//! | [slots](guide::slots) | requests that run at the same time |
 //! | [plans](guide::plans) | quotas per user, changes at run time, costs |
 //! | [redis](guide::redis) | accounts shared by processes |
 //! | [outages](guide::outages) | decisions while the store is down |
@@ -99,6 +101,7 @@
 //! | choose or change quotas at run time | [`Plan`], [`LivePlan`], [`by_route`] |
 //! | load limits from a file | [`RuleSettings`](Rule) (feature `serde`) |
 //! | charge the actual cost of a request | [`RateLimitLayer::adjust`], [`ChargeHandle`](middleware::ChargeHandle) |
+//! | limit the requests that run at the same time | [`Quota::concurrent`] |
 //! | queue requests | [`Rule::max_wait`], [`Limiter::until_ready`] |
 //! | allow requests beyond a quota | [`Quota::soft`], [`Overcommit`](middleware::Overcommit) |
 //! | leave units for requests with priority | [`Rule::headroom`] |
@@ -132,6 +135,7 @@
 //! | `ratelimit.overflows` | counter: decisions on shared accounts, because the store is full | |
 //! | `ratelimit.blocks.denied` | counter: keys not blocked because the block table was full | |
 //! | `ratelimit.keys`, `ratelimit.slots` | gauges, as of the last [`LocalStore::stats`] | |
+//! | `ratelimit.active_request_leases` | gauge: held slots, as of the last [`LocalStore::stats`] | |
 //!
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.

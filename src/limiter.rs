@@ -64,6 +64,24 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Takes `cost` units from every quota, or from none.
+    ///
+    /// Keep the decision while the work runs if a quota is [concurrent](Quota::concurrent), because the
+    /// decision holds the slots.
+    ///
+    /// ```
+    /// use tower_sluice::{Limiter, Quota};
+    ///
+    /// const EXPORTS: Quota = Quota::concurrent(2);
+    /// let limiter = Limiter::local();
+    ///
+    /// let export = limiter.take("alice", &EXPORTS, 1).now();
+    /// if export.is_allowed() {
+    ///     // … the export
+    /// }
+    /// assert_eq!(limiter.peek("alice", &EXPORTS).now().outcomes()[0].held(), Some(1));
+    /// drop(export);
+    /// assert_eq!(limiter.peek("alice", &EXPORTS).now().outcomes()[0].held(), Some(0));
+    /// ```
     pub fn take(
         &self,
         key: impl Into<Key>,
@@ -189,6 +207,9 @@ impl<S: Store> Limiter<S> {
 
     /// Takes `cost` units without waiting. Returns `true` if the units were taken.
     ///
+    /// Always returns `false` for a [concurrent](Quota::concurrent) quota, whose slots are held by the
+    /// decision. Use [`take`](Limiter::take) instead.
+    ///
     /// # Errors
     ///
     /// Fails if the store cannot decide.
@@ -198,10 +219,16 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         cost: u32,
     ) -> Result<bool, S::Error> {
+        if frees_at_once(quotas.as_ref()) {
+            return Ok(false);
+        }
         Ok(self.take(key, quotas, cost).await?.is_allowed())
     }
 
     /// Takes `max` units, or all units left if there are fewer. Returns the number of taken units.
+    ///
+    /// Always returns 0 for a [concurrent](Quota::concurrent) quota, as [`try_take`](Limiter::try_take)
+    /// does.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -222,8 +249,8 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         max: u32,
     ) -> Result<u32, S::Error> {
-        let key = key.into();
-        let mut wanted = max;
+        let (key, quotas) = (key.into(), quotas.as_ref());
+        let mut wanted = if frees_at_once(quotas) { 0 } else { max };
         while wanted > 0 {
             let decision = self.take(key.clone(), quotas, wanted).await?;
             if decision.is_allowed() {
@@ -300,7 +327,8 @@ impl<S: Store> Limiter<S> {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         work: F,
     ) -> Result<F::Output, NotReady<S::Error>> {
-        self.until_ready(key, quotas, 1).await?;
+        // The decision holds the slots of a concurrent quota.
+        let _running = self.until_ready(key, quotas, 1).await?;
         Ok(work.await)
     }
 
@@ -345,6 +373,11 @@ impl<S: Store> Limiter<S> {
     }
 }
 
+/// Returns `true` if slots would be free as soon as the decision is dropped.
+fn frees_at_once(quotas: &[Quota]) -> bool {
+    quotas.iter().any(Quota::is_concurrent)
+}
+
 /// Error of [`Limiter::until_ready`] and [`Limiter::throttle`].
 ///
 /// See [troubleshooting](crate::guide::troubleshooting#errors).
@@ -367,7 +400,7 @@ impl<E: fmt::Display> fmt::Display for NotReady<E> {
                  raise the limit",
             ),
             Self::UnknownWait => f.write_str(
-                "the store does not know how long to wait; call `try_take` until it succeeds",
+                "the store does not know how long to wait; call `take` until it succeeds",
             ),
             Self::Store(error) => error.fmt(f),
         }

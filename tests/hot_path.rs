@@ -191,6 +191,30 @@ fn a_store_decides_without_allocating() {
 }
 
 #[test]
+fn slots_are_taken_and_freed_without_allocating() {
+    let (store, alice) = (LocalStore::new(), Key::from("alice"));
+    let quotas = [Quota::concurrent(2), Quota::per_hour(100)];
+    let site = [Quota::concurrent(50)];
+    let both =
+        [Charge::new(name("job"), &alice, &quotas), Charge::new(name("site"), &alice, &site)];
+    // The first slot allocates the table.
+    drop(store.take(&both).now());
+    for charges in [&both[1..], &both[..1]] {
+        for _ in 0..3 {
+            let (count, held) = allocated(|| {
+                let held = [store.take(charges).now(), store.take(charges).now()];
+                let denied = store.take(&[charges[0].with_cost(2)]).now();
+                (held[0].is_allowed(), held[1].is_allowed(), denied.is_allowed())
+            });
+            assert_eq!((count, held), (0, (true, true, charges[0].rule() == name("site"))));
+        }
+    }
+    // The slots of a second quota are in a list.
+    let (count, held) = allocated(|| store.take(&both).now());
+    assert_eq!((count, held.is_allowed()), (1, true));
+}
+
+#[test]
 fn a_deny_cache_answers_without_allocating() {
     let store = LocalStore::new().deny_cache();
     let (quotas, day) = ([Quota::per_hour(2), Quota::per_day(2)], [Quota::per_day(9)]);

@@ -88,13 +88,17 @@ impl<'a> ManagedAccount<'a> {
         let blocked = would.decision().filter(|decision| decision.is_blocked());
         let blocked = blocked.and_then(Decision::retry_after).map(millis);
         let quotas = current.outcomes().iter().map(|outcome| {
-            json!({
+            let mut quota = json!({
                 "text": self.quotas.charged().get(outcome.place()).map(Quota::to_string),
                 "limit": outcome.limit(),
                 "remaining": outcome.remaining(),
                 "reset_after_ms": millis(outcome.reset_after()),
                 "next_after_ms": millis(outcome.next_after()),
-            })
+            });
+            if let Some(held) = outcome.held() {
+                quota["held"] = held.into();
+            }
+            quota
         });
         let quotas: Vec<_> = quotas.collect();
         Ok(self.response(

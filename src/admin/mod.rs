@@ -161,7 +161,8 @@
 //! `key`, for a listed key. During an incident, an operator can thus block a key that is not shown.
 //!
 //! `peek` returns an account without charging it. `blocked_ms` is the remaining time of a block, or
-//! `null`. `would` [explains](crate::explain) the decision that the next request would get.
+//! `null`. `would` [explains](crate::explain) the decision that the next request would get. A
+//! [concurrent](crate::Quota::concurrent) quota also has `held`, the slots of the running requests.
 //!
 //! ```json
 //! {

@@ -198,8 +198,8 @@ impl CountedState {
             }
             Algorithm::SlidingWindow { .. } => Self::SlidingWindow(SlidingWindow::default()),
             Algorithm::SlidingLog => Self::SlidingLog(SlidingLog::default()),
-            // GCRA has its own module.
-            Algorithm::Gcra => unreachable!("GCRA does not count"),
+            // GCRA and slots have their own modules.
+            Algorithm::Gcra | Algorithm::Concurrent => unreachable!("neither counts units"),
         }
     }
 

@@ -3,6 +3,7 @@
 //! An unused account is `None`. `now` is the time of the store's clock, in nanoseconds since the
 //! Unix epoch.
 
+pub(crate) mod concurrent;
 mod counted;
 mod entries;
 pub(crate) mod fixed_window;
@@ -71,6 +72,7 @@ impl Evaluation {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }
             | Snapshot::Known { retry_ns, .. }
+            | Snapshot::Slots { retry_ns, .. }
             | Snapshot::Unknown { retry_ns } => retry_ns,
         }
     }

@@ -56,7 +56,7 @@ impl Receipt {
             Snapshot::Known { remaining: 1.., .. } if demand.headroom > 0 => (NEVER, waits),
             Snapshot::Known { remaining: 1.., .. } => (0, false),
             Snapshot::Known { .. } => (outcome.remaining_and_next().1, waits),
-            Snapshot::Unknown { .. } => return None,
+            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => return None,
         };
         Some(Self {
             charged: by_own_clock(taken.charged_at()),

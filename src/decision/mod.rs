@@ -1,19 +1,27 @@
 //! Decisions of a store, with one outcome per quota.
 
 mod outcome;
+mod slot;
 
-use std::{fmt, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-pub use self::outcome::Outcome;
-pub(crate) use self::outcome::{NEVER, Snapshot};
+use self::slot::OnFree;
+pub use self::{outcome::Outcome, slot::Slot};
+pub(crate) use self::{
+    outcome::{NEVER, Snapshot, UNKNOWN_WAIT},
+    slot::{FreeSlots, Hold, Holds},
+};
 use crate::name::RuleName;
 
 /// Decision of a store on a request.
 ///
 /// Either every quota was charged, or none. The getters return the state at the time of the
 /// decision.
+///
+/// Under a [concurrent](crate::Quota::concurrent) quota, the decision holds the request's slots, and
+/// frees them when it is dropped. A clone of a decision holds no slots. See [`Slot`].
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};
@@ -38,6 +46,7 @@ pub struct Decision {
     /// Units of a lease were charged before the decision.
     charged_at: u64,
     wait: u64,
+    holds: Holds,
     outcomes: SmallVec<[Outcome; 4]>,
 }
 
@@ -122,6 +131,29 @@ impl Decision {
         assert!(self.allowed, "a denied decision cannot be an overage; start at `Decision::allow`");
         self.overage = true;
         self
+    }
+
+    /// Adds a slot that the request holds, for a store of your own.
+    ///
+    /// `free` is called once, when the slot is dropped. It must not wait.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the decision is a denial.
+    #[track_caller]
+    #[must_use]
+    pub fn with_slot(mut self, free: impl FnOnce() + Send + 'static) -> Self {
+        assert!(self.allowed, "a denied decision cannot hold a slot; start at `Decision::allow`");
+        self.holds.push(Hold::new(Arc::new(OnFree::new(free)), 0, 0, 1));
+        self
+    }
+
+    /// Takes the held slots out of the decision.
+    ///
+    /// Returns `None` if the decision holds none, because no quota is
+    /// [concurrent](crate::Quota::concurrent), or because they were taken before.
+    pub fn take_slot(&mut self) -> Option<Slot> {
+        self.holds_slots().then(|| Slot::new(mem::take(&mut self.holds)))
     }
 
     /// Marks a denial as caused by a [blocked](crate::StoreExt::block) key.
@@ -242,6 +274,21 @@ impl Decision {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }
     }
 
+    /// Returns the wait to report to a denied client.
+    ///
+    /// This is [`retry_after`](Decision::retry_after) or, if a quota reports an
+    /// [unknown](Outcome::is_wait_unknown) wait, the longest [expected
+    /// wait](Outcome::expected_wait) of the quotas that denied the request. Returns `None` if
+    /// waiting does not help.
+    #[must_use]
+    pub fn expected_wait(&self) -> Option<Duration> {
+        if !self.binding().is_some_and(Outcome::is_wait_unknown) || self.allowed {
+            return self.retry_after();
+        }
+        let deciding = self.outcomes.iter().filter(|it| it.is_denied() && !it.is_report_only());
+        deciding.filter_map(Outcome::expected_wait).max()
+    }
+
     /// Returns `true` if an allowed request was charged under `rule`.
     ///
     /// A report-only rule charges nothing when it would deny.
@@ -263,6 +310,7 @@ impl Decision {
             at,
             charged_at: at,
             wait: 0,
+            holds: Holds::none(),
             outcomes: SmallVec::new(),
         }
     }
@@ -270,6 +318,18 @@ impl Decision {
     #[inline]
     pub(crate) fn push(&mut self, outcome: Outcome) {
         self.outcomes.push(outcome);
+    }
+
+    /// Sets the slots that the request holds.
+    #[inline]
+    pub(crate) fn hold(&mut self, holds: Holds) {
+        self.holds = holds;
+    }
+
+    /// Returns `true` if the decision holds slots.
+    #[inline]
+    pub(crate) fn holds_slots(&self) -> bool {
+        !self.holds.is_empty()
     }
 
     /// Sets the wait and the overage flag of an allowed request.
@@ -286,7 +346,7 @@ impl Decision {
 
     /// Returns `true` for a denial that [`Overcommit`](crate::middleware::Overcommit) may reverse.
     pub(crate) fn may_pass_beyond(&self) -> bool {
-        self.retry_after().is_some() && !self.blocked && self.source != Source::FailedClosed
+        self.expected_wait().is_some() && !self.blocked && self.source != Source::FailedClosed
     }
 
     /// Allows a denied request beyond the quota, without a charge.
@@ -331,7 +391,7 @@ impl Decision {
             let one = known.next().filter(|_| known.next().is_none());
             one.copied().unwrap_or_else(|| Outcome::unknown(quota.0, quota.1, Some(Duration::ZERO)))
         });
-        Self { outcomes: outcomes.collect(), ..*self }
+        Self { outcomes: outcomes.collect(), holds: Holds::none(), ..*self }
     }
 }
 
@@ -358,8 +418,10 @@ pub enum Source {
     DenyCache,
     /// A [`Leased`](crate::store::Leased) store, which used units that were charged in advance.
     Leased,
-    /// The embedded store, which could not [block](crate::StoreExt::block) a key because its table
-    /// of blocked keys is full.
+    /// The embedded store, whose table of blocked keys or of held slots is full.
+    ///
+    /// It could not [block](crate::StoreExt::block) a key, or denied a request that needs
+    /// [slots](crate::Quota::concurrent).
     Overflow,
     /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,

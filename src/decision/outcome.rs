@@ -40,6 +40,14 @@ pub(crate) enum Snapshot {
         next_ns: u64,
         retry_ns: u64,
     },
+    /// The state of a number of slots.
+    Slots {
+        limit: u32,
+        held: u64,
+        retry_ns: u64,
+        /// The expected time until enough slots are free, or 0 if it is not known.
+        free_in_ns: u64,
+    },
     /// The state of a quota whose store does not report the units left.
     Unknown {
         retry_ns: u64,
@@ -69,6 +77,35 @@ impl Outcome {
         let snapshot =
             Snapshot::Known { limit, remaining: limit, reset_ns: 0, next_ns: 0, retry_ns: 0 };
         Self::with(rule, quota_index, snapshot)
+    }
+
+    /// Creates the outcome of a [concurrent](crate::Quota::concurrent) quota, of which all requests
+    /// together hold `held` slots.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sluice::{decision::Outcome, rule::RuleName};
+    ///
+    /// let denied = Outcome::slots(RuleName::default(), 0, 5, 5)
+    ///     .with_unknown_wait()
+    ///     .with_expected_wait(Duration::from_secs(2));
+    /// assert_eq!((denied.held(), denied.remaining()), (Some(5), 0));
+    /// assert_eq!(denied.retry_after(), None);
+    /// ```
+    #[must_use]
+    pub fn slots(rule: RuleName, quota_index: usize, limit: u32, held: u64) -> Self {
+        Self::with(rule, quota_index, Snapshot::Slots { limit, held, retry_ns: 0, free_in_ns: 0 })
+    }
+
+    /// Sets the expected time until enough slots are free, for `Retry-After`.
+    ///
+    /// Has an effect only on an outcome of [`slots`](Outcome::slots). Defaults to 1 s.
+    #[must_use]
+    pub fn with_expected_wait(mut self, time: Duration) -> Self {
+        if let Snapshot::Slots { free_in_ns, .. } = &mut self.snapshot {
+            *free_in_ns = nanos(time);
+        }
+        self
     }
 
     /// Sets the number of whole units left, at most the limit.
@@ -108,9 +145,10 @@ impl Outcome {
         self
     }
 
-    /// Marks the outcome as a denial with an unknown wait, as by a limit on concurrent requests.
+    /// Marks the outcome as a denial with an unknown wait, as by a
+    /// [concurrent](crate::Quota::concurrent) quota.
     ///
-    /// The response has no `Retry-After`.
+    /// The `Retry-After` of the response is the [expected wait](Outcome::expected_wait).
     #[must_use]
     pub fn with_unknown_wait(mut self) -> Self {
         self.set_retry_ns(UNKNOWN_WAIT);
@@ -179,8 +217,19 @@ impl Outcome {
     #[must_use]
     pub fn limit(&self) -> u32 {
         match self.snapshot {
-            Snapshot::Refilling { limit, .. } | Snapshot::Known { limit, .. } => limit,
+            Snapshot::Refilling { limit, .. }
+            | Snapshot::Known { limit, .. }
+            | Snapshot::Slots { limit, .. } => limit,
             Snapshot::Unknown { .. } => 0,
+        }
+    }
+
+    /// Returns the slots that all requests of the key hold after the decision, or `None` for a rate.
+    #[must_use]
+    pub fn held(&self) -> Option<u64> {
+        match self.snapshot {
+            Snapshot::Slots { held, .. } => Some(held),
+            _ => None,
         }
     }
 
@@ -194,6 +243,9 @@ impl Outcome {
                 limit - u32::try_from(owed).unwrap_or(limit)
             }
             Snapshot::Known { remaining, .. } => remaining,
+            Snapshot::Slots { limit, held, .. } => {
+                limit.saturating_sub(u32::try_from(held).unwrap_or(u32::MAX))
+            }
             Snapshot::Unknown { .. } => 0,
         }
     }
@@ -205,6 +257,7 @@ impl Outcome {
                 i64::from(limit) - reset_ns.div_ceil(interval).cast_signed()
             }
             Snapshot::Known { remaining, .. } => remaining.into(),
+            Snapshot::Slots { limit, held, .. } => i64::from(limit) - held.cast_signed(),
             Snapshot::Unknown { .. } => 0,
         }
     }
@@ -235,6 +288,7 @@ impl Outcome {
                 (remaining, reset_ns.saturating_sub(more * interval))
             }
             Snapshot::Known { remaining, next_ns, .. } => (remaining, next_ns),
+            Snapshot::Slots { .. } => (self.remaining(), 0),
             Snapshot::Unknown { .. } => (0, 0),
         }
     }
@@ -249,6 +303,22 @@ impl Outcome {
         (retry_ns < UNKNOWN_WAIT).then(|| Duration::from_nanos(retry_ns))
     }
 
+    /// Returns the wait to report to a denied client.
+    ///
+    /// This is [`retry_after`](Outcome::retry_after) or, if the wait is
+    /// [unknown](Outcome::is_wait_unknown), the time until a slot is probably free. The embedded
+    /// store measures the time between two freed slots of an exhausted key. Returns `None` if waiting
+    /// does not help.
+    #[must_use]
+    pub fn expected_wait(&self) -> Option<Duration> {
+        match self.snapshot {
+            Snapshot::Slots { retry_ns: UNKNOWN_WAIT, free_in_ns, .. } => {
+                Some(Duration::from_nanos(free_in_ns).max(Duration::from_secs(1)))
+            }
+            _ => self.retry_after(),
+        }
+    }
+
     /// Returns `true` for a denial with an [unknown](Outcome::with_unknown_wait) wait.
     #[must_use]
     pub fn is_wait_unknown(&self) -> bool {
@@ -259,7 +329,7 @@ impl Outcome {
     pub(crate) fn reset_ns(&self) -> u64 {
         match self.snapshot {
             Snapshot::Refilling { reset_ns, .. } | Snapshot::Known { reset_ns, .. } => reset_ns,
-            Snapshot::Unknown { .. } => 0,
+            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => 0,
         }
     }
 
@@ -267,7 +337,7 @@ impl Outcome {
     pub(crate) fn interval(&self) -> Option<Duration> {
         match self.snapshot {
             Snapshot::Refilling { interval, .. } => Some(Duration::from_nanos(interval)),
-            Snapshot::Known { .. } | Snapshot::Unknown { .. } => None,
+            _ => None,
         }
     }
 
@@ -309,6 +379,7 @@ impl Outcome {
                 (*reset_ns, *next_ns, *retry_ns) =
                     (coming(*reset_ns), coming(*next_ns), left(*retry_ns));
             }
+            Snapshot::Slots { .. } => {}
             Snapshot::Unknown { retry_ns } => *retry_ns = left(*retry_ns),
         }
         self
@@ -323,7 +394,7 @@ impl Outcome {
             Snapshot::Known { limit, remaining, .. } => {
                 *remaining = remaining.saturating_add(units).min(*limit);
             }
-            Snapshot::Unknown { .. } => {}
+            Snapshot::Slots { .. } | Snapshot::Unknown { .. } => {}
         }
         self
     }
@@ -332,6 +403,7 @@ impl Outcome {
         match &mut self.snapshot {
             Snapshot::Refilling { retry_ns, .. }
             | Snapshot::Known { retry_ns, .. }
+            | Snapshot::Slots { retry_ns, .. }
             | Snapshot::Unknown { retry_ns } => *retry_ns = nanos,
         }
     }
@@ -341,6 +413,7 @@ impl Outcome {
         match self.snapshot {
             Snapshot::Refilling { retry_ns, .. }
             | Snapshot::Known { retry_ns, .. }
+            | Snapshot::Slots { retry_ns, .. }
             | Snapshot::Unknown { retry_ns } => retry_ns,
         }
     }

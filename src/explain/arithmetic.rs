@@ -54,6 +54,7 @@ impl Arithmetic<'_> {
                 )
             }
             Algorithm::SlidingLog => format!("each charge counts for {period}"),
+            Algorithm::Concurrent => "a slot is free again when its request ends".into(),
         }
     }
 
@@ -63,6 +64,9 @@ impl Arithmetic<'_> {
         let (full, next) = (Exact(outcome.reset_after()), Exact(outcome.next_after()));
         if !self.counts() {
             return String::new();
+        }
+        if let Some(held) = outcome.held() {
+            return format!("{held} held");
         }
         if full.0.is_zero() {
             return if outcome.remaining() < outcome.limit() { "" } else { "full" }.into();
@@ -105,7 +109,7 @@ impl Arithmetic<'_> {
             return format!("{would}the quota is blocked: waiting does not help");
         }
         if outcome.is_wait_unknown() {
-            return format!("{would}the wait is unknown");
+            return format!("{would}the wait is unknown, until another request ends");
         }
         let Some(need) = self.asked.map(|asked| asked.cost + u64::from(asked.headroom)) else {
             return match retry {

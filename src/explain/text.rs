@@ -181,6 +181,7 @@ impl fmt::Display for Described<'_> {
             Algorithm::AnchoredWindow => "anchored window",
             Algorithm::SlidingWindow { .. } => "sliding window",
             Algorithm::SlidingLog => "sliding log",
+            Algorithm::Concurrent => "slots",
         };
         write!(f, "{quota}, {algorithm}")?;
         if quota.soft_units() > 0 {

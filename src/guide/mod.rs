@@ -9,6 +9,7 @@
 //! | [algorithms] | Pictures of each algorithm, with one series of calls |
 //! | [keys] | Choosing keys, trusting their source, and attacks on each |
 //! | [proxies] | Client addresses behind nginx, Kubernetes, Traefik, Envoy, AWS, Cloudflare and others |
+//! | [slots] | Requests that run at the same time: exports, streams and upgrades |
 //! | [plans] | Quotas per user, changes at run time, and costs per request |
 //! | [redis] | Data in Redis, possible losses, permissions and tuning |
 //! | [outages] | Responses while the store is down, and alerts |
@@ -74,6 +75,13 @@ pub mod proxies {
 
 pub mod plans {
     #![doc = include_str!("plans.md")]
+    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
+}
+
+pub mod slots {
+    #![doc = include_str!("slots.md")]
     #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;

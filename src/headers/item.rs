@@ -101,6 +101,8 @@ pub(crate) struct Item {
     pub(super) window: u64,
     /// The seconds in which one unit is refilled.
     pub(super) interval: u32,
+    /// `true` for a number of slots, and `false` for a rate.
+    pub(super) is_concurrent: bool,
 }
 
 impl Item {
@@ -125,6 +127,7 @@ impl Item {
                 told: number(quota.limit().into()),
                 window: window(quota),
                 interval: whole_seconds(quota.interval_nanos()),
+                is_concurrent: quota.is_concurrent(),
             };
             quotas.iter().enumerate().map(item).collect::<Vec<_>>()
         };

@@ -86,6 +86,9 @@ pub enum Headers {
     ///   minute with a burst of 100 is `q=100;w=120`.
     /// - `r` is the number of units left.
     /// - `t` is the number of seconds until more units are available. A full account has no `t`.
+    ///
+    /// A [concurrent](crate::Quota::concurrent) quota has `qu="concurrent-requests"` instead of `w`,
+    /// and never a `t`.
     #[default]
     Draft11,
     /// `RateLimit: limit=5, remaining=4, reset=1` and `RateLimit-Policy: 5;w=1` (revision 07).
@@ -143,7 +146,7 @@ impl Headers {
         quotas: &(impl AsRef<[Quota]> + ?Sized),
         headers: &mut HeaderMap,
     ) {
-        let wait = if decision.is_allowed() { None } else { decision.retry_after() };
+        let wait = if decision.is_allowed() { None } else { decision.expected_wait() };
         Template::of_call(self, decision, quotas.as_ref()).complete(headers, decision, wait);
     }
 }

@@ -53,9 +53,15 @@ impl Template {
         let escape = |item: &Item| item.name.replace('\\', "\\\\").replace('"', "\\\"");
         let list = &items.list;
         let quoted: Vec<_> = list.iter().map(|item| format!("\"{}\"", escape(item))).collect();
-        let policy = |(item, name): (&Item, &String)| match family {
-            Headers::Draft11 => format!("{name};q={};w={}", item.limit, item.window),
-            _ => format!("{};w={}", item.limit, item.window),
+        let policy = |(item, name): (&Item, &String)| {
+            let per = match item.is_concurrent {
+                true => "qu=\"concurrent-requests\"".to_owned(),
+                false => format!("w={}", item.window),
+            };
+            match family {
+                Headers::Draft11 => format!("{name};q={};{per}", item.limit),
+                _ => format!("{};{per}", item.limit),
+            }
         };
         let told = list.iter().zip(&quoted).filter(|(item, _)| !items.only_reports(item.rule));
         let policies: Vec<_> = told.map(policy).collect();
@@ -161,7 +167,11 @@ impl Template {
         let mut readings = Readings::new();
         for outcome in listed.iter().filter(|it| it.is_known() && !it.is_report_only()) {
             if let Some(Ok(item)) = self.items.find(outcome).map(u16::try_from) {
-                let (remaining, next) = outcome.remaining_and_next();
+                let (remaining, mut next) = outcome.remaining_and_next();
+                // The older families have no other way to omit the wait.
+                if self.family != Headers::Draft11 && outcome.is_wait_unknown() {
+                    next = nanos(outcome.expected_wait());
+                }
                 let (overage, next) = (decision.is_overage(), whole_seconds(next));
                 readings.push(Reading { item, overage, remaining, next });
             }
@@ -188,4 +198,8 @@ impl Template {
         let found = self.items.find(outcome);
         found.map_or(outcome.rule().as_str(), |at| &self.items.list[at].name)
     }
+}
+
+fn nanos(wait: Option<Duration>) -> u64 {
+    wait.and_then(|wait| u64::try_from(wait.as_nanos()).ok()).unwrap_or(0)
 }

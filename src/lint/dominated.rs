@@ -34,6 +34,13 @@ fn never_denies(loose: &Quota, tight: &Quota) -> bool {
     if tight.is_blocked() || loose.is_blocked() {
         return tight.is_blocked();
     }
+    if loose.is_concurrent() || tight.is_concurrent() {
+        // A rate never bounds the number of running requests, nor the reverse.
+        let both = loose.is_concurrent() && tight.is_concurrent();
+        return both
+            && loose.limit() >= tight.limit()
+            && loose.raised_limit() >= tight.raised_limit();
+    }
     // With a low `initial`, a new account has fewer units than the tighter account.
     starts_full(loose) && (uses_no_more(loose, tight) || allows_curve(loose, tight))
 }
@@ -106,7 +113,7 @@ fn allows_curve(loose: &Quota, tight: &Quota) -> bool {
             burst + units * u128::from(period - 1) / time <= limit
                 && units * u128::from(period) <= u128::from(loose.units()) * time
         }
-        Algorithm::FixedWindow { paced: true, .. } => false,
+        Algorithm::FixedWindow { paced: true, .. } | Algorithm::Concurrent => false,
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow | Algorithm::SlidingLog => {
             within(period)
         }
@@ -133,6 +140,8 @@ fn most_in(quota: &Quota, span: u64) -> u128 {
             times(touched.div_ceil(buckets.into()))
         }
         Algorithm::SlidingLog => times(after / period + 1),
+        // Short requests may follow one another at any rate.
+        Algorithm::Concurrent => u64::MAX.into(),
     }
 }
 
@@ -151,5 +160,6 @@ fn line(quota: &Quota) -> (u128, u128, u128) {
             (at_once + at_once.div_ceil(buckets.into()), at_once, period)
         }
         Algorithm::SlidingLog => (at_once, at_once, period),
+        Algorithm::Concurrent => (u64::MAX.into(), 1, 1),
     }
 }

@@ -136,9 +136,11 @@ fn is_much_faster(loose: Option<&[Quota]>, tight: Option<&[Quota]>) -> bool {
 
 fn adjustment_above_max_debt(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {
     let (adjusted, cost) = (u64::from(knobs.adjusted?), info.cost?.max(1));
-    let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
+    let quotas = info.quotas.unwrap_or_default().iter();
+    // Slots are not adjusted.
+    let mut quotas = quotas.filter(|quota| !quota.is_blocked() && !quota.is_concurrent());
     let spent = |quota: &Quota| u64::from(quota.limit() / cost) * adjusted;
-    let quota = quotas.into_iter().find(|quota| spent(quota) > quota.late_limit())?;
+    let quota = quotas.find(|quota| spent(quota) > quota.late_limit())?;
     let (limit, debt) = (quota.limit(), quota.max_debt_units());
     let text = format!(
         "cost {cost} becomes {adjusted} without an adjustment; quota {quota} allows {} such \

@@ -1,6 +1,6 @@
 //! Decides if a request runs, waits or is rejected.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use http::Response;
 
@@ -11,7 +11,7 @@ use super::{
     stats::Event,
 };
 use crate::{
-    decision::Decision,
+    decision::{Decision, Source},
     fingerprint::Fingerprint,
     head::RequestHead,
     headers::Template,
@@ -76,7 +76,7 @@ where
 {
     /// Decides on a request, or starts a store call that completes later.
     #[inline]
-    pub(crate) fn admit<B>(&self, head: &RequestHead<'_>) -> Admission<B, S>
+    pub(crate) fn admit<B: 'static>(&self, head: &RequestHead<'_>) -> Admission<B, S>
     where
         R: Reject<B>,
     {
@@ -96,7 +96,11 @@ where
     /// The request holds a place in the queue from here on, because a charge that finds the queue
     /// full afterwards could not always be undone.
     #[inline(never)]
-    fn decide_queueing<B>(&self, charges: &[Charge<'_>], head: &RequestHead<'_>) -> Admission<B, S>
+    fn decide_queueing<B: 'static>(
+        &self,
+        charges: &[Charge<'_>],
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
     where
         R: Reject<B>,
     {
@@ -107,7 +111,7 @@ where
     }
 
     #[inline]
-    fn decide<B>(
+    fn decide<B: 'static>(
         &self,
         charges: &[Charge<'_>],
         waiter: Option<Waiter>,
@@ -118,7 +122,9 @@ where
     {
         let started = Started::now();
         match self.store.take(charges) {
-            Answer::Now(ref decision) => self.conclude(decision, charges, started, waiter, head),
+            Answer::Now(ref mut decision) => {
+                self.conclude(decision, charges, started, waiter, head)
+            }
             Answer::Later(future) => {
                 let pending = PendingCharge { charges: charges.into(), started, waiter };
                 Admission::Deciding(Box::new((future, pending)))
@@ -127,9 +133,9 @@ where
     }
 
     /// Continues a request after a store call.
-    pub(crate) fn resume<B>(
+    pub(crate) fn resume<B: 'static>(
         &self,
-        decision: &Result<Decision, S::Error>,
+        decision: &mut Result<Decision, S::Error>,
         PendingCharge { charges, started, waiter }: PendingCharge,
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
@@ -141,14 +147,14 @@ where
 
     /// Continues a request after its wait in the queue.
     pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
-        let (decision, charges) = queued.into_charged()?;
-        charges.with(|charges| self.respond(&decision, charges, None))
+        let (mut decision, charges) = queued.into_charged()?;
+        charges.with(|charges| self.respond(&mut decision, charges, None))
     }
 
     #[inline]
-    fn conclude<B>(
+    fn conclude<B: 'static>(
         &self,
-        decision: &Result<Decision, S::Error>,
+        decision: &mut Result<Decision, S::Error>,
         charges: &[Charge<'_>],
         started: Started,
         waiter: Option<Waiter>,
@@ -157,9 +163,17 @@ where
     where
         R: Reject<B>,
     {
-        let decision = decision.as_ref().unwrap_or_else(|error| error.never());
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => error.never(),
+        };
         self.settings.meter.answered(decision, started);
         if !decision.is_allowed() {
+            self.deny(decision, charges, head)
+        } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
+            // The slots would be free before the body ends.
+            self.store.undo(charges, decision, None);
+            *decision = Decision::deny().from_source(Source::FailedClosed);
             self.deny(decision, charges, head)
         } else if decision.waits() {
             self.queue(decision, charges, waiter, head)
@@ -193,9 +207,9 @@ where
     }
 
     #[cold]
-    fn queue<B>(
+    fn queue<B: 'static>(
         &self,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         waiter: Option<Waiter>,
         head: &RequestHead<'_>,
@@ -207,14 +221,15 @@ where
         let Some(waiter) = waiter.filter(in_time) else {
             // The store took part of the deadline, or queued a charge that must not queue.
             self.store.undo(charges, decision, None);
-            return self.deny(&decision.clone().into_denied(), charges, head);
+            return self.deny(&mut decision.clone().into_denied(), charges, head);
         };
-        Admission::Queued(QueuedCharge::new(self.store.clone(), decision.clone(), charges, waiter))
+        let queued = mem::replace(decision, Decision::deny());
+        Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
 
-    fn deny<B>(
+    fn deny<B: 'static>(
         &self,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         head: &RequestHead<'_>,
     ) -> Admission<B, S>
@@ -228,8 +243,8 @@ where
                 return Admission::Admitted(self.respond(decision, charges, None));
             }
             Some(Override::Overcommit(in_flight)) => {
-                let overage = decision.clone().into_overage();
-                return Admission::Admitted(self.respond(&overage, charges, Some(in_flight)));
+                let mut overage = decision.clone().into_overage();
+                return Admission::Admitted(self.respond(&mut overage, charges, Some(in_flight)));
             }
         }
         settings.count(Event::Denied);
@@ -247,7 +262,7 @@ where
     #[inline(always)]
     fn respond(
         &self,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Option<ResponseContext> {

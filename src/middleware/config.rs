@@ -12,13 +12,14 @@ use http::{
 use super::{
     access::AccessList,
     adjust::{AdjustConfig, ChargeHandle},
+    hold::HoldConfig,
     overcommit::{InFlight, Overcommit},
     queue::{Bounds, Waiter, Waiters},
     retry_after::RetryPolicy,
     stats::{Counters, Event},
 };
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Slot, Source},
     fingerprint::FingerprintKey,
     head::RequestHead,
     headers::{HeaderPolicy, Lines},
@@ -49,6 +50,7 @@ pub(crate) struct LayerConfig {
     pub(crate) overcommit: Option<Overcommit>,
     pub(crate) counters: Option<Counters>,
     pub(crate) after: Option<AdjustConfig>,
+    pub(crate) hold: HoldConfig,
     pub(crate) meter: Meter,
     /// The secret for fingerprints of keys in logs, spans and explanations.
     pub(crate) secret: Option<FingerprintKey>,
@@ -77,6 +79,7 @@ impl LayerConfig {
             overcommit: None,
             counters: None,
             after: None,
+            hold: HoldConfig::default(),
             meter: Meter::new(rules),
             secret: None,
         }
@@ -180,6 +183,7 @@ pub(crate) struct ResponseContext {
 struct Extras {
     decision: Option<Decision>,
     charge: Option<ChargeHandle>,
+    slot: Option<(Slot, HoldConfig)>,
     _in_flight: Option<InFlight>,
 }
 
@@ -189,11 +193,11 @@ impl ResponseContext {
     pub(super) fn new(
         lines: Option<Lines>,
         settings: &LayerConfig,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Option<Self> {
-        if !settings.has_extras() {
+        if !settings.has_extras() && !decision.holds_slots() {
             return lines.map(|lines| Self { lines: Some(lines), extras: None });
         }
         let extras = Box::new(Extras::new(settings, decision, charges, in_flight));
@@ -227,13 +231,18 @@ impl ResponseContext {
         }
     }
 
-    /// Writes header fields and extensions to the response, and adjusts the charge.
-    pub(super) fn apply<B>(self, response: &mut Response<B>) {
+    /// Writes header fields and extensions to the response, adjusts the charge, and makes the body
+    /// hold the slots.
+    pub(super) fn apply<B: 'static>(self, mut response: Response<B>) -> Response<B> {
         if let Some(lines) = self.lines {
             lines.write(response.headers_mut());
         }
-        if let Some(extras) = self.extras {
-            extras.apply(response);
+        let Some(mut extras) = self.extras else { return response };
+        let slot = extras.slot.take();
+        extras.apply(&mut response);
+        match slot {
+            Some((slot, config)) => config.hold(slot, response),
+            None => response,
         }
     }
 }
@@ -246,6 +255,9 @@ impl Extras {
         }
         if let Some(charge) = &self.charge {
             extensions.insert(charge.clone());
+        }
+        if let Some((slot, _)) = self.slot.as_ref().filter(|(_, config)| config.exposed) {
+            extensions.insert(slot.clone());
         }
     }
 
@@ -267,7 +279,7 @@ impl Extras {
     #[inline(never)]
     fn new(
         settings: &LayerConfig,
-        decision: &Decision,
+        decision: &mut Decision,
         charges: &[Charge<'_>],
         in_flight: Option<InFlight>,
     ) -> Self {
@@ -279,6 +291,7 @@ impl Extras {
         };
         Self {
             charge: settings.after.as_ref().map(charge),
+            slot: decision.take_slot().map(|slot| (slot, settings.hold.clone())),
             _in_flight: in_flight.or_else(|| settings.overcommit.as_ref().map(Overcommit::enter)),
             ..Self::about(settings, decision)
         }

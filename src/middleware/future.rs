@@ -145,6 +145,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
     R: Reject<C>,
+    C: 'static,
 {
     type Output = Result<Response<C>, I::Error>;
 
@@ -159,11 +160,11 @@ where
                     if context.is_none() {
                         return future.poll(cx);
                     }
-                    let mut response = ready!(future.poll(cx))?;
-                    if let Some(context) = context.take() {
-                        context.apply(&mut response);
-                    }
-                    return Poll::Ready(Ok(response));
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(match context.take() {
+                        Some(context) => context.apply(response),
+                        None => response,
+                    }));
                 }
                 StateProj::Rejected { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
@@ -185,14 +186,15 @@ where
     where
         I: Service<Request<B>, Response = Response<C>> + Clone,
         R: Reject<C>,
+        C: 'static,
     {
         let this = self.project();
-        let decision = ready!(this.decision.poll(cx));
+        let mut decision = ready!(this.decision.poll(cx));
         let Some((pending, parked)) = this.parked.take() else {
             panic!("a decision was polled after completion");
         };
         let head = RequestHead::from(&parked.request);
-        let admission = parked.shared.resume(&decision, pending, &head);
+        let admission = parked.shared.resume(&mut decision, pending, &head);
         Poll::Ready(State::new(admission, parked))
     }
 }

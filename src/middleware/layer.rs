@@ -9,13 +9,14 @@ use super::{
     adjust::{AdjustConfig, Adjustment, Unsettled},
     admission::{self, Shared},
     config::{LayerConfig, Override},
+    hold::HoldUntil,
     overcommit::Overcommit,
     retry_after::{RetryAfter, RetryPolicy},
     service::RateLimit,
     stats::Counters,
 };
 use crate::{
-    decision::Decision,
+    decision::{Decision, Slot},
     explain::{self, About, Explanation},
     fingerprint::FingerprintKey,
     head::{RequestHead, ResponseHead},
@@ -397,6 +398,71 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// Counts the decisions of the layer.
     pub fn count(mut self, counters: &Counters) -> Self {
         self.settings.counters = Some(counters.clone());
+        self
+    }
+
+    /// Sets the end of the time for which a request holds its [slots](Quota::concurrent). Defaults to
+    /// [`HoldUntil::Body`].
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::HoldUntil};
+    ///
+    /// // Only the work before the response counts, and not the time to send the response.
+    /// let layer = RateLimitLayer::per_ip(Quota::concurrent(5)).hold_until(HoldUntil::Head);
+    /// ```
+    pub fn hold_until(mut self, until: HoldUntil) -> Self {
+        self.settings.hold.until = until;
+        self
+    }
+
+    /// Holds [slots](Quota::concurrent) in response bodies of the type `B`.
+    ///
+    /// The layer itself holds slots in the bodies of axum and tonic (features `axum` and `tonic`).
+    /// Any other body needs this function or [`HoldUntil::Head`]. Otherwise, the layer rejects
+    /// requests that need slots with 503, and logs an error. Rates need no such function.
+    ///
+    /// A body such as `Full<Bytes>` cannot contain another body. Let the service box its bodies.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::SlotBody};
+    ///
+    /// type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::concurrent(5))
+    ///     .hold_with(|body: Body, slot| SlotBody::new(body, slot).boxed_unsync());
+    /// ```
+    pub fn hold_with<B: 'static>(
+        mut self,
+        wrap: impl Fn(B, Slot) -> B + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.hold.set_wrap(wrap);
+        self
+    }
+
+    /// Inserts the [`Slot`] of a request into the extensions of the request and of the response.
+    ///
+    /// The slots are held until the last clone is dropped. Move a clone into a WebSocket, an
+    /// upgraded connection or a spawned task, whose work goes on after the response.
+    ///
+    /// ```
+    /// use http::{Request, StatusCode};
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::Slot};
+    ///
+    /// async fn export<B>(request: Request<B>) -> StatusCode {
+    ///     let slot = request.extensions().get::<Slot>().cloned();
+    ///     tokio::spawn(async move {
+    ///         // … the export
+    ///         drop(slot);
+    ///     });
+    ///     StatusCode::ACCEPTED
+    /// }
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::concurrent(2)).expose_slot();
+    /// ```
+    pub fn expose_slot(mut self) -> Self {
+        self.settings.hold.exposed = true;
         self
     }
 

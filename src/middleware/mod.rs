@@ -8,6 +8,7 @@ pub(crate) mod adjust;
 pub(crate) mod admission;
 pub(crate) mod config;
 mod future;
+pub(crate) mod hold;
 mod layer;
 pub(crate) mod overcommit;
 pub(crate) mod queue;
@@ -21,10 +22,11 @@ pub use self::{
     access::AccessList,
     adjust::{Adjustment, ChargeHandle, UnknownRule},
     future::ResponseFuture,
+    hold::{HoldUntil, SlotBody},
     layer::RateLimitLayer,
     overcommit::Overcommit,
     retry_after::RetryAfter,
     service::RateLimit,
     stats::{Counters, Counts},
 };
-pub use crate::{head::ResponseHead, toggle::Toggle};
+pub use crate::{decision::Slot, head::ResponseHead, toggle::Toggle};

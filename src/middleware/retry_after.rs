@@ -11,7 +11,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{decision::Decision, store::Charge};
+use crate::{
+    decision::{Decision, Outcome},
+    store::Charge,
+};
 
 /// The wait that denials report, set by
 /// [`RateLimitLayer::retry_after`](crate::RateLimitLayer::retry_after).
@@ -87,7 +90,7 @@ impl RetryPolicy {
 
     /// Returns the wait to report, or `None` if waiting does not help.
     pub(super) fn wait(&self, denial: &Decision, charges: &[Charge<'_>]) -> Option<Duration> {
-        let earliest = denial.retry_after()?;
+        let earliest = denial.expected_wait()?;
         Some(match self {
             Self::Earliest => earliest,
             Self::Jitter(percent) => {
@@ -123,7 +126,8 @@ impl Default for Promises {
 
 impl Promises {
     fn queue(&self, earliest: Duration, denial: &Decision, charges: &[Charge<'_>]) -> Duration {
-        let outcome = denial.binding().filter(|_| !denial.is_blocked());
+        let has_queue = |outcome: &&Outcome| !denial.is_blocked() && !outcome.is_wait_unknown();
+        let outcome = denial.binding().filter(has_queue);
         let charge = outcome.and_then(|o| charges.iter().find(|charge| charge.rule() == o.rule()));
         let (Some(outcome), Some(charge)) = (outcome, charge) else { return earliest };
         let quota = charge.charged_quotas().find(|(place, _)| *place == outcome.place());

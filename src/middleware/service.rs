@@ -58,6 +58,7 @@ where
     K: Rules,
     S: Store<Error: CannotFail>,
     R: Reject<C>,
+    C: 'static,
 {
     type Response = Response<C>;
     type Error = I::Error;

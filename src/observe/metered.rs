@@ -177,6 +177,8 @@ fn describe() {
     describe_gauge!("ratelimit.store.circuit", breaker);
     describe_gauge!("ratelimit.keys", Unit::Count, "Accounts in debt in the embedded store.");
     describe_gauge!("ratelimit.slots", Unit::Count, "Slots of the embedded store.");
+    let held = "Slots of concurrent requests that are held in the embedded store.";
+    describe_gauge!("ratelimit.active_request_leases", Unit::Count, held);
 }
 
 /// Counts a request that was rejected without a store call.
@@ -211,8 +213,9 @@ pub(crate) fn block_denied() {
     counter!("ratelimit.blocks.denied").increment(1);
 }
 
-/// Sets the gauges of an embedded store.
-pub(crate) fn set_keys(active: usize, slots: usize) {
+/// Sets the gauges of an embedded store. `held` is the number of held slots of concurrent requests.
+pub(crate) fn set_keys(active: usize, slots: usize, held: u64) {
     gauge!("ratelimit.keys").set(active as f64);
     gauge!("ratelimit.slots").set(slots as f64);
+    gauge!("ratelimit.active_request_leases").set(held as f64);
 }

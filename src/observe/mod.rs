@@ -122,7 +122,7 @@ impl Meter {
             return;
         }
         if outcomes.is_empty() {
-            denial_log.record_all(verdict, decision.retry_after());
+            denial_log.record_all(verdict, decision.expected_wait());
             return self.count_all(verdict);
         }
         for (place, outcome) in outcomes.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Meter {
             // The wait for this rule, or `None` if waiting does not help.
             let wait = || {
                 let denied = all().filter(|outcome| outcome.is_denied());
-                let mut waits = denied.map(Outcome::retry_after);
+                let mut waits = denied.map(Outcome::expected_wait);
                 waits.try_fold(Duration::ZERO, |longest, wait| wait.map(|wait| longest.max(wait)))
             };
             denial_log.record(rule, verdict, || (who(rule), wait()));

@@ -91,7 +91,7 @@ pub(super) mod metered {
 
     pub(crate) fn block_denied() {}
 
-    pub(crate) fn set_keys(_: usize, _: usize) {}
+    pub(crate) fn set_keys(_: usize, _: usize, _: u64) {}
 }
 
 #[cfg(not(feature = "tracing"))]

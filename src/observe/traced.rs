@@ -79,7 +79,7 @@ fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> O
 
 /// Returns the wait of a denial in milliseconds, rounded up.
 fn retry_after(decision: &Decision) -> Option<u64> {
-    let wait = decision.retry_after().filter(|_| !decision.is_allowed())?;
+    let wait = decision.expected_wait().filter(|_| !decision.is_allowed())?;
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
 }
 

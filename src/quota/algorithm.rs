@@ -12,6 +12,7 @@
 /// | [`AnchoredWindow`](Algorithm::AnchoredWindow) | `2 × units`, at the edge of two windows | two numbers | "n per hour from the first request" |
 /// | [`SlidingWindow`](Algorithm::SlidingWindow) | `units` | `buckets` + 1 counts | smooth windows of many units |
 /// | [`SlidingLog`](Algorithm::SlidingLog) | `units` | one entry per charge | exact windows of few units |
+/// | [`Concurrent`](Algorithm::Concurrent) | `limit` | one count, while a request runs | requests that run at the same time |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -45,6 +46,9 @@ pub enum Algorithm {
     },
     /// Log of all charges of the last period. Allows at most `units` in any period.
     SlidingLog,
+    /// Slots that requests hold while they run, for [`Quota::concurrent`](crate::Quota::concurrent)
+    /// only.
+    Concurrent,
 }
 
 impl Algorithm {
@@ -114,6 +118,8 @@ mod tests {
             Algorithm::AnchoredWindow => include_str!("../guide/plots/anchored_window.svg"),
             Algorithm::SlidingWindow { .. } => include_str!("../guide/plots/sliding_window.svg"),
             Algorithm::SlidingLog => include_str!("../guide/plots/sliding_log.svg"),
+            // Slots have a chapter of their own, without a picture.
+            Algorithm::Concurrent => include_str!("../guide/slots.md"),
         }
     }
 

@@ -126,6 +126,7 @@ impl Serialize for Algorithm {
             Self::FixedWindow { carry_over: 0, paced: false } => "fixed_window",
             Self::AnchoredWindow => "anchored_window",
             Self::SlidingLog => "sliding_log",
+            Self::Concurrent => "concurrent",
             Self::FixedWindow { carry_over, paced } => {
                 let mut table = serializer.serialize_struct_variant(NAME, 2, "fixed_window", 2)?;
                 table.serialize_field("carry_over", &carry_over)?;

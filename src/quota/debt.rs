@@ -98,6 +98,9 @@ impl Quota {
 
     /// Returns the maximum valid debt.
     pub(super) const fn longest_debt(&self) -> u64 {
+        if self.is_concurrent() {
+            return 0;
+        }
         let by_interval = MAX_REFILL / self.interval;
         let by_period = (self.units as u64).saturating_mul(MAX_REFILL / self.period);
         match self.algorithm {

@@ -40,6 +40,9 @@ pub(super) enum ErrorKind {
     LogTooLong,
     DebtTooLong,
     DebtOfLog,
+    NoSlots,
+    RateOfSlots,
+    SlotsOfRate,
 }
 
 impl ErrorKind {
@@ -83,6 +86,13 @@ impl ErrorKind {
                 "quota: max_debt of a sliding log is above 10000; lower it, or use SlidingWindow or \
                  Gcra"
             }
+            Self::NoSlots => "quota: concurrent is 0; use Quota::blocked() to deny all requests",
+            Self::RateOfSlots => {
+                "quota: burst, algorithm, initial or max_debt is set on a concurrent quota; drop it"
+            }
+            Self::SlotsOfRate => {
+                "quota: algorithm Concurrent is set on a rate; use Quota::concurrent(limit)"
+            }
         }
     }
 
@@ -101,7 +111,12 @@ impl fmt::Display for QuotaError {
             Repr::Numbers(kind, units, time) => {
                 f.write_str(kind.text())?;
                 match kind {
-                    ErrorKind::NoUnits | ErrorKind::NoPeriod | ErrorKind::NoBurst => Ok(()),
+                    ErrorKind::NoUnits
+                    | ErrorKind::NoPeriod
+                    | ErrorKind::NoBurst
+                    | ErrorKind::NoSlots
+                    | ErrorKind::SlotsOfRate => Ok(()),
+                    ErrorKind::RateOfSlots => write!(f, " ({units})"),
                     ErrorKind::InitialAboveBurst | ErrorKind::InitialOfWindow => {
                         write!(f, " (initial {units})")
                     }

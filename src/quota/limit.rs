@@ -32,6 +32,7 @@ impl Quota {
     /// Fails if the new quota is not valid.
     pub(crate) fn with_limit(&self, units: u32) -> Result<Self, QuotaError> {
         match self.algorithm {
+            Algorithm::Concurrent => Self { units, burst: units, ..*self }.checked(units),
             Algorithm::Gcra | Algorithm::TokenBucket => self.try_burst(units),
             _ => {
                 let Self { interval, .. } = Self::new(units, self.period())?;

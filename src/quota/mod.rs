@@ -1,4 +1,4 @@
-//! Quotas: units per period, with a burst.
+//! Quotas: units per period with a burst, or slots for requests that run at the same time.
 
 mod algorithm;
 #[cfg(feature = "serde")]
@@ -39,6 +39,8 @@ const UNITS: [(&str, u64); 7] = [
 
 /// Limit of `units` per `period`, with a `burst` that may be used at once.
 ///
+/// A quota is a rate or, by [`Quota::concurrent`], a number of requests that run at the same time.
+///
 /// By default, one unit is refilled every [`interval`](Quota::interval) (GCRA, ITU-T I.371). The
 /// interval is rounded up to a nanosecond.
 ///
@@ -61,9 +63,9 @@ const UNITS: [(&str, u64); 7] = [
 ///
 /// With feature `serde`, a quota is read from text or from a table, for example in TOML or JSON.
 ///
-/// Most fields of the table are named after the setters. `name` is [`named`](Quota::named), and
-/// `blocked = true` is a [blocked](Quota::blocked) quota. Errors name the field, its value and the
-/// fix.
+/// Most fields of the table are named after the setters. `name` is [`named`](Quota::named),
+/// `blocked = true` is a [blocked](Quota::blocked) quota, and `concurrent = 5` is a [number of
+/// slots](Quota::concurrent). Errors name the field, its value and the fix.
 ///
 /// A quota is written as text if possible. Names that were read stay in memory until the process
 /// ends, see [`RuleName`](crate::rule::RuleName).
@@ -189,6 +191,45 @@ impl Quota {
         }
     }
 
+    /// Creates a quota of `limit` slots: the number of requests that may run at the same time.
+    ///
+    /// A request holds its slots from the decision until its response body ends or is dropped. The
+    /// cost of a request is the number of its slots. See the
+    /// [guide](crate::guide::slots).
+    ///
+    /// ```
+    /// use tower_sluice::{LocalStore, Quota, RateLimitLayer, key::HeaderKey};
+    ///
+    /// // Five exports at a time for each customer, and a hundred per minute.
+    /// let quotas = [Quota::concurrent(5), Quota::per_minute(100)];
+    /// let layer = RateLimitLayer::new(HeaderKey::new("x-api-key"), quotas, LocalStore::new());
+    /// assert_eq!(Quota::concurrent(5), "5 concurrent".parse()?);
+    /// # Ok::<(), tower_sluice::quota::QuotaError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `limit` is 0. In a constant, this is a compile error. For a number known only at
+    /// run time, use [`Quota::try_concurrent`].
+    #[track_caller]
+    pub const fn concurrent(limit: u32) -> Self {
+        Self::slots(limit).or_panic()
+    }
+
+    /// Fallible form of [`concurrent`](Quota::concurrent), for a number known only at run time.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `limit` is 0.
+    pub const fn try_concurrent(limit: u32) -> Result<Self, QuotaError> {
+        Self::slots(limit).checked(limit)
+    }
+
+    const fn slots(limit: u32) -> Self {
+        let quota = Self { units: limit, burst: limit, ..Self::blocked() };
+        Self { period: 0, interval: 1, algorithm: Algorithm::Concurrent, ..quota }
+    }
+
     /// Sets the burst: the maximum number of units that can be taken at once.
     ///
     /// ```
@@ -303,34 +344,44 @@ impl Quota {
         Self { name: Some(name), ..self }
     }
 
-    /// Returns the number of units that are refilled per [`period`](Quota::period).
+    /// Returns the number of units that are refilled per [`period`](Quota::period), or the limit of
+    /// a [concurrent](Quota::concurrent) quota.
     #[must_use]
     pub const fn units(&self) -> u32 {
         self.units
     }
 
-    /// Returns the limit: the maximum number of units that are available at once.
+    /// Returns the limit: the maximum number of units or slots that are available at once.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.burst
     }
 
-    /// Returns the period in which [`units`](Quota::units) are refilled.
+    /// Returns the period in which [`units`](Quota::units) are refilled, or zero for a
+    /// [concurrent](Quota::concurrent) quota.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_nanos(self.period)
     }
 
     /// Returns the time until one unit is refilled: `period / units`, rounded up to a nanosecond.
+    ///
+    /// The time is zero for a [concurrent](Quota::concurrent) quota.
     #[must_use]
     pub const fn interval(&self) -> Duration {
-        Duration::from_nanos(self.interval)
+        if self.is_concurrent() { Duration::ZERO } else { Duration::from_nanos(self.interval) }
     }
 
     /// Returns `true` for a [blocked](Quota::blocked) quota.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
         self.burst == 0
+    }
+
+    /// Returns `true` for a number of [slots](Quota::concurrent), and `false` for a rate.
+    #[must_use]
+    pub const fn is_concurrent(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Concurrent)
     }
 
     /// Returns the name set with [`named`](Quota::named).
@@ -375,8 +426,11 @@ impl Quota {
         Self { name: None, ..*self } == Self { name: None, ..*other }
     }
 
-    /// Returns the period in the text form: `10s`, `1h`.
+    /// Returns the period in the text form: `10s`, `1h`. For slots, returns `concurrent`.
     pub(crate) fn period_text(&self) -> String {
+        if self.is_concurrent() {
+            return "concurrent".to_owned();
+        }
         let (n, unit) = text::in_largest_unit(self.period);
         format!("{n}{unit}")
     }
@@ -433,8 +487,27 @@ impl Quota {
         }
     }
 
+    /// Returns the error of a quota that is neither a rate nor a number of slots.
+    const fn kind_fault(&self) -> Option<ErrorKind> {
+        // Only a number of slots has no period.
+        let has_slots = self.period == 0;
+        if has_slots != self.is_concurrent() {
+            return Some(if has_slots { ErrorKind::RateOfSlots } else { ErrorKind::SlotsOfRate });
+        }
+        let has_rate =
+            self.burst != self.units || self.initial.is_some() || self.max_debt.is_some();
+        match has_slots {
+            true if self.units == 0 => Some(ErrorKind::NoSlots),
+            true if has_rate => Some(ErrorKind::RateOfSlots),
+            _ => None,
+        }
+    }
+
     /// Returns the error of an invalid quota.
     const fn fault(&self) -> Option<ErrorKind> {
+        if let Some(fault) = self.kind_fault() {
+            return Some(fault);
+        }
         if self.units == 0 {
             let changed = self.burst > 0
                 || self.soft > 0
@@ -464,7 +537,7 @@ impl Quota {
             return Some(ErrorKind::InitialAboveBurst);
         }
         match self.algorithm {
-            Algorithm::Gcra => return None,
+            Algorithm::Gcra | Algorithm::Concurrent => return None,
             Algorithm::TokenBucket => {
                 let periods = raised.div_ceil(self.units as u64);
                 return if periods > MAX_REFILL / self.period {
@@ -520,7 +593,16 @@ mod tests {
 
     #[test]
     fn text_form_reads_back() {
-        let shown = ["200/10s", "100/min burst 20", "5/s", "1/7day", "3/250ms", "9/90s", "blocked"];
+        let shown = [
+            "5 concurrent",
+            "200/10s",
+            "100/min burst 20",
+            "5/s",
+            "1/7day",
+            "3/250ms",
+            "9/90s",
+            "blocked",
+        ];
         for text in shown {
             assert_eq!(text.parse::<Quota>().expect(text).to_string(), text);
         }
@@ -533,6 +615,8 @@ mod tests {
         assert!(fault("0/s").contains("units is 0; use Quota::blocked() to deny all requests"));
         assert!(fault("5/0s").contains("period is 0"));
         assert!(fault("5/s burst 0").contains("burst is 0"));
+        assert!(fault("0 concurrent").contains("concurrent is 0; use Quota::blocked()"));
+        assert!(fault("x concurrent").contains("concurrent is \"x\""));
         assert!(fault("5").contains("write units/period"));
         assert!(fault("x/s").contains("units is \"x\""));
         assert!(fault("+5/s").contains("units is \"+5\""));
@@ -556,6 +640,26 @@ mod tests {
             assert!(blocked(buckets).unwrap_err().to_string().contains("buckets"), "{buckets}");
         }
         assert!(blocked(7).is_ok_and(|quota| quota.is_blocked()));
+    }
+
+    #[test]
+    fn a_quota_is_a_rate_or_a_number_of_slots() {
+        let (slots, rate) = (Quota::concurrent(5), Quota::per_second(5));
+        let algorithms = [Algorithm::Gcra, Algorithm::SlidingLog];
+        let mixed = algorithms.map(|algorithm| slots.try_algorithm(algorithm));
+        let others = [slots.try_burst(9), slots.try_initial(1), slots.try_max_debt(1)];
+        for error in mixed.into_iter().chain(others) {
+            let error = error.expect_err("invalid").to_string();
+            assert!(error.contains("is set on a concurrent quota; drop it"), "{error}");
+        }
+        let error = rate.try_algorithm(Algorithm::Concurrent).expect_err("invalid").to_string();
+        assert!(error.contains("use Quota::concurrent(limit)"), "{error}");
+        assert!(slots.is_concurrent() && !rate.is_concurrent());
+        assert_eq!((slots.limit(), slots.period()), (5, Duration::ZERO));
+        assert_eq!(slots.soft(2).raised_limit(), 7);
+        assert!(
+            Quota::try_concurrent(u32::MAX).is_ok_and(|quota| quota.try_soft(u32::MAX).is_ok())
+        );
     }
 
     #[test]

@@ -17,6 +17,9 @@ impl Quota {
         }
         let part = |units: u32| units / n;
         let (burst, soft) = self.shared_burst(part(self.burst).max(1), part(self.soft), need);
+        if self.is_concurrent() {
+            return Self { units: burst, burst, soft, ..*self };
+        }
         let raised = u64::from(burst) + u64::from(soft);
         let units = match self.algorithm {
             Algorithm::Gcra => self.units,
@@ -144,6 +147,8 @@ mod tests {
         let few = share(Quota::per_hour(3).algorithm(Algorithm::SlidingLog), 0);
         assert_eq!((few.units, few.burst), (1, 1));
         assert_eq!(share(Quota::blocked(), 0), Quota::blocked());
+        assert_eq!(share(Quota::concurrent(9).soft(5), 0), Quota::concurrent(2).soft(1));
+        assert_eq!(share(Quota::concurrent(3), 0), Quota::concurrent(1));
     }
 
     #[test]

@@ -16,8 +16,8 @@ use crate::{
     name::RuleName,
 };
 
-const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name or \
-                      blocked";
+const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, \
+                      concurrent or blocked";
 const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 
 /// Reads the [text form](str::parse) or a table. See [`Quota`].
@@ -30,6 +30,7 @@ impl<'de> Deserialize<'de> for Quota {
 #[derive(Default)]
 struct QuotaTable {
     blocked: bool,
+    concurrent: Option<u32>,
     units: Option<u32>,
     period: Option<Duration>,
     burst: Option<u32>,
@@ -53,6 +54,7 @@ impl TableForm for QuotaTable {
     fn field<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
         match name {
             "blocked" => self.blocked = de::flag(name, value)?,
+            "concurrent" => self.concurrent = Some(de::number(name, value, 1..=u32::MAX)?),
             "units" => self.units = Some(de::number(name, value, 1..=u32::MAX)?),
             "period" => self.period = Some(read_time(name, value, PERIOD)?),
             "burst" => self.burst = Some(de::number(name, value, 1..=u32::MAX)?),
@@ -69,6 +71,13 @@ impl TableForm for QuotaTable {
     /// Builds the quota. The fields are applied in an order that keeps the quota valid.
     fn read(self) -> Result<Quota, String> {
         let numbers = [self.units, self.burst, self.initial, self.soft, self.max_debt];
+        let is_rate = self.units.or(self.burst).or(self.initial).or(self.max_debt).is_some();
+        let is_rate = is_rate || self.period.is_some() || self.algorithm.is_some();
+        if self.concurrent.is_some() && (is_rate || self.blocked) {
+            return Err("concurrent is a number of slots, which have no units, period, burst, \
+                        algorithm, initial, max_debt or blocked; drop them, or concurrent"
+                .into());
+        }
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
             return Err("blocked is true, but a blocked quota has no period and no numbers; drop \
                         them, or blocked"
@@ -77,6 +86,8 @@ impl TableForm for QuotaTable {
         let message = |error: QuotaError| error.to_string();
         let mut quota = if self.blocked {
             Quota::blocked()
+        } else if let Some(limit) = self.concurrent {
+            Quota::try_concurrent(limit).map_err(message)?
         } else {
             let units = self.units.ok_or("units is missing; add it, as units = 100")?;
             let period = self.period.ok_or("period is missing; add it, as period = \"1min\"")?;
@@ -85,7 +96,9 @@ impl TableForm for QuotaTable {
         if let Some(burst) = self.burst {
             quota = quota.try_burst(burst).map_err(message)?;
         }
-        quota = quota.try_algorithm(self.algorithm.unwrap_or_default()).map_err(message)?;
+        if let Some(algorithm) = self.algorithm {
+            quota = quota.try_algorithm(algorithm).map_err(message)?;
+        }
         if let Some(soft) = self.soft {
             quota = quota.try_soft(soft).map_err(message)?;
         }
@@ -122,26 +135,30 @@ pub(crate) fn time_text(time: Duration) -> Option<String> {
 /// Writes the text form if possible, and a table otherwise.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.interval != self.period.div_ceil(self.units.max(1).into()) {
+        if !self.is_concurrent() && self.interval != self.period.div_ceil(self.units.max(1).into())
+        {
             let why = "quota: a share that Fallback computed cannot be written; write the whole \
                        quota";
             return Err(S::Error::custom(why));
         }
-        let plain = Self { burst: self.burst, ..Self::blocked() };
-        let plain =
-            Self { units: self.units, period: self.period, interval: self.interval, ..plain };
+        let Self { units, burst, period, interval, .. } = *self;
+        let algorithm =
+            if self.is_concurrent() { Algorithm::Concurrent } else { Algorithm::default() };
+        let plain = Self { units, burst, period, interval, algorithm, ..Self::blocked() };
         if *self == plain {
             return serializer.collect_str(self);
         }
         let mut table = serializer.serialize_map(None)?;
         if self.is_blocked() {
             table.serialize_entry("blocked", &true)?;
+        } else if self.is_concurrent() {
+            table.serialize_entry("concurrent", &self.burst)?;
         } else {
             table.serialize_entry("units", &self.units)?;
             table.serialize_entry("period", &self.period_text())?;
         }
         de::entry(&mut table, "burst", &self.burst, &self.units)?;
-        de::entry(&mut table, "algorithm", &self.algorithm, &Algorithm::default())?;
+        de::entry(&mut table, "algorithm", &self.algorithm, &algorithm)?;
         de::entry(&mut table, "initial", &self.initial, &None)?;
         de::entry(&mut table, "soft", &self.soft, &0)?;
         de::entry(&mut table, "max_debt", &self.max_debt, &None)?;

@@ -4,11 +4,14 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use super::{Quota, QuotaError, UNITS, error::Repr};
 
-/// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, or `blocked`.
+/// Writes `units "/" [n] (ns|us|ms|s|min|h|day) [" burst " n]`, `limit " concurrent"` or `blocked`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_blocked() {
             return f.write_str("blocked");
+        }
+        if self.is_concurrent() {
+            return write!(f, "{} concurrent", self.burst);
         }
         match in_largest_unit(self.period) {
             (1, unit) => write!(f, "{}/{unit}", self.units)?,
@@ -21,7 +24,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"` or `"blocked"`.
+/// Reads `"5/s"`, `"200/10s"`, `"100/min burst 20"`, `"5 concurrent"` or `"blocked"`.
 ///
 /// Other spellings of time units are `sec`, `second`, `m`, `minute`, `hr`, `hour`, `d`, and their
 /// plurals.
@@ -37,13 +40,17 @@ impl FromStr for Quota {
         if whole == "blocked" {
             return Ok(Self::blocked());
         }
+        const COUNT: &str = "give a whole number from 1 to 4294967295";
+        if let Some(limit) = whole.strip_suffix(" concurrent").map(str::trim) {
+            let limit = whole_number(limit).ok_or_else(|| error("concurrent", limit, COUNT))?;
+            return Self::try_concurrent(limit);
+        }
         const FORM: &str = "write units/period, as 5/s, 200/10s or 100/min burst 20";
         let (units, rest) = whole.split_once('/').ok_or_else(|| error("quota", whole, FORM))?;
         let (period, burst) = match rest.split_once(" burst ") {
             Some((period, burst)) => (period.trim(), Some(burst.trim())),
             None => (rest.trim(), None),
         };
-        const COUNT: &str = "give a whole number from 1 to 4294967295";
         let units =
             whole_number(units.trim()).ok_or_else(|| error("units", units.trim(), COUNT))?;
         let period = parse_time(period).map_err(|fix| error("period", period, fix))?;

@@ -466,7 +466,7 @@ impl Decision {
             return None;
         }
         let template = Template::of_call(Headers::Draft11, self, quotas.as_ref());
-        let why = Rejection::new(Ok(self), self.retry_after(), &template, None, None);
+        let why = Rejection::new(Ok(self), self.expected_wait(), &template, None, None);
         Some(TooManyRequests::new().respond(&why, &head.into()))
     }
 }

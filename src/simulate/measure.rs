@@ -143,7 +143,7 @@ fn is_countable(quota: &Quota) -> bool {
         Algorithm::FixedWindow { carry_over, .. } => carry_over > 0,
         _ => false,
     };
-    !lends && !quota.is_blocked() && quota.initial_units().is_none()
+    !lends && !quota.is_concurrent() && !quota.is_blocked() && quota.initial_units().is_none()
 }
 
 /// Returns the smallest limit with which `last` units are available at `now`.

@@ -4,6 +4,9 @@
 //! [`Call`]s. A call has a time and a request head. For each call, the simulator returns a
 //! [`SimulatedDecision`]: the decision that a layer with an embedded store would have made.
 //!
+//! A trace has no durations. [Concurrent](crate::Quota::concurrent) quotas therefore never deny in a
+//! replay.
+//!
 //! The clock follows the trace, so the replay of a week takes seconds. Only the accounts are kept
 //! in memory.
 //!

@@ -9,7 +9,7 @@ use governor::{
     state::keyed::KeyedStateStore,
 };
 
-use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported};
+use super::{Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, no_slots};
 use crate::{
     decision::{Decision, Outcome, Source},
     key::Key,
@@ -167,6 +167,7 @@ fn remaining(wait: Duration, interval: Duration, cost: NonZeroU32) -> u32 {
 fn single<'a>(charges: &'a [Charge<'_>]) -> Result<(&'a Charge<'a>, NonZeroU32), Unsupported> {
     let [charge] = charges else { return Err(SEVERAL) };
     let [quota] = charge.quotas() else { return Err(SEVERAL) };
+    no_slots(charges)?;
     if quota.is_blocked() {
         return Err(BLOCKED);
     }

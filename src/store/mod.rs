@@ -319,7 +319,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// |---|---|---|
 /// | 1 | [`call`](Store::call), with `Error` and `Future` | required |
 /// | 2 | [`undo`](Store::undo) | charges are not undone |
-/// | 3 | [`supports`](Store::supports) | every charge is accepted when a layer is built |
+/// | 3 | [`supports`](Store::supports) | every charge of rates is accepted when a layer is built |
 /// | 4 | [`register`](Store::register) | two layers may give one rule different quotas |
 /// | 5 | [`health`](Store::health) | the health is unknown |
 /// | 6 | [`isolates_failures`](Store::isolates_failures) | a breaker stops calls to all servers |
@@ -333,7 +333,9 @@ impl From<&[Charge<'_>]> for OwnedCharges {
 /// - has a [wait](Decision::with_wait) if a charge queues;
 /// - is an [overage](Decision::with_overage) if a charge uses soft units;
 /// - is [blocked](Decision::with_blocked) if a key is blocked;
-/// - may have an [unknown wait](crate::decision::Outcome::with_unknown_wait) if it is a denial.
+/// - may have an [unknown wait](crate::decision::Outcome::with_unknown_wait) if it is a denial;
+/// - has a [slot](Decision::with_slot) for each charged [concurrent](crate::Quota::concurrent)
+///   quota.
 ///
 /// Further advice:
 ///
@@ -422,15 +424,15 @@ pub trait Store {
     /// Checks that the store supports these charges.
     ///
     /// The result must not depend on the state of accounts. A layer calls this method when the
-    /// layer is built, to find an unsupported charge before the first request. Defaults to `Ok` for
-    /// every charge.
+    /// layer is built, to find an unsupported charge before the first request. By default, every
+    /// charge is supported, except for [concurrent](crate::Quota::concurrent) quotas. A store that
+    /// overrides this method without holding slots returns an error for them, too.
     ///
     /// # Errors
     ///
     /// Fails if a charge is not supported. The error contains the limitation.
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        let _ = charges;
-        Ok(())
+        no_slots(charges)
     }
 
     /// Registers the rules that have fixed quotas, when a layer is built.
@@ -492,6 +494,17 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
     charges.iter().map(|charge| charge.with_max_wait(Duration::ZERO)).collect()
 }
 
+/// Returns an error if a charge needs slots, for a store that cannot hold them.
+fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
+        return Err(Unsupported::new(
+            "this store cannot hold slots of a concurrent quota; use \
+                                     LocalStore",
+        ));
+    }
+    Ok(())
+}
+
 /// Returns an error if a charge with a `max_wait` cannot queue.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     let queueing = charges.iter().filter(|charge| !charge.max_wait().is_zero());
@@ -500,6 +513,9 @@ fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
             Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
         }
         Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
+        Algorithm::Concurrent => {
+            Err(Unsupported::new("max_wait with a concurrent quota; remove one of them"))
+        }
         _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
     })
 }

@@ -10,10 +10,14 @@ use crate::decision::{Decision, Outcome};
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Row {
+    /// The slots that all requests hold. `None` for a rate.
+    held: Option<u64>,
     remaining: u32,
+    #[serde(default)]
     full: u64,
+    #[serde(default)]
     next: u64,
-    /// The expected wait. `None` for `settle`, `undo` and `reset`.
+    /// The expected wait, for `take` only.
     retry: Option<Value>,
 }
 
@@ -42,11 +46,19 @@ impl fmt::Display for Shown {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (full, next) = (Duration::from_nanos(self.full), Duration::from_nanos(self.next));
-        write!(f, "{} remaining, full in {full:?}, next unit in {next:?}", self.remaining)?;
-        match self.retry.as_ref().map(Value::as_u64) {
+        match self.held {
+            Some(held) => write!(f, "{held} held, {} remaining", self.remaining)?,
+            None => {
+                write!(f, "{} remaining, full in {full:?}, next unit in {next:?}", self.remaining)?;
+            }
+        }
+        match &self.retry {
             None => Ok(()),
-            Some(Some(nanos)) => write!(f, ", retry in {:?}", Duration::from_nanos(nanos)),
-            Some(None) => f.write_str(", retry never"),
+            Some(Value::String(word)) => write!(f, ", retry {word}"),
+            Some(nanos) => {
+                let nanos = nanos.as_u64().unwrap_or(u64::MAX);
+                write!(f, ", retry in {:?}", Duration::from_nanos(nanos))
+            }
         }
     }
 }
@@ -55,11 +67,13 @@ impl Shown {
     /// Returns the values of `decision`. If `retry` is `true`, each row has its `retry_after`.
     pub(super) fn of(decision: &Decision, retry: bool) -> Self {
         let row = |outcome: &Outcome| Row {
+            held: outcome.held(),
             remaining: outcome.remaining(),
             full: nanos(outcome.reset_after()),
             next: nanos(outcome.next_after()),
             retry: retry.then(|| match outcome.retry_after() {
                 Some(wait) => nanos(wait).into(),
+                None if outcome.is_wait_unknown() => "unknown".into(),
                 None => "never".into(),
             }),
         };

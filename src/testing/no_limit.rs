@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use crate::{
     decision::Decision,
-    store::{Answer, Never, Op, Store},
+    store::{Answer, Charge, Never, Op, Store, Unsupported},
 };
 
 /// Store that allows every request, for tests of the code behind a limiter.
@@ -23,5 +23,9 @@ impl Store for NoLimit {
 
     fn call(&self, _: Op<'_>) -> Answer<Self::Future> {
         Answer::Now(Ok(Decision::allow()))
+    }
+
+    fn supports(&self, _: &[Charge<'_>]) -> Result<(), Unsupported> {
+        Ok(())
     }
 }

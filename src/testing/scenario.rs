@@ -29,6 +29,8 @@ pub struct Case {
     max_wait: u64,
     #[serde(default)]
     wall_clock: bool,
+    /// The time for which slots are held without a report. Such a case has several processes.
+    lease: Option<u64>,
     steps: Vec<Step>,
 }
 
@@ -50,8 +52,13 @@ fn names<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
 #[serde(deny_unknown_fields)]
 struct QuotaRow {
     algorithm: String,
+    #[serde(default)]
     units: u32,
+    #[serde(default)]
     per: u64,
+    /// The number of slots of a concurrent quota.
+    #[serde(default)]
+    limit: u32,
     burst: Option<u32>,
     initial: Option<u32>,
     #[serde(default)]
@@ -77,6 +84,12 @@ struct Step {
     units: Option<i64>,
     /// The index of the step to undo, from 0.
     step: Option<usize>,
+    /// The name of the slots that a `take` holds or a `release` frees.
+    hold: Option<String>,
+    /// The new limit of the first quota.
+    limit: Option<u32>,
+    #[serde(rename = "process")]
+    _process: Option<String>,
     #[serde(default)]
     headroom: u32,
     allowed: Option<bool>,
@@ -94,6 +107,9 @@ enum StepOp {
     Settle,
     Undo,
     Reset,
+    Release,
+    Limit,
+    Renew,
 }
 
 /// Result of a case.
@@ -102,7 +118,8 @@ pub enum Played {
     /// All decisions equal the expected results.
     Passed,
     /// The subject lacks a feature of the case: an [algorithm](Subject::supports),
-    /// [`undo`](Subject::undoes), or a clock that can [step back](Subject::steps_back).
+    /// [`undo`](Subject::undoes), or a clock that can [step back](Subject::steps_back). A case with
+    /// several processes is always skipped, because a subject is one process.
     Skipped,
 }
 
@@ -200,6 +217,10 @@ impl QuotaRow {
             ("fixed_window", false) => Algorithm::AnchoredWindow,
             ("sliding_window", _) => Algorithm::SlidingWindow { buckets: self.buckets },
             ("sliding_log", _) => Algorithm::SlidingLog,
+            ("concurrent", _) => {
+                let slots = || Quota::try_concurrent(self.limit)?.try_soft(self.soft);
+                return slots().map_err(CaseError::Quota);
+            }
             (other, _) => return Err(CaseError::Unknown(format!("algorithm {other:?}"))),
         };
         let build = || {
@@ -223,10 +244,10 @@ impl QuotaRow {
 ///
 /// Returns the first [`Mismatch`], or the reason why the case cannot run.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, CaseError> {
-    if case.wall_clock && !subject.steps_back() {
+    if case.wall_clock && !subject.steps_back() || case.lease.is_some() {
         return Ok(Played::Skipped);
     }
-    let quotas = case.quotas()?;
+    let mut quotas = case.quotas()?;
     let undoes = case.steps.iter().any(|step| step.op == StepOp::Undo);
     if !quotas.iter().all(|quota| subject.supports(quota.counted_by()))
         || undoes && !subject.undoes()
@@ -236,34 +257,47 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     let store = subject.open();
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
     let wait = Duration::from_nanos(case.max_wait);
-    let of = |step: &Step| {
-        Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
-    };
-    let mut taken: Vec<Option<(Charge<'_>, Decision)>> = Vec::new();
+    let mut taken: Vec<Option<Decision>> = Vec::new();
     for (at, step) in case.steps.iter().enumerate() {
         subject.set(Duration::from_nanos(step.at));
-        let mut charge = of(step);
+        if let (StepOp::Limit, Some(limit), Some(first)) = (step.op, step.limit, quotas.first_mut())
+        {
+            let changed =
+                Quota::try_concurrent(limit).and_then(|it| it.try_soft(first.soft_units()));
+            *first = changed.map_err(CaseError::Quota)?;
+        }
+        let of = |step: &Step| {
+            Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
+        };
+        let charge = of(step);
         let answer = match step.op {
-            StepOp::Take => {
-                charge = charge.with_cost(step.cost()?);
-                store.take(&[charge]).await
+            StepOp::Take => store.take(&[charge.with_cost(step.cost()?)]).await,
+            StepOp::Release => {
+                let holds = |(held, it): (&Step, &mut Option<Decision>)| {
+                    held.hold == step.hold && held.hold.is_some() && it.take().is_some()
+                };
+                let _ = case.steps.iter().zip(&mut taken).any(holds);
+                store.take(&[charge.with_cost(0)]).await
             }
+            StepOp::Limit | StepOp::Renew => store.take(&[charge.with_cost(0)]).await,
             StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
             StepOp::Reset => store.reset(&charge).await,
             StepOp::Undo => {
                 let units = step.units.map(|_| step.cost()).transpose()?;
-                let undone = step.step.and_then(|step| taken.get_mut(step)?.take());
-                let (charge, receipt) = undone
+                let undone = step.step.and_then(|it| Some((it, taken.get_mut(it)?.take()?)));
+                let (undone, receipt) = undone
                     .ok_or_else(|| CaseError::Unknown(format!("step {at} undoes no charge")))?;
+                let undone = &case.steps[undone];
+                let charge = of(undone).with_cost(undone.cost()?);
                 store.undo(&[charge], &receipt, units);
                 subject.undone().await;
                 store.take(&[charge.with_cost(0)]).await
             }
         };
         let decision = answer.map_err(|error| CaseError::Store(error.into()))?;
-        let charged = step.op == StepOp::Take && decision.is_allowed();
-        taken.push(charged.then(|| (charge, decision.clone())));
         let (expected, got) = (step.shown(), Shown::of(&decision, step.op == StepOp::Take));
+        let charged = step.op == StepOp::Take && decision.is_allowed();
+        taken.push(charged.then_some(decision));
         if expected != got {
             return Err(CaseError::Mismatch(Mismatch {
                 case: case.name.clone(),
@@ -279,16 +313,21 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, op, units, step, headroom, .. } = self;
+        let Self { at, op, units, step, hold, limit, headroom, .. } = self;
         let op = match op {
             StepOp::Take => "take",
             StepOp::Settle => "settle",
             StepOp::Undo => "undo",
             StepOp::Reset => "reset",
+            StepOp::Release => "release",
+            StepOp::Limit => "limit",
+            StepOp::Renew => "renew",
         };
         f.write_str(op)?;
         units.iter().try_for_each(|units| write!(f, " {units}"))?;
         step.iter().try_for_each(|step| write!(f, " of step {step}"))?;
+        hold.iter().try_for_each(|hold| write!(f, " of hold {hold}"))?;
+        limit.iter().try_for_each(|limit| write!(f, " {limit}"))?;
         write!(f, " at {:?}", Duration::from_nanos(*at))?;
         if *headroom > 0 {
             write!(f, " with a headroom of {headroom}")?;

@@ -9,6 +9,10 @@
 /// charge. The outcomes of `undo`, `settle` and `reset` show the accounts directly after the
 /// operation.
 ///
+/// A `take` holds the slots of concurrent quotas under the name `hold`, and a `release` frees them. A
+/// `limit` step changes the limit of the first quota. A case with a `lease` has several processes,
+/// which report their slots: it is for stores that several processes share.
+///
 /// ```
 /// use tower_sluice::testing::{Case, Local, TABLES, play};
 ///
@@ -29,5 +33,6 @@ pub const TABLES: &[(&str, &str)] = &[
     ("sliding_log.json", include_str!("../../tests/scenarios/sliding_log.json")),
     ("max_debt.json", include_str!("../../tests/scenarios/max_debt.json")),
     ("refunds.json", include_str!("../../tests/scenarios/refunds.json")),
+    ("slots.json", include_str!("../../tests/scenarios/slots.json")),
     ("combined.json", include_str!("../../tests/scenarios/combined.json")),
 ];

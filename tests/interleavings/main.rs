@@ -1,4 +1,4 @@
-//! The embedded store's accounts and blocks under every order of events between threads.
+//! The embedded store's accounts, blocks and held slots under every order of events between threads.
 //!
 //! They are compiled from the crate's own files, with loom's atomics and locks. A small model runs
 //! in every order that the memory model allows. A larger model runs in all orders with a bounded
@@ -11,6 +11,10 @@ mod blocking;
 #[expect(dead_code, reason = "statistics")]
 mod blocks;
 mod claims;
+#[path = "../../src/store/local/held.rs"]
+#[expect(dead_code, reason = "decisions about several accounts")]
+mod held;
+mod holding;
 mod ledger;
 mod lowering;
 #[path = "../../src/store/local/overflow.rs"]

@@ -14,6 +14,10 @@ pub(super) const WAYS: usize = 2;
 pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value))
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().expect("no panic under a lock")
     }

@@ -16,6 +16,7 @@ mod layer;
 mod local;
 mod resilience;
 mod rules;
+mod slots;
 #[path = "../support/mod.rs"]
 mod support;
 mod tooling;

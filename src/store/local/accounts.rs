@@ -98,6 +98,11 @@ impl<'a> Accounts<'a> {
         account.demand.cost > 0 && (!account.report_only || fits())
     }
 
+    /// Returns the accounts that count held slots.
+    pub(super) fn slots(&self) -> impl Iterator<Item = &Account<'a>> + Clone {
+        self.distinct.iter().filter(|account| account.quota.is_concurrent())
+    }
+
     /// Returns the index of the first outcome of the account at `index`.
     pub(super) fn first_outcome(&self, index: usize) -> Option<usize> {
         self.order.iter().position(|account| usize::from(*account) == index)
@@ -137,7 +142,12 @@ impl AddressHasher {
             let (id, demand, report_only) =
                 (self.id(charge), charge.demand(), charge.is_report_only());
             for (quota_index, quota) in charge.charged_quotas() {
-                let at = Located::new(quota_id(id, quota_index), charge.rule(), quota_index);
+                let (id, rule) = (quota_id(id, quota_index), charge.rule());
+                let at = if quota.is_concurrent() {
+                    Located::elsewhere(id, rule, quota_index)
+                } else {
+                    Located::new(id, rule, quota_index)
+                };
                 let evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
                 accounts.add(Account { at, quota, demand, report_only, evaluation });
             }

@@ -7,13 +7,15 @@ use super::{
     accounts::{Account, Accounts, AddressHasher},
     blocks::Blocks,
     clock::Clock,
+    held::HeldSlots,
     overflow_warning::OverflowWarning,
     plain::plain_decision,
+    slots::{self, Locked},
     table::{LockedAccounts, Table},
 };
 use crate::{
     algorithm::{self, AccountState, Evaluation, Receipt},
-    decision::{Decision, NEVER, Outcome, Snapshot, Source},
+    decision::{Decision, Holds, NEVER, Outcome, Snapshot, Source},
     observe::late_charge_cut,
     quota::Quota,
     store::Charge,
@@ -29,9 +31,10 @@ const MAX_REPEATS: usize = 2;
 
 /// All accounts and blocks of a store.
 pub(super) struct Ledger {
-    clock: Clock,
+    pub(super) clock: Clock,
     pub(super) hasher: AddressHasher,
     pub(super) table: Table<AccountState>,
+    pub(super) held: HeldSlots,
     warning: OverflowWarning,
     pub(super) blocks: Blocks,
     block_warning: OverflowWarning,
@@ -43,6 +46,7 @@ impl Ledger {
             clock,
             hasher: AddressHasher::new(),
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
+            held: HeldSlots::new(keys),
             warning: OverflowWarning::default(),
             blocks: Blocks::default(),
             block_warning: OverflowWarning::default(),
@@ -51,17 +55,23 @@ impl Ledger {
 
     pub(super) fn stats(&self) -> Stats {
         let now = self.clock.now();
+        let (holding, held) = self.held.counts();
         Stats {
             slots: self.table.sets().slots(),
             active: self.table.sets().active(now),
             overflowed: self.table.overflow().decisions(),
             blocked: self.blocks.len(now),
+            holding,
+            held,
         }
     }
 
     /// Decides, and passes the decision to `then`.
     #[inline]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
+        if let Some(decision) = self.take_slots(charges) {
+            return then(decision);
+        }
         self.take_at(charges, self.clock.now(), then)
     }
 
@@ -122,20 +132,27 @@ impl Ledger {
             return denial;
         }
         let mut accounts = self.hasher.accounts(charges);
-        let mut locked = self.table.lock(&mut accounts.distinct, now);
-        take_all(&mut accounts, &mut locked);
-        let decision = accounts.decision(locked.now());
-        if locked.overflowed() {
+        let mut locked = Locked {
+            rates: self.table.lock(&mut accounts.distinct, now),
+            slots: self.held.lock(accounts.slots().map(|account| account.at.id)),
+        };
+        let holds = take_all(&mut accounts, &mut locked);
+        let mut decision = accounts.decision(locked.rates.now());
+        if locked.slots.are_full() && !decision.is_allowed() {
+            decision = decision.from_source(Source::Overflow);
+        }
+        if locked.rates.overflowed() || locked.slots.are_full() {
             // A log subscriber may run any code, so the locks are released first.
             drop(locked);
             self.record_overflow(now);
         }
+        decision.hold(holds);
         decision
     }
 
     /// Counts a decision about a shared account, and logs the first one.
     #[cold]
-    fn record_overflow(&self, now: u64) {
+    pub(super) fn record_overflow(&self, now: u64) {
         self.table.overflow().count();
         self.warning.record(now, self.table.sets().slots());
     }
@@ -168,6 +185,7 @@ impl Ledger {
     }
 
     pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
+        self.reset_slots(charge);
         self.each(charge, |account, locked| {
             locked.reset(&mut account.at, account.quota, || self.clock.now());
             snapshot(account, locked)
@@ -182,7 +200,9 @@ impl Ledger {
         for index in 0..accounts.distinct.len() {
             let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
             let account = &mut accounts.distinct[index];
-            let charged = first.filter(|outcome| taken.charged(outcome.rule()));
+            // Slots are freed with the decision.
+            let is_rate = !account.quota.is_concurrent();
+            let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
             let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
             if let Some(receipt) = receipt {
                 let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
@@ -200,7 +220,12 @@ impl Ledger {
         let mut accounts = self.hasher.accounts(&[charge.with_cost(0)]);
         let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
         for account in &mut accounts.distinct {
-            account.evaluation.snapshot = change(account, &mut locked);
+            // Slots are neither charged late nor refunded.
+            account.evaluation.snapshot = if account.quota.is_concurrent() {
+                self.look_at_slots(account)
+            } else {
+                change(account, &mut locked)
+            };
         }
         accounts.decision(locked.now())
     }
@@ -235,10 +260,12 @@ impl Ledger {
     }
 }
 
-/// Evaluates the demands of all accounts, and charges them if every demand fits.
+/// Evaluates the demands of all accounts, and charges them if every demand fits. Returns the held
+/// slots.
 #[inline]
-fn take_all(accounts: &mut Accounts<'_>, locked: &mut LockedAccounts<'_, AccountState>) {
-    let (now, mut allowed, mut queues) = (locked.now(), true, false);
+fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
+    let (now, mut allowed, mut queues) = (locked.rates.now(), true, false);
+    let mut holds = Holds::none();
     for index in 0..accounts.distinct.len() {
         let evaluation = look(&accounts.distinct, index, locked);
         let account = &mut accounts.distinct[index];
@@ -247,42 +274,52 @@ fn take_all(accounts: &mut Accounts<'_>, locked: &mut LockedAccounts<'_, Account
         account.evaluation = evaluation;
     }
     if !allowed {
-        return deny_all(&mut accounts.distinct, queues, locked);
+        deny_all(&mut accounts.distinct, queues, locked);
+        return holds;
     }
     for index in 0..accounts.distinct.len() {
         let charges = accounts.charges(index);
         let account = &mut accounts.distinct[index];
         let (quota, demand) = (account.quota, account.demand);
-        if charges {
+        if quota.is_concurrent() {
+            if charges && let Some(hold) = slots::hold(account, &mut locked.slots) {
+                holds.push(hold);
+            }
+        } else if charges {
             let take = |state: &mut _| algorithm::take(state, quota, now, demand);
-            account.evaluation = locked.update(&mut account.at, quota, take);
+            account.evaluation = locked.rates.update(&mut account.at, quota, take);
         } else {
             // A report-only rule that is not charged still creates the account.
-            open(account, locked);
+            open(account, &mut locked.rates);
         }
     }
+    holds
 }
 
 /// Computes the waits of a denied decision, and creates accounts with `initial` units.
-fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut LockedAccounts<'_, AccountState>) {
+fn deny_all(all: &mut [Account<'_>], queues: bool, locked: &mut Locked<'_>) {
     // The waits of a denial are those of callers that do not queue.
     for index in (0..all.len()).filter(|_| queues) {
         all[index].demand.max_wait = 0;
         all[index].evaluation = look(all, index, locked);
     }
+    let now = locked.rates.now();
+    for account in all.iter_mut().filter(|account| account.quota.is_concurrent()) {
+        slots::deny(account, &mut locked.slots, now);
+    }
     if !all.iter().any(|account| !account.report_only && account.evaluation.is_never()) {
-        all.iter_mut().for_each(|account| open(account, locked));
+        all.iter_mut().for_each(|account| open(account, &mut locked.rates));
     }
 }
 
 /// Evaluates the demand of an account. New keys on one shared account count together.
 #[inline]
-fn look(
-    all: &[Account<'_>],
-    index: usize,
-    locked: &mut LockedAccounts<'_, AccountState>,
-) -> Evaluation {
+fn look(all: &[Account<'_>], index: usize, locked: &mut Locked<'_>) -> Evaluation {
     let Account { at, quota, demand, .. } = &all[index];
+    if quota.is_concurrent() {
+        return slots::look(&all[index], &mut locked.slots);
+    }
+    let locked = &mut locked.rates;
     let (now, mut others) = (locked.now(), 0);
     if locked.overflowed() {
         let same = all.iter().enumerate().filter(|(i, other)| *i != index && other.at.shares(at));

@@ -3,12 +3,14 @@
 mod accounts;
 mod blocks;
 mod clock;
+mod held;
 mod ledger;
 mod overflow;
 mod overflow_warning;
 mod plain;
 mod rebuild;
 mod sets;
+mod slots;
 mod sync;
 mod table;
 
@@ -99,6 +101,16 @@ use crate::{decision::Decision, observe::set_keys};
 /// A failed block returns [`BlockError::Full`](super::BlockError::Full), and the key is not
 /// blocked. Failed blocks are counted, and the first failure is logged.
 ///
+/// # Slots of concurrent requests
+///
+/// The slots of [`Quota::concurrent`](crate::Quota::concurrent) are in a separate table, with about
+/// 100 bytes for each key whose requests run. A key without held slots has no entry. If requests of
+/// about as many keys as the capacity run at once, requests of further keys are denied, with
+/// [`Source::Overflow`](crate::decision::Source::Overflow). No request runs uncounted.
+///
+/// [`reset`](crate::StoreExt::reset) sets the held slots of a key to 0, without an effect on the
+/// requests that hold them. Until they end, more requests run than the limit allows.
+///
 /// # Sharing
 ///
 /// Clones share the accounts. Decisions are exact with any number of threads, and have a serial
@@ -138,6 +150,11 @@ pub struct Stats {
     pub overflowed: u64,
     /// [Blocked](crate::StoreExt::block) keys.
     pub blocked: usize,
+    /// Keys of requests that hold [slots](crate::Quota::concurrent). A key counts once for each
+    /// concurrent quota.
+    pub holding: usize,
+    /// [Slots](crate::Quota::concurrent) that requests hold.
+    pub held: u64,
 }
 
 impl LocalStore {
@@ -167,14 +184,15 @@ impl LocalStore {
         Self { ledger: Arc::new(Ledger::new(clock, keys)), layers: Arc::new(layers) }
     }
 
-    /// Returns statistics, and sets the gauges `ratelimit.keys` and `ratelimit.slots`.
+    /// Returns statistics, and sets the gauges `ratelimit.keys`, `ratelimit.slots` and
+    /// `ratelimit.active_request_leases`.
     ///
     /// The gauges need feature `metrics`. Each call reads every slot, so call this method at
     /// intervals, not per request.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let stats = self.stats_without_gauges();
-        set_keys(stats.active, stats.slots);
+        set_keys(stats.active, stats.slots, stats.held);
         stats
     }
 

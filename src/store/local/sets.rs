@@ -29,7 +29,7 @@ pub(super) trait Stored: Clone {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct TableSlot {
     id: u64,
     expires_at: u64,
 }
@@ -37,7 +37,7 @@ struct Slot {
 /// A set of slots.
 #[derive(Debug)]
 pub(super) struct Set<A> {
-    slots: [Slot; WAYS],
+    slots: [TableSlot; WAYS],
     /// The states of accounts that need more than one instant, allocated on first use.
     states: Option<Box<[Option<A>; WAYS]>>,
     /// The latest instant at which an account was dropped.

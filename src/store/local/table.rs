@@ -41,6 +41,8 @@ enum Place {
     Room(usize),
     /// No slot. The key has no account, and no slot is free.
     Shared,
+    /// Not in this table. The account counts held slots.
+    Elsewhere,
 }
 
 impl Located {
@@ -48,6 +50,11 @@ impl Located {
     #[inline]
     pub(super) fn new(id: u64, rule: RuleName, quota_index: usize) -> Self {
         Self { id, rule, quota_index, set: 0, lock: 0, place: Place::Shared }
+    }
+
+    /// Creates an account that is not in the table.
+    pub(super) fn elsewhere(id: u64, rule: RuleName, quota_index: usize) -> Self {
+        Self { set: usize::MAX, place: Place::Elsewhere, ..Self::new(id, rule, quota_index) }
     }
 
     /// Returns `true` if the key has an account of its own.
@@ -165,8 +172,10 @@ impl<A: Stored> Table<A> {
         };
         let (mut first, mut is_known) = (usize::MAX, true);
         for account in accounts.iter_mut().map(T::borrow_mut) {
-            account.set = self.sets.index(account.id);
-            first = first.min(account.set);
+            if account.place != Place::Elsewhere {
+                account.set = self.sets.index(account.id);
+                first = first.min(account.set);
+            }
         }
         while first < usize::MAX {
             let (set, mut next) = (self.sets.lock(first), usize::MAX);
@@ -247,6 +256,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
             }
             Place::Room(_) => read(self.inherited(account).as_ref()),
             Place::Shared => read(self.shared(account)),
+            Place::Elsewhere => read(None),
         }
     }
 
@@ -277,6 +287,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
                 result
             }
             Place::Shared => self.update_shared(account, quota, change),
+            Place::Elsewhere => change(&mut None),
         }
     }
 

@@ -35,6 +35,8 @@ pub(super) fn letter(quota: &Quota) -> u8 {
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
         Algorithm::SlidingWindow { .. } => b's',
         Algorithm::SlidingLog => b'l',
+        // The store rejects slots before this.
+        Algorithm::Concurrent => b'c',
     }
 }
 

@@ -70,6 +70,12 @@ async fn late_charges_stop_where_their_table_says() {
     assert_eq!(all_pass(&mut Local::default(), "max_debt.json").await, (13, 0));
 }
 
+#[tokio::test]
+async fn slots_equal_their_table() {
+    // 34 cases have several processes.
+    assert_eq!(all_pass(&mut Local::default(), "slots.json").await, (30, 34));
+}
+
 #[test]
 fn every_table_of_the_folder_is_published() {
     let mut published: Vec<_> = TABLES.iter().map(|(file, _)| *file).collect();

@@ -5,6 +5,7 @@
 mod exposition;
 
 use std::{
+    io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     process::Command,
     thread,
@@ -564,4 +565,33 @@ fn admin_limits_wrong_guesses_by_address_without_locking_out_others() {
     let elsewhere = connect_from([127, 0, 0, 2], server.address);
     assert_eq!(ask(elsewhere, "/admin/api/layers", RIGHT).status, 200);
     assert_eq!(server.get("/").status, 200, "the site is limited by rules of its own");
+}
+
+/// Opens a connection, requests an export, and reads the first bytes of the response.
+fn begin_export(server: &Server) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(server.address).expect("connects");
+    let head = "GET /export HTTP/1.1\r\nhost: test\r\nx-api-key: alice\r\n\r\n";
+    stream.write_all(head.as_bytes()).expect("sends");
+    let mut bytes = [0; 12];
+    stream.read_exact(&mut bytes).expect("a status line");
+    (stream, text(&bytes).to_owned())
+}
+
+#[test]
+fn exports_of_one_customer_run_two_at_a_time() {
+    let mut command = example("exports");
+    command.env("ADDR", ANY_PORT);
+    let server = Server::start(command);
+    let running: Vec<_> = (0..2).map(|_| begin_export(&server)).collect();
+    assert!(running.iter().all(|(_, status)| status == "HTTP/1.1 200"), "{running:?}");
+    let denied = server.get_with("/export", "x-api-key: alice\r\n");
+    assert_eq!(denied.status, 429);
+    assert!(denied.header("ratelimit-policy").is_some_and(|it| it.contains("concurrent-requests")));
+    assert!(server.get("/running").body.starts_with("2 exports"));
+    drop(running);
+    let ends = |_: &u32| {
+        thread::sleep(Duration::from_millis(20));
+        server.get("/running").body.starts_with("0 exports")
+    };
+    assert!((0..3_000).find(ends).is_some(), "clients that leave free their slots");
 }

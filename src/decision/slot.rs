@@ -1,0 +1,120 @@
+//! Slots that an allowed request holds under [`Quota::concurrent`](crate::Quota::concurrent).
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use smallvec::SmallVec;
+
+/// Counts held slots, and frees them.
+pub(crate) trait FreeSlots: Send + Sync {
+    /// Frees `units` slots of the account `id`, unless the account was reset since `epoch`.
+    fn free(&self, id: u64, epoch: u64, units: u64);
+}
+
+/// Held slots of one account. Dropping this value frees them.
+pub(crate) struct Hold {
+    counted_by: Arc<dyn FreeSlots>,
+    id: u64,
+    epoch: u64,
+    units: u64,
+}
+
+impl Hold {
+    #[inline]
+    pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u64) -> Self {
+        Self { counted_by, id, epoch, units }
+    }
+}
+
+impl Drop for Hold {
+    #[inline]
+    fn drop(&mut self) {
+        self.counted_by.free(self.id, self.epoch, self.units);
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("units", &self.units).finish_non_exhaustive()
+    }
+}
+
+/// The held slots of a decision. A clone holds none.
+#[derive(Debug, Default)]
+pub(crate) struct Holds(SmallVec<[Hold; 1]>);
+
+impl Holds {
+    #[inline]
+    pub(crate) fn none() -> Self {
+        Self(SmallVec::new())
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, hold: Hold) {
+        self.0.push(hold);
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Clone for Holds {
+    fn clone(&self) -> Self {
+        Self::none()
+    }
+}
+
+/// Slots that a request holds under [`Quota::concurrent`](crate::Quota::concurrent).
+///
+/// The slots are free again when the last clone is dropped. A panic, a cancellation, a timeout and a
+/// client that leaves therefore free them, too.
+///
+/// The layer holds the slots of a request until the response body ends. To hold them longer, for
+/// example in a WebSocket, call [`expose_slot`](crate::RateLimitLayer::expose_slot), and take a
+/// clone from the extensions of the request. Outside HTTP, a [`Decision`](crate::Decision) holds
+/// its slots, and [`take_slot`](crate::Decision::take_slot) takes them out.
+///
+/// ```
+/// use tower_sluice::{Limiter, Quota};
+///
+/// const EXPORTS: Quota = Quota::concurrent(1);
+/// let limiter = Limiter::local();
+///
+/// let mut running = limiter.take("alice", &EXPORTS, 1).now();
+/// assert!(!limiter.take("alice", &EXPORTS, 1).now().is_allowed());
+///
+/// let slot = running.take_slot(); // to move into a task
+/// drop(slot);
+/// assert!(limiter.take("alice", &EXPORTS, 1).now().is_allowed());
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "the slots are free when the last clone is dropped"]
+pub struct Slot(#[expect(dead_code, reason = "it acts when it is dropped")] Arc<Holds>);
+
+impl Slot {
+    pub(super) fn new(holds: Holds) -> Self {
+        Self(Arc::new(holds))
+    }
+}
+
+/// A function that frees a slot of another store.
+pub(super) struct OnFree<F>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send> OnFree<F> {
+    pub(super) fn new(free: F) -> Self {
+        Self(Mutex::new(Some(free)))
+    }
+}
+
+impl<F: FnOnce() + Send> FreeSlots for OnFree<F> {
+    fn free(&self, _: u64, _: u64, _: u64) {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(free) = free {
+            free();
+        }
+    }
+}

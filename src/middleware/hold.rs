@@ -1,0 +1,173 @@
+//! Holds the slots of a request until its response body ends.
+
+use std::{
+    any::{Any, TypeId, type_name},
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+};
+
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::{decision::Slot, log::error};
+
+/// End of the time for which a layer holds the [slots](crate::Quota::concurrent) of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldUntil {
+    /// The response body ends or is dropped.
+    #[default]
+    Body,
+    /// The head of the response is ready.
+    Head,
+}
+
+pin_project! {
+    /// Body that holds slots until it ends, fails or is dropped.
+    ///
+    /// The layer wraps the bodies of axum and tonic itself. See
+    /// [`hold_with`](crate::RateLimitLayer::hold_with) for other bodies.
+    #[derive(Debug)]
+    pub struct SlotBody<B> {
+        #[pin]
+        body: B,
+        slot: Option<Slot>,
+    }
+}
+
+impl<B> SlotBody<B> {
+    /// Creates a body that holds `slot` until `body` ends.
+    pub fn new(body: B, slot: Slot) -> Self {
+        Self { body, slot: Some(slot) }
+    }
+}
+
+impl<B: Body> Body for SlotBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let polled = this.body.poll_frame(cx);
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+            *this.slot = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The settings by which a layer holds slots.
+#[derive(Clone, Default)]
+pub(crate) struct HoldConfig {
+    pub(super) until: HoldUntil,
+    /// `true` if the handler gets the slot.
+    pub(super) exposed: bool,
+    /// A [`Wrap`] for one type of bodies.
+    wrap: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// A function that makes a body hold a slot.
+struct Wrap<B>(Box<dyn Fn(B, Slot) -> B + Send + Sync>);
+
+impl HoldConfig {
+    pub(super) fn set_wrap<B: 'static>(
+        &mut self,
+        wrap: impl Fn(B, Slot) -> B + Send + Sync + 'static,
+    ) {
+        self.wrap = Some(Arc::new(Wrap::<B>(Box::new(wrap))));
+    }
+
+    fn wrap<B: 'static>(&self) -> Option<&Wrap<B>> {
+        self.wrap.as_ref()?.downcast_ref()
+    }
+
+    /// Returns `true` if the layer can hold a slot as long as set. Logs the first type of body that
+    /// it cannot hold a slot in.
+    pub(super) fn can_hold<B: 'static>(&self) -> bool {
+        let holds = self.until == HoldUntil::Head || self.wrap::<B>().is_some() || is_known::<B>();
+        if !holds {
+            log_unknown_body(type_name::<B>());
+        }
+        holds
+    }
+
+    /// Makes the response hold the slot, or drops the slot after the head.
+    pub(super) fn hold<B: 'static>(&self, slot: Slot, mut response: Response<B>) -> Response<B> {
+        if self.exposed {
+            response.extensions_mut().insert(slot.clone());
+        }
+        match (self.until, self.wrap::<B>()) {
+            (HoldUntil::Head, _) => response,
+            (HoldUntil::Body, Some(wrap)) => response.map(|body| wrap.0(body, slot)),
+            (HoldUntil::Body, None) => {
+                hold_in_known(response.body_mut(), slot);
+                response
+            }
+        }
+    }
+}
+
+impl fmt::Debug for HoldConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldConfig").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
+/// Returns `true` for the bodies of axum and tonic, which can contain any body.
+fn is_known<B: 'static>() -> bool {
+    let known: &[TypeId] = &[
+        #[cfg(feature = "axum")]
+        TypeId::of::<axum::body::Body>(),
+        #[cfg(feature = "tonic")]
+        TypeId::of::<tonic::body::Body>(),
+    ];
+    known.contains(&TypeId::of::<B>())
+}
+
+/// Makes a [known](is_known) body hold the slot. Another body drops the slot.
+///
+/// The type is tested at run time, because the type of a response stays as it is.
+fn hold_in_known<B: 'static>(body: &mut B, slot: Slot) {
+    let body: &mut dyn Any = body;
+    #[cfg(feature = "axum")]
+    if let Some(body) = body.downcast_mut::<axum::body::Body>() {
+        let inner = std::mem::take(body);
+        *body = axum::body::Body::new(SlotBody::new(inner, slot));
+        return;
+    }
+    #[cfg(feature = "tonic")]
+    if let Some(body) = body.downcast_mut::<tonic::body::Body>() {
+        let inner = std::mem::take(body);
+        *body = tonic::body::Body::new(SlotBody::new(inner, slot));
+        return;
+    }
+    drop(slot);
+}
+
+fn log_unknown_body(name: &str) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Relaxed) {
+        error!(
+            "a request under a concurrent quota is rejected with 503, because a body of the type {name} \
+             cannot hold a slot; call RateLimitLayer::hold_with, or hold_until(HoldUntil::Head) \
+             (logged once)"
+        );
+    }
+}

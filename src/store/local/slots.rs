@@ -1,0 +1,152 @@
+//! Decisions about slots: as part of a decision about several accounts, or alone.
+
+use std::sync::Arc;
+
+use super::{
+    accounts::Account,
+    held::{HeldKeys, LockedSlots, Shard},
+    ledger::Ledger,
+    plain::plain_decision,
+    table::LockedAccounts,
+};
+use crate::{
+    algorithm::{AccountState, Demand, Evaluation, concurrent},
+    decision::{Decision, FreeSlots, Hold, Holds, NEVER, Snapshot, Source},
+    quota::Quota,
+    store::Charge,
+};
+
+/// The locked accounts of a decision.
+pub(super) struct Locked<'a> {
+    pub(super) rates: LockedAccounts<'a, AccountState>,
+    pub(super) slots: LockedSlots<'a>,
+}
+
+impl FreeSlots for Shard {
+    #[inline]
+    fn free(&self, id: u64, epoch: u64, units: u64) {
+        self.free(id, epoch, units);
+    }
+}
+
+impl Ledger {
+    /// Decides on one charge of one concurrent quota, without reading the clock. Returns `None` for
+    /// any other charges.
+    #[inline]
+    pub(super) fn take_slots(&self, charges: &[Charge<'_>]) -> Option<Decision> {
+        let [charge] = charges else { return None };
+        let [quota] = charge.quotas() else { return None };
+        let is_alone = quota.is_concurrent() && charge.quota_index().is_none();
+        (is_alone && !self.blocks.any(0)).then(|| self.take_alone(charge, quota))
+    }
+
+    #[inline(never)]
+    fn take_alone(&self, charge: &Charge<'_>, quota: &Quota) -> Decision {
+        let (id, demand) = (self.hasher.id(charge), charge.demand());
+        let shard = self.held.shard(id);
+        let mut keys = shard.lock();
+        let (mut evaluation, full) = evaluate(&keys, id, quota, demand);
+        let mut holds = Holds::none();
+        if !evaluation.allowed {
+            report(&mut evaluation, &mut keys, id, quota, demand, || self.clock.now());
+        } else if demand.cost > 0 {
+            holds.push(add(&mut evaluation, (shard, &mut keys), id, demand.cost));
+        }
+        drop(keys);
+        let mut decision = plain_decision([charge], [evaluation], 0);
+        decision.hold(holds);
+        if full {
+            self.record_overflow(self.clock.now());
+            if !decision.is_allowed() {
+                return decision.from_source(Source::Overflow);
+            }
+        }
+        decision
+    }
+
+    /// Sets the held slots of a charge's accounts to 0.
+    pub(super) fn reset_slots(&self, charge: &Charge<'_>) {
+        for account in self.hasher.accounts(&[*charge]).slots() {
+            self.held.shard(account.at.id).lock().reset(account.at.id);
+        }
+    }
+
+    /// Returns the state of an account of slots.
+    pub(super) fn look_at_slots(&self, account: &Account<'_>) -> Snapshot {
+        let (id, quota) = (account.at.id, account.quota);
+        evaluate(&self.held.shard(id).lock(), id, quota, Demand::units(0)).0.snapshot
+    }
+}
+
+/// Returns the result of an account's demand.
+pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
+    let (id, quota, demand) = (account.at.id, account.quota, account.demand);
+    let Some((_, keys)) = slots.get(id) else { return denied(quota, demand) };
+    let (evaluation, full) = evaluate(keys, id, quota, demand);
+    if full {
+        slots.set_full();
+    }
+    evaluation
+}
+
+/// Holds the slots that an account's demand takes.
+pub(super) fn hold(account: &mut Account<'_>, slots: &mut LockedSlots<'_>) -> Option<Hold> {
+    let at = slots.get(account.at.id)?;
+    Some(add(&mut account.evaluation, at, account.at.id, account.demand.cost))
+}
+
+/// Adds the expected wait to a denial.
+pub(super) fn deny(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
+    let (id, quota, demand) = (account.at.id, account.quota, account.demand);
+    if let (false, Some((_, keys))) = (account.evaluation.allowed, slots.get(id)) {
+        report(&mut account.evaluation, keys, id, quota, demand, || now);
+    }
+}
+
+/// Returns the result of a demand, and `true` if a new account has no room. It is then denied.
+fn evaluate(keys: &HeldKeys, id: u64, quota: &Quota, demand: Demand) -> (Evaluation, bool) {
+    match keys.held(id) {
+        Some(held) => (concurrent::look(held, quota, demand), false),
+        None if demand.cost == 0 => (concurrent::look(0, quota, demand), false),
+        None => (denied(quota, demand), true),
+    }
+}
+
+/// Returns a denial of a new account.
+fn denied(quota: &Quota, demand: Demand) -> Evaluation {
+    let mut evaluation = concurrent::look(u64::MAX, quota, demand);
+    if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
+        *held = 0;
+    }
+    evaluation
+}
+
+/// Holds `cost` slots, and adds them to the reported ones.
+fn add(
+    evaluation: &mut Evaluation,
+    (shard, keys): (&Arc<Shard>, &mut HeldKeys),
+    id: u64,
+    cost: u32,
+) -> Hold {
+    if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
+        *held = held.saturating_add(cost.into());
+    }
+    let (epoch, shard) = (keys.hold(id, cost.into()), Arc::clone(shard));
+    Hold::new(shard, id, epoch, cost.into())
+}
+
+/// Adds the expected wait of a denial, unless waiting does not help.
+fn report(
+    evaluation: &mut Evaluation,
+    keys: &mut HeldKeys,
+    id: u64,
+    quota: &Quota,
+    demand: Demand,
+    now: impl FnOnce() -> u64,
+) {
+    if let Snapshot::Slots { held, retry_ns, free_in_ns, .. } = &mut evaluation.snapshot
+        && *retry_ns != NEVER
+    {
+        *free_in_ns = keys.deny(id, concurrent::missing(*held, quota, demand), now());
+    }
+}

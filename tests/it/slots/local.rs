@@ -1,0 +1,386 @@
+//! Slots of the local store: random sequences against the exact model, and threads.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU64, Ordering::SeqCst},
+    thread,
+    time::Duration,
+};
+
+use proptest::prelude::*;
+use tower_sluice::{
+    Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt,
+    decision::{Outcome, Source},
+    rule::RuleName,
+    store::{Charge, Op},
+    testing::FakeClock,
+};
+
+use super::model::{Denied, Model, Slots};
+use crate::support::regressions;
+
+/// A step of a sequence, about one of two keys.
+#[derive(Clone, Debug)]
+enum Step {
+    Take {
+        key: usize,
+        units: u32,
+        headroom: u32,
+    },
+    /// Frees the slots of an earlier step.
+    Release(usize),
+    Limit(u32),
+    Reset {
+        key: usize,
+    },
+    Adjust {
+        key: usize,
+        units: i64,
+    },
+    /// Undoes the charge of an earlier step, which changes no slots.
+    Undo(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = 0..2_usize;
+    prop_oneof![
+        6 => (key.clone(), 0..4_u32, 0..2_u32)
+            .prop_map(|(key, units, headroom)| Step::Take { key, units, headroom }),
+        4 => (0..40_usize).prop_map(Step::Release),
+        1 => (1..6_u32).prop_map(Step::Limit),
+        1 => key.clone().prop_map(|key| Step::Reset { key }),
+        1 => (key, -3..4_i64).prop_map(|(key, units)| Step::Adjust { key, units }),
+        1 => (0..40_usize).prop_map(Step::Undo),
+    ]
+}
+
+/// Pseudo-random numbers, equal in each run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((n ^ (n >> 31)) % end as u64).expect("below `end`")
+    }
+}
+
+fn charge<'a>(key: &'a Key, quotas: &'a [Quota]) -> Charge<'a> {
+    Charge::new(RuleName::default(), key, quotas)
+}
+
+fn result(outcome: &Outcome) -> Option<Denied> {
+    match outcome.is_denied() {
+        false => None,
+        true if outcome.is_wait_unknown() => Some(Denied::UnknownWait),
+        true => Some(Denied::Never),
+    }
+}
+
+/// Checks the slots of the first outcomes, one for each quota of slots.
+fn assert_held(decision: &Decision, quotas: &[Slots], held: u64) {
+    for (outcome, quota) in decision.outcomes().iter().zip(quotas) {
+        assert_eq!(outcome.held(), Some(held));
+        assert_eq!(u64::from(outcome.remaining()), quota.limit.saturating_sub(held));
+    }
+}
+
+/// Plays the steps on a store with one or two quotas of slots and a rate.
+fn play(steps: &[Step], limits: &[(u32, u32)], rate: Option<u32>) {
+    let clock = FakeClock::new();
+    let (store, keys) = (clock.store(64), [Key::from("alice"), Key::from("bob")]);
+    let slots = |(limit, soft): &(u32, u32)| Quota::concurrent(*limit).soft(*soft);
+    let mut quotas: Vec<_> = limits.iter().map(slots).collect();
+    quotas.extend(rate.map(Quota::per_hour));
+    let mut models = [Model::new(None), Model::new(None)];
+    let mut taken: HashMap<usize, (usize, u32, Decision)> = HashMap::new();
+    for (at, step) in steps.iter().enumerate() {
+        let of =
+            |quota: &Quota| Slots { limit: quota.limit().into(), soft: quota.soft_units().into() };
+        let all: Vec<_> = quotas.iter().filter(|it| it.is_concurrent()).map(of).collect();
+        let key = match *step {
+            Step::Take { key, units, headroom } => {
+                let charge = charge(&keys[key], &quotas).with_cost(units).with_headroom(headroom);
+                let decision = store.take(&[charge]).now();
+                let (units, headroom) = (u64::from(units), u64::from(headroom));
+                let expected = models[key].look(&all, units, headroom);
+                let outcomes = &decision.outcomes()[..all.len()];
+                assert_eq!(outcomes.iter().map(result).collect::<Vec<_>>(), expected);
+                let rates = &decision.outcomes()[all.len()..];
+                let allowed =
+                    expected.iter().all(Option::is_none) && !rates.iter().any(Outcome::is_denied);
+                assert_eq!(decision.is_allowed(), allowed);
+                let overage = allowed && models[key].is_overage(&all, units, headroom);
+                assert_eq!(decision.is_overage(), overage);
+                if allowed {
+                    models[key].hold("", &at.to_string(), units);
+                }
+                assert_held(&decision, &all, models[key].held());
+                let cost = u32::try_from(units).expect("a cost");
+                taken.extend(allowed.then_some((at, (key, cost, decision))));
+                key
+            }
+            Step::Release(earlier) => match taken.remove(&earlier) {
+                Some((key, ..)) => {
+                    models[key].release("", &earlier.to_string());
+                    key
+                }
+                None => continue,
+            },
+            Step::Limit(limit) => {
+                quotas[0] = Quota::concurrent(limit).soft(quotas[0].soft_units());
+                continue;
+            }
+            Step::Reset { key } => {
+                let decision = store.reset(&charge(&keys[key], &quotas)).now();
+                assert_held(&decision, &all, 0);
+                models[key] = Model::new(None);
+                key
+            }
+            Step::Adjust { key, units } => {
+                let decision = store.adjust(&charge(&keys[key], &quotas), units).now();
+                assert_held(&decision, &all, models[key].held());
+                key
+            }
+            Step::Undo(earlier) => match taken.get(&earlier) {
+                Some((key, cost, decision)) => {
+                    let charge = charge(&keys[*key], &quotas).with_cost(*cost);
+                    store.undo(&[charge], decision, None);
+                    *key
+                }
+                None => continue,
+            },
+        };
+        let look = store.take(&[charge(&keys[key], &quotas).with_cost(0)]).now();
+        assert!(look.is_allowed());
+        assert_held(&look, &all, models[key].held());
+    }
+    drop(taken);
+    assert_eq!((store.stats().holding, store.stats().held), (0, 0), "everything is free");
+}
+
+proptest! {
+    #![proptest_config(regressions::keeping(file!()))]
+
+    #[test]
+    fn the_local_store_equals_the_model(
+        steps in prop::collection::vec(step(), 1..40),
+        limits in prop::collection::vec((1..6_u32, 0..3_u32), 1..3),
+        rate in prop::option::of(1..12_u32),
+    ) {
+        play(&steps, &limits, rate);
+    }
+}
+
+#[test]
+fn two_rules_hold_slots_in_one_decision_or_none() {
+    let (store, alice) = (LocalStore::new(), Key::from("alice"));
+    let name = |name| RuleName::new(name).expect("a name");
+    let (two, one) = ([Quota::concurrent(2)], [Quota::concurrent(1), Quota::per_hour(9)]);
+    let both = [
+        Charge::new(name("site"), &alice, &two),
+        Charge::new(name("export"), &alice, &one),
+        Charge::new(name("export"), &alice, &one).with_cost(0),
+    ];
+    let held =
+        |decision: &Decision| -> Vec<_> { decision.outcomes().iter().map(Outcome::held).collect() };
+    let first = store.take(&both).now();
+    assert_eq!(held(&first), [Some(1), Some(1), None, Some(1), None]);
+    let denied = store.take(&both).now();
+    assert_eq!(held(&denied), [Some(1), Some(1), None, Some(1), None]);
+    assert_eq!((denied.outcomes()[2].remaining(), store.stats().held), (8, 2));
+    let site = store.take(&both[..1]).now();
+    assert_eq!((held(&site), store.stats().held), (vec![Some(2)], 3));
+    drop(first);
+    assert_eq!(store.stats().held, 1);
+}
+
+#[test]
+fn a_report_only_rule_holds_slots_if_they_fit_and_denies_nothing() {
+    let (store, alice, one) = (LocalStore::new(), Key::from("alice"), [Quota::concurrent(1)]);
+    let reported = charge(&alice, &one).with_report_only();
+    let first = store.take(&[reported]).now();
+    let second = store.take(&[reported]).now();
+    assert!(first.is_allowed() && !first.would_deny());
+    assert!(second.is_allowed() && second.would_deny());
+    assert_eq!(store.stats().held, 1);
+    drop(second);
+    assert_eq!(store.stats().held, 1, "the second held none");
+    drop(first);
+    assert_eq!(store.stats().held, 0);
+}
+
+#[test]
+fn a_clone_of_a_decision_holds_nothing() {
+    let (limiter, one) = (Limiter::local(), Quota::concurrent(1));
+    let mut decision = limiter.take("alice", &one, 1).now();
+    let clone = decision.clone();
+    let slot = decision.take_slot().expect("it holds a slot");
+    assert!(decision.take_slot().is_none() && clone.clone().take_slot().is_none());
+    drop((decision, clone));
+    let again = slot.clone();
+    drop(slot);
+    assert!(!limiter.take("alice", &one, 1).now().is_allowed(), "a clone of the slot is left");
+    drop(again);
+    assert!(limiter.take("alice", &one, 1).now().is_allowed());
+}
+
+#[test]
+fn a_reset_frees_no_slot_of_a_later_request() {
+    let (limiter, two) = (Limiter::local(), Quota::concurrent(2));
+    let before = [(); 2].map(|()| limiter.take("alice", &two, 1).now());
+    limiter.reset("alice", &two).now();
+    let after = [(); 2].map(|()| limiter.take("alice", &two, 1).now());
+    assert!(after.iter().all(Decision::is_allowed));
+    drop(before);
+    assert!(!limiter.take("alice", &two, 1).now().is_allowed(), "two still run since the reset");
+    drop(after);
+    assert!(limiter.take("alice", &two, 2).now().is_allowed());
+}
+
+#[test]
+fn a_blocked_key_holds_no_slot() {
+    let clock = FakeClock::new();
+    let (limiter, one) = (Limiter::new(clock.store(64)), Quota::concurrent(1));
+    limiter.block("alice", Duration::from_secs(9)).now().expect("room");
+    let denied = limiter.take("alice", &one, 1).now();
+    assert!(denied.is_blocked() && denied.retry_after() == Some(Duration::from_secs(9)));
+    clock.advance(Duration::from_secs(9));
+    assert!(limiter.take("alice", &one, 1).now().is_allowed());
+}
+
+#[test]
+fn a_full_table_of_slots_denies_new_keys_and_runs_nothing_uncounted() {
+    let (limiter, two) = (Limiter::new(LocalStore::with_capacity(8)), Quota::concurrent(2));
+    let all: Vec<_> = (0..8_u64).map(|key| limiter.take(key, &two, 1).now()).collect();
+    assert!(all.iter().all(Decision::is_allowed));
+    for quotas in [&[two][..], &[two, Quota::per_hour(100)]] {
+        let denied = limiter.take(8_u64, quotas, 1).now();
+        assert!(!denied.is_allowed());
+        assert_eq!(denied.source(), Source::Overflow);
+        assert_eq!((denied.outcomes()[0].held(), denied.retry_after()), (Some(0), None));
+        assert_eq!(denied.expected_wait(), Some(Duration::from_secs(1)));
+    }
+    assert!(limiter.peek(8_u64, &two).now().is_allowed());
+    let second = limiter.take(0_u64, &two, 1).now();
+    assert!(second.is_allowed(), "a key with an entry has room");
+    drop(all);
+    assert!(limiter.take(8_u64, &two, 1).now().is_allowed());
+}
+
+#[test]
+fn the_expected_wait_is_measured_between_freed_slots() {
+    let clock = FakeClock::new();
+    let (limiter, two) = (Limiter::new(clock.store(64)), Quota::concurrent(2));
+    let mut running: Vec<_> = (0..2).map(|_| limiter.take("alice", &two, 1).now()).collect();
+    let wait = || limiter.take("alice", &two, 1).now().expected_wait();
+    assert_eq!(wait(), Some(Duration::from_secs(1)), "at least a second");
+    for _ in 0..10 {
+        clock.advance(Duration::from_secs(30));
+        running.remove(0);
+        running.push(limiter.take("alice", &two, 1).now());
+    }
+    // Each request holds its slot for 60 s, and two run at a time.
+    assert_eq!(wait(), Some(Duration::from_secs(30)));
+    let rate = [two, Quota::per_hour(1)];
+    let first = limiter.take("bob", &rate, 1).now();
+    let both = limiter.take("bob", &rate, 1).now();
+    assert_eq!(both.expected_wait(), Some(Duration::from_secs(3_600)), "the rate denies");
+    let mixed = [Quota::concurrent(1), Quota::per_hour(1)];
+    let second = limiter.take("carol", &mixed, 1).now();
+    let both = limiter.take("carol", &mixed, 1).now();
+    assert_eq!(both.retry_after(), None, "the wait for a slot is unknown");
+    assert_eq!(both.expected_wait(), Some(Duration::from_secs(3_600)), "the longer of both");
+    drop((first, second));
+}
+
+#[test]
+fn a_million_acquisitions_leave_every_count_at_zero() {
+    const THREADS: u64 = 4;
+    const LIMIT: u32 = 3;
+    let (store, running) = (LocalStore::new(), [const { AtomicU64::new(0) }; 4]);
+    thread::scope(|scope| {
+        for seed in 0..THREADS {
+            let (limiter, running) = (Limiter::new(store.clone()), &running);
+            scope.spawn(move || {
+                let (mut random, mut held) = (Random(seed), Vec::new());
+                for _ in 0..250_000 {
+                    let key = random.below(4);
+                    let quotas = [Quota::concurrent(LIMIT), Quota::per_second(1_000_000_000)];
+                    let quotas = &quotas[..1 + random.below(2)];
+                    let cost = 1 + u32::try_from(random.below(2)).expect("small");
+                    let decision = limiter.take(key as u64, quotas, cost).now();
+                    if decision.is_allowed() {
+                        let now = running[key].fetch_add(cost.into(), SeqCst) + u64::from(cost);
+                        assert!(now <= LIMIT.into(), "{now} slots held");
+                        held.push((key, cost, decision));
+                    }
+                    if held.len() > random.below(4) {
+                        let (key, cost, decision) = held.swap_remove(random.below(held.len()));
+                        running[key].fetch_sub(cost.into(), SeqCst);
+                        drop(decision);
+                    }
+                }
+                for (key, cost, decision) in held {
+                    running[key].fetch_sub(cost.into(), SeqCst);
+                    drop(decision);
+                }
+            });
+        }
+    });
+    assert_eq!((store.stats().holding, store.stats().held), (0, 0));
+}
+
+#[tokio::test]
+async fn wrappers_pass_slots_on() {
+    let local = LocalStore::new();
+    let store = local.clone().timeout(Duration::from_secs(1)).breaker().deny_cache().leases(5);
+    let limiter = Limiter::new(store.fail_closed().fallback(LocalStore::new()).boxed());
+    let quotas = [Quota::concurrent(1), Quota::per_hour(1_000)];
+    for _ in 0..50 {
+        let first = limiter.take("alice", &quotas, 1).await.expect("infallible");
+        assert_eq!((first.is_allowed(), local.stats().held), (true, 1));
+        for _ in 0..2 {
+            let denied = limiter.take("alice", &quotas, 1).await.expect("infallible");
+            assert!(!denied.is_allowed() && denied.source() == Source::Local, "{denied:?}");
+        }
+        drop(first);
+    }
+    assert_eq!(local.stats().held, 0);
+}
+
+#[test]
+fn a_store_that_cannot_hold_slots_does_not_support_them() {
+    struct Plain;
+
+    impl Store for Plain {
+        type Error = std::convert::Infallible;
+        type Future = tower_sluice::store::Never<Result<Decision, Self::Error>>;
+
+        fn call(&self, _: Op<'_>) -> tower_sluice::store::Answer<Self::Future> {
+            tower_sluice::store::Answer::Now(Ok(Decision::allow()))
+        }
+    }
+
+    let (alice, slots) = (Key::from("alice"), [Quota::per_hour(1), Quota::concurrent(2)]);
+    let error = Plain.supports(&[charge(&alice, &slots)]).expect_err("no slots").to_string();
+    assert!(error.contains("cannot hold slots"), "{error}");
+    assert!(Plain.supports(&[charge(&alice, &slots[..1])]).is_ok());
+    let waits = charge(&alice, &slots).with_max_wait(Duration::from_secs(1));
+    let error = LocalStore::new().supports(&[waits]).expect_err("no queue").to_string();
+    assert!(error.contains("max_wait with a concurrent quota"), "{error}");
+}
+
+#[tokio::test]
+async fn calls_that_drop_their_decision_take_no_slots() {
+    let (limiter, two) = (Limiter::local(), Quota::concurrent(2));
+    assert_eq!(limiter.try_take("alice", &two, 1).await, Ok(false));
+    assert_eq!(limiter.take_up_to("alice", &two, 2).await, Ok(0));
+    let held = limiter
+        .throttle("alice", &two, async { limiter.peek("alice", &two).now().outcomes()[0].held() });
+    assert_eq!(held.await, Ok(Some(1)), "the slot is held while the work runs");
+    let _running = limiter.take("alice", &two, 2).now();
+    let error = limiter.until_ready("alice", &two, 1).await.expect_err("none is free");
+    assert!(error.to_string().contains("does not know how long to wait"), "{error}");
+}

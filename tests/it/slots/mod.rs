@@ -1,0 +1,11 @@
+//! Limits on concurrent requests: `Quota::concurrent`.
+
+#[cfg(feature = "axum")]
+mod layer;
+#[cfg(feature = "testing")]
+mod local;
+mod model;
+#[cfg(feature = "axum")]
+mod responses;
+mod table;
+mod wire;

@@ -1,0 +1,189 @@
+//! Slots as clients, operators and files see them.
+
+use axum::{Router, body::Body, extract::Request, routing::get};
+use http::{Response, StatusCode};
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+use tower_sluice::{
+    Headers, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone, lint::Lint, rule::RuleError,
+};
+
+fn rule(plan: impl Into<tower_sluice::Plan>) -> Rule<Everyone> {
+    Rule::new("jobs", Everyone, plan)
+}
+
+/// Returns the responses to two requests that run at the same time.
+async fn two(
+    layer: RateLimitLayer<Rule<Everyone>, LocalStore>,
+    accept: &str,
+) -> [Response<Body>; 2] {
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    let mut responses = Vec::new();
+    for _ in 0..2 {
+        let request = Request::get("/").header("accept", accept).body(Body::empty());
+        let response = app.clone().oneshot(request.expect("a request")).await;
+        responses.push(response.expect("infallible"));
+    }
+    responses.try_into().expect("two responses")
+}
+
+fn field<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().expect("text"))
+}
+
+#[tokio::test]
+async fn a_denial_has_a_retry_after_and_no_time_in_its_fields() {
+    let quotas = [Quota::concurrent(1), Quota::per_hour(10)];
+    let layer = RateLimitLayer::rules(rule(quotas), LocalStore::new());
+    let [first, second] = two(layer, "application/json").await;
+    let policy = "\"jobs-concurrent\";q=1;qu=\"concurrent-requests\", \"jobs-1h\";q=10;w=3600";
+    for response in [&first, &second] {
+        assert_eq!(field(response, "ratelimit-policy"), policy);
+    }
+    assert_eq!(field(&first, "ratelimit"), "\"jobs-concurrent\";r=0, \"jobs-1h\";r=9;t=360");
+    assert_eq!(field(&second, "ratelimit"), "\"jobs-concurrent\";r=0, \"jobs-1h\";r=9;t=360");
+    assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((field(&first, "retry-after"), field(&second, "retry-after")), ("", "1"));
+    let body = second.into_body().collect().await.expect("a body").to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(problem["violated-policies"], serde_json::json!(["jobs-concurrent"]));
+    assert_eq!(problem["detail"], "Quota exhausted; retry in 1 s.");
+}
+
+#[tokio::test]
+async fn the_older_fields_report_the_expected_wait() {
+    for (family, names) in [
+        (Headers::Draft07, [("ratelimit", "limit=1, remaining=0, reset=1"), ("", "")]),
+        (Headers::Draft06, [("ratelimit-remaining", "0"), ("ratelimit-reset", "1")]),
+        (Headers::XRateLimitDelta, [("x-ratelimit-limit", "1"), ("x-ratelimit-reset", "1")]),
+    ] {
+        let layer = RateLimitLayer::rules(rule(Quota::concurrent(1)), LocalStore::new());
+        let [_first, second] = two(layer.headers(family), "*/*").await;
+        for (name, value) in names {
+            assert_eq!(field(&second, name), value, "{family:?} {name}");
+        }
+        assert_eq!(field(&second, "retry-after"), "1");
+        if family != Headers::XRateLimitDelta {
+            assert_eq!(field(&second, "ratelimit-policy"), "1;qu=\"concurrent-requests\"");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_call_gets_the_expected_wait() {
+    let layer = RateLimitLayer::rules(rule(Quota::concurrent(1)), LocalStore::new());
+    let app = Router::new().fallback(async || "hello").layer(layer);
+    let call = || {
+        let request = Request::post("/service/Method").version(http::Version::HTTP_2);
+        let request = request.header("content-type", "application/grpc").body(Body::empty());
+        app.clone().oneshot(request.expect("a request"))
+    };
+    let _first = call().await.expect("infallible");
+    let second = call().await.expect("infallible");
+    assert_eq!(field(&second, "grpc-status"), "8");
+    assert_eq!(field(&second, "grpc-retry-pushback-ms"), "1000");
+}
+
+#[tokio::test]
+async fn an_explanation_has_the_held_slots() {
+    let quota = Quota::concurrent(2).soft(1);
+    let layer = RateLimitLayer::rules(rule([quota, Quota::per_hour(9)]), LocalStore::new());
+    let [_first, second] = two(layer.clone(), "*/*").await;
+    assert_eq!(second.status(), StatusCode::OK);
+    let request = Request::new(Body::empty());
+    let would = layer.explain(&request).await;
+    let text = would.to_string();
+    assert!(would.is_allowed(), "{text}");
+    assert!(text.contains("(2 concurrent, slots, 1 soft)"), "{text}");
+    assert!(text.contains("2 held"), "{text}");
+    assert!(text.contains("it passes as overage"), "{text}");
+    let [_third, denied] = two(layer.clone(), "*/*").await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    let text = layer.explain(&request).await.to_string();
+    assert!(text.contains("the wait is unknown, until another request ends"), "{text}");
+}
+
+#[test]
+fn mistakes_are_found_when_a_layer_is_built() {
+    let cost = rule(Quota::concurrent(2)).cost(3);
+    let error = RateLimitLayer::try_rules(cost, LocalStore::new()).expect_err("never fits");
+    assert!(matches!(error, RuleError::CostAboveLimit { cost: 3, limit: 2, .. }), "{error}");
+    let waits = rule(Quota::concurrent(2)).max_wait(std::time::Duration::from_secs(1));
+    let error = RateLimitLayer::try_rules(waits, LocalStore::new()).expect_err("no queue");
+    assert!(error.to_string().contains("max_wait with a concurrent quota"), "{error}");
+
+    let lints = |quotas: [Quota; 2]| {
+        let layer = RateLimitLayer::rules(rule(quotas), LocalStore::with_capacity(64));
+        layer.lints().iter().map(|finding| finding.lint()).collect::<Vec<_>>()
+    };
+    assert_eq!(lints([Quota::concurrent(5), Quota::per_minute(1)]), []);
+    assert_eq!(lints([Quota::per_second(1), Quota::concurrent(1_000)]), []);
+    let slots = [Quota::concurrent(5).named("five"), Quota::concurrent(9).named("nine")];
+    assert_eq!(lints(slots), [Lint::DominatedQuota]);
+    let slots = [Quota::concurrent(5), Quota::per_minute(5).max_debt(1_000)];
+    let layer = RateLimitLayer::rules(rule(slots), LocalStore::with_capacity(64));
+    assert_eq!(layer.expose_charge_at_least(100).lints(), [], "slots are not adjusted");
+}
+
+#[cfg(feature = "governor")]
+#[test]
+fn a_store_without_slots_says_so_when_the_layer_is_built() {
+    use std::{num::NonZeroU32, sync::Arc};
+
+    use governor::RateLimiter;
+    use tower_sluice::{Key, StoreExt, store::GovernorStore};
+
+    let ten = NonZeroU32::new(10).expect("above 0");
+    let limiter = Arc::new(RateLimiter::<Key, _, _>::keyed(governor::Quota::per_second(ten)));
+    let store = GovernorStore::new(limiter).fail_closed();
+    let error =
+        RateLimitLayer::try_rules(rule(Quota::concurrent(10)), store).expect_err("no slots");
+    assert!(error.to_string().contains("cannot hold slots"), "{error}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_says_that_it_cannot_hold_slots() {
+    use tower_sluice::{RedisStore, StoreExt};
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let _entered = runtime.as_ref().expect("a runtime").enter();
+    let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
+    let quotas = [Quota::per_minute(5), Quota::concurrent(10)];
+    let error = RateLimitLayer::try_rules(rule(quotas), store.fallback(LocalStore::new()));
+    let error = error.expect_err("no slots").to_string();
+    assert!(error.contains("cannot hold slots of a concurrent quota; use LocalStore"), "{error}");
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn slots_are_read_from_files() {
+    #[derive(Debug, serde::Deserialize, serde::Serialize, PartialEq)]
+    struct Limits {
+        exports: Quota,
+        jobs: tower_sluice::rule::Quotas,
+    }
+
+    let text = "exports = \"5 concurrent\"\n\
+                jobs = [\"100/min\", { concurrent = 3, soft = 2, name = \"running\" }]\n";
+    let limits: Limits = toml::from_str(text).expect("limits");
+    assert_eq!(limits.exports, Quota::concurrent(5));
+    let running = Quota::concurrent(3).soft(2).named("running");
+    assert_eq!(limits.jobs.as_ref(), [Quota::per_minute(100), running]);
+    let again: Limits = toml::from_str(&toml::to_string(&limits).expect("text")).expect("limits");
+    assert_eq!(again, limits);
+    for (wrong, why) in [
+        ("{ concurrent = 3, units = 5 }", "concurrent is a number of slots"),
+        ("{ concurrent = 3, algorithm = \"gcra\" }", "concurrent is a number of slots"),
+        ("{ concurrent = 0 }", "concurrent is 0"),
+        ("{ concurrent = 3, blocked = true }", "drop them, or concurrent"),
+        (
+            "{ units = 3, period = \"1s\", algorithm = \"concurrent\" }",
+            "algorithm is \"concurrent\"",
+        ),
+    ] {
+        let text = format!("exports = {wrong}\njobs = []\n");
+        let error = toml::from_str::<Limits>(&text).expect_err(wrong).to_string();
+        assert!(error.contains(why), "{wrong}: {error}");
+    }
+}
