@@ -357,7 +357,7 @@ impl fmt::Debug for Admin {
     }
 }
 
-/// Guard that authenticates requests to an [`Admin`](super::Admin).
+/// Guard that authenticates requests to an [`Admin`].
 ///
 /// There is deliberately no guard that allows every request.
 pub struct Guard(Box<dyn FnOnce(Router) -> Router + Send>);

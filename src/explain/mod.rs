@@ -227,7 +227,7 @@ impl Explanation {
     }
 }
 
-/// Report on one quota of a decision, in an [`Explanation`](super::Explanation).
+/// Report on one quota of a decision, in an [`Explanation`].
 ///
 /// The quota, the key and the costs are `None` unless the explanation was given the charges or the
 /// rules.

@@ -6,7 +6,7 @@
 //! - No body in the response to `HEAD`.
 //! - A gRPC status in the response to a gRPC call.
 //!
-//! The layer adds `Retry-After` and the [`Headers`](crate::Headers) to every response of a
+//! The layer adds `Retry-After` and the [`Headers`] to every response of a
 //! `Reject`.
 //!
 //! [`reject_fn`] creates a `Reject` from a closure. The closure handles *every* rejection,
