@@ -124,7 +124,7 @@ async fn fire(
         };
         stream::once(ready(sent)).chain(stream::once(answered)).boxed()
     });
-    let requests = requests.flatten_unordered(2 * MOST as usize);
+    let requests = requests.flatten_unordered(MOST_OF_ALL);
     let end = stream::iter(last).map(|it| json!({ "too_slow": it.is_missed.load(Relaxed) }));
     let lines = stream::iter(first).chain(requests).chain(end);
     let lines = lines.map(|line| Ok::<_, Infallible>(format!("{line}\n")));

@@ -69,7 +69,7 @@ impl Bursts {
         let mut tables = Vec::new();
         for (flag, least, limits) in found {
             let rows =
-                thin(limits, most).into_iter().filter_map(|limit| with(least.given(), limit));
+                thin(&limits, most).into_iter().filter_map(|limit| with(least.given(), limit));
             let row = |quota| {
                 let mut alone = flag.clone();
                 (alone.quotas, alone.report_only) = (vec![quota], false);
@@ -123,7 +123,7 @@ fn ladder(given: u32, least: u32) -> Option<Vec<u32>> {
 }
 
 /// Keeps the first and the last limit, and at most `most` in all.
-fn thin(limits: Vec<u32>, most: usize) -> Vec<u32> {
+fn thin(limits: &[u32], most: usize) -> Vec<u32> {
     let (last, rest) = limits.split_last().unwrap_or((&0, &[]));
     let step = rest.len().div_ceil(most.saturating_sub(1).max(1)).max(1);
     rest.iter().step_by(step).chain([last]).copied().collect()

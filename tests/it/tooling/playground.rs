@@ -404,7 +404,7 @@ fn bursts_that_miss_their_side_of_the_boundary_are_reported() {
     };
     signal("-STOP");
     let left = first["boundary_ms"].as_f64().expect("milliseconds");
-    thread::sleep(Duration::from_millis(left as u64 + 100));
+    thread::sleep(Duration::from_secs_f64(left / 1e3 + 0.1));
     signal("-CONT");
     assert_eq!(bursts_around_a_boundary(lines), None);
 }
