@@ -35,7 +35,7 @@ const RULES: [&str; 3] = ["user", "site", "client"];
 const QUOTAS: [Quota; 1] = [Quota::per_second(1_000_000)];
 /// The time between two requests.
 const PAUSE: Duration = Duration::from_millis(4);
-/// The same in each of several processes: 1 500 requests per second.
+/// The time between two requests of one of several processes. Each sends 1 500 per second.
 const SHORT_PAUSE: Duration =
     Duration::from_micros(if cfg!(debug_assertions) { 4_000 } else { 667 });
 const PROCESSES: u64 = 3;
