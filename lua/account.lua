@@ -109,7 +109,7 @@ end
 -- Returns true if the time to live of the key suits the account. An account that lasts longer than
 -- its quota permits belongs to another quota or is broken. A broken one could block its key for
 -- years. A state that is not odd ends within the times of its quota, which may have replaced one that
--- ended earlier. The plan of a `wary` caller lacks the numbers to tell if GCRA's is odd.
+-- ended earlier. The plan of a `wary` caller lacks the numbers of that test for GCRA.
 local function sound(account, wary)
   local odd = account.block or account.void
   local ends = math.max(account.block or now, account.void or now)

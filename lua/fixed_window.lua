@@ -156,10 +156,6 @@ algorithms.f = {
     if before(charged, charged_nano, state.us, state.ns) then
       return
     elseif place.possible == 0 and place.kind == 2 then
-      -- A quota with more units may have charged more than this one allows.
-      if state.count > place.units + state.bonus then
-        return
-      end
       local us, ns = offset(place, state, state.count + 1)
       if us >= place.period then
         us, ns = place.period, 0

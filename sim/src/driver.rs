@@ -12,6 +12,9 @@ const FOUND: &str = include_str!("../seeds.txt");
 /// The violations after which a run of many seeds ends.
 const MOST: usize = 20;
 
+/// The seeds after which the sums so far are printed.
+const PROGRESS: usize = 1_000;
+
 /// Parses `0..1000`.
 pub fn range(text: &str) -> Option<Range<u64>> {
     let (first, end) = text.split_once("..")?;
@@ -47,7 +50,7 @@ fn found() -> impl Iterator<Item = u64> {
 /// Runs many seeds, for at most some minutes of CPU time, or until the `first` violation.
 pub fn many(range: Range<u64>, minutes: Option<u64>, first: bool) -> bool {
     warm_up();
-    let (mut sum, mut ran, mut bad) = (Report::default(), 0, 0);
+    let (mut sum, mut ran, mut bad) = (Report::default(), 0_usize, 0_usize);
     let end = minutes.map(|minutes| Duration::from_secs(60 * minutes));
     for seed in found().chain(range) {
         let report = world::run(seed, false, None);
@@ -58,10 +61,18 @@ pub fn many(range: Range<u64>, minutes: Option<u64>, first: bool) -> bool {
         sum.decisions += report.decisions;
         sum.commands += report.commands;
         sum.faults += report.faults;
+        if ran % PROGRESS == 0 {
+            print(ran, bad, &sum);
+        }
         if bad >= if first { 1 } else { MOST } || end.is_some_and(|end| cpu_time() > end) {
             break;
         }
     }
+    print(ran, bad, &sum);
+    bad == 0
+}
+
+fn print(ran: usize, bad: usize, sum: &Report) {
     let Report { simulated, decisions, commands, faults, .. } = sum;
     let (simulated, spent) = (simulated.as_secs_f64(), cpu_time());
     let hours = simulated / 3_600.0;
@@ -71,7 +82,6 @@ pub fn many(range: Range<u64>, minutes: Option<u64>, first: bool) -> bool {
     );
     let speed = simulated / spent.as_secs_f64();
     println!("{spent:.1?} of CPU time, {speed:.0} simulated seconds per second");
-    bad == 0
 }
 
 /// Returns the CPU time of this process, as Linux reports it. The clock stands still: the source of

@@ -218,8 +218,10 @@ where
         R: Reject<B>,
     {
         let in_time = |it: &Waiter| it.is_in_time(decision.wait(), deadline(head, Duration::MAX));
+        // A store may queue a charge that does not ask for it.
+        let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
         let Some(waiter) = waiter.filter(in_time) else {
-            // The store took part of the deadline, or queued a charge that must not queue.
+            // The queue is full, or the store call took part of the deadline.
             self.store.undo(charges, decision, None);
             return self.deny(&mut decision.clone().into_denied(), charges, head);
         };

@@ -141,7 +141,9 @@ impl<K> Rule<K> {
     /// deadline (`grpc-timeout` or [`RequestDeadline`]), which includes the time of the store call.
     ///
     /// A waiting request is already admitted: a block or a new plan affects only later requests.
-    /// The units of a dropped waiting request are returned only if no later request waits.
+    /// The units of a dropped waiting request are returned only if no later request waits. If a
+    /// [`LivePlan`](crate::LivePlan) raises a paced window, the last request of the smaller window
+    /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
     /// [soft units](crate::Quota::soft).

@@ -1,6 +1,11 @@
 //! Accounts on several servers of a cluster, charged all or none.
 #![allow(clippy::print_stdout)]
 
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
 use futures::future::join_all;
 use tower_sluice::{
     Algorithm, Key, Quota, RedisStore, StoreExt,
@@ -73,6 +78,31 @@ async fn rules_on_three_servers_are_charged_all_or_none_and_nothing_leaks() {
         let exact = async || (charged().await == [most; 3]).then_some(());
         eventually("a denial charged no account", exact).await;
     }
+}
+
+#[tokio::test]
+async fn a_function_opens_one_connection_to_each_server() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let opened = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = opened.clone();
+    let urls = cluster.urls();
+    let seed = urls[0].rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port");
+    let store = RedisStore::cluster_from_connector(&[("127.0.0.1", seed)], move |host, port| {
+        let is_new = seen.lock().expect("no panic").insert((host.clone(), port));
+        async move {
+            assert!(is_new, "{host}:{port} has a connection");
+            let client = redis::Client::open(format!("redis://{host}:{port}"))?;
+            client.get_multiplexed_async_connection().await
+        }
+    });
+    let store = store.expect("a seed");
+    for key in 0..60_u32 {
+        assert!(Account::new(Key::from(key), Quota::per_day(1)).passes(&store).await);
+    }
+    let opened: Vec<_> = opened.lock().expect("no panic").iter().map(|(_, port)| *port).collect();
+    assert_eq!(opened.len(), 3, "{opened:?}");
+    let error = RedisStore::cluster_from_connector(&[], |_, _| async { unreachable!() });
+    assert_eq!(error.expect_err("no seed").kind(), Kind::Config);
 }
 
 #[tokio::test]

@@ -170,7 +170,7 @@ impl Deployment {
         slots.moving
     }
 
-    /// Moves one key of a slot. Returns `false` if there is none left.
+    /// Moves one key of a slot. Returns `false` if no key is left.
     pub fn move_key(&self, moving: Moving) -> bool {
         let (from, to) = (self.primary(moving.from), self.primary(moving.to));
         let keys = from.change(|node| node.keys());

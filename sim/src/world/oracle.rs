@@ -127,8 +127,8 @@ pub fn excess(
     losses: &[Loss],
     slack: Duration,
 ) -> Option<(u64, Duration, Duration)> {
-    let owes = matches!(quota.counted_by(), Algorithm::Gcra | Algorithm::TokenBucket);
-    let mut by_end: Vec<_> = admitted.iter().filter(|entry| owes || !entry.late).collect();
+    let keeps_debt = matches!(quota.counted_by(), Algorithm::Gcra | Algorithm::TokenBucket);
+    let mut by_end: Vec<_> = admitted.iter().filter(|entry| keeps_debt || !entry.late).collect();
     by_end.sort_by_key(|entry| entry.end);
     let mut worst: Option<(u64, Duration, Duration)> = None;
     for first in admitted {

@@ -85,10 +85,8 @@ impl Model for SlowAligned {
         self.instants(window).get(count).map_or(end, |instant| end.min(*instant))
     }
     fn undo(&mut self, now: u64, charge: Charge) {
-        let window = now / self.period;
-        let within = self.count(window) <= self.instants(window).len() as u64;
-        let newest = within && self.next_at(now) == charge.next_at;
-        if charge.at / self.period == window && (newest || !charge.queued) {
+        let newest = self.next_at(now) == charge.next_at;
+        if charge.at / self.period == now / self.period && (newest || !charge.queued) {
             self.refund(now, charge.back);
         }
     }

@@ -38,12 +38,14 @@ struct Inner {
     difference: Option<String>,
     /// `true` if the current sequence cannot continue, because a key ended just then.
     unsure: bool,
+    /// The longest time that a command of this sequence took, in milliseconds.
+    late: i64,
 }
 
 impl Tee {
     pub fn new(real: MultiplexedConnection) -> Self {
-        let inner =
-            Inner { node: Node::new(None), story: Vec::new(), difference: None, unsure: false };
+        let (node, story) = (Node::new(None), Vec::new());
+        let inner = Inner { node, story, difference: None, unsure: false, late: 0 };
         Self { real, inner: Arc::new(Mutex::new(inner)), turn: Arc::default() }
     }
 
@@ -55,7 +57,7 @@ impl Tee {
     pub fn begin(&self) {
         let mut inner = self.inner();
         inner.story.clear();
-        inner.unsure = false;
+        (inner.unsure, inner.late) = (false, 0);
     }
 
     /// Returns `true` if the sequence is to end, with a difference or without a result.
@@ -86,10 +88,10 @@ impl Tee {
     pub async fn compare_keys(&self) {
         let mut real = self.real.clone();
         let names: Vec<Vec<u8>> = ask(&mut real, &[b"KEYS", b"*"]).await;
-        let known = self.node_keys();
+        let (known, late) = (self.node_keys(), self.inner().late);
         for name in names.into_iter().filter(|name| !known.contains(name)) {
             let left: i64 = ask(&mut real, &[b"PTTL", &name]).await;
-            if left == -1 || left > SLACK {
+            if left == -1 || left > SLACK + late {
                 let text = format!("only the server has {}", name.escape_ascii());
                 self.inner().difference.get_or_insert(text);
             }
@@ -104,8 +106,12 @@ async fn ask<T: redis::FromRedisValue>(real: &mut MultiplexedConnection, parts: 
 }
 
 impl Inner {
-    fn compare(&mut self, request: &Request, real: &Value) {
+    /// Compares the replies to a request, which was sent at `sent`.
+    fn compare(&mut self, request: &Request, real: &Value, sent: i64) {
         let wall = wall_clock();
+        // A busy machine may stop either process for a while.
+        self.late = self.late.max((wall - sent) / 1_000);
+        let late = self.late.unsigned_abs();
         // The reply of a script of the store has the instant of its run, after at most one byte.
         let is_store = request[0] == b"EVALSHA" || request[0] == b"EVAL" && request[1].len() > 500;
         let instant = match real {
@@ -118,12 +124,12 @@ impl Inner {
             _ => None,
         };
         self.node.set_clock(instant.unwrap_or(wall));
-        let margin = if instant.is_some() { UNSURE } else { SLACK.unsigned_abs() };
+        let margin = late + if instant.is_some() { UNSURE } else { SLACK.unsigned_abs() };
         let unsure = self.node.is_ending(request, margin);
         let node = self.node.run(&mut Session::default(), request);
         let (left, right) = (show(real), show_reply(&node));
         let is_time = request[0] == b"PTTL";
-        let near = is_time && near(real, &node);
+        let near = is_time && near(real, &node, late);
         self.story.push(format!("{} -> {right}", words(request)));
         // Equal replies may hide different times to live, which a later command would show.
         let hides = instant.is_none() && Node::writes(request);
@@ -135,11 +141,11 @@ impl Inner {
     }
 }
 
-fn near(real: &Value, node: &Reply) -> bool {
+fn near(real: &Value, node: &Reply, late: u64) -> bool {
     match (real, node) {
         (Value::Int(left), Reply::Integer(right)) => {
             let left = if *left == -2 { 0 } else { *left };
-            left.abs_diff((*right).max(0)) < SLACK.unsigned_abs()
+            left.abs_diff((*right).max(0)) < SLACK.unsigned_abs() + late
         }
         _ => false,
     }
@@ -210,9 +216,10 @@ impl ConnectionLike for Tee {
             let _turn = self.turn.lock().await;
             let mut packed = command.get_packed_command();
             let request = parse(&mut packed).ok().flatten().expect("a command");
+            let sent = wall_clock();
             let value: RedisResult<Value> = self.real.req_packed_command(command).await;
             let value = value.expect("the server answers");
-            self.inner().compare(&request, &value);
+            self.inner().compare(&request, &value, sent);
             Ok(value)
         })
     }
