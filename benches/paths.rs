@@ -24,11 +24,12 @@ use hello::{Body, Hello};
 use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sluice::{
-    Headers, Key, LocalStore, Quota, RateLimitLayer, StoreExt, rule::RuleName, store::Charge,
+    Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
+    store::Charge,
 };
 
 /// The paths, each with the path whose instructions are subtracted.
-const PATHS: [(&str, Option<&str>); 10] = [
+const PATHS: [(&str, Option<&str>); 14] = [
     ("bare service", None),
     ("store, admitted", None),
     ("store, denied", None),
@@ -36,9 +37,13 @@ const PATHS: [(&str, Option<&str>); 10] = [
     ("store, two accounts, denied", None),
     ("store, three accounts, admitted", None),
     ("store, three accounts, denied", None),
+    ("store, slot taken and freed", None),
+    ("store, slot and rate, taken and freed", None),
     ("layer, admitted, no fields", Some("bare service")),
     ("layer, admitted, two fields", Some("bare service")),
     ("layer, denied", Some("bare service")),
+    ("layer, slot and rate, no fields", Some("bare service")),
+    ("layer, slot and rate, two fields", Some("bare service")),
 ];
 /// Calls of the shorter run. Startup costs, such as the clock's calibration, are part of both runs
 /// and cancel out.
@@ -47,6 +52,7 @@ const MANY: u64 = 500_000;
 /// A quota that is never exhausted: one unit comes back per nanosecond.
 const AMPLE: Quota = Quota::per_second(1_000_000_000);
 const ONE: Quota = Quota::per_hour(1);
+const SLOTS: Quota = Quota::concurrent(100);
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -83,7 +89,7 @@ fn compare(counts: &[(&str, u64)]) -> ExitCode {
         let line = known.lines().find_map(|line| line.trim_start().strip_suffix(path));
         let before: u64 =
             line.and_then(|line| line.trim().parse().ok()).expect("every path is there");
-        println!("  {path:<32} {count:>6} {before:>6}");
+        println!("  {path:<37} {count:>6} {before:>6}");
         if *count > before + before / 10 {
             eprintln!("{path}: {count} instructions, where {before} are recorded");
             code = ExitCode::FAILURE;
@@ -114,27 +120,41 @@ fn counted(path: &str, calls: u64) -> u64 {
 /// Runs the child process.
 fn run(path: &str, calls: u64) {
     let layer = |quota, headers| RateLimitLayer::per_ip(quota).headers(headers).layer(Hello);
+    // The body of this service cannot contain another one, so the function holds the slot until
+    // the head.
+    let held = |headers| {
+        RateLimitLayer::new(PeerIp::new(), [SLOTS, AMPLE], LocalStore::new())
+            .headers(headers)
+            .hold_with(|body: Body, slot| {
+                drop(slot);
+                body
+            })
+            .layer(Hello)
+    };
     match path {
         "bare service" => serve(Hello, calls),
-        "store, admitted" => decide(&AMPLE, calls),
-        "store, denied" => decide(&ONE, calls),
+        "store, admitted" => decide(&[AMPLE], calls),
+        "store, denied" => decide(&[ONE], calls),
         "store, two accounts, admitted" => decide_all([AMPLE; 2], calls),
         "store, two accounts, denied" => decide_all([AMPLE, ONE], calls),
         "store, three accounts, admitted" => decide_all([AMPLE; 3], calls),
         "store, three accounts, denied" => decide_all([AMPLE, AMPLE, ONE], calls),
+        "store, slot taken and freed" => decide(&[SLOTS], calls),
+        "store, slot and rate, taken and freed" => decide(&[SLOTS, AMPLE], calls),
         "layer, admitted, no fields" => serve(layer(AMPLE, Headers::None), calls),
         "layer, admitted, two fields" => serve(layer(AMPLE, Headers::Draft11), calls),
         "layer, denied" => serve(layer(ONE, Headers::Draft11), calls),
+        "layer, slot and rate, no fields" => serve(held(Headers::None), calls),
+        "layer, slot and rate, two fields" => serve(held(Headers::Draft11), calls),
         _ => panic!("no such path: {path}"),
     }
 }
 
-fn decide(quota: &Quota, calls: u64) {
+fn decide(quotas: &[Quota], calls: u64) {
     let (store, rule) = (LocalStore::new(), RuleName::default());
-    let quotas = [*quota];
     for _ in 0..calls {
         let key = Key::from(black_box(Ipv4Addr::LOCALHOST));
-        let decision = store.take(&[Charge::new(rule, &key, &quotas)]).now();
+        let decision = store.take(&[Charge::new(rule, &key, quotas)]).now();
         black_box(decision.is_allowed());
     }
 }

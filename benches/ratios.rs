@@ -10,6 +10,7 @@ mod hello;
 
 use std::{
     convert::Infallible,
+    future::ready,
     hint::black_box,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroU32,
@@ -21,7 +22,7 @@ use std::{
 use governor::RateLimiter;
 use hello::{Body, Hello};
 use http::{Request, Response};
-use tower::{Layer, Service};
+use tower::{Layer, Service, limit::GlobalConcurrencyLimitLayer, service_fn};
 use tower_sluice::{
     Headers, Key, LocalStore, PeerIp, Quota, RateLimitLayer, StoreExt, rule::RuleName,
     store::Charge,
@@ -46,6 +47,7 @@ fn main() {
     store(rounds, "store, 100 000 keys, denied", MANY, 1);
     store(rounds, "store, 1 000 000 keys, allowed", MILLION, AMPLE);
     store(rounds, "store, 1 000 000 keys, denied", MILLION, 1);
+    slots(rounds);
     layer(rounds, "layer, one hot key", HOT);
     layer(rounds, "layer, 100 000 keys", MANY);
 }
@@ -98,6 +100,33 @@ fn timed<'a>(
         }
         start.elapsed().as_nanos() as f64 / BATCH as f64
     })
+}
+
+/// Takes and frees a slot of one hot key, beside tower's limit of all requests.
+fn slots(rounds: usize) {
+    let (store, rule) = (LocalStore::new(), RuleName::default());
+    let take = |quotas: &[Quota], address: IpAddr| {
+        let key = Key::from(address);
+        store.take(&[Charge::new(rule, &key, quotas)]).now().is_allowed()
+    };
+    let (slots, rate) = (Quota::concurrent(100), quotas(AMPLE).0);
+    let nothing = |()| ready(Ok::<_, Infallible>(()));
+    let mut tower = GlobalConcurrencyLimitLayer::new(100).layer(service_fn(nothing));
+    let theirs = move |_| {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(tower.poll_ready(&mut cx).is_ready());
+        pin!(tower.call(())).poll(&mut cx).is_ready()
+    };
+    compare(
+        rounds,
+        "slot of one hot key, taken and freed",
+        vec![
+            ("tower, GlobalConcurrencyLimit", timed(HOT, theirs)),
+            ("LocalStore, slot", timed(HOT, |address| take(&[slots], address))),
+            ("LocalStore, rate", timed(HOT, |address| take(&[rate], address))),
+            ("LocalStore, slot and rate", timed(HOT, |address| take(&[slots, rate], address))),
+        ],
+    );
 }
 
 fn layer(rounds: usize, title: &str, keys: u32) {

@@ -191,7 +191,7 @@ fn a_store_decides_without_allocating() {
 }
 
 #[test]
-fn slots_are_taken_and_freed_without_allocating() {
+fn a_held_slot_is_one_allocation() {
     let (store, alice) = (LocalStore::new(), Key::from("alice"));
     let quotas = [Quota::concurrent(2), Quota::per_hour(100)];
     let site = [Quota::concurrent(50)];
@@ -206,12 +206,12 @@ fn slots_are_taken_and_freed_without_allocating() {
                 let denied = store.take(&[charges[0].with_cost(2)]).now();
                 (held[0].is_allowed(), held[1].is_allowed(), denied.is_allowed())
             });
-            assert_eq!((count, held), (0, (true, true, charges[0].rule() == name("site"))));
+            let costly = charges[0].rule() == name("site");
+            assert_eq!((count, held), (2 + u64::from(costly), (true, true, costly)));
         }
     }
-    // The slots of a second quota are in a list.
     let (count, held) = allocated(|| store.take(&both).now());
-    assert_eq!((count, held.is_allowed()), (1, true));
+    assert_eq!((count, held.is_allowed()), (2, true), "one for each of two quotas");
 }
 
 #[test]

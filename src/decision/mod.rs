@@ -3,7 +3,7 @@
 mod outcome;
 mod slot;
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -153,7 +153,7 @@ impl Decision {
     /// Returns `None` if the decision holds none, because no quota is
     /// [concurrent](crate::Quota::concurrent), or because they were taken before.
     pub fn take_slot(&mut self) -> Option<Slot> {
-        self.holds_slots().then(|| Slot::new(mem::take(&mut self.holds)))
+        self.holds.take()
     }
 
     /// Marks a denial as caused by a [blocked](crate::StoreExt::block) key.

@@ -67,16 +67,16 @@ impl Ledger {
     }
 
     /// Decides, and passes the decision to `then`.
-    #[inline]
+    ///
+    /// Always inlined, because a call would move the decision, which is large.
+    #[inline(always)]
     pub(super) fn take<T>(&self, charges: &[Charge<'_>], then: impl FnOnce(Decision) -> T) -> T {
-        if let Some(decision) = self.take_slots(charges) {
-            return then(decision);
-        }
-        self.take_at(charges, self.clock.now(), then)
+        let now = if slots::are_alone(charges) { 0 } else { self.clock.now() };
+        self.take_at(charges, now, then)
     }
 
-    /// Decides at the clock reading `now`.
-    #[inline]
+    /// Decides at the clock reading `now`. For slots alone, no reading is needed.
+    #[inline(always)]
     fn take_at<T>(&self, charges: &[Charge<'_>], now: u64, then: impl FnOnce(Decision) -> T) -> T {
         let later = match self.take_one(charges, now) {
             Some((charge, one)) => {
@@ -98,6 +98,9 @@ impl Ledger {
     /// Another thread may have charged the account at a later reading than `now`.
     #[inline(never)]
     fn decide_again(&self, charges: &[Charge<'_>], mut now: u64) -> Decision {
+        if slots::are_alone(charges) {
+            return self.take_slots(charges);
+        }
         let mut decision = self.take_several(charges, now);
         for _ in 0..MAX_REPEATS {
             if decision.is_allowed() {

@@ -30,17 +30,18 @@ impl FreeSlots for Shard {
 }
 
 impl Ledger {
-    /// Decides on one charge of one concurrent quota, without reading the clock. Returns `None` for
-    /// any other charges.
-    #[inline]
-    pub(super) fn take_slots(&self, charges: &[Charge<'_>]) -> Option<Decision> {
-        let [charge] = charges else { return None };
-        let [quota] = charge.quotas() else { return None };
-        let is_alone = quota.is_concurrent() && charge.quota_index().is_none();
-        (is_alone && !self.blocks.any(0)).then(|| self.take_alone(charge, quota))
+    /// Decides on one charge of one concurrent quota, without reading the clock.
+    pub(super) fn take_slots(&self, charges: &[Charge<'_>]) -> Decision {
+        if let [charge] = charges
+            && let [quota] = charge.quotas()
+            && charge.quota_index().is_none()
+            && !self.blocks.any(0)
+        {
+            return self.take_alone(charge, quota);
+        }
+        self.decide_all(charges, self.clock.now())
     }
 
-    #[inline(never)]
     fn take_alone(&self, charge: &Charge<'_>, quota: &Quota) -> Decision {
         let (id, demand) = (self.hasher.id(charge), charge.demand());
         let shard = self.held.shard(id);
@@ -76,6 +77,12 @@ impl Ledger {
         let (id, quota) = (account.at.id, account.quota);
         evaluate(&self.held.shard(id).lock(), id, quota, Demand::units(0)).0.snapshot
     }
+}
+
+/// Returns `true` for one charge of one concurrent quota.
+#[inline]
+pub(super) fn are_alone(charges: &[Charge<'_>]) -> bool {
+    matches!(charges, [charge] if matches!(charge.quotas(), [quota] if quota.is_concurrent()))
 }
 
 /// Returns the result of an account's demand.
