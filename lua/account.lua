@@ -106,30 +106,36 @@ local function start_anew(account)
   end
 end
 
--- Returns true if the time to live of the key suits the account. An account that lasts longer than
--- its quota permits belongs to another quota or is broken. A broken one could block its key for
--- years.
+-- Returns true if the key lives until an instant.
+local function lasts(account, ends)
+  account.left = account.left or redis.call('PTTL', account.key)
+  return account.left >= 0 and math.min((ends - now) / 1000, 315360000000) <= account.left + 1000
+end
+
+-- Returns false for an account that no plan writes. It outlasts its key, and could otherwise deny
+-- for years. Only a state that is impossible under the plan of the call is compared with the time
+-- to live, because the last writer's plan may have kept other states for a shorter time.
 local function sound(account, wary)
-  local odd = wary or account.block or account.void
   local ends = math.max(account.block or now, account.void or now)
-  for _, place in ipairs(account.places) do
-    odd = odd or place.state and place.algorithm.odd(place)
-  end
-  if not odd then
-    return true
+  if ends > now and not lasts(account, ends) then
+    return false
   end
   for _, place in ipairs(account.places) do
-    -- The last writer's quota may have kept the account for a shorter time.
-    local kept = place.kept or 0
-    ends = math.max(ends, place.state and place.algorithm.ends(place) - kept or now)
+    local state, algorithm = place.state, place.algorithm
+    if state and algorithm.odd(place, wary)
+      and not lasts(account, algorithm.ends(place) - (place.kept or 0)) then
+      if not algorithm.bound or not algorithm.bound(place) then
+        return false
+      end
+      account.changed = true
+    end
   end
-  local left = redis.call('PTTL', account.key)
-  return ends == now or left >= 0 and math.min((ends - now) / 1000, 315360000000) <= left + 1000
+  return true
 end
 
 -- Reads an account by its plan. A plan states whether the account is binding, and has a letter and
--- parameters for each quota. The letter of a quota that is not part of the call is `.`. A `wary`
--- caller tests each account, not only unusual ones, with `sound`.
+-- parameters for each quota. The letter of a quota that is not part of the call is `.`. The plan of a
+-- `wary` caller does not have all bounds of a state.
 local function read(key, plan, wary)
   local binding, count, at = struct.unpack('<BB', plan)
   local places = {}

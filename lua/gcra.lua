@@ -61,9 +61,10 @@ algorithms.g = {
     return place.room + place.kept + 1
   end,
 
-  -- Only a late charge of a quota with a large max_debt leads further ahead.
-  odd = function(place)
-    return place.state.us - now > 2 * (place.room + place.cost) + 2
+  -- Only a late charge of a quota with a large max_debt leads further ahead. A `wary` call has
+  -- another `room`. The TAT is an instant of its own, whatever the plan.
+  odd = function(place, wary)
+    return wary or place.state.us - now > 2 * (place.room + place.cost) + 2
   end,
 
   fits = function(place)

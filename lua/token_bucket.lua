@@ -21,6 +21,11 @@ local function bucket(place)
   return state
 end
 
+-- Returns the largest debt of this plan, as tokens.
+local function floor(place)
+  return place.burst - math.max(place.most, 2 * place.burst) - place.soft
+end
+
 local function spend(place, units)
   local state = bucket(place)
   if state.tokens == place.burst then
@@ -91,7 +96,13 @@ algorithms.t = {
   end,
 
   odd = function(place)
-    return place.state.us > now or place.state.tokens < place.burst - math.max(place.most, 2 * place.burst) - place.soft
+    return place.state.us > now or place.state.tokens < floor(place)
+  end,
+
+  -- A plan with a larger debt and a faster refill may have written the state.
+  bound = function(place)
+    place.state.tokens = math.max(place.state.tokens, floor(place))
+    return place.state.us <= now
   end,
 
   fits = function(place)

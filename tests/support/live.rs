@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tower_sluice::{Key, Quota, StoreExt, rule::RuleName, store::Charge, testing::Subject};
+use tower_sluice::{
+    Algorithm, Decision, Key, Quota, Store, StoreExt, rule::RuleName, store::Charge,
+    testing::Subject,
+};
 
 /// The start of each case: Unix time in seconds.
 const START: u64 = 1_700_000_000;
@@ -68,6 +71,81 @@ pub(crate) async fn replaced_quotas<S: Subject>(subject: &mut S) {
             let decision = store.take(&[charge]).await.map_err(Into::into).expect("a decision");
             let seen = decision.is_allowed().then(|| decision.remaining()).flatten();
             assert_eq!(seen, left, "{name}, step {at}: {decision:?}");
+        }
+    }
+}
+
+/// An account of a store whose quota changes.
+struct Replaced<S> {
+    store: S,
+    key: Key,
+}
+
+impl<S: Store> Replaced<S> {
+    /// Opens an account 800 seconds after the start of an hourly window.
+    fn open(subject: &mut impl Subject<Store = S>) -> Self {
+        let replaced = Self { store: subject.open(), key: Key::from("one") };
+        subject.set(Duration::from_secs(START));
+        replaced
+    }
+
+    fn charge<'a>(&'a self, quota: &'a Quota, cost: u32) -> Charge<'a> {
+        Charge::new(RuleName::default(), &self.key, quota.as_ref()).with_cost(cost)
+    }
+
+    async fn take(&self, quota: &Quota, cost: u32) -> Decision {
+        let taken = self.store.take(&[self.charge(quota, cost)]).await;
+        taken.map_err(Into::into).expect("a decision")
+    }
+
+    async fn adjust(&self, quota: &Quota, units: i64) {
+        let adjusted = self.store.adjust(&self.charge(quota, 0), units).await;
+        adjusted.map_err(Into::into).expect("an adjustment");
+    }
+}
+
+/// A quota that keeps the account for longer than the quota before it. The account and its block
+/// stay.
+pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut S) {
+    let (hour, day) = (Quota::per_hour(100), Quota::per_day(100));
+    let both = |algorithm| [hour, day].map(|quota| quota.algorithm(algorithm));
+    let bucket = |quota: Quota| quota.algorithm(Algorithm::TokenBucket);
+    let window = Algorithm::fixed_window();
+    let pairs = [
+        [hour.algorithm(window), hour.algorithm(window.carry_over(50))],
+        [bucket(Quota::per_hour(1_000)), bucket(Quota::per_hour(10).burst(1_000))],
+        [bucket(hour.max_debt(500)), bucket(Quota::per_hour(5))],
+        both(Algorithm::AnchoredWindow),
+        both(Algorithm::SlidingWindow { buckets: 4 }),
+        both(Algorithm::SlidingLog),
+    ];
+    for ([old, new], step) in pairs.iter().flat_map(|pair| (0..5).map(move |step| (pair, step))) {
+        let it = Replaced::open(subject);
+        let first = it.take(old, 10).await;
+        it.take(old, old.limit() - 10).await;
+        it.adjust(old, 500).await;
+        let (block, charge) = (Duration::from_secs(600), it.charge(new, 0));
+        match step {
+            // A block by an operator, who names no quota.
+            0 => {
+                let operator = Charge::new(RuleName::default(), &it.key, &[]);
+                drop(it.store.block(&operator, block).await);
+            }
+            1 => it.adjust(new, 1).await,
+            2 => {
+                it.store.undo(&[it.charge(new, 10)], &first, Some(0));
+                subject.undone().await;
+            }
+            3 => drop(it.store.unblock(&charge).await),
+            _ => drop(it.store.block(&charge, block).await),
+        }
+        let name = format!("{old} to {new}, {:?}, step {step}", new.counted_by());
+        for seconds in [0, 599, 660] {
+            subject.set(Duration::from_secs(START + seconds));
+            let decision = it.take(new, 1).await;
+            assert!(!decision.is_allowed(), "{name} after {seconds} s: {decision:?}");
+            let blocked = [0, 4].contains(&step) && seconds < 600;
+            assert_eq!(decision.is_blocked(), blocked, "{name} after {seconds} s");
         }
     }
 }
