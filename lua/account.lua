@@ -49,15 +49,14 @@ local function parse(account, value)
       if not algorithm then
         -- Not part of the call: the state is kept as it is.
         places[i] = { raw = string.sub(value, at, from + length - 1) }
-        account.others = true
       elseif algorithm.letter == letter then
         place.state = algorithm.read(place, value, from, length)
         if not place.state then
           return false
         end
       elseif letter ~= '-' then
-        -- The quota has a different algorithm now, which needs a new account.
-        account.changed = true
+        -- The state of another algorithm, until a charge replaces it.
+        place.raw = string.sub(value, at, from + length - 1)
       end
     end
     at = from + length
@@ -66,7 +65,8 @@ local function parse(account, value)
 end
 
 -- Updates an account to the current time: moves it if the clock stepped back, and ends expired
--- state.
+-- state. The bytes of expired state are kept until a charge replaces them, because another plan may
+-- keep the state for longer.
 local function refresh(account)
   local back, places = account.last - now, account.places
   for i = 1, #places do
@@ -76,7 +76,7 @@ local function refresh(account)
         place.algorithm.follow(place, back, account.last)
       end
       if not place.algorithm.lives(place) then
-        place.state, account.changed = nil, true
+        place.raw, place.state = place.algorithm.write(place), nil
       end
     end
   end
@@ -97,7 +97,6 @@ end
 local function start_anew(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
   account.reset, account.void = nil, nil
-  account.others = nil
   for _, place in ipairs(account.places) do
     place.state, place.raw = nil, nil
     if place.list then
@@ -170,10 +169,11 @@ local function read(key, plan, wary)
   return account
 end
 
--- Returns the account as a string, and the microsecond from which on it may be dropped. `how` is
--- `write` for the stored form and `show` for the reply, which may contain more.
+-- Returns the account as a string, the microsecond from which on it may be dropped, and true if it
+-- has state of other plans. `how` is `write` for the stored form and `show` for the reply, which may
+-- contain more.
 local function encode(account, how)
-  local value, filled, ends = struct.pack('<I7', now), '', 0
+  local value, filled, ends, others = struct.pack('<I7', now), '', 0, false
   if account.block then
     value = value .. struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
     filled, ends = value, account.block + 1
@@ -188,25 +188,26 @@ local function encode(account, how)
     local state, algorithm = place.state, place.algorithm
     if state then
       value = value .. (algorithm[how] or algorithm.write)(place)
-      ends = math.max(ends, algorithm.ends(place))
+      ends, filled = math.max(ends, algorithm.ends(place)), value
+    elseif place.raw and place.raw ~= '-\0\0' then
+      value = value .. place.raw
+      others, filled = true, value
     else
-      value = value .. (place.raw or '-\0\0')
-    end
-    if state or place.raw and place.raw ~= '-\0\0' then
-      filled = value
+      value = value .. '-\0\0'
     end
   end
-  return filled, ends
+  return filled, ends, others
 end
 
--- Stores the account with a time to live that ends when it may be dropped.
-local function write(account)
-  local value, ends = encode(account, 'write')
+-- Stores the account with a time to live that ends when it may be dropped. With `keep`, or with state
+-- of other plans, the key lives no shorter than before.
+local function write(account, keep)
+  local value, ends, others = encode(account, 'write')
   if value == '' then
     redis.call('DEL', account.key)
   else
     local ms = math.ceil((ends - now) / 1000)
-    if account.others then
+    if others or keep then
       ms = math.max(ms, redis.call('PTTL', account.key) - linger)
     end
     ms = math.max(1, math.min(ms, 315360000000)) + linger

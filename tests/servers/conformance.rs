@@ -90,3 +90,17 @@ async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
     let mut redis = Redis::connect(&server.url()).await.expect("a store");
     live::a_quota_that_keeps_accounts_longer(&mut redis).await;
 }
+
+#[tokio::test]
+async fn a_receipt_of_an_older_quota_drops_no_account() {
+    let server = Server::redis().await;
+    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    live::a_receipt_of_an_older_quota(&mut redis).await;
+}
+
+#[tokio::test]
+async fn a_look_under_another_quota_changes_no_account() {
+    let server = Server::redis().await;
+    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    live::a_look_under_another_quota(&mut redis).await;
+}

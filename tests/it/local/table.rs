@@ -110,3 +110,13 @@ async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
 async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
     live::a_quota_that_keeps_accounts_longer(&mut Local::default()).await;
 }
+
+#[tokio::test]
+async fn a_receipt_of_an_older_quota_drops_no_account() {
+    live::a_receipt_of_an_older_quota(&mut Local::default()).await;
+}
+
+#[tokio::test]
+async fn a_look_under_another_quota_changes_no_account() {
+    live::a_look_under_another_quota(&mut Local::default()).await;
+}
