@@ -64,6 +64,16 @@ local function parse(account, value)
   return true
 end
 
+-- Moves the state of a quota that is not part of the call. Only a TAT may be in the future. A call
+-- of the quota moves any other state.
+local function moved(raw, back)
+  if #raw ~= 12 or string.sub(raw, 1, 1) ~= 'g' then
+    return raw
+  end
+  local us, ns = struct.unpack('<I7H', raw, 4)
+  return struct.pack('<c1HI7H', 'g', 9, math.max(0, us - back), ns)
+end
+
 -- Updates an account to the current time: moves it if the clock stepped back, and ends expired
 -- state. The bytes of expired state are kept until a charge replaces them, because another plan may
 -- keep the state for longer.
@@ -71,9 +81,15 @@ local function refresh(account)
   local back, places = account.last - now, account.places
   for i = 1, #places do
     local place = places[i]
+    if place.raw and back > 0 then
+      place.raw = moved(place.raw, back)
+    end
     if place.state then
-      if back > 0 then
-        place.algorithm.follow(place, back, account.last)
+      -- A call without this quota may have been the first after a step back.
+      local ahead = math.max(back, place.algorithm.newest(place) - now)
+      if ahead > 0 then
+        place.algorithm.follow(place, ahead, now + ahead)
+        account.changed = true
       end
       if not place.algorithm.lives(place) then
         place.raw, place.state = place.algorithm.write(place), nil
@@ -121,11 +137,12 @@ local function sound(account, wary)
   end
   for _, place in ipairs(account.places) do
     local state, algorithm = place.state, place.algorithm
-    if state and algorithm.odd(place, wary)
+    if state and algorithm.odd and algorithm.odd(place, wary)
       and not lasts(account, algorithm.ends(place) - (place.kept or 0)) then
-      if not algorithm.bound or not algorithm.bound(place) then
+      if not algorithm.bound then
         return false
       end
+      algorithm.bound(place)
       account.changed = true
     end
   end

@@ -42,8 +42,13 @@ algorithms.g = {
     return struct.pack('<c1HI7H', 'g', 9, place.state.us, place.state.ns)
   end,
 
+  -- A TAT may be any time ahead.
+  newest = function()
+    return 0
+  end,
+
   follow = function(place, back)
-    place.state.us = place.state.us - back
+    place.state.us = math.max(0, place.state.us - back)
   end,
 
   lives = function(place)

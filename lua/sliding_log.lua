@@ -150,6 +150,10 @@ algorithms.l = {
     return struct.pack('<c1Hc0', 'l', #told, told)
   end,
 
+  newest = function(place)
+    return place.state.us
+  end,
+
   follow = function(place, back)
     local state, items = place.state, redis.pcall('LRANGE', place.list, 0, -1)
     redis.call('DEL', place.list)
@@ -180,10 +184,6 @@ algorithms.l = {
 
   longest = function(place)
     return place.period + 1
-  end,
-
-  odd = function(place)
-    return place.state.us > now
   end,
 
   fits = function(place)

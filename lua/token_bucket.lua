@@ -75,6 +75,10 @@ algorithms.t = {
       state.opened_nano)
   end,
 
+  newest = function(place)
+    return place.state.us
+  end,
+
   follow = function(place, back)
     local state = place.state
     state.us, state.opened = math.max(0, state.us - back), math.max(0, state.opened - back)
@@ -96,13 +100,12 @@ algorithms.t = {
   end,
 
   odd = function(place)
-    return place.state.us > now or place.state.tokens < floor(place)
+    return place.state.tokens < floor(place)
   end,
 
   -- A plan with a larger debt and a faster refill may have written the state.
   bound = function(place)
-    place.state.tokens = math.max(place.state.tokens, floor(place))
-    return place.state.us <= now
+    place.state.tokens = floor(place)
   end,
 
   fits = function(place)
