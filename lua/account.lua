@@ -49,15 +49,14 @@ local function parse(account, value)
       if not algorithm then
         -- Not part of the call: the state is kept as it is.
         places[i] = { raw = string.sub(value, at, from + length - 1) }
-        account.others = true
       elseif algorithm.letter == letter then
         place.state = algorithm.read(place, value, from, length)
         if not place.state then
           return false
         end
       elseif letter ~= '-' then
-        -- The quota has a different algorithm now, which needs a new account.
-        account.changed = true
+        -- The state of another algorithm, until a charge replaces it.
+        place.raw = string.sub(value, at, from + length - 1)
       end
     end
     at = from + length
@@ -65,18 +64,35 @@ local function parse(account, value)
   return true
 end
 
+-- Moves the state of a quota that is not part of the call. Only a TAT may be in the future. A call
+-- of the quota moves any other state.
+local function moved(raw, back)
+  if #raw ~= 12 or string.sub(raw, 1, 1) ~= 'g' then
+    return raw
+  end
+  local us, ns = struct.unpack('<I7H', raw, 4)
+  return struct.pack('<c1HI7H', 'g', 9, math.max(0, us - back), ns)
+end
+
 -- Updates an account to the current time: moves it if the clock stepped back, and ends expired
--- state.
+-- state. The bytes of expired state are kept until a charge replaces them, because another plan may
+-- keep the state for longer.
 local function refresh(account)
   local back, places = account.last - now, account.places
   for i = 1, #places do
     local place = places[i]
+    if place.raw and back > 0 then
+      place.raw = moved(place.raw, back)
+    end
     if place.state then
-      if back > 0 then
-        place.algorithm.follow(place, back, account.last)
+      -- A call without this quota may have been the first after a step back.
+      local ahead = math.max(back, place.algorithm.newest(place) - now)
+      if ahead > 0 then
+        place.algorithm.follow(place, ahead, now + ahead)
+        account.changed = true
       end
       if not place.algorithm.lives(place) then
-        place.state, account.changed = nil, true
+        place.raw, place.state = place.algorithm.write(place), nil
       end
     end
   end
@@ -97,7 +113,6 @@ end
 local function start_anew(account)
   account.healed, account.changed, account.block, account.value = true, true, nil, nil
   account.reset, account.void = nil, nil
-  account.others = nil
   for _, place in ipairs(account.places) do
     place.state, place.raw = nil, nil
     if place.list then
@@ -106,30 +121,37 @@ local function start_anew(account)
   end
 end
 
--- Returns true if the time to live of the key suits the account. An account that lasts longer than
--- its quota permits belongs to another quota or is broken. A broken one could block its key for
--- years. A state that is not odd ends within the times of its quota, which may have replaced one that
--- ended earlier. The plan of a `wary` caller lacks the numbers of that test for GCRA.
+-- Returns true if the key lives until an instant.
+local function lasts(account, ends)
+  account.left = account.left or redis.call('PTTL', account.key)
+  return account.left >= 0 and math.min((ends - now) / 1000, 315360000000) <= account.left + 1000
+end
+
+-- Returns false for an account that no plan writes. It outlasts its key, and could otherwise deny
+-- for years. Only a state that is impossible under the plan of the call is compared with the time
+-- to live, because the last writer's plan may have kept other states for a shorter time.
 local function sound(account, wary)
-  local odd = account.block or account.void
   local ends = math.max(account.block or now, account.void or now)
+  if ends > now and not lasts(account, ends) then
+    return false
+  end
   for _, place in ipairs(account.places) do
-    local algorithm = place.algorithm
-    if place.state and (wary and algorithm.letter == 'g' or algorithm.odd(place)) then
-      -- The last writer's quota may have kept the account for a shorter time.
-      odd, ends = true, math.max(ends, algorithm.ends(place) - (place.kept or 0))
+    local state, algorithm = place.state, place.algorithm
+    if state and algorithm.odd and algorithm.odd(place, wary)
+      and not lasts(account, algorithm.ends(place) - (place.kept or 0)) then
+      if not algorithm.bound then
+        return false
+      end
+      algorithm.bound(place)
+      account.changed = true
     end
   end
-  if not odd then
-    return true
-  end
-  local left = redis.call('PTTL', account.key)
-  return ends == now or left >= 0 and math.min((ends - now) / 1000, 315360000000) <= left + 1000
+  return true
 end
 
 -- Reads an account by its plan. A plan states whether the account is binding, and has a letter and
--- parameters for each quota. The letter of a quota that is not part of the call is `.`. `sound`
--- explains a `wary` caller.
+-- parameters for each quota. The letter of a quota that is not part of the call is `.`. The plan of a
+-- `wary` caller does not have all bounds of a state.
 local function read(key, plan, wary)
   local binding, count, at = struct.unpack('<BB', plan)
   local places = {}
@@ -164,10 +186,11 @@ local function read(key, plan, wary)
   return account
 end
 
--- Returns the account as a string, and the microsecond from which on it may be dropped. `how` is
--- `write` for the stored form and `show` for the reply, which may contain more.
+-- Returns the account as a string, the microsecond from which on it may be dropped, and true if it
+-- has state of other plans. `how` is `write` for the stored form and `show` for the reply, which may
+-- contain more.
 local function encode(account, how)
-  local value, filled, ends = struct.pack('<I7', now), '', 0
+  local value, filled, ends, others = struct.pack('<I7', now), '', 0, false
   if account.block then
     value = value .. struct.pack('<c1HI7H', 'b', 9, account.block, account.block_nano)
     filled, ends = value, account.block + 1
@@ -182,25 +205,26 @@ local function encode(account, how)
     local state, algorithm = place.state, place.algorithm
     if state then
       value = value .. (algorithm[how] or algorithm.write)(place)
-      ends = math.max(ends, algorithm.ends(place))
+      ends, filled = math.max(ends, algorithm.ends(place)), value
+    elseif place.raw and place.raw ~= '-\0\0' then
+      value = value .. place.raw
+      others, filled = true, value
     else
-      value = value .. (place.raw or '-\0\0')
-    end
-    if state or place.raw and place.raw ~= '-\0\0' then
-      filled = value
+      value = value .. '-\0\0'
     end
   end
-  return filled, ends
+  return filled, ends, others
 end
 
--- Stores the account with a time to live that ends when it may be dropped.
-local function write(account)
-  local value, ends = encode(account, 'write')
+-- Stores the account with a time to live that ends when it may be dropped. With `keep`, or with state
+-- of other plans, the key lives no shorter than before.
+local function write(account, keep)
+  local value, ends, others = encode(account, 'write')
   if value == '' then
     redis.call('DEL', account.key)
   else
     local ms = math.ceil((ends - now) / 1000)
-    if account.others then
+    if others or keep then
       ms = math.max(ms, redis.call('PTTL', account.key) - linger)
     end
     ms = math.max(1, math.min(ms, 315360000000)) + linger

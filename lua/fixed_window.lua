@@ -91,6 +91,10 @@ algorithms.f = {
     return struct.pack('<c1HI7HI5I5', 'f', 19, state.us, state.ns, state.count, state.bonus)
   end,
 
+  newest = function(place)
+    return (begin(place, place.state.us, 0))
+  end,
+
   -- An aligned window moves to the window of the current time.
   follow = function(place, back, last)
     if place.kind ~= 1 then
@@ -110,10 +114,6 @@ algorithms.f = {
   -- A receipt ends with its window.
   longest = function(place)
     return window(place).us + place.period + 1 - now
-  end,
-
-  odd = function(place)
-    return begin(place, place.state.us, 0) > now
   end,
 
   fits = function(place)

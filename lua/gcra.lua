@@ -42,8 +42,13 @@ algorithms.g = {
     return struct.pack('<c1HI7H', 'g', 9, place.state.us, place.state.ns)
   end,
 
+  -- A TAT may be any time ahead.
+  newest = function()
+    return 0
+  end,
+
   follow = function(place, back)
-    place.state.us = place.state.us - back
+    place.state.us = math.max(0, place.state.us - back)
   end,
 
   lives = function(place)
@@ -61,9 +66,10 @@ algorithms.g = {
     return place.room + place.kept + 1
   end,
 
-  -- Only a late charge of a quota with a large max_debt leads further ahead.
-  odd = function(place)
-    return place.state.us - now > 2 * (place.room + place.cost) + 2
+  -- Only a late charge of a quota with a large max_debt leads further ahead. A `wary` call has
+  -- another `room`. The TAT is an instant of its own, whatever the plan.
+  odd = function(place, wary)
+    return wary or place.state.us - now > 2 * (place.room + place.cost) + 2
   end,
 
   fits = function(place)

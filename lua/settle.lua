@@ -20,14 +20,15 @@ for i = 1, plans - 2 do
       local ends = place.state and place.algorithm.ends(place) or now
       account.reset, account.reset_nano = now, nano
       account.void = math.max(account.void or 0, ends, now + place.algorithm.longest(place))
-      place.state = nil
+      place.state, place.raw = nil, nil
       if place.list then
         redis.call('DEL', place.list)
       end
     elseif place.state and what ~= 'block' and what ~= 'unblock' then
       place.algorithm[what](place, us, ns)
     end
-    if place.state and place.algorithm and not place.algorithm.lives(place) then
+    -- The plan of an undo may be older than the account, and does not end it.
+    if what ~= 'undo' and place.state and not place.algorithm.lives(place) then
       place.state = nil
     end
   end
@@ -36,6 +37,6 @@ for i = 1, plans - 2 do
   elseif what == 'unblock' then
     account.block = nil
   end
-  write(account)
+  write(account, what == 'undo')
 end
 return answer(true, accounts)

@@ -67,33 +67,41 @@ local function recount(place)
   place.state.total = total
 end
 
--- Removes up to `units` units, newest first. With an instant, removes them only from the entry of
--- that instant.
-local function take(place, units, only, only_nano)
-  local state, index = place.state, -1
-  while state and units > 0 do
-    local us, ns, of = at(place, index)
-    if not us or only and before(us, ns, only, only_nano) then
-      break
-    end
-    local taken = 0
-    if not only or us == only and ns == only_nano then
-      taken = math.min(of, units)
-    end
-    units, state.total = units - taken, math.max(0, state.total - taken)
-    if of > taken then
-      if taken > 0 then
-        redis.call('LSET', place.list, index, struct.pack('<I7HI5', us, ns, of - taken))
-      end
-      index = index - 1
-    elseif index == -1 then
-      redis.call('RPOP', place.list)
-    else
-      redis.call('LSET', place.list, index, 'gone')
-      redis.call('LREM', place.list, 1, 'gone')
-    end
+-- Removes up to `units` units from the entry at an index. Returns the number of removed units.
+local function take(place, index, units)
+  local state = place.state
+  local us, ns, of = at(place, index)
+  if not us then
+    return 0
+  end
+  local taken = math.min(of, units)
+  state.total = math.max(0, state.total - taken)
+  if of > taken then
+    redis.call('LSET', place.list, index, struct.pack('<I7HI5', us, ns, of - taken))
+  else
+    redis.call('LSET', place.list, index, 'gone')
+    redis.call('LREM', place.list, -1, 'gone')
     local newest, newest_nano = at(place, -1)
     state.us, state.ns = newest or 0, newest_nano or 0
+  end
+  return taken
+end
+
+-- Returns the index of the entry of an instant. The entries are in order.
+local function find(place, us, ns)
+  local low, high = 0, redis.call('LLEN', place.list) - 1
+  while low <= high do
+    local middle = whole(low + high, 2)
+    local found, found_nano = at(place, middle)
+    if not found then
+      return
+    elseif before(found, found_nano, us, ns) then
+      low = middle + 1
+    elseif before(us, ns, found, found_nano) then
+      high = middle - 1
+    else
+      return middle
+    end
   end
 end
 
@@ -150,6 +158,10 @@ algorithms.l = {
     return struct.pack('<c1Hc0', 'l', #told, told)
   end,
 
+  newest = function(place)
+    return place.state.us
+  end,
+
   follow = function(place, back)
     local state, items = place.state, redis.pcall('LRANGE', place.list, 0, -1)
     redis.call('DEL', place.list)
@@ -182,10 +194,6 @@ algorithms.l = {
     return place.period + 1
   end,
 
-  odd = function(place)
-    return place.state.us > now
-  end,
-
   fits = function(place)
     local total = place.state and place.state.total or 0
     return total + place.need <= place.units + place.soft
@@ -203,10 +211,17 @@ algorithms.l = {
   end,
 
   refund = function(place)
-    take(place, place.cost)
+    local left, taken = place.cost, nil
+    while left > 0 and taken ~= 0 do
+      taken = take(place, -1, left)
+      left = left - taken
+    end
   end,
 
   undo = function(place, taken, taken_nano)
-    take(place, place.cost, taken, taken_nano)
+    local index = find(place, taken, taken_nano)
+    if index then
+      take(place, index, place.cost)
+    end
   end,
 }

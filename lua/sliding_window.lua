@@ -123,6 +123,11 @@ algorithms.s = {
     return struct.pack('<c1HI5', 's', 5 + #state.list, state.total) .. state.list
   end,
 
+  newest = function(place)
+    local list = place.state.list
+    return list == '' and 0 or (entry(place.state, #list / 14 - 1))
+  end,
+
   -- Buckets move by whole widths.
   follow = function(place, _, last)
     local state, moved = place.state, {}
@@ -148,10 +153,6 @@ algorithms.s = {
 
   longest = function(place)
     return left(place, now) - now
-  end,
-
-  odd = function(place)
-    return place.algorithm.ends(place) > now + (place.buckets + 1) * place.width
   end,
 
   fits = function(place)

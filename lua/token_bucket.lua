@@ -21,6 +21,11 @@ local function bucket(place)
   return state
 end
 
+-- Returns the largest debt of this plan, as tokens.
+local function floor(place)
+  return place.burst - math.max(place.most, 2 * place.burst) - place.soft
+end
+
 local function spend(place, units)
   local state = bucket(place)
   if state.tokens == place.burst then
@@ -70,6 +75,10 @@ algorithms.t = {
       state.opened_nano)
   end,
 
+  newest = function(place)
+    return place.state.us
+  end,
+
   follow = function(place, back)
     local state = place.state
     state.us, state.opened = math.max(0, state.us - back), math.max(0, state.opened - back)
@@ -91,7 +100,12 @@ algorithms.t = {
   end,
 
   odd = function(place)
-    return place.state.us > now or place.state.tokens < place.burst - math.max(place.most, 2 * place.burst) - place.soft
+    return place.state.tokens < floor(place)
+  end,
+
+  -- A plan with a larger debt and a faster refill may have written the state.
+  bound = function(place)
+    place.state.tokens = floor(place)
   end,
 
   fits = function(place)

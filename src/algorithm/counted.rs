@@ -169,12 +169,10 @@ pub(super) fn caps_late_charge(
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.
-pub(super) fn undo(account: &mut Option<CountedState>, quota: &Quota, now: u64, receipt: Receipt) {
-    drop_expired(account, quota, now);
-    if let Some(state) = account {
+pub(super) fn undo(state: &mut CountedState, quota: &Quota, now: u64, receipt: Receipt) {
+    if state.is_live(quota, now) {
         state.counter_mut().undo(quota, now, receipt);
     }
-    drop_expired(account, quota, now);
 }
 
 fn get_or_open<'a>(

@@ -300,10 +300,16 @@ pub(crate) fn caps_late_charge(
 }
 
 /// Undoes a charge. Units that were refilled since the charge are not added twice.
-pub(crate) fn undo(account: &mut Option<AccountState>, quota: &Quota, now: u64, receipt: Receipt) {
-    match Gcra::counting(quota) {
-        Some(gcra) => change_gcra(account, |tat| (gcra.undo(tat, now, receipt), ())),
-        None => change_counted(account, |state| counted::undo(state, quota, now, receipt)),
+///
+/// The quota may be older than the account. An account that is expired by this quota stays as it
+/// is.
+pub(crate) fn undo(account: &mut AccountState, quota: &Quota, now: u64, receipt: Receipt) {
+    match (Gcra::counting(quota), account) {
+        (Some(gcra), AccountState::Gcra(tat)) => {
+            *tat = gcra.undo(*tat, now, receipt).unwrap_or(*tat);
+        }
+        (None, AccountState::Counted(state)) => counted::undo(state, quota, now, receipt),
+        _ => {}
     }
 }
 

@@ -46,7 +46,9 @@ impl Account {
     }
 
     pub(super) fn undo(&mut self, quota: &Quota, now: u64, receipt: Receipt) {
-        undo(&mut self.0, quota, now, receipt);
+        if let Some(state) = &mut self.0 {
+            undo(state, quota, now, receipt);
+        }
     }
 
     /// Returns the instant at which the account expires, or 0 without an account.

@@ -269,6 +269,12 @@ impl Decision {
     ///
     /// The wait is zero if the request was allowed. Returns `None` if waiting does not help, or if
     /// the wait is [unknown](Outcome::is_wait_unknown).
+    ///
+    /// # Limitations
+    ///
+    /// With several quotas, this is the longest of their waits. A fixed window that is
+    /// [paced](crate::Algorithm::paced) or has a [`carry_over`](crate::Algorithm::carry_over) may
+    /// have fewer units again by then. The request is then denied with another wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.allowed { Some(Duration::ZERO) } else { self.binding()?.retry_after() }

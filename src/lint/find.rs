@@ -1,12 +1,12 @@
 //! Finds probable mistakes in settings, before the first request.
 
-use std::slice;
+use std::{slice, time::Duration};
 
 use super::{Finding, Lint, dominated};
 use crate::{
     headers::{Headers, Item},
     middleware::queue::Bounds,
-    quota::Quota,
+    quota::{Algorithm, Quota},
     rule::{LivePlan, Quotas, RuleInfo, RuleName},
 };
 
@@ -31,6 +31,7 @@ pub(crate) fn find(infos: &[RuleInfo<'_>], knobs: &Knobs) -> Vec<Finding> {
         let of_key = |text: &String| Finding::of(Lint::KeyExtractor, info.name, text);
         found.extend(info.key_lints.iter().map(of_key));
         found.extend(cost_above_limit(info));
+        found.extend(paced_cost(info));
         found.extend(nobody_waits(info, knobs));
         found.extend(adjustment_above_max_debt(info, knobs));
         found.extend(dominated_quotas(info, knobs));
@@ -68,15 +69,43 @@ fn cost_above_limit(info: &RuleInfo<'_>) -> Option<Finding> {
     let need = info.least_need();
     let limits = quotas.iter().filter(|quota| !quota.is_blocked()).map(Quota::raised_limit);
     let limit = limits.min().filter(|limit| need > u64::from(*limit))?;
-    let what = match info.headroom {
-        Some(headroom) if headroom > 0 => format!("cost plus headroom {need}"),
-        _ => format!("cost {need}"),
-    };
     let text = format!(
-        "{what} is above the current limit {limit} of its live plan, so every request is denied \
-         until the plan is replaced; lower the cost or raise the burst"
+        "{} is above the current limit {limit} of its live plan, so every request is denied \
+         until the plan is replaced; lower the cost or raise the burst",
+        need_text(info)
     );
     Some(Finding::of(Lint::CostAboveLimit, info.name, &text))
+}
+
+fn need_text(info: &RuleInfo<'_>) -> String {
+    match info.headroom {
+        Some(headroom) if headroom > 0 => format!("cost plus headroom {}", info.least_need()),
+        _ => format!("cost {}", info.least_need()),
+    }
+}
+
+fn paced_cost(info: &RuleInfo<'_>) -> Option<Finding> {
+    let need = info.least_need();
+    if need < 2 || info.queues {
+        return None;
+    }
+    let quotas = info.quotas.unwrap_or_default().iter().filter(|quota| !quota.is_blocked());
+    let mut paced = quotas.filter_map(|quota| Some((quota, rest_of_window(quota, need)?)));
+    let (quota, rest) = paced.find(|(_, rest)| *rest < Duration::from_secs(1))?;
+    let text = format!(
+        "{} fits only in the last {rest:?} of each window of the paced quota {quota}, so a client \
+         that waits for Retry-After, in whole seconds, can be denied forever; use Algorithm::Gcra, \
+         max_wait or a longer window",
+        need_text(info)
+    );
+    Some(Finding::of(Lint::PacedCost, info.name, &text))
+}
+
+/// Returns the time from the release of unit number `need` to the end of a paced window.
+fn rest_of_window(quota: &Quota, need: u64) -> Option<Duration> {
+    let Algorithm::FixedWindow { paced: true, .. } = quota.counted_by() else { return None };
+    let parts = (u64::from(quota.units()) + 1).checked_sub(need).filter(|parts| *parts > 0)?;
+    Some(quota.period() * u32::try_from(parts).ok()? / quota.units())
 }
 
 fn nobody_waits(info: &RuleInfo<'_>, knobs: &Knobs) -> Option<Finding> {

@@ -91,6 +91,12 @@ pub enum Lint {
     /// The cost plus the headroom is above the current limit of a quota. Fixed quotas cause an
     /// [error](crate::rule::RuleError::CostAboveLimit) instead.
     CostAboveLimit,
+    /// `paced_cost`: a client that obeys `Retry-After` can be denied forever.
+    ///
+    /// A cost of several units fits only late in a [paced](crate::Algorithm::paced) window. The lint
+    /// reports a cost that fits for less than a second of each window, because `Retry-After` is in
+    /// whole seconds. A rule with a [`max_wait`](crate::Rule::max_wait) is not reported.
+    PacedCost,
     /// `unnamed_quotas`: the header fields report one of several quotas without its name.
     ///
     /// A client cannot know which quota is reported. [`Headers::Draft11`](crate::Headers::Draft11)
@@ -126,6 +132,7 @@ impl Lint {
         match self {
             Self::DominatedQuota => "dominated_quota",
             Self::CostAboveLimit => "cost_above_limit",
+            Self::PacedCost => "paced_cost",
             Self::UnnamedQuotas => "unnamed_quotas",
             Self::NobodyWaits => "nobody_waits",
             Self::KeyExtractor => "key_extractor",

@@ -49,10 +49,10 @@ pub enum RetryAfter {
     ///
     /// # Limitations
     ///
-    /// - **Not for keys that strangers share**, such as the address of a NAT. Each denial moves the
-    ///   next time back, by its cost. A client that ignores `Retry-After` costs nothing by its
-    ///   retries, but the other clients of its key are soon told a minute more than the earliest
-    ///   time. Use `Jitter` there.
+    /// - **Not for keys that unrelated clients share**, such as the address of a NAT. Each denial
+    ///   delays the next time by its cost. The retries of a client that ignores `Retry-After` are
+    ///   free, but the other clients of its key soon wait a minute longer than necessary. Use
+    ///   `Jitter` there.
     /// - **Nothing is reserved.** A client that returns early, or for the first time, takes the
     ///   units that another client waits for.
     /// - Each process has its own queue. With several processes, clients of different processes

@@ -83,6 +83,13 @@ impl Algorithm {
 
     /// Releases the units of a window at even intervals.
     ///
+    /// # Limitations
+    ///
+    /// A cost of several units fits only late in each window, after that many units were released. A
+    /// retry that comes after the end of the window is denied again. `Retry-After` is in whole
+    /// seconds, so under a window of a second a client that obeys it may never be served.
+    /// [`Lint::PacedCost`](crate::lint::Lint::PacedCost) reports such costs.
+    ///
     /// # Panics
     ///
     /// Panics if the algorithm is not a [fixed window](Algorithm::fixed_window).

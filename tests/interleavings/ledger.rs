@@ -173,11 +173,8 @@ impl Ledger {
         let mut at = address(id);
         let mut locked = self.table.lock(slice::from_mut(&mut at), now);
         let now = locked.now();
-        locked.undo(&mut at, &(), charged, |account| {
-            if let Some(account) = account {
-                account.tat = account.tat.saturating_sub(T).max(now);
-            }
-        });
+        let undo = |account: &mut Account| account.tat = account.tat.saturating_sub(T).max(now);
+        locked.undo(&at, &(), charged, undo);
     }
 
     /// Returns the state of the key's own account, if it has one.

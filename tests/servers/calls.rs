@@ -10,7 +10,10 @@ use futures::future::join_all;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sluice::{
-    Algorithm, Key, Quota, RateLimitLayer, Rule, Store, StoreExt, key::Everyone, store::Charge,
+    Algorithm, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
+    key::Everyone,
+    store::Charge,
+    testing::{Redis, Subject},
 };
 
 use crate::{
@@ -150,4 +153,41 @@ async fn scripts_flushed_at_any_moment_charge_nothing_twice() {
     tokio::join!(hammer, work);
     assert_eq!(passed.into_inner(), 2 * LIMIT);
     assert!(flushes.into_inner() > 100);
+}
+
+/// Returns the number of commands on lists since the server started.
+async fn list_commands(server: &Server) -> u64 {
+    let stats: String = server.command("INFO commandstats").await;
+    let lists = ["lindex", "linsert", "llen", "lpop", "lrange", "lrem", "lset", "rpop"];
+    let calls = stats.lines().filter_map(|line| {
+        let (name, numbers) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        lists.contains(&name).then(|| numbers.split(',').next()?.parse::<u64>().ok())?
+    });
+    calls.sum()
+}
+
+#[tokio::test]
+async fn an_undo_of_an_old_charge_does_not_read_a_whole_log() {
+    let server = Server::redis().await;
+    let mut subject = Redis::connect(&server.url()).await.expect("a store");
+    let store = subject.open();
+    let quota = Quota::per_day(2_000).algorithm(Algorithm::SlidingLog);
+    let (account, day) = (Account::new("a", quota), Duration::from_secs(20_000 * 86_400));
+    let mut taken = Vec::new();
+    for at in 0..1_500_u32 {
+        subject.set(day + Duration::from_millis(at.into()));
+        taken.push(account.take(&store, 1).await.expect("a decision"));
+    }
+    for (undone, at) in [0, 700, 1_499].into_iter().enumerate() {
+        let before = list_commands(&server).await;
+        store.undo(&[account.charge(1)], &taken[at], None);
+        subject.undone().await;
+        let commands = list_commands(&server).await - before;
+        assert!(commands <= 40, "{commands} commands for the charge {at}");
+        assert_eq!(account.left(&store).await, 501 + u32::try_from(undone).expect("small"));
+    }
+    // A second undo finds nothing.
+    store.undo(&[account.charge(1)], &taken[700], None);
+    subject.undone().await;
+    assert_eq!(account.left(&store).await, 503);
 }

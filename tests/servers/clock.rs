@@ -5,12 +5,13 @@
 use std::time::Duration;
 
 use tower_sluice::{
-    RedisStore, StoreExt,
+    Key, Quota, RedisStore, StoreExt,
+    store::Charge,
     testing::{Redis, Subject},
 };
 
 use crate::{
-    accounts::{Account, Dice, address, connect, quotas, raw},
+    accounts::{Account, Dice, address, connect, quotas, raw, rule},
     servers::Server,
 };
 
@@ -164,5 +165,42 @@ async fn a_step_back_moves_a_log_with_any_list() {
         assert!(passed <= LIMIT, "{junk}: {passed}");
         subject.set(back + DAY);
         assert_eq!(account.passed(&store, LIMIT + 1).await, LIMIT, "{junk}");
+    }
+}
+
+/// A call of some quotas of an account, after a step back that no call has seen.
+#[tokio::test]
+async fn a_call_of_other_quotas_does_not_hide_a_step_back() {
+    let server = Server::redis().await;
+    let (mut subject, store) = open(&server).await;
+    let week = 7 * DAY;
+    for (name, quota) in quotas(LIMIT, DAY) {
+        for call in 0..2 {
+            let quotas = [quota, Quota::per_day(1_000)];
+            let key = Key::from(format!("{name}{call}"));
+            let both = Charge::new(rule("both"), &key, &quotas);
+            let take = async || store.take(&[both]).await.expect("a decision").is_allowed();
+            subject.set(NOW);
+            for _ in 0..LIMIT {
+                assert!(take().await, "{name}");
+            }
+            subject.set(NOW - week);
+            match call {
+                0 => {
+                    let operator = Charge::new(rule("both"), &key, &[]);
+                    store.block(&operator, DAY / 2).await.expect("a block");
+                    assert!(!take().await, "{name}: a block");
+                    store.unblock(&operator).await.expect("no block");
+                }
+                _ => {
+                    let second = [both.with_quota_index(1)];
+                    assert!(store.take(&second).await.expect("a decision").is_allowed());
+                }
+            }
+            assert!(!take().await, "{name}, {call}: a step back refills no account");
+            subject.set(NOW - week + 2 * DAY);
+            assert!(take().await, "{name}, {call}: a step back locks no key out");
+            assert_eq!(store.healed(), 0, "{name}, {call}");
+        }
     }
 }

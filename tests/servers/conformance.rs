@@ -12,7 +12,7 @@ use tower_sluice::{
 
 use crate::{
     servers::{Cluster, Flavour, Server},
-    support::tables::all_pass,
+    support::{live, tables::all_pass},
 };
 
 /// The clock is driven to the nanosecond.
@@ -81,5 +81,26 @@ async fn a_cluster_conforms() {
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
     let server = Server::redis().await;
     let mut redis = Redis::connect(&server.url()).await.expect("a store");
-    crate::support::live::replaced_quotas(&mut redis).await;
+    live::replaced_quotas(&mut redis).await;
+}
+
+#[tokio::test]
+async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
+    let server = Server::redis().await;
+    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    live::a_quota_that_keeps_accounts_longer(&mut redis).await;
+}
+
+#[tokio::test]
+async fn a_receipt_of_an_older_quota_drops_no_account() {
+    let server = Server::redis().await;
+    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    live::a_receipt_of_an_older_quota(&mut redis).await;
+}
+
+#[tokio::test]
+async fn a_look_under_another_quota_changes_no_account() {
+    let server = Server::redis().await;
+    let mut redis = Redis::connect(&server.url()).await.expect("a store");
+    live::a_look_under_another_quota(&mut redis).await;
 }

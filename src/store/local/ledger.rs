@@ -209,7 +209,7 @@ impl Ledger {
             let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
             if let Some(receipt) = receipt {
                 let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
-                locked.undo(&mut account.at, account.quota, receipt.charged, undo);
+                locked.undo(&account.at, account.quota, receipt.charged, undo);
             }
         }
     }

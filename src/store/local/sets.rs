@@ -131,6 +131,20 @@ impl<A: Stored> Set<A> {
             self.dropped_at = self.dropped_at.max(now);
         }
         let expires_at = account.as_ref().map_or(old.min(now), |it| it.expires_at(quota));
+        self.store(at, account, expires_at);
+    }
+
+    /// Stores an account that was taken out of this slot. If its state is more than one instant, it
+    /// expires no sooner than before.
+    pub(super) fn put_back(&mut self, at: usize, account: A, quota: &A::Quota, before: u64) {
+        let by_quota = account.expires_at(quota);
+        let is_instant = account.as_instant(by_quota).is_some();
+        let expires_at = if is_instant { by_quota } else { by_quota.max(before) };
+        self.store(at, Some(account), expires_at);
+    }
+
+    #[inline]
+    fn store(&mut self, at: usize, account: Option<A>, expires_at: u64) {
         self.store_instant(at, expires_at);
         let state = account.filter(|account| account.as_instant(expires_at).is_none());
         if state.is_some() || self.states.is_some() {

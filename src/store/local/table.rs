@@ -303,22 +303,34 @@ impl<A: Stored> LockedAccounts<'_, A> {
 
     /// Applies `change`, which undoes a charge that was made at the instant `charged`.
     ///
-    /// Does nothing after a later reset of an account in the same group of sets.
+    /// Does nothing after a later reset of an account in the same group of sets. The quota may be
+    /// older than the account, so the account expires no sooner than before.
     pub(super) fn undo(
         &mut self,
-        account: &mut Located,
+        account: &Located,
         quota: &A::Quota,
         charged: u64,
-        change: impl FnOnce(&mut Option<A>),
+        change: impl FnOnce(&mut A),
     ) {
         let void_before = self.table.void_before(account.set);
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
             return;
         }
-        if account.has_slot() {
-            self.update(account, quota, change);
-        } else {
-            self.update_shared(account, quota, change);
+        let now = self.now;
+        if let Place::Slot(at) = account.place {
+            let set = &mut self.sets[account.lock];
+            let expires_at = set.expires_at(at);
+            if let Some(mut stored) = set.take(at, now) {
+                change(&mut stored);
+                set.put_back(at, stored, quota, expires_at);
+            }
+            return;
+        }
+        let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
+        if let Some((expires_at, stored)) = accounts.get_mut(&account.shared_address())
+            && *expires_at > now
+        {
+            change(stored);
         }
     }
 

@@ -148,8 +148,9 @@ impl AccountReply {
     pub(super) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
         self.charged = false;
         for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
-            let Some((quota, ask)) = demand else { continue };
-            algorithm::undo(stored_state, quota, now, Receipt::newest(now, *ask));
+            if let (Some(state), Some((quota, ask))) = (stored_state, demand) {
+                algorithm::undo(state, quota, now, Receipt::newest(now, *ask));
+            }
         }
         self
     }

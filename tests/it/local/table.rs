@@ -105,3 +105,18 @@ fn expired_accounts_leave_their_slots_to_other_keys() {
 async fn a_replaced_quota_refills_no_account_and_locks_none_out() {
     live::replaced_quotas(&mut Local::default()).await;
 }
+
+#[tokio::test]
+async fn a_quota_that_keeps_accounts_longer_drops_no_account() {
+    live::a_quota_that_keeps_accounts_longer(&mut Local::default()).await;
+}
+
+#[tokio::test]
+async fn a_receipt_of_an_older_quota_drops_no_account() {
+    live::a_receipt_of_an_older_quota(&mut Local::default()).await;
+}
+
+#[tokio::test]
+async fn a_look_under_another_quota_changes_no_account() {
+    live::a_look_under_another_quota(&mut Local::default()).await;
+}

@@ -11,8 +11,8 @@ use governor::RateLimiter;
 use http::Method;
 use proptest::prelude::*;
 use tower_sluice::{
-    Algorithm, ClientIp, Cost, Decision, Headers, Key, KeyExtractor, LivePlan, LocalStore, PeerIp,
-    Plan, Quota, RateLimitLayer, Rule, StoreExt, by_route,
+    Algorithm, ClientIp, Cost, Decision, Headers, Key, KeyExtractor, Limiter, LivePlan, LocalStore,
+    PeerIp, Plan, Quota, RateLimitLayer, Rule, StoreExt, by_route,
     key::{Everyone, HeaderKey},
     lint::{Finding, Lint},
     middleware::Adjustment,
@@ -566,4 +566,50 @@ fn documented_examples_have_no_lints() {
     assert_eq!(lints(rules), [""; 0]);
     assert_eq!(RateLimitLayer::per_ip(TEN).lints(), []);
     assert_eq!(lints(rule([])), [""; 0]);
+}
+
+const PACED: Algorithm = Algorithm::fixed_window().paced();
+
+/// Sends a request until it is allowed, each time after `Retry-After`. Returns `true` if one of ten
+/// requests is allowed.
+fn serves_an_obedient_client(quota: Quota, cost: u32, start: Duration) -> bool {
+    let clock = FakeClock::new();
+    clock.advance(start);
+    let limiter = Limiter::new(clock.store(16));
+    (0..10).any(|_| {
+        let decision = limiter.take("me", &quota, cost).now();
+        let wait = decision.retry_after().unwrap_or_default();
+        let part = u64::from(wait.subsec_nanos() > 0);
+        clock.advance(Duration::from_secs(wait.as_secs() + part));
+        decision.is_allowed()
+    })
+}
+
+#[test]
+fn a_cost_that_an_obedient_client_may_never_fit_into_a_paced_window() {
+    let found = layer(rule(TEN.algorithm(PACED)).cost(5)).lints();
+    assert_eq!(found[0].lint(), Lint::PacedCost);
+    assert_eq!(
+        texts(&found),
+        [
+            "rule api: cost 5 fits only in the last 600ms of each window of the paced quota 10/s, so \
+          a client that waits for Retry-After, in whole seconds, can be denied forever; use \
+          Algorithm::Gcra, max_wait or a longer window"
+        ]
+    );
+    assert!(!serves_an_obedient_client(TEN.algorithm(PACED), 5, SECOND));
+    let queued = rule(TEN.algorithm(PACED)).cost(5).max_wait(SECOND);
+    assert_eq!(layer(queued).lints(), []);
+    assert_eq!(layer(rule(TEN).cost(5)).lints(), []);
+
+    for (units, seconds) in [(10, 1), (1, 1), (10, 2), (60, 60), (100, 60), (7, 10)] {
+        let quota = Quota::new(units, seconds * SECOND).expect("a quota").algorithm(PACED);
+        for cost in 1..=units {
+            let served = (0..40).all(|at| {
+                serves_an_obedient_client(quota, cost, Duration::from_millis(100_000 + 251 * at))
+            });
+            let found = layer(rule(quota).cost(cost)).lints();
+            assert!(served || found.len() == 1, "{quota}, cost {cost}: {found:?}");
+        }
+    }
 }
