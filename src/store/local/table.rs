@@ -47,7 +47,6 @@ enum Place {
 
 impl Located {
     /// Creates an account whose place is not known yet. [`Table::lock`] finds the place.
-    #[inline]
     pub(super) fn new(id: u64, rule: RuleName, quota_index: usize) -> Self {
         Self { id, rule, quota_index, set: 0, lock: 0, place: Place::Shared }
     }
@@ -211,13 +210,11 @@ pub(super) struct LockedAccounts<'a, A> {
 
 impl<A: Stored> LockedAccounts<'_, A> {
     /// Returns the instant of the decision.
-    #[inline]
     pub(super) fn now(&self) -> u64 {
         self.now
     }
 
     /// Returns `true` if some account is shared by new keys.
-    #[inline]
     pub(super) fn overflowed(&self) -> bool {
         self.overflowed
     }
@@ -255,8 +252,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
                 }
             }
             Place::Room(_) => read(self.inherited(account).as_ref()),
-            Place::Shared => read(self.shared(account)),
-            Place::Elsewhere => read(None),
+            Place::Shared | Place::Elsewhere => read(self.shared(account)),
         }
     }
 
@@ -286,8 +282,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
                 account.place = Place::Slot(at);
                 result
             }
-            Place::Shared => self.update_shared(account, quota, change),
-            Place::Elsewhere => change(&mut None),
+            Place::Shared | Place::Elsewhere => self.update_shared(account, quota, change),
         }
     }
 
