@@ -134,9 +134,18 @@ impl<A: Stored> Set<A> {
         self.store(at, account, expires_at);
     }
 
-    /// Stores an account that was taken out of this slot. If its state is more than one instant, it
+    /// Applies `change`, which undoes a charge. An account whose state is more than one instant
     /// expires no sooner than before.
-    pub(super) fn put_back(&mut self, at: usize, account: A, quota: &A::Quota, before: u64) {
+    pub(super) fn undo(
+        &mut self,
+        at: usize,
+        quota: &A::Quota,
+        now: u64,
+        change: impl FnOnce(&mut A),
+    ) {
+        let before = self.expires_at(at);
+        let Some(mut account) = self.take(at, now) else { return };
+        change(&mut account);
         let by_quota = account.expires_at(quota);
         let is_instant = account.as_instant(by_quota).is_some();
         let expires_at = if is_instant { by_quota } else { by_quota.max(before) };

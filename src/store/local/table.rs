@@ -311,20 +311,12 @@ impl<A: Stored> LockedAccounts<'_, A> {
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
             return;
         }
-        let now = self.now;
         if let Place::Slot(at) = account.place {
-            let set = &mut self.sets[account.lock];
-            let expires_at = set.expires_at(at);
-            if let Some(mut stored) = set.take(at, now) {
-                change(&mut stored);
-                set.put_back(at, stored, quota, expires_at);
-            }
-            return;
+            return self.sets[account.lock].undo(at, quota, self.now, change);
         }
         let accounts = self.overflow.get_or_insert_with(|| self.table.overflow.lock());
-        if let Some((expires_at, stored)) = accounts.get_mut(&account.shared_address())
-            && *expires_at > now
-        {
+        let shared = accounts.get_mut(&account.shared_address());
+        if let Some((_, stored)) = shared.filter(|(expires_at, _)| *expires_at > self.now) {
             change(stored);
         }
     }
