@@ -23,7 +23,7 @@ use crate::{
 /// shorter than the time until an identical request would be allowed. The `t` of the field
 /// `RateLimit` is not changed.
 ///
-/// If a thousand clients are denied at once, and each is told the same time, all of them return at
+/// If a thousand clients are denied at once, and each receives the same time, all of them return at
 /// that time, and most are denied again. For a quota of ten per second, with a burst of ten, and a
 /// thousand clients that obey `Retry-After`:
 ///
@@ -56,7 +56,7 @@ pub enum RetryAfter {
     /// - **Nothing is reserved.** A client that returns early, or for the first time, takes the
     ///   units that another client waits for.
     /// - Each process has its own queue. With several processes, clients of different processes
-    ///   are told the same times.
+    ///   receive the same times.
     /// - `Retry-After` counts whole seconds: all clients of one second return together.
     /// - The layer remembers 4 096 keys, in 32 KiB. A key beyond that may replace another, whose
     ///   queue then starts again at the earliest time.

@@ -66,7 +66,7 @@ impl DenialLog {
 
     #[inline]
     pub(crate) fn is_enabled(&self) -> bool {
-        self.0.is_some()
+        cfg!(feature = "admin") && self.0.is_some()
     }
 
     /// Records a denial without blocking.

@@ -1,40 +1,40 @@
-//! Metrics, log lines, spans, and the denials for the admin page.
+//! Metrics, log lines, spans, and the latest denials for the admin page.
 //!
 //! Labels, log lines and spans never contain a key.
 
-#[cfg(feature = "admin")]
+#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "only the admin router enables it"))]
 mod denial_log;
 #[cfg(feature = "metrics")]
 mod metered;
-#[cfg(not(all(feature = "admin", feature = "metrics", feature = "tracing")))]
+#[cfg(not(feature = "metrics"))]
 mod noop;
-#[cfg(feature = "admin")]
+#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "only the admin router enables it"))]
 mod top_keys;
 #[cfg(feature = "tracing")]
 mod traced;
 
-use std::time::Duration;
-
-#[cfg(not(feature = "admin"))]
-use self::noop::denial_log;
-#[cfg(not(feature = "metrics"))]
-use self::noop::metered;
-#[cfg(not(feature = "tracing"))]
-use self::noop::traced;
-
-pub(crate) use self::denial_log::DenialLog;
-pub(crate) use self::metered::{
-    Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
 };
-pub(crate) use self::traced::late_charge_cut;
-use self::traced::trace;
+
+#[cfg(not(feature = "metrics"))]
+use self::noop as metered;
+pub(crate) use self::{
+    denial_log::DenialLog,
+    metered::{
+        Meter, Started, block_denied, circuit, overflowed, set_keys, store_failed, unidentified,
+    },
+};
 #[cfg(feature = "admin")]
 pub(crate) use self::{denial_log::RecordedDenial, top_keys::DeniedKey};
 use crate::{
     decision::{Decision, Outcome, Source},
     fingerprint::Fingerprint,
     key::Key,
+    log::warn,
     name::RuleName,
+    quota::Quota,
 };
 
 /// The result of a request under one rule, as in the metric `ratelimit.decisions`.
@@ -91,8 +91,11 @@ impl Meter {
         who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
     ) {
         let verdict = Verdict::of(decision.source(), true);
-        let shown = if decision.is_allowed() { verdict } else { Verdict::ShadowLimited };
-        trace(decision, shown, |rule| who(rule).map(|(_, shown)| shown));
+        #[cfg(feature = "tracing")]
+        {
+            let shown = if decision.is_allowed() { verdict } else { Verdict::ShadowLimited };
+            traced::trace(decision, shown, |rule| who(rule).map(|(_, shown)| shown));
+        }
         self.each(decision, verdict, who, |denied| {
             Some(if denied { Verdict::ShadowLimited } else { verdict })
         });
@@ -105,7 +108,8 @@ impl Meter {
         who: impl Fn(RuleName) -> Option<(&'a Key, Fingerprint)>,
     ) {
         let verdict = Verdict::of(decision.source(), false);
-        trace(decision, verdict, |rule| who(rule).map(|(_, shown)| shown));
+        #[cfg(feature = "tracing")]
+        traced::trace(decision, verdict, |rule| who(rule).map(|(_, shown)| shown));
         self.each(decision, verdict, who, |denied| denied.then_some(verdict));
     }
 
@@ -149,5 +153,18 @@ impl Meter {
                 self.count_near(rule);
             }
         }
+    }
+}
+
+/// Logs the first charge that was cut at `max_debt`.
+pub(crate) fn late_charge_cut(quota: &Quota) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Relaxed) {
+        let (limit, debt) = (quota.limit(), quota.max_debt_units());
+        warn!(
+            "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
+             charged already, and the excess is dropped; reserve more, or raise \
+             Quota::max_debt (logged once)"
+        );
     }
 }

@@ -1,7 +1,5 @@
 //! Spans and log lines through the `tracing` facade.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
 use tracing::{
     Level, Span,
     field::{Field, display},
@@ -9,9 +7,7 @@ use tracing::{
 };
 
 use super::Verdict;
-use crate::{
-    decision::Decision, fingerprint::Fingerprint, log::warn, name::RuleName, quota::Quota,
-};
+use crate::{decision::Decision, fingerprint::Fingerprint, name::RuleName};
 
 /// Fills the `ratelimit.*` fields of the current span, and logs denials.
 ///
@@ -81,17 +77,4 @@ fn key(decision: &Decision, who: &impl Fn(RuleName) -> Option<Fingerprint>) -> O
 fn retry_after(decision: &Decision) -> Option<u64> {
     let wait = decision.expected_wait().filter(|_| !decision.is_allowed())?;
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).ok()
-}
-
-/// Logs the first charge that was cut at `max_debt`.
-pub(crate) fn late_charge_cut(quota: &Quota) {
-    static LOGGED: AtomicBool = AtomicBool::new(false);
-    if !LOGGED.swap(true, Relaxed) {
-        let (limit, debt) = (quota.limit(), quota.max_debt_units());
-        warn!(
-            "a late charge exceeds the max_debt of quota {quota}: {limit} units and a debt of {debt} are \
-             charged already, and the excess is dropped; reserve more, or raise \
-             Quota::max_debt (logged once)"
-        );
-    }
 }
