@@ -148,10 +148,6 @@ impl<A> Table<A> {
         }
         Some(result)
     }
-
-    fn void_before(&self, set: usize) -> Option<&AtomicU64> {
-        self.void_before.get().map(|groups| &groups[set % groups.len()])
-    }
 }
 
 impl<A: Stored> Table<A> {
@@ -307,7 +303,7 @@ impl<A: Stored> LockedAccounts<'_, A> {
         charged: u64,
         change: impl FnOnce(&mut A),
     ) {
-        let void_before = self.table.void_before(account.set);
+        let void_before = self.table.void_before.get().map(|all| &all[account.set % all.len()]);
         if charged < void_before.map_or(0, |instant| instant.load(Acquire)) {
             return;
         }
