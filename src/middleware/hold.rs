@@ -144,16 +144,16 @@ fn is_known<B: 'static>() -> bool {
 /// Makes a [known](is_known) body hold the slot. Another body drops the slot.
 ///
 /// The type is tested at run time, because the type of a response stays as it is.
+#[cfg_attr(not(any(feature = "axum", feature = "tonic")), expect(unused_variables))]
 fn hold_in_known<B: 'static>(body: &mut B, slot: Slot) {
-    let body: &mut dyn Any = body;
     #[cfg(feature = "axum")]
-    if let Some(body) = body.downcast_mut::<axum::body::Body>() {
+    if let Some(body) = (body as &mut dyn Any).downcast_mut::<axum::body::Body>() {
         let inner = std::mem::take(body);
         *body = axum::body::Body::new(SlotBody::new(inner, slot));
         return;
     }
     #[cfg(feature = "tonic")]
-    if let Some(body) = body.downcast_mut::<tonic::body::Body>() {
+    if let Some(body) = (body as &mut dyn Any).downcast_mut::<tonic::body::Body>() {
         let inner = std::mem::take(body);
         *body = tonic::body::Body::new(SlotBody::new(inner, slot));
         return;

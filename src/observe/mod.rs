@@ -63,10 +63,6 @@ impl Verdict {
         }
     }
 
-    #[cfg_attr(
-        not(any(feature = "admin", feature = "metrics", feature = "tracing")),
-        expect(dead_code, reason = "only these features report it")
-    )]
     fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tower_sluice::decision::Source;
 
-use super::{MARGIN, RECOVERY, World, capability::Capability, lock};
+use super::{MARGIN, RECOVERY, World, lock};
 use crate::random::Random;
 
 /// The time after which a connection that fell silent is replaced, also if a breaker permits few
@@ -53,8 +53,8 @@ impl World {
 
     /// Returns the time after which every account is full.
     fn refill(&self) -> Duration {
-        let of = |capability: &Box<dyn Capability>| capability.refill(self);
-        self.capabilities.iter().map(of).max().unwrap_or_default()
+        let all = self.capabilities.iter();
+        all.map(|capability| capability.refill(self)).max().unwrap_or_default()
     }
 
     /// Sends requests at random times until `until`, and drops some before their answer.
