@@ -87,18 +87,17 @@ local function take(place, index, units)
   return taken
 end
 
--- Returns the index of the entry of an instant. The entries are in order.
+-- Returns the index of the entry of an instant. The entries are in order, and each has at least one
+-- unit, so the sum is at least their number.
 local function find(place, us, ns)
-  local low, high = 0, redis.call('LLEN', place.list) - 1
+  local low, high = 0, place.state.total - 1
   while low <= high do
     local middle = whole(low + high, 2)
     local found, found_nano = at(place, middle)
-    if not found then
-      return
+    if not found or before(us, ns, found, found_nano) then
+      high = middle - 1
     elseif before(found, found_nano, us, ns) then
       low = middle + 1
-    elseif before(us, ns, found, found_nano) then
-      high = middle - 1
     else
       return middle
     end

@@ -100,7 +100,7 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self { keys: Mutex::new(HeldKeys { capacity, epoch: 0, entries: HashMap::default() }) }
     }
 
@@ -122,11 +122,11 @@ pub(super) struct HeldKeys {
     capacity: usize,
     /// The number of entries so far. It distinguishes an entry from an earlier one of its key.
     epoch: u64,
-    entries: HashMap<u64, HeldEntry, BuildHasherDefault<IdHasher>>,
+    pub(super) entries: HashMap<u64, HeldEntry, BuildHasherDefault<IdHasher>>,
 }
 
 #[derive(Debug)]
-struct HeldEntry {
+pub(super) struct HeldEntry {
     held: u64,
     epoch: u64,
     exhaustion: Option<Exhaustion>,
@@ -209,7 +209,7 @@ impl HeldKeys {
 
 /// Uses an id, which is already a hash with a random seed, as its own hash.
 #[derive(Debug, Default)]
-struct IdHasher(u64);
+pub(super) struct IdHasher(u64);
 
 impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
@@ -227,39 +227,5 @@ impl Hasher for IdHasher {
         // The highest bits, which select the shard, are equal within it. hashbrown uses the
         // highest seven.
         self.0 = id.rotate_left(32);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    #[test]
-    fn the_expected_wait_is_the_time_between_two_freed_slots() {
-        let shard = Shard::new(16);
-        let epoch = shard.lock().hold(7, 5);
-        let deny = |missing, at: u64| shard.lock().deny(7, missing, at * SECOND) / SECOND;
-        assert_eq!(deny(1, 100), 0, "the first denial");
-        assert_eq!(deny(1, 130), 30, "no slot was freed in 30 s");
-        // One slot is freed and taken again every 12 s: a mean hold of 60 s, divided by 5.
-        for _ in 0..5 {
-            shard.free(7, epoch, 1);
-            shard.lock().hold(7, 1);
-        }
-        assert_eq!((deny(1, 160), deny(3, 160)), (12, 36));
-        shard.free(7, epoch, 2);
-        assert_eq!(deny(1, 500), 0, "the key was not exhausted in between");
-    }
-
-    #[test]
-    fn a_shard_returns_the_memory_of_a_flood() {
-        let shard = Shard::new(10_000);
-        let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
-        assert_eq!(shard.lock().held(10_001), None, "no room");
-        assert_eq!(shard.lock().held(10_000), Some(1), "room for a key with an entry");
-        all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
-        assert_eq!((shard.lock().entries.len(), shard.lock().entries.capacity()), (0, 0));
     }
 }

@@ -157,3 +157,38 @@ fn report(
         *free_in_ns = keys.deny(id, concurrent::missing(*held, quota, demand), now());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn the_expected_wait_is_the_time_between_two_freed_slots() {
+        let shard = Shard::new(16);
+        let epoch = shard.lock().hold(7, 5);
+        let deny = |missing, at: u64| shard.lock().deny(7, missing, at * SECOND) / SECOND;
+        assert_eq!(deny(1, 100), 0, "the first denial");
+        assert_eq!(deny(1, 130), 30, "no slot was freed in 30 s");
+        // One slot is freed and taken again every 12 s: a mean hold of 60 s, divided by 5.
+        for _ in 0..5 {
+            shard.free(7, epoch, 1);
+            shard.lock().hold(7, 1);
+        }
+        assert_eq!((deny(1, 160), deny(3, 160)), (12, 36));
+        shard.free(7, epoch, 2);
+        assert_eq!(deny(1, 500), 0, "the key was not exhausted in between");
+    }
+
+    #[test]
+    fn a_shard_returns_the_memory_of_a_flood() {
+        let shard = Shard::new(10_000);
+        let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
+        assert_eq!(shard.lock().held(10_001), None, "no room");
+        assert_eq!(shard.lock().held(10_000), Some(1), "room for a key with an entry");
+        all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
+        let keys = shard.lock();
+        assert_eq!((keys.entries.len(), keys.entries.capacity()), (0, 0));
+    }
+}
