@@ -4,18 +4,10 @@ use std::time::Duration;
 
 use http::{StatusCode, header::RETRY_AFTER};
 use tower_sluice::{
-    Decision, Key, Quota, RateLimitLayer, Rule, Store, StoreExt,
-    decision::Source,
-    key::Everyone,
-    rule::{RuleName, Rules},
-    store::Charge,
+    Decision, Quota, RateLimitLayer, Rule, StoreExt, decision::Source, key::Everyone, rule::Rules,
 };
 
-use crate::support::{
-    Broken, answer,
-    driven::{AtOnce, Counting},
-    get, lines, with,
-};
+use crate::support::{Broken, answer, get, lines, with};
 
 #[tokio::test]
 async fn fail_closed_is_a_503_byte_for_byte() {
@@ -79,8 +71,13 @@ async fn fail_closed_passes_requests_of_report_only_rules_and_reports_it() {
     }
 }
 
+#[cfg(feature = "testing")]
 #[test]
 fn a_request_that_passed_without_a_charge_is_not_undone() {
+    use tower_sluice::{Key, Store, rule::RuleName, store::Charge};
+
+    use crate::support::driven::{AtOnce, Counting};
+
     let counting = Counting::new(Broken::Now);
     let store = counting.clone().fail_closed();
     let (key, quotas) = (Key::everyone(), [Quota::per_second(5)]);
