@@ -142,7 +142,7 @@ impl<K> Rule<K> {
     ///
     /// A waiting request is already admitted: a block or a new plan affects only later requests.
     /// The units of a dropped waiting request are returned only if no later request waits. If a
-    /// [`LivePlan`](crate::LivePlan) raises a paced window, the last request of the smaller window
+    /// [`LivePlan`] raises a paced window, the last request of the smaller window
     /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
