@@ -7,6 +7,8 @@ use tower_sluice::{
     testing::Subject,
 };
 
+use super::all_algorithms;
+
 /// The start of each case: Unix time in seconds.
 const START: u64 = 1_700_000_000;
 
@@ -76,17 +78,8 @@ pub(crate) async fn replaced_quotas<S: Subject>(subject: &mut S) {
 }
 
 /// Quotas of ten units per hour.
-fn hourly() -> [Quota; 7] {
-    [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::fixed_window().paced(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 4 },
-        Algorithm::SlidingLog,
-    ]
-    .map(|algorithm| Quota::per_hour(10).algorithm(algorithm))
+fn hourly() -> impl Iterator<Item = Quota> {
+    all_algorithms().map(|algorithm| Quota::per_hour(10).algorithm(algorithm))
 }
 
 /// An account of a store whose quota changes.
@@ -190,7 +183,7 @@ pub(crate) async fn a_quota_that_keeps_accounts_longer<S: Subject>(subject: &mut
 /// A receipt of a charge under an older quota. Its undo returns at most its own units, and only to
 /// an account that the older quota knows.
 pub(crate) async fn a_receipt_of_an_older_quota<S: Subject>(subject: &mut S) {
-    for (old, new) in hourly().iter().flat_map(|old| hourly().map(|new| (*old, new))) {
+    for (old, new) in hourly().flat_map(|old| hourly().map(move |new| (old, new))) {
         let it = Replaced::open(subject);
         let exhaust = async |_: &mut dyn FnMut(u64)| assert!(it.exhaust(&new).await > 0);
         it.take_and_undo(subject, (&old, 1), exhaust).await;
@@ -224,7 +217,7 @@ pub(crate) async fn a_receipt_of_an_older_quota<S: Subject>(subject: &mut S) {
 /// A look and a denial under another quota, as by a process that still has the older quota. They
 /// change no account.
 pub(crate) async fn a_look_under_another_quota<S: Subject>(subject: &mut S) {
-    for (own, other) in hourly().iter().flat_map(|own| hourly().map(|other| (*own, other))) {
+    for (own, other) in hourly().flat_map(|own| hourly().map(move |other| (own, other))) {
         let it = Replaced::open(subject);
         it.exhaust(&own).await;
         let charge = it.charge(&other, 0);

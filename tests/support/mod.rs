@@ -31,14 +31,32 @@ use std::{
 };
 
 use http::{HeaderMap, Request, Response};
+use http_body_util::BodyExt;
+use hyper::body::Body;
 use proptest::prelude::Strategy;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
-    Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    Algorithm, Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::Everyone,
     store::{Answer, BoxFuture, Charge, Op, OwnedOp},
 };
+
+/// An instance of each algorithm that gives all units of a quota at once.
+pub(crate) const ALGORITHMS: [Algorithm; 7] = [
+    Algorithm::Gcra,
+    Algorithm::TokenBucket,
+    Algorithm::fixed_window(),
+    Algorithm::fixed_window().carry_over(2),
+    Algorithm::AnchoredWindow,
+    Algorithm::SlidingWindow { buckets: 4 },
+    Algorithm::SlidingLog,
+];
+
+/// Returns an instance of each algorithm.
+pub(crate) fn all_algorithms() -> impl Iterator<Item = Algorithm> {
+    ALGORITHMS.into_iter().chain([Algorithm::fixed_window().paced()])
+}
 
 /// Creates a GET without a body.
 pub(crate) fn get(path: &str) -> Request<()> {
@@ -49,6 +67,26 @@ pub(crate) fn get(path: &str) -> Request<()> {
 pub(crate) fn with(headers: &[(&str, &str)]) -> Request<()> {
     let request = headers.iter().fold(Request::get("/"), |request, (k, v)| request.header(*k, *v));
     request.body(()).expect("a request")
+}
+
+/// Returns a name for each frame of the body, with the value of `state` once it has arrived.
+pub(crate) async fn frames<B: Body + Unpin, T>(
+    body: &mut B,
+    state: impl Fn() -> T,
+) -> Vec<(&'static str, T)> {
+    let mut seen = Vec::new();
+    loop {
+        let name = match body.frame().await {
+            Some(Ok(frame)) if frame.is_data() => "data",
+            Some(Ok(_)) => "trailers",
+            Some(Err(_)) => "error",
+            None => "end",
+        };
+        seen.push((name, state()));
+        if ["error", "end"].contains(&name) {
+            return seen;
+        }
+    }
 }
 
 /// Returns the answer of `service` to `request`, once it is ready.

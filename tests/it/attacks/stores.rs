@@ -10,7 +10,7 @@ use http::{Request, Response, Version};
 use tokio_test::{assert_pending, task};
 use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
 use tower_sluice::{
-    Algorithm, Decision, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store,
+    Decision, Limiter, LocalStore, Quota, RateLimitLayer, Rule, Store,
     decision::Outcome,
     key::Everyone,
     middleware::Overcommit,
@@ -18,6 +18,8 @@ use tower_sluice::{
     store::{Answer, Op},
     testing::FakeClock,
 };
+
+use crate::support::ALGORITHMS;
 
 /// A store that gives the same answer to every operation.
 #[derive(Clone)]
@@ -77,14 +79,7 @@ async fn a_store_that_queues_everything_forever_fills_the_queue_and_no_more() {
 #[test]
 fn adjustments_by_extreme_numbers_give_no_more_than_the_limit() {
     let limit = 5_u32;
-    for algorithm in [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 10 },
-        Algorithm::SlidingLog,
-    ] {
+    for algorithm in ALGORITHMS {
         let clock = FakeClock::new();
         let limiter = Limiter::new(clock.store(64) as LocalStore);
         let quota = Quota::per_minute(limit).algorithm(algorithm);

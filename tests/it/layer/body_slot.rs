@@ -35,6 +35,8 @@ use tonic_health::{
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn, util::MapResponseLayer};
 use tower_sluice::{Headers, LocalStore, Quota, RateLimitLayer, Rule, key::Everyone};
 
+use crate::support::frames;
+
 pin_project! {
     /// A body that drops a guard when it ends, fails, or is dropped.
     struct WithGuard<B, G> {
@@ -124,23 +126,6 @@ fn get_root() -> Request<axum::body::Body> {
     Request::new(axum::body::Body::empty())
 }
 
-/// Returns a name for each frame, with the number of free slots once it has arrived.
-async fn frames<B: Body + Unpin>(slots: &Semaphore, body: &mut B) -> Vec<(&'static str, usize)> {
-    let mut seen = Vec::new();
-    loop {
-        let name = match body.frame().await {
-            Some(Ok(frame)) if frame.is_data() => "data",
-            Some(Ok(_)) => "trailers",
-            Some(Err(_)) => "error",
-            None => "end",
-        };
-        seen.push((name, slots.available_permits()));
-        if ["error", "end"].contains(&name) {
-            return seen;
-        }
-    }
-}
-
 /// Returns the allocations of one request to `/`, from the call to the end of the response body.
 fn allocations(app: Router) -> u64 {
     // `axum::serve` does this too. Otherwise axum builds the layers again for each request.
@@ -213,12 +198,12 @@ async fn an_axum_body_holds_a_slot_until_its_last_frame() {
 
     let app = add::<Request<axum::body::Body>, _, _>(&layers, streaming(sent));
     let mut response = app.oneshot(get_root()).await.expect("infallible");
-    assert_eq!(frames(&slots, response.body_mut()).await, whole);
+    assert_eq!(frames(response.body_mut(), || slots.available_permits()).await, whole);
 
     let app = streaming(sent).layer(layers);
     let mut response = app.oneshot(get_root()).await.expect("infallible");
     assert!(response.headers().contains_key("ratelimit"));
-    assert_eq!(frames(&slots, response.body_mut()).await, whole);
+    assert_eq!(frames(response.body_mut(), || slots.available_permits()).await, whole);
 }
 
 #[tokio::test]
@@ -227,7 +212,10 @@ async fn a_failed_or_dropped_body_releases_its_slot() {
     let fails = || stream::iter([Ok(data("a")), Err(io::Error::other("broken")), Ok(data("b"))]);
     let app = streaming(fails).layer(hold_slot(&slots));
     let mut response = app.oneshot(get_root()).await.expect("infallible");
-    assert_eq!(frames(&slots, response.body_mut()).await, [("data", 0), ("error", 1)]);
+    assert_eq!(
+        frames(response.body_mut(), || slots.available_permits()).await,
+        [("data", 0), ("error", 1)]
+    );
 
     let endless = || stream::repeat_with(|| Ok::<_, Infallible>(data("a")));
     let app = streaming(endless).layer(hold_slot(&slots));
@@ -247,7 +235,10 @@ async fn a_body_that_holds_a_slot_keeps_its_length() {
     let mut response = app.oneshot(get_root()).await.expect("infallible");
     assert_eq!(response.headers()["content-length"], "5");
     assert_eq!(response.body().size_hint().exact(), Some(5));
-    assert_eq!(frames(&slots, response.body_mut()).await, [("data", 0), ("end", 1)]);
+    assert_eq!(
+        frames(response.body_mut(), || slots.available_permits()).await,
+        [("data", 0), ("end", 1)]
+    );
 }
 
 #[tokio::test]
@@ -258,7 +249,10 @@ async fn a_boxed_body_of_http_body_util_holds_a_slot() {
     });
     let app = add::<Request<()>, _, _>(&hold_slot(&slots), inner);
     let mut response = app.oneshot(Request::new(())).await.expect("infallible");
-    assert_eq!(frames(&slots, response.body_mut()).await, [("data", 0), ("end", 1)]);
+    assert_eq!(
+        frames(response.body_mut(), || slots.available_permits()).await,
+        [("data", 0), ("end", 1)]
+    );
 }
 
 #[tokio::test]
@@ -276,7 +270,7 @@ async fn a_tonic_body_holds_a_slot_until_its_trailers() {
     let mut response = call("Check").await.expect("infallible");
     assert!(response.headers().contains_key("ratelimit"));
     let whole = [("data", 0), ("trailers", 0), ("end", 1)];
-    assert_eq!(frames(&slots, response.body_mut()).await, whole);
+    assert_eq!(frames(response.body_mut(), || slots.available_permits()).await, whole);
 
     // An empty body has no end to wait for.
     let response = call("Unknown").await.expect("infallible");

@@ -9,7 +9,7 @@ use tower_sluice::{
     Key, Limiter, Quota, RateLimitLayer, key::Everyone, middleware::RetryAfter, testing::FakeClock,
 };
 
-use crate::support::{Strict, answer, ask, get, header, owing, periods, quota};
+use crate::support::{ALGORITHMS, Strict, answer, ask, get, header, owing, periods, quota};
 
 #[tokio::test]
 async fn retry_after_is_rounded_up_and_never_0() {
@@ -77,10 +77,7 @@ proptest! {
 mod herd {
     use std::{cmp::Reverse, collections::BinaryHeap};
 
-    use tower_sluice::{
-        Algorithm,
-        rule::{Rule, RuleName},
-    };
+    use tower_sluice::rule::{Rule, RuleName};
 
     use super::*;
 
@@ -120,15 +117,7 @@ mod herd {
 
     #[tokio::test(start_paused = true)]
     async fn a_queue_drains_with_few_requests_by_every_algorithm() {
-        let algorithms = [
-            Algorithm::Gcra,
-            Algorithm::TokenBucket,
-            Algorithm::fixed_window(),
-            Algorithm::AnchoredWindow,
-            Algorithm::SlidingWindow { buckets: 5 },
-            Algorithm::SlidingLog,
-        ];
-        for algorithm in algorithms {
+        for algorithm in ALGORITHMS {
             let quota = TEN.algorithm(algorithm);
             let (herd, shortest) = drain(300, quota, RetryAfter::Earliest).await;
             let (requests, seconds) = drain(300, quota, RetryAfter::Queue).await;

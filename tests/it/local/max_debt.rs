@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tower_sluice::{Algorithm, Limiter, Quota, testing::FakeClock};
 
+use crate::support::ALGORITHMS;
+
 const HOUR: Duration = Duration::from_secs(3_600);
 const RESERVED: u32 = 1;
 const COST: u32 = 100_000;
@@ -70,14 +72,7 @@ fn with_the_debt_of_the_formula_no_unit_is_lost() {
 #[test]
 fn a_lower_cap_does_not_change_the_debt_of_an_account() {
     let (deep, none) = (Quota::per_minute(10).max_debt(30), Quota::per_minute(10).max_debt(0));
-    for algorithm in [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 6 },
-        Algorithm::SlidingLog,
-    ] {
+    for algorithm in ALGORITHMS {
         let limiter = Limiter::new(FakeClock::new().store(64));
         let [deep, none] = [deep, none].map(|quota| quota.algorithm(algorithm));
         limiter.adjust("mallory", &deep, 40).now();

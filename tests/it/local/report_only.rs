@@ -13,7 +13,8 @@ use tower_sluice::{
     testing::FakeClock,
 };
 
-use super::table::{ALGORITHMS, full};
+use super::table::full;
+use crate::support::ALGORITHMS;
 
 const THREADS: u32 = 4;
 /// Decisions of each thread.

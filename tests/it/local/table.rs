@@ -9,20 +9,10 @@ use tower_sluice::{
     testing::{FakeClock, Local},
 };
 
-use crate::support::live;
+use crate::support::{ALGORITHMS, live};
 
 /// Slots of one set. A store with a capacity of one key has one set.
 const WAYS: u32 = 16;
-pub(super) const ALGORITHMS: [Algorithm; 7] = [
-    Algorithm::Gcra,
-    Algorithm::TokenBucket,
-    Algorithm::fixed_window(),
-    Algorithm::fixed_window().carry_over(2),
-    Algorithm::AnchoredWindow,
-    Algorithm::SlidingWindow { buckets: 4 },
-    Algorithm::SlidingLog,
-];
-
 fn charged(store: &LocalStore, rule: &str, key: u32, quota: &Quota, units: u32) -> Decision {
     let (rule, key) = (RuleName::new(rule).expect("a name"), Key::from(key));
     store.take(&[Charge::new(rule, &key, quota.as_ref()).with_cost(units)]).now()

@@ -5,27 +5,17 @@
 use std::{sync::Arc, time::Duration};
 
 use tower_sluice::{
-    Algorithm, Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt, decision::Outcome,
-    rule::RuleName, store::Charge, testing::FakeClock,
+    Decision, Key, Limiter, LocalStore, Quota, Store, StoreExt, decision::Outcome, rule::RuleName,
+    store::Charge, testing::FakeClock,
 };
+
+use crate::support::all_algorithms;
 
 const TEN: Quota = Quota::per_hour(10);
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
 fn rule(name: &str) -> RuleName {
     RuleName::new(name).expect("a name")
-}
-
-fn algorithms() -> [Algorithm; 7] {
-    [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::fixed_window(),
-        Algorithm::fixed_window().paced(),
-        Algorithm::AnchoredWindow,
-        Algorithm::SlidingWindow { buckets: 4 },
-        Algorithm::SlidingLog,
-    ]
 }
 
 fn left(store: &LocalStore, charges: &[Charge<'_>]) -> Vec<u32> {
@@ -90,7 +80,7 @@ fn an_account_named_twice_is_undone_once() {
 
 #[test]
 fn a_denial_and_a_read_undo_nothing() {
-    for algorithm in algorithms() {
+    for algorithm in all_algorithms() {
         let (clock, me) = (FakeClock::new(), Key::from("me"));
         clock.advance(Duration::from_secs(3_599));
         let (store, quota) = (clock.store(64), TEN.algorithm(algorithm));
@@ -109,7 +99,7 @@ fn a_denial_and_a_read_undo_nothing() {
 /// threads was first.
 #[test]
 fn receipts_from_before_a_reset_are_void() {
-    for algorithm in algorithms() {
+    for algorithm in all_algorithms() {
         let (clock, me) = (FakeClock::new(), Key::from("me"));
         clock.advance(Duration::from_secs(3_590));
         let (store, quota) = (clock.store(64), TEN.algorithm(algorithm));
@@ -129,7 +119,7 @@ fn receipts_from_before_a_reset_are_void() {
 /// Keys without a slot share an account. Each key gets back at most its own charge.
 #[test]
 fn a_charge_to_a_shared_account_is_undone_there() {
-    for algorithm in algorithms() {
+    for algorithm in all_algorithms() {
         let clock = FakeClock::new();
         clock.advance(Duration::from_secs(3_590));
         let (store, day) = (clock.store(1), Quota::per_day(1).algorithm(algorithm));
@@ -175,7 +165,7 @@ fn a_limiter_undoes_its_charges() {
 
 #[test]
 fn a_reset_voids_receipts_of_its_own_instant() {
-    for algorithm in algorithms() {
+    for algorithm in all_algorithms() {
         let (clock, me) = (FakeClock::new(), Key::from("me"));
         clock.advance(Duration::from_secs(3_590));
         let (store, quota) = (clock.store(64), TEN.algorithm(algorithm));

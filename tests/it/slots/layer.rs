@@ -20,6 +20,8 @@ use tower_sluice::{
     middleware::{HoldUntil, Slot, SlotBody, Toggle},
 };
 
+use crate::support;
+
 type SlotLayer = RateLimitLayer<Rule<Everyone>, LocalStore>;
 
 /// One slot for all requests, and the store that counts it.
@@ -53,23 +55,6 @@ async fn call(app: &Router) -> Response<Body> {
     app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible")
 }
 
-/// Returns a name for each frame, with the number of held slots once it has arrived.
-async fn frames(store: &LocalStore, mut body: Body) -> Vec<(&'static str, u64)> {
-    let mut seen = Vec::new();
-    loop {
-        let name = match body.frame().await {
-            Some(Ok(frame)) if frame.is_data() => "data",
-            Some(Ok(_)) => "trailers",
-            Some(Err(_)) => "error",
-            None => "end",
-        };
-        seen.push((name, held(store)));
-        if ["error", "end"].contains(&name) {
-            return seen;
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_slot_is_held_until_the_last_frame() {
     let (layer, store) = one_slot();
@@ -79,7 +64,7 @@ async fn a_slot_is_held_until_the_last_frame() {
     assert_eq!(held(&store), 1);
     assert_eq!(call(&app).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let whole = [("data", 1), ("data", 1), ("trailers", 1), ("end", 0)];
-    assert_eq!(frames(&store, response.into_body()).await, whole);
+    assert_eq!(support::frames(&mut response.into_body(), || held(&store)).await, whole);
     assert_eq!(call(&app).await.status(), StatusCode::OK);
 }
 
@@ -88,8 +73,8 @@ async fn a_body_that_fails_or_is_dropped_half_read_frees_its_slot() {
     let (layer, store) = one_slot();
     let fails = || stream::iter([Ok(data("a")), Err(io::Error::other("broken")), Ok(data("b"))]);
     let app = streaming(fails).layer(layer.clone());
-    let body = call(&app).await.into_body();
-    assert_eq!(frames(&store, body).await, [("data", 1), ("error", 0)]);
+    let mut body = call(&app).await.into_body();
+    assert_eq!(support::frames(&mut body, || held(&store)).await, [("data", 1), ("error", 0)]);
 
     let endless = || stream::repeat_with(|| Ok(data("a")));
     let app = streaming(endless).layer(layer);
