@@ -45,7 +45,7 @@ pub mod choosing {
 
 pub mod numbers {
     #![doc = include_str!("numbers.md")]
-    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(not(all(feature = "axum", feature = "metrics")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -141,6 +141,9 @@ pub mod testing {
 
 pub mod simulation {
     #![doc = include_str!("simulation.md")]
+    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
+
+    use super::names::*;
 }
 
 pub mod patterns {

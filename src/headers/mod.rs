@@ -14,7 +14,7 @@
 //! - An existing `Retry-After` stays. `X-RateLimit-Overage` is set if either allowed the request
 //!   beyond a quota.
 //!
-//! The same applies to the response of a [`Reject`](crate::Reject).
+//! Fields that a [`Reject`](crate::Reject) has set are treated in the same way.
 
 mod cache;
 mod digits;
