@@ -167,7 +167,7 @@
 //!
 //! | feature | default | adds |
 //! |---|---|---|
-//! | `axum` | yes | `ConnectInfo` as peer, [`Route`](key), axum extractors as identities, text in axum bodies |
+//! | `axum` | yes | `ConnectInfo` as peer, [`RouteKey`](key), axum extractors as identities, text in axum bodies |
 //! | `governor` | yes | [`GovernorStore`](store): any keyed governor limiter as a store |
 //! | `tracing` | yes | log lines and span fields |
 //! | `redis` | no | [`RedisStore`](store): accounts in Redis, Valkey, Redis Cluster or behind Sentinel |

@@ -183,7 +183,7 @@
 //!
 //! | key | extractor |
 //! |---|---|
-//! | `"alice"` or `{"text": "alice"}` | [`Header`](crate::key::HeaderKey), `Method`, `Route` and other extractors of text |
+//! | `"alice"` or `{"text": "alice"}` | [`HeaderKey`](crate::key::HeaderKey), `MethodKey`, `RouteKey` and other extractors of text |
 //! | `{"address": "203.0.113.9"}` or `{"ip": "203.0.113.9"}` | [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) |
 //! | `{"number": 7}` | an extractor of numbers; from 2⁶⁴ on, write the number as text |
 //! | `{"bytes": "/w=="}` | an extractor of bytes that are not text, in base64 |

@@ -75,7 +75,7 @@ pub mod proxies {
 
 pub mod plans {
     #![doc = include_str!("plans.md")]
-    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(not(all(feature = "axum", feature = "serde")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -127,7 +127,7 @@ pub mod recipes {
 
 pub mod troubleshooting {
     #![doc = include_str!("troubleshooting.md")]
-    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(not(all(feature = "axum", feature = "redis")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }
@@ -148,6 +148,7 @@ pub mod simulation {
 
 pub mod patterns {
     #![doc = include_str!("patterns.md")]
+    #![cfg_attr(not(feature = "redis"), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }

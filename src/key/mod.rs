@@ -43,7 +43,7 @@
 //! | [`PeerIp`] | the connection, nothing else |
 //! | [`ClientIp`] | the configured proxies |
 //! | [`HeaderKey`], [`MethodKey`], [`key_fn`] | the client, unless a component before the limiter verified the value |
-//! | `Route` | the router |
+//! | `RouteKey` | the router |
 //! | [`ExtensionKey`] | the middleware that inserted the extension |
 //!
 //! Combine rules if one key is not enough. A request is charged to all rules of a layer, or to
