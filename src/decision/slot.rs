@@ -181,6 +181,11 @@ impl Slot {
         poll_fn(|cx| self.poll_lost(cx)).await;
     }
 
+    /// Returns `true` if the store may lose the slots.
+    pub(crate) fn may_be_lost(&self) -> bool {
+        self.signals().next().is_some()
+    }
+
     /// Returns `Ready` once slots are lost.
     pub(crate) fn poll_lost(&self, cx: &Context<'_>) -> Poll<()> {
         let mut signals = self.signals();
