@@ -1,6 +1,7 @@
--- Slots. The state is a list of entries of 24 bytes: a process (8), a sequence (6), held slots (3), and
--- the microsecond until which the entry counts (7). The first entry of a process is its newest report.
--- Each further one is a charge that was pending when the process sent that report.
+-- Slots. The state starts with the number of held slots (4) and a microsecond before which no entry
+-- ends (7). Entries of 24 bytes follow: a process (8), a sequence (6), held slots (3), and the
+-- microsecond until which the entry counts (7). The entries of a process are adjacent. The first is its
+-- newest report. Each further one is a charge that was pending when the process sent that report.
 --
 -- A report has the slots that a process holds, without its pending charges. It replaces the earlier
 -- report, and all charges that are no longer pending. A report that is older than the stored one
@@ -25,7 +26,7 @@ end
 
 -- Applies the report of the call. Returns true if this changes the account.
 local function apply(place)
-  local state = place.state or { others = '', slots = 0, ends = 0, own = {} }
+  local state = place.state or { others = '', slots = 0, first = math.huge, ends = 0, own = {} }
   local own, base, kept = state.own, state.own[1], {}
   if not base or base.sequence < place.sequence then
     kept[1] = { sequence = place.sequence, held = place.held }
@@ -60,7 +61,6 @@ local function nothing() end
 algorithms.c = {
   letter = 'c',
   late = nothing, refund = nothing, undo = nothing, open = nothing, follow = nothing,
-  report = nothing,
 
   plan = function(plan, at)
     local charges, possible, cost, need, limit, process, sequence, held, life, pending, after =
@@ -74,10 +74,11 @@ algorithms.c = {
 
   -- An entry that counts for longer than a new one is from before a step of the clock.
   read = function(place, value, from, length)
-    if math.fmod(length, 24) > 0 then
+    if math.fmod(length, 24) ~= 11 then
       return
     end
-    local state, kept = { others = '', slots = 0, ends = 0, own = {} }, from
+    from, length = from + 11, length - 11
+    local state, kept = { others = '', slots = 0, first = math.huge, ends = 0, own = {} }, from
     for at = from, from + length - 24, 24 do
       local process, sequence, held, ends = struct.unpack('<c8I6I3I7', value, at)
       local is_own, latest = process == place.process, now + place.life
@@ -91,8 +92,11 @@ algorithms.c = {
         end
       end
       if ends > now then
-        state.slots = state.slots + (is_own and 0 or held)
-        state.ends = math.max(state.ends, math.min(ends, latest))
+        ends = math.min(ends, latest)
+        if not is_own then
+          state.slots, state.first = state.slots + held, math.min(state.first, ends)
+        end
+        state.ends = math.max(state.ends, ends)
       end
     end
     state.others = state.others .. string.sub(value, kept, from + length - 1)
@@ -100,12 +104,15 @@ algorithms.c = {
   end,
 
   write = function(place)
-    local content = place.state.others
+    local content, first = place.state.others, place.state.first
     for _, entry in ipairs(place.state.own) do
       content = content
         .. struct.pack('<c8I6I3I7', place.process, entry.sequence, entry.held, entry.ends)
+      first = math.min(first, entry.ends)
     end
-    return content == '' and '-\0\0' or struct.pack('<c1H', 'c', #content) .. content
+    local slots = place.state.slots + own_slots(place)
+    return content == '' and '-\0\0'
+      or struct.pack('<c1HI4I7c0', 'c', 11 + #content, slots, first, content)
   end,
 
   newest = function()
@@ -135,7 +142,7 @@ algorithms.c = {
   end,
 
   charge = function(place)
-    local state = place.state or { others = '', slots = 0, ends = 0, own = {} }
+    local state = place.state or { others = '', slots = 0, first = math.huge, ends = 0, own = {} }
     local own, ends = state.own, now + place.life
     own[1] = own[1] or { sequence = place.sequence, held = place.held, ends = ends }
     own[#own + 1] = { sequence = place.sequence, held = place.cost, ends = ends }
@@ -146,13 +153,13 @@ algorithms.c = {
   -- then are older.
   reset = function(place)
     local content, seen, others = algorithms.c.write(place), {}, ''
-    for at = 4, #content, 24 do
+    for at = 15, #content, 24 do
       local process, sequence, _, ends = struct.unpack('<c8I6I3I7', content, at)
       if not seen[process] then
         seen[process] = true
         others = others .. struct.pack('<c8I6I3I7', process, sequence + 1048576, 0, ends)
       end
     end
-    return others ~= '' and { others = others, slots = 0, ends = place.state.ends, own = {} } or nil
+    return others ~= '' and { others = others, slots = 0, first = 0, ends = place.state.ends, own = {} }
   end,
 }

@@ -1,5 +1,4 @@
--- Changes accounts without testing whether a charge fits: settle, undo, reset, block, unblock, and
--- reports of slots.
+-- Changes accounts without testing whether a charge fits: settle, undo, reset, block and unblock.
 --
 -- KEYS: the accounts, then the lists of their sliding logs. ARGV: the operation, an instant (of the
 -- charge to undo) or a duration (of a block), and a plan for each account.

@@ -25,6 +25,9 @@ struct SlotEntry {
 impl SlotEntries {
     pub(super) fn read(bytes: &mut Reader<'_>) -> Result<Self, RedisError> {
         let mut entries = SmallVec::new();
+        // The sum and the first end are for the scripts.
+        bytes.int::<4>()?;
+        bytes.int::<7>()?;
         while !bytes.0.is_empty() {
             let (process, sequence) = (bytes.int::<8>()?, bytes.int::<6>()?);
             let (held, until) = (bytes.int::<3>()?, bytes.int::<7>()?);

@@ -52,7 +52,7 @@ where
         for part in parts {
             for start in (0..part.accounts.len()).step_by(MAX_ACCOUNTS) {
                 let chunk = part.part(|at| (start..start + MAX_ACCOUNTS).contains(&at));
-                failed = self.execute(&chunk, ScriptOp::Report).await.err().or(failed);
+                failed = self.execute(&chunk, ScriptOp::Take).await.err().or(failed);
             }
         }
         Some(failed.map_or(Ok(count), Err))

@@ -53,8 +53,6 @@ pub(super) enum ScriptOp<'a> {
     Refund(u64),
     /// Undoes the charges of this decision, or at most a number of units of each charge.
     Undo(&'a Decision, Option<u32>),
-    /// Reports the held slots.
-    Report,
     Reset,
     /// Blocks the key for this number of nanoseconds.
     Block(u64),
@@ -69,7 +67,6 @@ impl ScriptOp<'_> {
             Self::Late(_) => "late",
             Self::Refund(_) => "refund",
             Self::Undo(..) => "undo",
-            Self::Report => "report",
             Self::Reset => "reset",
             Self::Block(_) => "block",
             Self::Unblock => "unblock",
@@ -78,7 +75,7 @@ impl ScriptOp<'_> {
 
     /// Returns `true` if the call has reports of slots. Other calls keep the slots as they are.
     pub(super) fn reports_slots(self) -> bool {
-        matches!(self, Self::Take | Self::Report | Self::Reset)
+        matches!(self, Self::Take | Self::Reset)
     }
 }
 
@@ -228,7 +225,6 @@ impl Request {
                         let receipt = outcome.and_then(|it| Receipt::new(taken, it, *ask, units));
                         receipt.map(Change::Undo)
                     }
-                    ScriptOp::Report => None,
                     ScriptOp::Reset | ScriptOp::Block(_) | ScriptOp::Unblock => Some(Change::None),
                 };
                 let Some(change) = change else {

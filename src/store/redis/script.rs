@@ -9,6 +9,7 @@ const CLOCK: &str = include_str!("../../../lua/clock.lua");
 #[cfg(feature = "testing")]
 const TEST_CLOCK: &str = include_str!("../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../lua/one.lua");
+const HELD: &str = include_str!("../../../lua/held.lua");
 const PLAIN: &str = include_str!("../../../lua/plain.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
@@ -27,6 +28,8 @@ const ALGORITHMS: [(u8, &str); 6] = [
     (b'c', include_str!("../../../lua/concurrent.lua")),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
+/// The set of the last algorithm alone.
+const SLOTS_ALONE: usize = SETS >> 1;
 
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(super) fn letter(quota: &Quota) -> u8 {
@@ -90,6 +93,7 @@ impl Scripts {
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE][..]),
+            ScriptKind::Take if set == SLOTS_ALONE => (&[HELD, TIME][..], &[TAKE][..]),
             ScriptKind::Take => (&[TIME][..], &[TAKE][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),
