@@ -7,6 +7,8 @@
 -- `r` with its instant, and the microsecond from which on no receipt of an earlier charge holds any
 -- units.
 local algorithms = {}
+-- Applies the reports of slots, if the call has any.
+local report
 
 -- Parses a value into the places of the plan. Returns false if the value is invalid.
 local function parse(account, value)
@@ -23,7 +25,7 @@ local function parse(account, value)
       return false
     end
     local letter, length, from = struct.unpack('<c1H', value, at)
-    if from + length > #value + 1 or not string.find('br-gtfsl', letter, 1, true) then
+    if from + length > #value + 1 or not string.find('br-gtfslc', letter, 1, true) then
       return false
     elseif letter == 'b' then
       if length ~= 9 or i > 0 then
@@ -173,15 +175,17 @@ local function read(key, plan, wary)
   if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
     redis.call('GET', key)
   end
-  if not value then
-    return account
+  if value then
+    if parse(account, value) then
+      account.value = value
+      refresh(account)
+    end
+    if not account.value or not sound(account, wary) then
+      start_anew(account)
+    end
   end
-  if parse(account, value) then
-    account.value = value
-    refresh(account)
-  end
-  if not account.value or not sound(account, wary) then
-    start_anew(account)
+  if report then
+    report(account)
   end
   return account
 end

@@ -20,7 +20,8 @@ for i = 1, plans - 2 do
       local ends = place.state and place.algorithm.ends(place) or now
       account.reset, account.reset_nano = now, nano
       account.void = math.max(account.void or 0, ends, now + place.algorithm.longest(place))
-      place.state, place.raw = nil, nil
+      local reset = place.algorithm.reset
+      place.state, place.raw = reset and place.state and reset(place), nil
       if place.list then
         redis.call('DEL', place.list)
       end

@@ -7,6 +7,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
+#[cfg(feature = "redis")]
+pub(crate) use self::slot::LossSignal;
 use self::slot::OnFree;
 pub use self::{outcome::Outcome, slot::Slot};
 pub(crate) use self::{

@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
+    future::poll_fn,
+    iter::successors,
+    mem::take,
     sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
 };
 
 /// Counts held slots, and frees them.
@@ -17,6 +21,8 @@ pub(crate) struct Hold {
     id: u64,
     epoch: u64,
     units: u64,
+    /// The signal of a store that may lose the slots.
+    loss: Option<Arc<LossSignal>>,
     /// The held slots of another account.
     next: Option<Box<Self>>,
 }
@@ -24,7 +30,46 @@ pub(crate) struct Hold {
 impl Hold {
     #[inline]
     pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u64) -> Self {
-        Self { counted_by, id, epoch, units, next: None }
+        Self { counted_by, id, epoch, units, loss: None, next: None }
+    }
+
+    /// Sets the signal that the store raises when it loses the slots.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_loss(mut self, signal: Arc<LossSignal>) -> Self {
+        self.loss = Some(signal);
+        self
+    }
+}
+
+/// A signal that held slots were lost, and the tasks that wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct LossSignal(Mutex<Loss>);
+
+#[derive(Debug, Default)]
+struct Loss {
+    raised: bool,
+    wakers: Vec<Waker>,
+}
+
+impl LossSignal {
+    #[cfg(feature = "redis")]
+    pub(crate) fn raise(&self) {
+        let mut loss = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loss.raised = true;
+        let wakers = take(&mut loss.wakers);
+        drop(loss);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut loss = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if loss.raised {
+            return Poll::Ready(());
+        }
+        if !loss.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            loss.wakers.push(cx.waker().clone());
+        }
+        Poll::Pending
     }
 }
 
@@ -73,6 +118,15 @@ impl Holds {
     }
 }
 
+#[cfg(feature = "redis")]
+impl FromIterator<Hold> for Holds {
+    fn from_iter<I: IntoIterator<Item = Hold>>(holds: I) -> Self {
+        let mut all = Self::none();
+        holds.into_iter().for_each(|hold| all.push(hold));
+        all
+    }
+}
+
 impl Clone for Holds {
     fn clone(&self) -> Self {
         Self::none()
@@ -104,7 +158,48 @@ impl Clone for Holds {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "the slots are free when the last clone is dropped"]
-pub struct Slot(#[expect(dead_code, reason = "it acts when it is dropped")] Arc<Hold>);
+pub struct Slot(Arc<Hold>);
+
+impl Slot {
+    /// Waits until the store has lost the slots, for work that outlives its response.
+    ///
+    /// This happens on a `RedisStore` with `OnLost::Fence`, if the process was paused for longer
+    /// than the time to live of its slots. Other processes may then hold the slots, so the work
+    /// should end. The slots of an embedded store are never lost.
+    ///
+    /// ```
+    /// # use tower_sluice::middleware::Slot;
+    /// async fn export(slot: Slot) {
+    ///     tokio::select! {
+    ///         () = write_all_rows() => {}
+    ///         () = slot.lost() => eprintln!("the export lost its slot"),
+    ///     }
+    /// }
+    /// # async fn write_all_rows() {}
+    /// ```
+    pub async fn lost(&self) {
+        poll_fn(|cx| self.poll_lost(cx)).await;
+    }
+
+    /// Returns `true` if the store may lose the slots.
+    pub(crate) fn may_be_lost(&self) -> bool {
+        self.signals().next().is_some()
+    }
+
+    /// Returns `Ready` once slots are lost.
+    pub(crate) fn poll_lost(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut signals = self.signals();
+        if signals.any(|signal| signal.poll(cx).is_ready()) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn signals(&self) -> impl Iterator<Item = &LossSignal> {
+        successors(Some(&*self.0), |hold| hold.next.as_deref()).filter_map(|it| it.loss.as_deref())
+    }
+}
 
 /// A function that frees a slot of another store.
 pub(super) struct OnFree<F>(Mutex<Option<F>>);

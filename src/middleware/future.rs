@@ -49,7 +49,8 @@ pin_project! {
         Deciding { deciding: Pin<Box<Deciding<I, K, S, R, B>>> },
         Queued { queued: Pin<Box<Queued<I, K, S, R, B>>> },
         Running { #[pin] future: I::Future, context: Option<ResponseContext> },
-        Rejected { response: Option<I::Response> },
+        Guarded { guarded: Pin<Box<Guarded<I, K, S, R, B>>> },
+        Ready { response: Option<I::Response> },
     }
 }
 
@@ -77,6 +78,20 @@ pin_project! {
     }
 }
 
+pin_project! {
+    /// A running request whose slots the store may lose.
+    struct Guarded<I, K, S, R, B>
+    where
+        I: Service<Request<B>>,
+    {
+        #[pin]
+        future: I::Future,
+        context: Option<ResponseContext>,
+        shared: Arc<Shared<K, S, R>>,
+        head: Request<()>,
+    }
+}
+
 /// A waiting request, with the service that will run it.
 pub(super) struct Parked<I, K, S, R, B> {
     pub(super) inner: I,
@@ -96,7 +111,7 @@ where
 
     #[inline]
     pub(super) fn rejected(response: I::Response) -> Self {
-        Self { state: State::Rejected { response: Some(response) } }
+        Self { state: State::Ready { response: Some(response) } }
     }
 
     /// Creates the future of a waiting request. The service in `parked` must be ready.
@@ -122,7 +137,7 @@ where
     {
         match admission {
             Admission::Admitted(context) => parked.run(context),
-            Admission::Rejected(response) => Self::Rejected { response: Some(response) },
+            Admission::Rejected(response) => Self::Ready { response: Some(response) },
             Admission::Queued(queued) => {
                 // The service holds no permit during the queue time.
                 parked.inner = parked.inner.clone();
@@ -166,7 +181,8 @@ where
                         None => response,
                     }));
                 }
-                StateProj::Rejected { response } => match response.take() {
+                StateProj::Guarded { guarded } => ready!(guarded.as_mut().poll_running(cx))?,
+                StateProj::Ready { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
                     None => panic!("a response future was polled after completion"),
                 },
@@ -230,6 +246,40 @@ where
     }
 }
 
+impl<I, K, S, R, B> Guarded<I, K, S, R, B>
+where
+    I: Service<Request<B>>,
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Runs the request. Ends it with a rejection if its slots are lost.
+    fn poll_running<C>(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<State<I, K, S, R, B>, I::Error>>
+    where
+        I: Service<Request<B>, Response = Response<C>>,
+        R: Reject<C>,
+        C: 'static,
+    {
+        let this = self.project();
+        let lost = this.context.as_mut().is_some_and(|context| context.lost_slots(cx));
+        let rejection =
+            if lost { this.shared.reject_lost(&RequestHead::from(&*this.head)) } else { None };
+        let response = match rejection {
+            Some(response) => response,
+            None => {
+                let response = ready!(this.future.poll(cx))?;
+                match this.context.take() {
+                    Some(context) => context.apply(response),
+                    None => response,
+                }
+            }
+        };
+        Poll::Ready(Ok(State::Ready { response: Some(response) }))
+    }
+}
+
 impl<I, K, S, R, B> Parked<I, K, S, R, B>
 where
     I: Service<Request<B>>,
@@ -239,8 +289,24 @@ where
         if let Some(context) = &context {
             context.attach(&mut self.request);
         }
-        State::Running { future: self.inner.call(self.request), context }
+        if !context.as_ref().is_some_and(ResponseContext::may_lose_slots) {
+            return State::Running { future: self.inner.call(self.request), context };
+        }
+        let head = copy_head(&self.request);
+        let (future, shared) = (self.inner.call(self.request), self.shared);
+        State::Guarded { guarded: Box::pin(Guarded { future, context, shared, head }) }
     }
+}
+
+/// Copies the head of a request, for a rejection after the request was passed on.
+fn copy_head<B>(request: &Request<B>) -> Request<()> {
+    let mut head = Request::new(());
+    head.method_mut().clone_from(request.method());
+    head.uri_mut().clone_from(request.uri());
+    *head.version_mut() = request.version();
+    head.headers_mut().clone_from(request.headers());
+    head.extensions_mut().clone_from(request.extensions());
+    head
 }
 
 impl<I, K, S, R, B> fmt::Debug for ResponseFuture<I, K, S, R, B>
@@ -253,7 +319,8 @@ where
             State::Deciding { .. } => "deciding",
             State::Queued { .. } => "queued",
             State::Running { .. } => "running",
-            State::Rejected { .. } => "rejected",
+            State::Guarded { .. } => "running",
+            State::Ready { .. } => "ready",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
     }

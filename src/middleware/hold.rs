@@ -15,7 +15,7 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{decision::Slot, log::error};
+use crate::{decision::Slot, log::error, store::BoxError};
 
 /// End of the time for which a layer holds the [slots](crate::Quota::concurrent) of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +29,8 @@ pub enum HoldUntil {
 }
 
 pin_project! {
-    /// Body that holds slots until it ends, fails or is dropped.
+    /// Body that holds slots until it ends, fails or is dropped. It fails if the store loses the
+    /// slots.
     ///
     /// The layer wraps the bodies of axum and tonic itself. See
     /// [`hold_with`](crate::RateLimitLayer::hold_with) for other bodies.
@@ -48,16 +49,23 @@ impl<B> SlotBody<B> {
     }
 }
 
-impl<B: Body> Body for SlotBody<B> {
+impl<B> Body for SlotBody<B>
+where
+    B: Body<Error: Into<BoxError>>,
+{
     type Data = B::Data;
-    type Error = B::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
         let this = self.project();
-        let polled = this.body.poll_frame(cx);
+        if this.slot.as_ref().is_some_and(|slot| slot.poll_lost(cx).is_ready()) {
+            *this.slot = None;
+            return Poll::Ready(Some(Err("the slots of the request were lost".into())));
+        }
+        let polled = this.body.poll_frame(cx).map_err(Into::into);
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
             *this.slot = None;
         }

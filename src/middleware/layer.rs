@@ -426,9 +426,9 @@ impl<K, S, R> RateLimitLayer<K, S, R> {
     /// ```
     /// use bytes::Bytes;
     /// use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
-    /// use tower_sluice::{Quota, RateLimitLayer, middleware::SlotBody};
+    /// use tower_sluice::{Quota, RateLimitLayer, middleware::SlotBody, store::BoxError};
     ///
-    /// type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+    /// type Body = UnsyncBoxBody<Bytes, BoxError>;
     ///
     /// let layer = RateLimitLayer::per_ip(Quota::concurrent(5))
     ///     .hold_with(|body: Body, slot| SlotBody::new(body, slot).boxed_unsync());

@@ -72,7 +72,7 @@ pub use self::governor::{GovernorStore, PositiveOutcome};
 #[cfg(any(feature = "simulate", feature = "testing"))]
 pub(crate) use self::local::Clock;
 #[cfg(feature = "redis")]
-pub use self::redis::{ClusterLink, Link, Probe, RedisError, RedisErrorKind, RedisStore};
+pub use self::redis::{ClusterLink, Link, OnLost, Probe, RedisError, RedisErrorKind, RedisStore};
 pub use self::{
     answer::{Answer, BoxFuture, Never, Resolve},
     block::{BlockError, BlockFuture},
@@ -498,8 +498,7 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
         return Err(Unsupported::new(
-            "this store cannot hold slots of a concurrent quota; use \
-                                     LocalStore",
+            "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
         ));
     }
     Ok(())

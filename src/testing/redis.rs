@@ -18,6 +18,9 @@ use tokio::task::yield_now;
 use super::Subject;
 use crate::store::{BoxFuture, Link, RedisError, RedisStore};
 
+/// The time to live of slots in cases with one process.
+const UNLIMITED: Duration = Duration::from_secs(365 * 86_400);
+
 /// [`RedisStore`] with a fake clock, for tests with a real server.
 ///
 /// Each opened store has a random prefix, so that tests can share a server. The keys of a store
@@ -35,6 +38,8 @@ use crate::store::{BoxFuture, Link, RedisError, RedisStore};
 #[derive(Clone, Debug)]
 pub struct Redis<C = Link> {
     store: RedisStore<C>,
+    /// The last opened store.
+    opened: Option<RedisStore<C>>,
     hands: Arc<AtomicU64>,
     /// The number of charges that are being undone.
     undoing: Arc<AtomicUsize>,
@@ -58,7 +63,7 @@ where
     /// Creates a subject that uses the servers of `store`.
     #[must_use]
     pub fn new(store: RedisStore<C>) -> Self {
-        Self { store, hands: Arc::default(), undoing: Arc::default() }
+        Self { store, opened: None, hands: Arc::default(), undoing: Arc::default() }
     }
 }
 
@@ -72,9 +77,20 @@ where
         let random = RandomState::new().hash_one(0);
         self.hands = Arc::default();
         let store = self.store.clone().prefix(&format!("test-{random:x}"));
-        let store = store.with_test_clock(self.hands.clone());
+        let store = store.with_test_clock(self.hands.clone()).with_slot_ttl(UNLIMITED);
         self.undoing = store.undoing();
+        self.opened = Some(store.clone());
         store
+    }
+
+    fn join(&mut self, lease: Duration) -> Option<RedisStore<C>> {
+        self.opened.clone().map(|store| store.with_slot_ttl(lease))
+    }
+
+    fn report(&mut self, store: &RedisStore<C>) -> BoxFuture<()> {
+        let store = store.clone();
+        // The next decision shows the accounts, or fails, too.
+        Box::pin(async move { drop(store.report_now().await) })
     }
 
     fn undone(&mut self) -> BoxFuture<()> {

@@ -1,6 +1,10 @@
 //! Cases of a scenario table.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use serde::{Deserialize, Deserializer};
 
@@ -88,8 +92,7 @@ struct Step {
     hold: Option<String>,
     /// The new limit of the first quota.
     limit: Option<u32>,
-    #[serde(rename = "process")]
-    _process: Option<String>,
+    process: Option<String>,
     #[serde(default)]
     headroom: u32,
     allowed: Option<bool>,
@@ -118,8 +121,8 @@ pub enum Played {
     /// All decisions equal the expected results.
     Passed,
     /// The subject lacks a feature of the case: an [algorithm](Subject::supports),
-    /// [`undo`](Subject::undoes), or a clock that can [step back](Subject::steps_back). A case with
-    /// several processes is always skipped, because a subject is one process.
+    /// [`undo`](Subject::undoes), several processes that [share](Subject::join) accounts, or a clock
+    /// that can [step back](Subject::steps_back).
     Skipped,
 }
 
@@ -198,6 +201,17 @@ impl Case {
     }
 }
 
+impl Case {
+    /// Returns a store for each process, and one that only looks, or `None` if the subject is one
+    /// process. A case without a lease has no such stores.
+    fn join<S: Subject>(&self, subject: &mut S) -> Option<BTreeMap<&str, S::Store>> {
+        let Some(lease) = self.lease else { return Some(BTreeMap::new()) };
+        let names: BTreeSet<_> = self.steps.iter().filter_map(|it| it.process.as_deref()).collect();
+        let mut join = |name| Some((name, subject.join(Duration::from_nanos(lease))?));
+        names.into_iter().chain([""]).map(&mut join).collect()
+    }
+}
+
 impl QuotaRow {
     /// Returns the name of the algorithm, as in configuration files.
     fn algorithm(&self) -> &str {
@@ -244,7 +258,7 @@ impl QuotaRow {
 ///
 /// Returns the first [`Mismatch`], or the reason why the case cannot run.
 pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, CaseError> {
-    if case.wall_clock && !subject.steps_back() || case.lease.is_some() {
+    if case.wall_clock && !subject.steps_back() {
         return Ok(Played::Skipped);
     }
     let mut quotas = case.quotas()?;
@@ -254,7 +268,10 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
     {
         return Ok(Played::Skipped);
     }
-    let store = subject.open();
+    let opened = subject.open();
+    let Some(processes) = case.join(subject) else { return Ok(Played::Skipped) };
+    // A look is no report of another process.
+    let observer = processes.get("").unwrap_or(&opened);
     let (rule, key) = (RuleName::default(), Key::from("somebody"));
     let wait = Duration::from_nanos(case.max_wait);
     let mut taken: Vec<Option<Decision>> = Vec::new();
@@ -270,16 +287,23 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
             Charge::new(rule, &key, &quotas).with_headroom(step.headroom).with_max_wait(wait)
         };
         let charge = of(step);
+        let process = step.process.as_deref().and_then(|name| processes.get(name));
+        let store = process.unwrap_or(&opened);
         let answer = match step.op {
             StepOp::Take => store.take(&[charge.with_cost(step.cost()?)]).await,
             StepOp::Release => {
                 let holds = |(held, it): (&Step, &mut Option<Decision>)| {
-                    held.hold == step.hold && held.hold.is_some() && it.take().is_some()
+                    held.holds_for(step) && it.take().is_some()
                 };
                 let _ = case.steps.iter().zip(&mut taken).any(holds);
-                store.take(&[charge.with_cost(0)]).await
+                subject.report(store).await;
+                observer.take(&[charge.with_cost(0)]).await
             }
-            StepOp::Limit | StepOp::Renew => store.take(&[charge.with_cost(0)]).await,
+            StepOp::Renew => {
+                subject.report(store).await;
+                observer.take(&[charge.with_cost(0)]).await
+            }
+            StepOp::Limit => observer.take(&[charge.with_cost(0)]).await,
             StepOp::Settle => store.adjust(&charge, step.units.unwrap_or(0).saturating_neg()).await,
             StepOp::Reset => store.reset(&charge).await,
             StepOp::Undo => {
@@ -337,6 +361,11 @@ impl fmt::Display for Step {
 }
 
 impl Step {
+    /// Returns `true` if this step holds the slots that the step `other` frees.
+    fn holds_for(&self, other: &Self) -> bool {
+        self.hold.is_some() && self.hold == other.hold && self.process == other.process
+    }
+
     fn cost(&self) -> Result<u32, CaseError> {
         let units = self.units.and_then(|units| u32::try_from(units).ok());
         units.ok_or_else(|| CaseError::Unknown(format!("units of {:?}", self.units)))

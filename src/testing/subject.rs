@@ -33,6 +33,22 @@ pub trait Subject {
         true
     }
 
+    /// Returns a store of another process on the accounts of the last opened store, or `None` by
+    /// default. The process loses its slots if it does not report them for the time `lease`.
+    ///
+    /// Without such stores, cases with several processes are [skipped](super::Played::Skipped).
+    fn join(&mut self, lease: Duration) -> Option<Self::Store> {
+        let _ = lease;
+        None
+    }
+
+    /// Reports the slots that the process of a store holds. By default, does nothing, because the
+    /// store counts its slots itself.
+    fn report(&mut self, store: &Self::Store) -> BoxFuture<()> {
+        let _ = store;
+        Box::pin(ready(()))
+    }
+
     /// Waits until earlier calls of [`Store::undo`] have taken effect. By default, does not wait.
     fn undone(&mut self) -> BoxFuture<()> {
         Box::pin(ready(()))

@@ -39,6 +39,8 @@ mod replies;
 mod sentinel;
 #[path = "../support/servers/mod.rs"]
 mod servers;
+mod slots;
+mod slots_faults;
 mod states;
 #[path = "../support/mod.rs"]
 mod support;

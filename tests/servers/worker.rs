@@ -3,8 +3,10 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader, Lines, Write},
-    process::{Child, ChildStdout, Command, Stdio},
+    io::{BufRead, BufReader, Write},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
 };
 
 /// The environment variable with the addresses of the servers, separated by spaces.
@@ -18,7 +20,7 @@ pub(crate) fn urls() -> Option<String> {
 /// A running process.
 pub(crate) struct Worker {
     process: Child,
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: Receiver<String>,
 }
 
 impl Worker {
@@ -28,7 +30,10 @@ impl Worker {
         command.args(["--exact", test, "--nocapture"]).env(URLS, urls);
         let mut process =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
-        let lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+        let printed = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+        let (tx, lines) = channel();
+        // A full pipe would stop the process.
+        thread::spawn(move || printed.map_while(Result::ok).try_for_each(|line| tx.send(line)));
         let mut worker = Self { process, lines };
         worker.hear("ready");
         worker
@@ -36,9 +41,21 @@ impl Worker {
 
     /// Waits for a line that starts with `word`.
     pub(crate) fn hear(&mut self, word: &str) -> String {
-        let said = self.lines.by_ref().map_while(Result::ok);
-        let line = said.into_iter().find(|line| line.starts_with(word));
+        let line = self.lines.iter().find(|line| line.starts_with(word));
         line.unwrap_or_else(|| panic!("a process ended before it said {word}"))
+    }
+
+    /// Sends a signal, such as `STOP`.
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        let sent = Command::new("kill").args([format!("-{name}"), pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "the process gets SIG{name}");
+    }
+
+    /// Kills the process, and returns the lines that it printed until then.
+    pub(crate) fn kill(&mut self) -> Vec<String> {
+        self.process.kill().expect("the process is killed");
+        self.lines.iter().collect()
     }
 
     pub(crate) fn send(&mut self, line: &str) {

@@ -51,7 +51,9 @@ pub(super) struct Admitted {
 
 impl Journal {
     pub(super) fn record(&self, charge: &Charge<'_>, units: u64, capacity: usize) {
-        if units == 0 || charge.quotas().is_empty() {
+        // Slots are not charged late.
+        let rates = charge.charged_quotas().filter(|(_, quota)| !quota.is_concurrent());
+        if units == 0 || rates.clone().next().is_none() {
             return;
         }
         let mut entries = self.entries();
@@ -68,7 +70,7 @@ impl Journal {
             admitted.quotas = charge.quotas().into();
         }
         admitted.units.resize(charge.quotas().len(), 0);
-        for (index, _) in charge.charged_quotas() {
+        for (index, _) in rates {
             admitted.units[index] = admitted.units[index].saturating_add(units);
         }
         self.due.store(true, Release);

@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::{Fallback, Immediate, with_shares};
 use crate::{
     decision::{Decision, Outcome},
     key::Key,
+    quota::Quota,
     store::{Charge, Op, Store},
 };
 
@@ -35,6 +38,28 @@ where
         }
     }
 
+    /// Holds the slots of an allowed decision in the local store as well, beyond any limit.
+    pub(super) fn mirror_slots(&self, charges: &[Charge<'_>], mut decision: Decision) -> Decision {
+        if !decision.holds_slots() {
+            return decision;
+        }
+        const UNLIMITED: Quota = Quota::concurrent(u32::MAX);
+        for charge in charges {
+            if !decision.charged(charge.rule()) {
+                continue;
+            }
+            let quotas: SmallVec<[_; 4]> = charge.quotas().iter().map(|_| UNLIMITED).collect();
+            let unlimited = Charge { quotas: &quotas, ..*charge }.with_headroom(0);
+            for (index, _) in charge.charged_quotas().filter(|(_, quota)| quota.is_concurrent()) {
+                let one = unlimited.with_quota_index(index);
+                if let Some(slot) = self.stores.local.call(Op::Take(&[one])).now().take_slot() {
+                    decision = decision.with_slot(move || drop(slot));
+                }
+            }
+        }
+        decision
+    }
+
     fn mirror_one(&self, charge: &Charge<'_>, shared: &[Outcome], refunded: u64) {
         let store = &self.stores.local;
         with_shares(&[charge.with_cost(0)], self.instances, |shares| {
@@ -45,7 +70,8 @@ where
                 let same_quota = shared.rule() == local.rule() && shared.place() == local.place();
                 let late = local.left() - self.share_left(shared, local);
                 let late = late.max(-i64::try_from(refunded).unwrap_or(i64::MAX));
-                if same_quota && shared.is_known() && late != 0 {
+                let is_rate = shared.is_known() && shared.held().is_none();
+                if same_quota && is_rate && late != 0 {
                     self.stores.journal.cap(charge, local.place(), local.owed());
                     let one = shares[0].with_quota_index(local.place());
                     let _ = store.call(Op::Adjust(&one, late)).now();

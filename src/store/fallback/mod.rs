@@ -41,6 +41,8 @@ const ACCOUNTS: usize = 65_536;
 ///     is full and the cost is at most the whole quota.
 /// - **Mirrored decisions.** Every decision of the inner store is applied to the local account.
 ///   Keys therefore do not get a fresh quota in an outage, and blocked keys stay blocked.
+/// - **Slots.** The local store also holds the slots that this process holds in the inner store. An
+///   outage therefore starts with the requests that really run.
 /// - **Late charges.** Units that were allowed during an outage are charged to the inner store
 ///   after the outage. Units that were refilled since then are not charged. A separate task makes
 ///   the late charges, and needs a tokio runtime.
@@ -68,6 +70,7 @@ const ACCOUNTS: usize = 65_536;
 ///   refilled. Keys with refunded requests have fewer units left at the start of an outage.
 /// - During an outage, a `reset`, a `block`, an `unblock` or a refund applies only to this process.
 ///   The source of such a decision is [`Source::Fallback`].
+/// - Slots that were taken in an outage are not counted by the inner store afterwards.
 /// - If another process unblocks a key, this process may still deny the key during an outage, until
 ///   the original end of the block.
 /// - The local store needs room for all keys that are in debt at once, as if there were no inner
@@ -175,7 +178,7 @@ where
             Ok(decision) => {
                 self.record_success(epoch);
                 self.mirror_call(op, &decision);
-                decision
+                self.mirror_slots(op.charges(), decision)
             }
             Err(error) => {
                 self.record_failure(epoch, error);

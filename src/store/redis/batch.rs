@@ -191,7 +191,8 @@ impl BatchPlace {
             None => reply.clone().uncharged(),
         };
         let accounts = group.accounts.iter().zip(&request.accounts).map(own).collect();
-        Reply { allowed: *position < group.allowed, now: reply.now, accounts }
+        let holds = Vec::new();
+        Reply { allowed: *position < group.allowed, now: reply.now, accounts, holds }
     }
 }
 

@@ -47,14 +47,23 @@ where
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
-        let (keys, args) = request.encode(op);
+        let call = self.report_slots_with(request, op)?;
+        let (keys, args) = request.encode(op, &call.reports);
         let script = self.script(kind, request.letters());
         let reply = self.run(script, &keys, args).await.and_then(|value| match value {
             Value::BulkString(bytes) => self.checked(Reply::read(&bytes, request, kind)),
             _ => self.checked(Err(RedisError::invalid_reply("not a bulk string"))),
         });
-        let reply = reply.inspect_err(|error| store_failed(error.kind().as_str()))?;
+        let mut reply = match reply {
+            Ok(reply) => reply,
+            Err(error) => {
+                call.failed();
+                store_failed(error.kind().as_str());
+                return Err(error);
+            }
+        };
         self.note_healed(reply.accounts.iter().filter(|account| account.healed).count());
+        reply.holds = call.answered(&reply)?;
         Ok(reply)
     }
 

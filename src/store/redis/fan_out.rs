@@ -5,7 +5,7 @@
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::{pin::pin, sync::Arc};
+use std::{mem, pin::pin, sync::Arc};
 
 use futures_util::{future::join_all, poll};
 use redis::aio::ConnectionLike;
@@ -18,7 +18,10 @@ use super::{
     reply::Reply,
     request::{Request, ScriptOp},
 };
-use crate::{decision::Decision, observe::store_failed};
+use crate::{
+    decision::{Decision, Holds},
+    observe::store_failed,
+};
 
 /// Charges all accounts of `request`, or none. Each of `parts` is a piece of the request, and is
 /// sent in its own call.
@@ -42,12 +45,19 @@ where
     let (tx, rx) = oneshot::channel();
     runtime()?.spawn(async move {
         let parts: Vec<_> = parts.into_iter().map(|part| Arc::new(part.standalone())).collect();
-        let replies = join_all(parts.iter().map(|part| store.charge(part))).await;
-        let decision = combine(&request, &parts, &replies);
+        let mut replies = join_all(parts.iter().map(|part| store.charge(part))).await;
+        let mut decision = combine(&request, &parts, &replies);
+        // Slots of a denied decision are freed here.
+        let holds = replies.iter_mut().flatten().flat_map(|reply| mem::take(&mut reply.holds));
+        let holds: Holds = holds.collect();
         let allowed = decision.as_ref().is_ok_and(Decision::is_allowed);
+        if let (true, Ok(decision)) = (allowed, &mut decision) {
+            decision.hold(holds);
+        }
         let undos = parts.iter().zip(&replies).filter_map(|(part, reply)| {
             let reply = reply.as_ref().ok().filter(|_| !allowed)?;
-            let charged = part.part(|at| reply.accounts[at].charged);
+            let charged =
+                part.part(|at| reply.accounts[at].charged && part.accounts[at].has_rates());
             let any = !charged.accounts.is_empty();
             any.then(|| undo_part(&store, charged, reply.decision(part)))
         });

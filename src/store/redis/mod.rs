@@ -5,8 +5,10 @@ mod batch;
 mod call;
 mod cluster;
 mod coalesce;
+mod entries;
 mod error;
 mod fan_out;
+mod holds;
 mod link;
 mod node;
 mod open;
@@ -14,6 +16,7 @@ mod plan;
 mod probe;
 mod queue;
 mod reply;
+mod report;
 mod request;
 mod routes;
 mod script;
@@ -35,6 +38,7 @@ use redis::aio::ConnectionLike;
 
 use self::{
     addresses::Addresses,
+    holds::Reporter,
     queue::{Queue, Queues},
     reply::Reply,
     request::{AccountRequest, Request, ScriptOp},
@@ -44,12 +48,14 @@ use self::{
 pub use self::{
     cluster::ClusterLink,
     error::{RedisError, RedisErrorKind},
+    holds::OnLost,
     link::Link,
     probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue, no_slots,
+    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue,
     rules::KnownRules,
+    setting::{SettingError, literal},
 };
 use crate::{
     decision::{Decision, Source},
@@ -57,6 +63,9 @@ use crate::{
     observe::late_charge_cut,
     quota::Quota,
 };
+
+/// The default time to live of slots without a report.
+const SLOT_TTL: Duration = Duration::from_secs(10);
 
 /// Store that keeps accounts in Redis or Valkey, shared by many processes.
 ///
@@ -138,6 +147,7 @@ struct RedisConfig {
     coalesces: bool,
     rules: Arc<KnownRules>,
     queues: Arc<Queues>,
+    reporter: Arc<Reporter>,
     /// A clock that replaces the server's clock.
     #[cfg(feature = "testing")]
     test_clock: Option<Arc<AtomicU64>>,
@@ -170,6 +180,7 @@ where
             coalesces: true,
             rules: Arc::default(),
             queues: Arc::new(Queues::new(1)),
+            reporter: Arc::new(Reporter::new(SLOT_TTL, OnLost::default())),
             #[cfg(feature = "testing")]
             test_clock: None,
         };
@@ -267,6 +278,54 @@ where
         self
     }
 
+    /// Sets the time to live of [slots](Quota::concurrent) without a report. Defaults to 10 s.
+    ///
+    /// A process reports the slots that it holds every third of this time. The slots of a process
+    /// that ends without freeing them, or that cannot reach the server, are free after this time.
+    ///
+    /// All processes that share accounts need the same time.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `time` is less than 1 s or more than one day.
+    #[track_caller]
+    #[must_use]
+    pub fn slot_ttl(self, time: Duration) -> Self {
+        literal(self.try_slot_ttl(time))
+    }
+
+    /// Fallible form of [`slot_ttl`](RedisStore::slot_ttl), for a time that is read from
+    /// configuration.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `time` is less than 1 s or more than one day. The error contains the field, its
+    /// value and the fix.
+    pub fn try_slot_ttl(self, time: Duration) -> Result<Self, SettingError> {
+        const FIX: &str = "give 1 s to one day, such as 10 s; slots of a lost process are not free \
+                           before";
+        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time) {
+            return Err(SettingError::new("redis: slot_ttl", format_args!("{time:?}"), FIX));
+        }
+        Ok(self.with_slot_ttl(time))
+    }
+
+    /// Sets what happens to requests whose [slots](Quota::concurrent) were lost. Defaults to
+    /// [`OnLost::Fence`].
+    #[must_use]
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.reporter = Arc::new(settings.reporter.with_on_lost(on_lost));
+        self
+    }
+
+    /// Returns a store on the same accounts, which holds slots as another process.
+    pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.reporter = Arc::new(settings.reporter.with_life(time));
+        self
+    }
+
     /// Returns the number of accounts that had an invalid value in Redis and were replaced.
     #[must_use]
     pub fn healed(&self) -> u64 {
@@ -276,7 +335,9 @@ where
     /// Replaces the server's clock by `test_clock`, in nanoseconds of Unix time.
     #[cfg(feature = "testing")]
     pub(crate) fn with_test_clock(mut self, test_clock: Arc<AtomicU64>) -> Self {
-        self.settings_mut().test_clock = Some(test_clock);
+        let settings = self.settings_mut();
+        settings.reporter = Arc::new(settings.reporter.with_clock(test_clock.clone()));
+        settings.test_clock = Some(test_clock);
         self.shared =
             Arc::new(RedisShared { scripts: Scripts::with_test_clock(), ..RedisShared::default() });
         self
@@ -294,6 +355,7 @@ where
     fn settings_mut(&mut self) -> &mut RedisConfig {
         let settings = Arc::make_mut(&mut self.settings);
         settings.rules = Arc::default();
+        settings.reporter = Arc::new(settings.reporter.renewed());
         settings.queues = Arc::new(Queues::new(if settings.sharded { SLOTS } else { 1 }));
         settings
     }
@@ -326,7 +388,7 @@ where
                 let parts = request.by_account();
                 Box::pin(fan_out::take(self, request, parts)).await
             }
-            reply => Ok(reply?.decision(&request)),
+            reply => Ok(reply?.into_decision(&request)),
         }
     }
 
@@ -402,7 +464,6 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        no_slots(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
         can_queue(charges)
     }

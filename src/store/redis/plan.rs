@@ -2,7 +2,7 @@
 //!
 //! Products are computed in Rust, because numbers in Lua lose digits.
 
-use super::script::letter;
+use super::{holds::SlotReport, script::letter};
 use crate::{
     algorithm::{Demand, Receipt, gcra::Gcra},
     quota::{Algorithm, Quota},
@@ -13,6 +13,10 @@ use crate::{
 pub(super) const LONGEST: u64 = 40 * 365 * 86_400 * 1_000_000_000;
 /// The maximum units of an account.
 const MOST_UNITS: u64 = 1 << 39;
+/// The maximum slots of an account, whose number has three bytes.
+const MOST_SLOTS: u64 = (1 << 24) - 1;
+const TOO_MANY_SLOTS: &str =
+    "a concurrent quota of more than 16777215 slots, including soft slots; choose fewer";
 /// The bound below which a double represents every integer.
 const EXACT: u64 = 1 << 53;
 
@@ -100,6 +104,17 @@ impl EncodedPlan {
         }
     }
 
+    /// Appends a quota of slots with its demand, and the report of this process.
+    pub(super) fn slots(mut self, quota: &Quota, ask: Demand, report: &SlotReport) -> Self {
+        let limit = u64::from(quota.limit()) + u64::from(quota.soft_units());
+        self.0.push(letter(quota));
+        let plan = self.int::<1>(u64::from(ask.cost > 0)).int::<1>(u64::from(ask.need() <= limit));
+        let plan = plan.int::<3>(ask.cost.into()).int::<5>(ask.need()).int::<5>(limit);
+        let plan = plan.int::<8>(report.process).int::<6>(report.sequence).int::<3>(report.held);
+        let plan = plan.int::<7>(report.life_micros).int::<2>(report.pending.len() as u64 * 6);
+        report.pending.iter().fold(plan, |plan, sequence| plan.int::<6>(*sequence))
+    }
+
     fn gcra(self, quota: &Quota, ask: Demand, change: Change, possible: bool) -> Self {
         let gcra = Gcra::new(quota);
         let interval = quota.interval_nanos();
@@ -132,6 +147,14 @@ impl EncodedPlan {
 pub(super) fn check(quota: &Quota) -> Result<(), Unsupported> {
     let (width, product) = match quota.counted_by() {
         Algorithm::Gcra => return Ok(()),
+        Algorithm::Concurrent => {
+            let limit = u64::from(quota.limit()) + u64::from(quota.soft_units());
+            return if limit <= MOST_SLOTS {
+                Ok(())
+            } else {
+                Err(Unsupported::new(TOO_MANY_SLOTS))
+            };
+        }
         Algorithm::SlidingWindow { buckets } => (quota.period_nanos() / u64::from(buckets), true),
         Algorithm::FixedWindow { paced, .. } => (quota.period_nanos(), paced),
         _ => (quota.period_nanos(), false),

@@ -1,15 +1,18 @@
 //! Replies of a script, with the accounts after the call.
 
+use std::mem::take;
+
 use smallvec::SmallVec;
 
 use super::{
+    entries::SlotEntries,
     error::RedisError,
     request::{AccountRequest, NamedQuota, Request},
     script::ScriptKind,
 };
 use crate::{
-    algorithm::{self, AccountState, Demand, Receipt},
-    decision::{Decision, Outcome, Source},
+    algorithm::{self, AccountState, Demand, Evaluation, Receipt},
+    decision::{Decision, Hold, Outcome, Source},
     quota::{Algorithm, Quota},
 };
 
@@ -17,12 +20,14 @@ use crate::{
 const LATEST: u64 = 1 << 53;
 
 /// The reply of one call.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Reply {
     pub(super) allowed: bool,
     /// The server's clock, in nanoseconds of Unix time.
     pub(super) now: u64,
     pub(super) accounts: SmallVec<[AccountReply; 1]>,
+    /// The slots that the call took.
+    pub(super) holds: Vec<Hold>,
 }
 
 /// An account after the call.
@@ -37,7 +42,13 @@ pub(super) struct AccountReply {
 }
 
 /// The state of an account under one quota, if any.
-type QuotaState = Option<AccountState>;
+type QuotaState = Option<StoredState>;
+
+#[derive(Clone, Debug)]
+enum StoredState {
+    Rate(AccountState),
+    Slots(SlotEntries),
+}
 
 impl Reply {
     /// Parses the reply of a script to `request`.
@@ -55,7 +66,22 @@ impl Reply {
             accounts.push(AccountReply::read(&mut bytes, account, expected)?);
         }
         bytes.end()?;
-        Ok(Self { allowed, now, accounts })
+        Ok(Self { allowed, now, accounts, holds: Vec::new() })
+    }
+
+    /// Returns the decision, which owns the slots of the reply.
+    pub(super) fn into_decision(mut self, request: &Request) -> Decision {
+        let mut decision = self.decision(request);
+        decision.hold(take(&mut self.holds).into_iter().collect());
+        decision
+    }
+
+    /// Returns the sequence of the newest report of a process.
+    pub(super) fn sequence(&self, account: usize, quota: usize, process: u64) -> Option<u64> {
+        match self.accounts.get(account)?.quotas.get(quota)? {
+            Some(StoredState::Slots(entries)) => entries.sequence(process),
+            _ => None,
+        }
     }
 
     /// Computes the decision from the reply of one server.
@@ -83,8 +109,9 @@ impl Reply {
             let charged = reply.charged && ask.cost > 0;
             // A denial reports waits without queueing.
             let max_wait = if allowed { ask.max_wait } else { 0 };
-            let (state, demand) = (reply.quotas[quota_index].as_ref(), Demand { max_wait, ..*ask });
-            let step = algorithm::reconstruct(state, quota, now, demand, charged);
+            let demand = Demand { max_wait, ..*ask };
+            let state = reply.quotas[quota_index].as_ref();
+            let step = reconstruct(state, quota, now, demand, charged);
             if allowed && !account.report_only {
                 (overage, wait) = (overage | step.overage, wait.max(step.wait));
             }
@@ -118,7 +145,9 @@ impl AccountReply {
     pub(super) fn was_charged(&self, times: usize, account: &AccountRequest, now: u64) -> bool {
         self.quotas.len() == account.quotas.len()
             && self.quotas.iter().zip(&account.quotas).all(|(state, demand)| {
-                let (Some(AccountState::Gcra(stored)), Some((quota, ask))) = (state, demand) else {
+                let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
+                    (state, demand)
+                else {
                     return false;
                 };
                 let charged = charge_nanos(quota, *ask).checked_mul(times as u64);
@@ -130,7 +159,9 @@ impl AccountReply {
     pub(super) fn before(&self, charges: usize, account: &AccountRequest) -> Self {
         let mut before = self.clone();
         for (state, demand) in before.quotas.iter_mut().zip(&account.quotas) {
-            if let (Some(AccountState::Gcra(stored)), Some((quota, ask))) = (state, demand) {
+            if let (Some(StoredState::Rate(AccountState::Gcra(stored))), Some((quota, ask))) =
+                (state, demand)
+            {
                 *stored =
                     stored.saturating_sub(charge_nanos(quota, *ask).saturating_mul(charges as u64));
             }
@@ -148,11 +179,37 @@ impl AccountReply {
     pub(super) fn without(mut self, quotas: &[Option<(Quota, Demand)>], now: u64) -> Self {
         self.charged = false;
         for (stored_state, demand) in self.quotas.iter_mut().zip(quotas) {
-            if let (Some(state), Some((quota, ask))) = (stored_state, demand) {
-                algorithm::undo(state, quota, now, Receipt::newest(now, *ask));
+            match (stored_state, demand) {
+                (Some(StoredState::Rate(state)), Some((quota, ask))) => {
+                    algorithm::undo(state, quota, now, Receipt::newest(now, *ask));
+                }
+                (Some(StoredState::Slots(entries)), Some((_, ask))) if ask.cost > 0 => {
+                    entries.without_newest();
+                }
+                _ => {}
             }
         }
         self
+    }
+}
+
+/// Returns the result of the demand that led to the state of an account.
+fn reconstruct(
+    state: Option<&StoredState>,
+    quota: &Quota,
+    now: u64,
+    demand: Demand,
+    charged: bool,
+) -> Evaluation {
+    let (rate, slots) = match state {
+        Some(StoredState::Rate(state)) => (Some(state), None),
+        Some(StoredState::Slots(entries)) => (None, Some(entries)),
+        None => (None, None),
+    };
+    if quota.is_concurrent() {
+        SlotEntries::reconstruct(slots, quota, now, demand, charged)
+    } else {
+        algorithm::reconstruct(rate, quota, now, demand, charged)
     }
 }
 
@@ -235,10 +292,13 @@ fn parse_quota(
             content.instant()?;
             AccountState::sliding_log(content.entries()?)
         }
+        (b'c', Algorithm::Concurrent) => {
+            return Ok(Some(StoredState::Slots(SlotEntries::read(content)?)));
+        }
         // The quota's algorithm has changed.
         _ => return Ok(None),
     };
-    Ok(Some(state))
+    Ok(Some(StoredState::Rate(state)))
 }
 
 /// A reader of little-endian numbers.

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::{
     addresses::Addresses,
+    holds::SlotReport,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
     slots::slot,
@@ -17,7 +18,7 @@ use crate::{
 };
 
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Request {
     pub(super) accounts: SmallVec<[AccountRequest; 1]>,
     pub(super) named: SmallVec<[NamedQuota; 3]>,
@@ -71,15 +72,20 @@ impl ScriptOp<'_> {
             Self::Unblock => "unblock",
         }
     }
+
+    /// Returns `true` if the call has reports of slots. Other calls keep the slots as they are.
+    pub(super) fn reports_slots(self) -> bool {
+        matches!(self, Self::Take | Self::Reset)
+    }
 }
 
 impl Request {
     /// Creates a request. The costs of charges to one account are added.
     pub(super) fn new(charges: &[Charge<'_>], addresses: &Addresses) -> Self {
-        let mut request = Self { accounts: SmallVec::new(), named: SmallVec::new() };
+        let mut request = Self::default();
         for charge in charges {
             let address = addresses.account(charge.rule(), charge.key());
-            let at = request.account(charge, address);
+            let at = request.account(charge.rule(), address, charge.is_report_only());
             let account = &mut request.accounts[at];
             for (quota_index, quota) in charge.charged_quotas() {
                 account.add(quota_index, quota, charge.demand());
@@ -90,24 +96,29 @@ impl Request {
         request
     }
 
-    fn account(&mut self, charge: &Charge<'_>, address: String) -> usize {
+    /// Adds one quota of slots, to report them.
+    pub(super) fn add_slots(&mut self, rule: RuleName, address: &str, index: usize, quota: Quota) {
+        let at = self.account(rule, address.to_owned(), false);
+        self.accounts[at].add(index, &quota, Demand::units(0));
+    }
+
+    /// Returns the index of an account, which is added if it is new.
+    fn account(&mut self, rule: RuleName, address: String, report_only: bool) -> usize {
         let found = self.accounts.iter().position(|known| known.address == address);
         let at = found.unwrap_or(self.accounts.len());
         match found {
-            Some(at) => self.accounts[at].report_only &= charge.is_report_only(),
-            None => self.accounts.push(AccountRequest {
-                rule: charge.rule(),
-                address,
-                report_only: charge.is_report_only(),
-                quotas: SmallVec::new(),
-            }),
+            Some(at) => self.accounts[at].report_only &= report_only,
+            None => {
+                let quotas = SmallVec::new();
+                self.accounts.push(AccountRequest { rule, address, report_only, quotas });
+            }
         }
         at
     }
 
     /// Returns a request for the accounts at the indices for which `keep` returns `true`.
     pub(super) fn part(&self, keep: impl Fn(usize) -> bool) -> Self {
-        let mut part = Self { accounts: SmallVec::new(), named: SmallVec::new() };
+        let mut part = Self::default();
         for (at, account) in self.accounts.iter().enumerate().filter(|(at, _)| keep(*at)) {
             let named = self.named.iter().filter(|named| named.account == at);
             let account_index = part.accounts.len();
@@ -137,10 +148,11 @@ impl Request {
         self
     }
 
-    /// Returns requests for the accounts that `taken` charged. If `sharded`, each slot has its own
+    /// Returns requests for the accounts whose rates `taken` charged. If `sharded`, each slot has its own
     /// request.
     pub(super) fn charged(&self, taken: &Decision, sharded: bool) -> Vec<Self> {
-        let charged = self.part(|at| taken.charged(self.accounts[at].rule));
+        let charged =
+            self.part(|at| self.accounts[at].has_rates() && taken.charged(self.accounts[at].rule));
         if sharded || charged.accounts.is_empty() { charged.by_slot() } else { vec![charged] }
     }
 
@@ -170,7 +182,11 @@ impl Request {
     }
 
     /// Returns the keys and the arguments of the script.
-    pub(super) fn encode(&self, op: ScriptOp<'_>) -> (Vec<String>, Vec<Vec<u8>>) {
+    pub(super) fn encode(
+        &self,
+        op: ScriptOp<'_>,
+        reports: &[SlotReport],
+    ) -> (Vec<String>, Vec<Vec<u8>>) {
         let mut keys: Vec<_> = self.accounts.iter().map(|a| a.address.clone()).collect();
         let mut args = Vec::with_capacity(self.accounts.len() + 2);
         if !matches!(op, ScriptOp::Take) {
@@ -189,6 +205,14 @@ impl Request {
                     plan.0.push(b'.');
                     continue;
                 };
+                if quota.is_concurrent() {
+                    let of = |it: &&SlotReport| it.account == at && it.quota_index == quota_index;
+                    match reports.iter().find(of) {
+                        Some(report) => plan = plan.slots(quota, *ask, report),
+                        None => plan.0.push(b'.'),
+                    }
+                    continue;
+                }
                 if letter(quota) == b'l' {
                     keys.push(Addresses::list(&account.address, quota_index));
                 }
@@ -261,6 +285,18 @@ impl AccountRequest {
         };
         let all = self.quotas.iter().all(|demand| demand.as_ref().is_some_and(plain));
         all && !self.quotas.is_empty() && !self.report_only
+    }
+
+    /// Returns the quotas of slots, with their indices.
+    pub(super) fn slots(&self) -> impl Iterator<Item = (usize, &(Quota, Demand))> {
+        let all = self.quotas.iter().enumerate();
+        let known = all.filter_map(|(index, demand)| Some((index, demand.as_ref()?)));
+        known.filter(|(_, (quota, _))| quota.is_concurrent())
+    }
+
+    /// Returns `true` if one of the quotas is a rate.
+    pub(super) fn has_rates(&self) -> bool {
+        self.quotas.iter().flatten().any(|(quota, _)| !quota.is_concurrent())
     }
 
     /// Returns `true` if the call charges one of the quotas.

@@ -1,7 +1,7 @@
 //! Lua scripts. A script is assembled from the files in `lua/`: a clock, the algorithms that a call
 //! needs, and a main part.
 
-use std::sync::OnceLock;
+use std::{array::from_fn, sync::OnceLock};
 
 use crate::quota::{Algorithm, Quota};
 
@@ -9,6 +9,7 @@ const CLOCK: &str = include_str!("../../../lua/clock.lua");
 #[cfg(feature = "testing")]
 const TEST_CLOCK: &str = include_str!("../../../lua/clock_driven.lua");
 const ONE: &str = include_str!("../../../lua/one.lua");
+const HELD: &str = include_str!("../../../lua/held.lua");
 const PLAIN: &str = include_str!("../../../lua/plain.lua");
 const TIME: &str = include_str!("../../../lua/time.lua");
 const ACCOUNT: &str = include_str!("../../../lua/account.lua");
@@ -18,14 +19,17 @@ const BATCH: &str = include_str!("../../../lua/batch.lua");
 /// The Lua text before and after the general part of a batch script, which makes that part a
 /// function.
 const GENERAL: [&str; 2] = ["local function general()\n", "return read, write, tat\nend\n"];
-const ALGORITHMS: [(u8, &str); 5] = [
+const ALGORITHMS: [(u8, &str); 6] = [
     (b'g', include_str!("../../../lua/gcra.lua")),
     (b't', include_str!("../../../lua/token_bucket.lua")),
     (b'f', include_str!("../../../lua/fixed_window.lua")),
     (b's', include_str!("../../../lua/sliding_window.lua")),
     (b'l', include_str!("../../../lua/sliding_log.lua")),
+    (b'c', include_str!("../../../lua/concurrent.lua")),
 ];
 const SETS: usize = 1 << ALGORITHMS.len();
+/// The set of the last algorithm alone.
+const SLOTS_ALONE: usize = SETS >> 1;
 
 /// Returns the letter that stands for the algorithm in script arguments and stored accounts.
 pub(super) fn letter(quota: &Quota) -> u8 {
@@ -35,7 +39,6 @@ pub(super) fn letter(quota: &Quota) -> u8 {
         Algorithm::FixedWindow { .. } | Algorithm::AnchoredWindow => b'f',
         Algorithm::SlidingWindow { .. } => b's',
         Algorithm::SlidingLog => b'l',
-        // The store rejects slots before this.
         Algorithm::Concurrent => b'c',
     }
 }
@@ -66,7 +69,7 @@ pub(super) struct Scripts {
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self { clock: CLOCK, scripts: Default::default() }
+        Self { clock: CLOCK, scripts: from_fn(|_| from_fn(|_| OnceLock::new())) }
     }
 }
 
@@ -90,6 +93,7 @@ impl Scripts {
         let general = [ACCOUNT].into_iter().chain(algorithms);
         let (before, after) = match kind {
             ScriptKind::Plain => (&[ONE, TIME, PLAIN][..], &[TAKE][..]),
+            ScriptKind::Take if set == SLOTS_ALONE => (&[HELD, TIME][..], &[TAKE][..]),
             ScriptKind::Take => (&[TIME][..], &[TAKE][..]),
             ScriptKind::Adjust => (&[TIME][..], &[SETTLE][..]),
             ScriptKind::Batch => (&[TIME, GENERAL[0]][..], &[GENERAL[1], BATCH][..]),

@@ -18,6 +18,7 @@ use tower_sluice::{
     LocalStore, Quota, RateLimitLayer, Rule,
     key::Everyone,
     middleware::{HoldUntil, Slot, SlotBody, Toggle},
+    store::BoxError,
 };
 
 use crate::support;
@@ -217,7 +218,7 @@ where
 
 #[tokio::test]
 async fn a_body_that_cannot_hold_a_slot_is_rejected() {
-    type Boxed = UnsyncBoxBody<Bytes, Infallible>;
+    type Boxed = UnsyncBoxBody<Bytes, BoxError>;
 
     let (layer, store) = one_slot();
     let full = || Full::new(Bytes::from("hello"));
@@ -226,7 +227,7 @@ async fn a_body_that_cannot_hold_a_slot_is_rejected() {
     let until_head = layer.clone().hold_until(HoldUntil::Head);
     assert_eq!(served(until_head, &store, full).await, (StatusCode::OK, 0));
 
-    let boxed = || Boxed::new(Full::new(Bytes::from("hello")));
+    let boxed = || Boxed::new(Full::new(Bytes::from("hello")).map_err(BoxError::from));
     let rejected = served(layer.clone(), &store, boxed).await;
     assert_eq!(rejected, (StatusCode::SERVICE_UNAVAILABLE, 0));
     let with = layer.clone().hold_with(|body: Boxed, slot| Boxed::new(SlotBody::new(body, slot)));

@@ -143,16 +143,17 @@ fn a_store_without_slots_says_so_when_the_layer_is_built() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn redis_says_that_it_cannot_hold_slots() {
+fn redis_holds_slots_up_to_the_largest_number_that_it_can_store() {
     use tower_sluice::{RedisStore, StoreExt};
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let _entered = runtime.as_ref().expect("a runtime").enter();
     let store = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("an address");
-    let quotas = [Quota::per_minute(5), Quota::concurrent(10)];
-    let error = RateLimitLayer::try_rules(rule(quotas), store.fallback(LocalStore::new()));
-    let error = error.expect_err("no slots").to_string();
-    assert!(error.contains("cannot hold slots of a concurrent quota; use LocalStore"), "{error}");
+    let store = store.fallback(LocalStore::new());
+    let layer = |slots| RateLimitLayer::try_rules(rule(Quota::concurrent(slots)), store.clone());
+    assert!(layer((1 << 24) - 1).is_ok());
+    let error = layer(1 << 24).expect_err("too many slots").to_string();
+    assert!(error.contains("more than 16777215 slots"), "{error}");
 }
 
 #[cfg(feature = "serde")]

@@ -1,0 +1,415 @@
+//! The slots that this process holds, and the reports of them.
+//!
+//! Each call on an account of slots has a report: the slots that this process holds, and its
+//! charges that are pending. A report replaces all earlier ones, so a lost reply, a lost release
+//! and a repeated report need no repair of their own.
+
+#[cfg(feature = "testing")]
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    mem::take,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    error::{RedisError, RedisErrorKind},
+    reply::Reply,
+    request::{AccountRequest, Request},
+};
+use crate::{
+    decision::{FreeSlots, Hold, LossSignal},
+    name::RuleName,
+    quota::Quota,
+};
+
+/// The maximum number of pending charges of one account.
+const MAX_PENDING: usize = 4_096;
+
+/// What happens to requests whose slots a [`RedisStore`](super::RedisStore) has lost.
+///
+/// A process loses its slots if it is paused for longer than their
+/// [time to live](super::RedisStore::slot_ttl). Other processes may then hold them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// The requests end: with 503, or with an error of the response body.
+    #[default]
+    Fence,
+    /// The requests go on, and count again. More requests than the limit may then run.
+    Keep,
+}
+
+/// The slots that this process holds.
+pub(super) struct Reporter {
+    process: u64,
+    pub(super) life: Duration,
+    on_lost: OnLost,
+    created: Instant,
+    #[cfg(feature = "testing")]
+    pub(super) test_clock: Option<Arc<AtomicU64>>,
+    ids: RandomState,
+    state: Mutex<ReporterState>,
+    /// Wakes the task that sends reports.
+    pub(super) wake: Notify,
+}
+
+#[derive(Default)]
+struct ReporterState {
+    sequence: u64,
+    /// The number of holds so far.
+    holds: u64,
+    accounts: HashMap<u64, SlotAccount>,
+    /// Accounts with changes that no call has reported.
+    due: Vec<u64>,
+    is_running: bool,
+}
+
+/// An account of slots in which this process holds slots, or charges some.
+struct SlotAccount {
+    rule: RuleName,
+    address: String,
+    quota_index: usize,
+    quota: Quota,
+    holds: HashMap<u64, (u32, Arc<LossSignal>)>,
+    /// The sequences of charges without a reply.
+    pending: SmallVec<[u64; 2]>,
+    /// The distance of its sequences from those of other accounts, after a reset.
+    offset: u64,
+    is_due: bool,
+    sent_at: u64,
+    /// The instant until which the server counts the holds.
+    valid_until: u64,
+    /// `true` if the server did not accept the newest report.
+    is_unreachable: bool,
+}
+
+/// The report of one account of slots, and the charge of the call.
+#[derive(Debug)]
+pub(super) struct SlotReport {
+    pub(super) account: usize,
+    pub(super) quota_index: usize,
+    id: u64,
+    cost: u32,
+    pub(super) process: u64,
+    pub(super) sequence: u64,
+    pub(super) held: u64,
+    pub(super) life_micros: u64,
+    pub(super) pending: SmallVec<[u64; 2]>,
+}
+
+impl Reporter {
+    pub(super) fn new(life: Duration, on_lost: OnLost) -> Self {
+        let ids = RandomState::new();
+        Self {
+            process: ids.hash_one("process"),
+            life,
+            on_lost,
+            created: Instant::now(),
+            #[cfg(feature = "testing")]
+            test_clock: None,
+            ids,
+            state: Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Returns a reporter of a new process with the same settings.
+    pub(super) fn renewed(&self) -> Self {
+        Self {
+            #[cfg(feature = "testing")]
+            test_clock: self.test_clock.clone(),
+            ..Self::new(self.life, self.on_lost)
+        }
+    }
+
+    pub(super) fn with_life(&self, life: Duration) -> Self {
+        Self { life, ..self.renewed() }
+    }
+
+    pub(super) fn with_on_lost(&self, on_lost: OnLost) -> Self {
+        Self { on_lost, ..self.renewed() }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn with_clock(&self, clock: Arc<AtomicU64>) -> Self {
+        Self { test_clock: Some(clock), ..self.renewed() }
+    }
+
+    /// Returns the nanoseconds of a clock that does not step back.
+    fn now(&self) -> u64 {
+        #[cfg(feature = "testing")]
+        if let Some(clock) = &self.test_clock {
+            return clock.load(Relaxed);
+        }
+        nanos(self.created.elapsed())
+    }
+
+    fn state(&self) -> MutexGuard<'_, ReporterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Creates a call without reports.
+    pub(super) fn without_reports(self: &Arc<Self>) -> SlotCall {
+        let (reporter, sent_at) = (self.clone(), self.now());
+        SlotCall { reporter, reports: SmallVec::new(), sent_at, failed: false }
+    }
+
+    /// Creates the reports of a call. With `charges`, the call charges the demands.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        request: &Request,
+        charges: bool,
+    ) -> Result<SlotCall, RedisError> {
+        let mut call = self.without_reports();
+        let sent_at = call.sent_at;
+        for (at, account) in request.accounts.iter().enumerate() {
+            for (quota_index, (quota, ask)) in account.slots() {
+                let id = self.ids.hash_one((&account.address, quota_index));
+                let cost = if charges { ask.cost } else { 0 };
+                let (mut state, mut lost) = (self.state(), Vec::new());
+                state.sequence += 1;
+                let sequence = state.sequence;
+                let mut report = SlotReport {
+                    account: at,
+                    quota_index,
+                    id,
+                    cost,
+                    process: self.process,
+                    sequence,
+                    held: 0,
+                    life_micros: nanos(self.life) / 1_000,
+                    pending: SmallVec::new(),
+                };
+                if cost > 0 {
+                    let new = || SlotAccount::new(account, quota_index, quota);
+                    state.accounts.entry(id).or_insert_with(new);
+                }
+                if let Some(known) = state.accounts.get_mut(&id) {
+                    if known.pending.len() >= MAX_PENDING {
+                        const TEXT: &str = "4096 requests of one key wait for their slots";
+                        return Err(RedisError::new(RedisErrorKind::Busy, TEXT));
+                    }
+                    lost = known.expire(self.on_lost, sent_at);
+                    report.sequence += known.offset;
+                    (report.held, report.pending) = (known.held(), known.pending.clone());
+                    (known.quota, known.sent_at, known.is_due) = (*quota, sent_at, false);
+                    if cost > 0 {
+                        known.pending.push(report.sequence);
+                    }
+                }
+                drop(state);
+                raise(lost);
+                call.reports.push(report);
+            }
+        }
+        Ok(call)
+    }
+
+    /// Returns `true` if the caller should start the task that sends reports.
+    pub(super) fn should_start(&self) -> bool {
+        #[cfg(feature = "testing")]
+        if self.test_clock.is_some() {
+            return false;
+        }
+        let mut state = self.state();
+        let starts = !state.is_running && !state.accounts.is_empty();
+        state.is_running |= starts;
+        starts
+    }
+
+    /// Records that the task ended.
+    pub(super) fn stopped(&self) {
+        self.state().is_running = false;
+    }
+
+    /// Returns a request for the accounts with changes, or with `all` for all accounts. Returns
+    /// `None` if no account is left, so that the task ends.
+    pub(super) fn due(&self, all: bool) -> Option<Request> {
+        let (now, mut lost) = (self.now(), Vec::new());
+        let mut state = self.state();
+        let due = take(&mut state.due);
+        let due: Vec<_> = if all { state.accounts.keys().copied().collect() } else { due };
+        let mut request = Request::default();
+        for id in due {
+            let Some(account) = state.accounts.get_mut(&id) else { continue };
+            lost.extend(account.expire(self.on_lost, now));
+            let is_forgotten = now >= account.sent_at.saturating_add(nanos(self.life));
+            if account.is_idle() || account.is_empty() && is_forgotten {
+                state.accounts.remove(&id);
+            } else if account.is_due || all {
+                account.is_due = true;
+                request.add_slots(
+                    account.rule,
+                    &account.address,
+                    account.quota_index,
+                    account.quota,
+                );
+            }
+        }
+        let is_empty = state.accounts.is_empty();
+        state.is_running &= !is_empty;
+        drop(state);
+        raise(lost);
+        (!is_empty).then_some(request)
+    }
+}
+
+impl ReporterState {
+    fn mark_due(&mut self, id: u64) {
+        if let Some(account) = self.accounts.get_mut(&id)
+            && !account.is_due
+        {
+            account.is_due = true;
+            self.due.push(id);
+        }
+    }
+}
+
+impl FreeSlots for Reporter {
+    /// Frees the hold with the number `hold`, unless it was lost or reset.
+    fn free(&self, id: u64, hold: u64, _: u64) {
+        let mut state = self.state();
+        let freed = state.accounts.get_mut(&id).and_then(|account| account.holds.remove(&hold));
+        if freed.is_some() {
+            state.mark_due(id);
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl SlotAccount {
+    fn new(account: &AccountRequest, quota_index: usize, quota: &Quota) -> Self {
+        Self {
+            rule: account.rule,
+            address: account.address.clone(),
+            quota_index,
+            quota: *quota,
+            holds: HashMap::new(),
+            pending: SmallVec::new(),
+            offset: 0,
+            is_due: false,
+            sent_at: 0,
+            valid_until: 0,
+            is_unreachable: false,
+        }
+    }
+
+    fn held(&self) -> u64 {
+        self.holds.values().map(|(units, _)| u64::from(*units)).sum()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holds.is_empty() && self.pending.is_empty()
+    }
+
+    /// Returns `true` if the server knows that nothing is held.
+    fn is_idle(&self) -> bool {
+        self.is_empty() && !self.is_due
+    }
+
+    /// Removes and returns all holds if the process was paused for too long.
+    ///
+    /// While the server fails, other processes cannot take the slots, and the holds stay.
+    fn expire(&mut self, on_lost: OnLost, now: u64) -> Vec<Arc<LossSignal>> {
+        let expired = now >= self.valid_until && !self.is_unreachable && on_lost == OnLost::Fence;
+        let lost = if expired { take(&mut self.holds) } else { HashMap::new() };
+        lost.into_values().map(|(_, signal)| signal).collect()
+    }
+}
+
+/// The reports of a call to the server. Without a reply, its charges may have been made.
+pub(super) struct SlotCall {
+    reporter: Arc<Reporter>,
+    pub(super) reports: SmallVec<[SlotReport; 1]>,
+    sent_at: u64,
+    failed: bool,
+}
+
+impl SlotCall {
+    /// Records that the server did not accept the reports.
+    pub(super) fn failed(mut self) {
+        self.failed = true;
+    }
+
+    /// Records the reply, and returns the held slots.
+    pub(super) fn answered(mut self, reply: &Reply) -> Result<Vec<Hold>, RedisError> {
+        let (reporter, now) = (self.reporter.clone(), self.reporter.now());
+        let until = self.sent_at.saturating_add(nanos(reporter.life));
+        let is_late = now >= until && reporter.on_lost == OnLost::Fence;
+        let (mut holds, mut too_late) = (Vec::new(), false);
+        for report in take(&mut self.reports) {
+            let stored = reply.sequence(report.account, report.quota_index, report.process);
+            let charged = report.cost > 0 && reply.accounts[report.account].charged;
+            let mut state = reporter.state();
+            state.holds += 1;
+            let (hold, newest) = (state.holds, state.sequence);
+            let Some(account) = state.accounts.get_mut(&report.id) else { continue };
+            account.pending.retain(|pending| *pending != report.sequence);
+            account.is_unreachable = false;
+            if let Some(stored) = stored.filter(|it| *it > newest + account.offset) {
+                // The account was reset, so the holds do not count.
+                account.offset = stored - newest;
+                account.holds.clear();
+            }
+            account.valid_until = account.valid_until.max(until);
+            if charged && is_late {
+                too_late = true;
+                state.mark_due(report.id);
+            } else if charged {
+                let signal = Arc::<LossSignal>::default();
+                account.holds.insert(hold, (report.cost, signal.clone()));
+                let counted_by = reporter.clone();
+                let hold = Hold::new(counted_by, report.id, hold, report.cost.into());
+                holds.push(hold.with_loss(signal));
+            } else if account.is_idle() {
+                state.accounts.remove(&report.id);
+            }
+        }
+        if too_late {
+            const TEXT: &str = "the reply came after the time to live of its slots";
+            return Err(RedisError::new(RedisErrorKind::Timeout, TEXT));
+        }
+        Ok(holds)
+    }
+}
+
+impl Drop for SlotCall {
+    fn drop(&mut self) {
+        if self.reports.is_empty() {
+            return;
+        }
+        let now = self.reporter.now();
+        let mut state = self.reporter.state();
+        for report in take(&mut self.reports) {
+            if let Some(account) = state.accounts.get_mut(&report.id) {
+                account.pending.retain(|pending| *pending != report.sequence);
+                account.is_unreachable |= self.failed && now < account.valid_until;
+            }
+            state.mark_due(report.id);
+        }
+        drop(state);
+        self.reporter.wake.notify_one();
+    }
+}
+
+fn raise(lost: Vec<Arc<LossSignal>>) {
+    lost.into_iter().for_each(|signal| signal.raise());
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reporter").field("life", &self.life).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,97 @@
+//! The task that reports freed slots, and renews held ones.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::aio::ConnectionLike;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::{
+    RedisStore,
+    error::RedisError,
+    holds::{Reporter, SlotCall},
+    link::runtime,
+    request::{Request, ScriptOp},
+};
+use crate::store::BoxFuture;
+
+/// The maximum number of accounts in one call.
+const MAX_ACCOUNTS: usize = 64;
+/// The pause after a report that failed.
+const RETRY: Duration = Duration::from_millis(250);
+
+impl<C> RedisStore<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// Creates the reports of a call.
+    pub(super) fn report_slots_with(
+        &self,
+        request: &Request,
+        op: ScriptOp<'_>,
+    ) -> Result<SlotCall, RedisError> {
+        let reporter = &self.settings.reporter;
+        if !op.reports_slots() {
+            return Ok(reporter.without_reports());
+        }
+        let call = reporter.begin(request, matches!(op, ScriptOp::Take))?;
+        if !call.reports.is_empty() && reporter.should_start() {
+            let task: BoxFuture<()> = Box::pin(ReportTask(reporter.clone()).run(self.clone()));
+            // A runtime that shuts down drops the task, which then starts again with the next call.
+            drop(runtime()?.spawn(task));
+        }
+        Ok(call)
+    }
+
+    /// Reports the accounts with changes, or with `all` all accounts with held slots. Returns `None`
+    /// if no account is left, or the number of reports.
+    async fn report_due(&self, all: bool) -> Option<Result<usize, RedisError>> {
+        let request = self.settings.reporter.due(all)?;
+        let count = request.accounts.len();
+        let parts = if self.settings.sharded { request.by_slot() } else { vec![request] };
+        let mut failed = None;
+        for part in parts {
+            for start in (0..part.accounts.len()).step_by(MAX_ACCOUNTS) {
+                let chunk = part.part(|at| (start..start + MAX_ACCOUNTS).contains(&at));
+                failed = self.execute(&chunk, ScriptOp::Take).await.err().or(failed);
+            }
+        }
+        Some(failed.map_or(Ok(count), Err))
+    }
+
+    /// Reports all held and freed slots now.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn report_now(&self) -> Result<(), RedisError> {
+        self.report_due(true).await.unwrap_or(Ok(0)).map(drop)
+    }
+}
+
+/// The task of a process. It ends when the process holds no slots.
+struct ReportTask(Arc<Reporter>);
+
+impl Drop for ReportTask {
+    fn drop(&mut self) {
+        self.0.stopped();
+    }
+}
+
+impl ReportTask {
+    async fn run<C>(self, store: RedisStore<C>)
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let (reporter, period) = (&self.0, self.0.life / 3);
+        let mut renew_at = Instant::now() + period;
+        loop {
+            let renews = Instant::now() >= renew_at;
+            if renews {
+                renew_at = Instant::now() + period;
+            }
+            match store.report_due(renews).await {
+                None => return,
+                Some(Ok(0)) => drop(timeout_at(renew_at, reporter.wake.notified()).await),
+                Some(Ok(_)) => {}
+                Some(Err(_)) => sleep(RETRY).await,
+            }
+        }
+    }
+}

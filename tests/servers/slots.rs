@@ -1,0 +1,314 @@
+//! Slots that several processes share: `Quota::concurrent` on Redis and Valkey.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::{future::join_all, poll};
+use tower_sluice::{
+    Key, LocalStore, Quota, RedisStore, Store, StoreExt,
+    decision::Source,
+    store::{Charge, RedisError, Timeout},
+};
+
+use crate::{
+    accounts::{Account, Dice, address, connect, rule},
+    servers::{Cluster, Flavour, Server, eventually},
+};
+
+/// Returns the slots of an account that all processes hold. The look is no report.
+pub(crate) async fn held<S>(store: &S, account: &Account) -> u64
+where
+    S: Store<Error = RedisError>,
+{
+    let look = account.take(store, 0).await.unwrap_or_else(|error| panic!("{error}"));
+    look.outcomes()[0].held().expect("a number of slots")
+}
+
+pub(crate) async fn until_held<S>(store: &S, account: &Account, slots: u64)
+where
+    S: Store<Error = RedisError>,
+{
+    let what = format!("{slots} are held");
+    let look = async || account.take(store, 0).await.ok()?.outcomes()[0].held();
+    eventually(&what, async || (look().await == Some(slots)).then_some(())).await;
+}
+
+/// Two processes on one server, and an account of `limit` slots.
+async fn two(server: &Server, limit: u32) -> (RedisStore, RedisStore, Account) {
+    let account = Account::new("alice", Quota::concurrent(limit));
+    (connect(&server.url()).await, connect(&server.url()).await, account)
+}
+
+#[tokio::test]
+async fn processes_share_slots_and_a_freed_one_is_free_at_once() {
+    for flavour in [Flavour::Redis, Flavour::Valkey] {
+        let server = Server::start(flavour, &[]).await;
+        let (one, two, account) = two(&server, 2).await;
+        let first = account.take(&one, 1).await.expect("a decision");
+        let second = account.take(&two, 1).await.expect("a decision");
+        assert!(first.is_allowed() && second.is_allowed());
+        for store in [&one, &two] {
+            let denied = account.take(store, 1).await.expect("a decision");
+            assert!(!denied.is_allowed() && denied.outcomes()[0].is_wait_unknown());
+            assert_eq!(denied.source(), Source::Redis);
+        }
+        let start = Instant::now();
+        drop(second);
+        until_held(&one, &account, 1).await;
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        drop(first);
+        until_held(&two, &account, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn slots_and_rates_are_taken_together_or_not_at_all() {
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let (key, quotas) = (Key::from("a"), [Quota::concurrent(2), Quota::per_day(3)]);
+    let other = connect(&server.url()).await;
+    let charge = Charge::new(rule("exports"), &key, &quotas);
+    let look = async || {
+        let look = other.take(&[charge.with_cost(0)]).await.expect("a look");
+        (look.outcomes()[0].held(), look.outcomes()[1].remaining())
+    };
+    // The server then knows the script.
+    assert_eq!(look().await, (Some(0), 3));
+    let calls = server.script_calls().await;
+    let holds = [store.take(&[charge]).await, store.take(&[charge]).await];
+    assert!(holds.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_allowed())));
+    assert_eq!(server.script_calls().await - calls, 2, "one call for each decision");
+    assert!(!store.take(&[charge]).await.expect("a decision").is_allowed());
+    assert_eq!(look().await, (Some(2), 1), "a denial by slots charges no rate");
+    drop(holds);
+    eventually("they are free", async || (look().await.0 == Some(0)).then_some(())).await;
+    let last = store.take(&[charge]).await.expect("a decision");
+    assert!(last.is_allowed());
+    assert!(!store.take(&[charge]).await.expect("a decision").is_allowed());
+    assert_eq!(look().await, (Some(1), 0), "a denial by a rate takes no slot");
+}
+
+#[tokio::test]
+async fn held_slots_are_renewed_by_few_calls() {
+    let server = Server::redis().await;
+    let ttl = Duration::from_secs(1);
+    let (store, other) = (connect(&server.url()).await.slot_ttl(ttl), connect(&server.url()).await);
+    let other = other.slot_ttl(ttl);
+    let accounts: Vec<_> =
+        (0..100).map(|n| Account::new(format!("k{n}"), Quota::concurrent(1))).collect();
+    let holds = join_all(accounts.iter().map(|account| account.take(&store, 1))).await;
+    let before = server.script_calls().await;
+    tokio::time::sleep(ttl * 3).await;
+    let calls = server.script_calls().await - before;
+    // Two calls for up to 64 accounts each, in each third.
+    assert!((12..=22).contains(&calls), "{calls} calls for 100 accounts in nine thirds");
+    for account in &accounts {
+        assert_eq!(held(&other, account).await, 1);
+    }
+    drop(holds);
+    for account in &accounts {
+        until_held(&other, account, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn reports_rebuild_a_lost_state() {
+    let server = Server::redis().await;
+    let (one, two, account) = two(&server, 5).await;
+    let (one, two) = (one.slot_ttl(Duration::from_secs(3)), two.slot_ttl(Duration::from_secs(3)));
+    let _first = account.take(&one, 2).await.expect("a decision");
+    let _second = account.take(&two, 1).await.expect("a decision");
+    let () = server.command("FLUSHALL").await;
+    assert!(held(&connect(&server.url()).await, &account).await < 3);
+    until_held(&one, &account, 3).await;
+}
+
+#[tokio::test]
+async fn dropped_calls_hold_nothing() {
+    let server = Server::redis().await;
+    let (store, other, account) = two(&server, 10).await;
+    let mut random = Dice(7);
+    for _ in 0..500 {
+        let mut call = Box::pin(account.take(&store, 1));
+        for _ in 0..random.below(4) {
+            if poll!(call.as_mut()).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+    until_held(&other, &account, 0).await;
+    let all = account.take(&other, 10).await.expect("a decision");
+    assert!(all.is_allowed(), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_acquisitions_never_exceed_the_limit_and_leave_nothing() {
+    const LIMIT: u32 = 20;
+    let server = Server::redis().await;
+    let (one, two, account) = two(&server, LIMIT).await;
+    let (running, peak, allowed) =
+        (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let tasks = (0..64_u64).map(|n| {
+        let store = if n % 2 == 0 { one.clone() } else { two.clone() };
+        let (account, mut random) = (account.clone(), Dice(n));
+        let (running, peak, allowed) = (running.clone(), peak.clone(), allowed.clone());
+        tokio::spawn(async move {
+            for _ in 0..500 {
+                let cost = 1 + random.below(3);
+                let decision = account.take(&store, cost).await.expect("a decision");
+                if decision.is_allowed() {
+                    allowed.fetch_add(1, SeqCst);
+                    peak.fetch_max(
+                        running.fetch_add(cost.into(), SeqCst) + u64::from(cost),
+                        SeqCst,
+                    );
+                    tokio::task::yield_now().await;
+                    running.fetch_sub(cost.into(), SeqCst);
+                }
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.expect("no panic");
+    }
+    assert!(peak.load(SeqCst) <= LIMIT.into(), "{peak:?} ran at once");
+    assert!(allowed.load(SeqCst) > 1_000, "{allowed:?} were allowed");
+    until_held(&one, &account, 0).await;
+}
+
+#[tokio::test]
+async fn a_fallback_counts_what_runs_and_ends_no_request() {
+    let mut server = Server::redis().await;
+    let ttl = Duration::from_secs(1);
+    let shared = connect(&server.url()).await.slot_ttl(ttl);
+    let store = shared.clone().timeout(Timeout::DEFAULT).fallback(LocalStore::with_capacity(64));
+    let account = Account::new("alice", Quota::concurrent(4));
+    let take = async || store.take(&[account.charge(1)]).await.expect("infallible");
+    let mut running = vec![take().await, take().await, take().await];
+    let slot = running[0].take_slot().expect("a slot");
+    server.kill();
+    tokio::time::sleep(ttl * 2).await;
+    assert!(poll!(Box::pin(slot.lost())).is_pending(), "no other process can take it");
+    let fourth = take().await;
+    assert!(fourth.is_allowed() && fourth.source() == Source::Fallback);
+    assert!(!take().await.is_allowed(), "three run since before the outage");
+    drop(running.pop());
+    assert!(take().await.is_allowed(), "one ended in the outage");
+    server.restart().await;
+    until_held(&shared, &account, 2).await;
+    drop((running, slot));
+    until_held(&shared, &account, 0).await;
+}
+
+#[tokio::test]
+async fn wrappers_do_not_repeat_a_denial_of_slots() {
+    let server = Server::redis().await;
+    let (store, other, account) = two(&server, 1).await;
+    let store = store.timeout(Timeout::DEFAULT).breaker().deny_cache().leases(20).fail_closed();
+    let take = async || store.take(&[account.charge(1)]).await.expect("infallible");
+    let first = take().await;
+    for _ in 0..30 {
+        let denied = take().await;
+        assert!(!denied.is_allowed() && denied.outcomes()[0].is_wait_unknown());
+        assert_eq!(denied.source(), Source::Redis);
+    }
+    drop(first);
+    until_held(&other, &account, 0).await;
+    assert!(take().await.is_allowed());
+}
+
+#[tokio::test]
+async fn a_reset_sets_the_count_of_all_processes_to_zero() {
+    let server = Server::redis().await;
+    let (one, two, account) = two(&server, 2).await;
+    let (one, two) = (one.slot_ttl(Duration::from_secs(1)), two.slot_ttl(Duration::from_secs(1)));
+    let before = [account.take(&one, 1).await, account.take(&two, 1).await];
+    two.reset(&account.charge(1)).await.expect("a reset");
+    assert_eq!(held(&one, &account).await, 0);
+    let after = account.take(&one, 2).await.expect("a decision");
+    assert!(after.is_allowed());
+    // Renewals of the earlier slots, and their end, change nothing.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(held(&two, &account).await, 2);
+    drop(before);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(held(&two, &account).await, 2);
+    drop(after);
+    until_held(&two, &account, 0).await;
+}
+
+#[tokio::test]
+async fn a_blocked_key_keeps_the_slots_that_run() {
+    let server = Server::redis().await;
+    let (one, two, account) = two(&server, 2).await;
+    let running = account.take(&one, 1).await.expect("a decision");
+    two.block(&account.charge(1), Duration::from_secs(60)).await.expect("a block");
+    assert!(account.take(&one, 1).await.expect("a decision").is_blocked());
+    assert_eq!(held(&two, &account).await, 1);
+    two.unblock(&account.charge(1)).await.expect("no block");
+    assert!(account.take(&two, 1).await.expect("a decision").is_allowed());
+    drop(running);
+    until_held(&two, &account, 0).await;
+}
+
+#[tokio::test]
+async fn a_cluster_frees_the_slots_of_a_denied_request() {
+    let cluster = Cluster::start(Flavour::Redis).await;
+    let urls = cluster.urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = RedisStore::cluster(&urls).await.expect("a store").readable_keys();
+    let (key, slots, rate) = (Key::from("a"), [Quota::concurrent(1)], [Quota::per_day(1)]);
+    let (one, two) = (address("slots", "a"), address("rate", "a"));
+    assert_ne!(cluster.slot_of(&one).await, cluster.slot_of(&two).await);
+    let of_slots = Charge::new(rule("slots"), &key, &slots);
+    let both = [of_slots, Charge::new(rule("rate"), &key, &rate)];
+    let running = store.take(&both).await.expect("a decision");
+    assert!(running.is_allowed());
+    drop(running);
+    let free = async || {
+        let look = store.take(&[of_slots.with_cost(0)]).await.expect("a look");
+        (look.outcomes()[0].held() == Some(0)).then_some(())
+    };
+    eventually("the slot is free", free).await;
+    for _ in 0..3 {
+        let denied = store.take(&both).await.expect("a decision");
+        assert!(!denied.is_allowed() && !denied.outcomes()[0].is_denied(), "{denied:?}");
+        assert_eq!(denied.outcomes()[0].held(), Some(0));
+        eventually("the slot is free", free).await;
+    }
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn a_dropped_body_frees_its_slot() {
+    use axum::{Router, body::Body, extract::Request, routing::get};
+    use futures::stream;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+    use tower_sluice::{RateLimitLayer, key::Everyone};
+
+    let server = Server::redis().await;
+    let store = connect(&server.url()).await;
+    let layer = RateLimitLayer::new(
+        Everyone,
+        Quota::concurrent(1),
+        store.timeout(Timeout::DEFAULT).fail_closed(),
+    );
+    let endless =
+        || async { Body::from_stream(stream::repeat_with(|| Ok::<_, RedisError>("data"))) };
+    let app = Router::new().route("/", get(endless)).layer(layer);
+    let call = async || app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible");
+    let mut first = call().await;
+    assert_eq!(first.status(), 200);
+    assert!(first.body_mut().frame().await.expect("a frame").is_ok());
+    assert_eq!(call().await.status(), 429);
+    drop(first);
+    let free = async || (call().await.status() == 200).then_some(());
+    eventually("the slot is free", free).await;
+}
