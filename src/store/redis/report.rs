@@ -27,7 +27,7 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Sets the time to live of [slots](Quota::concurrent) without a report. Defaults to 10 s.
+    /// Sets the time to live of [slots](crate::Quota::concurrent) without a report. Defaults to 10 s.
     ///
     /// A process reports the slots that it holds every third of this time. The slots of a process
     /// that ends without freeing them, or that cannot reach the server, are free after this time.
@@ -59,7 +59,7 @@ where
         Ok(self.with_slot_ttl(time))
     }
 
-    /// Sets what happens to requests whose [slots](Quota::concurrent) were lost. Defaults to
+    /// Sets what happens to requests whose [slots](crate::Quota::concurrent) were lost. Defaults to
     /// [`OnLost::Fence`].
     #[must_use]
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
