@@ -4,7 +4,6 @@ use std::{
     fmt,
     future::poll_fn,
     iter::successors,
-    mem::take,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, Waker},
 };
@@ -56,7 +55,7 @@ impl LossSignal {
     pub(crate) fn raise(&self) {
         let mut loss = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         loss.raised = true;
-        let wakers = take(&mut loss.wakers);
+        let wakers = std::mem::take(&mut loss.wakers);
         drop(loss);
         wakers.into_iter().for_each(Waker::wake);
     }

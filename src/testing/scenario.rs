@@ -1,16 +1,13 @@
 //! Cases of a scenario table.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use serde::{Deserialize, Deserializer};
 
 use super::{
     Subject,
     mismatch::{Mismatch, Row, Shown},
+    subject::processes,
 };
 use crate::{
     decision::Decision,
@@ -201,17 +198,6 @@ impl Case {
     }
 }
 
-impl Case {
-    /// Returns a store for each process, and one that only looks, or `None` if the subject is one
-    /// process. A case without a lease has no such stores.
-    fn join<S: Subject>(&self, subject: &mut S) -> Option<BTreeMap<&str, S::Store>> {
-        let Some(lease) = self.lease else { return Some(BTreeMap::new()) };
-        let names: BTreeSet<_> = self.steps.iter().filter_map(|it| it.process.as_deref()).collect();
-        let mut join = |name| Some((name, subject.join(Duration::from_nanos(lease))?));
-        names.into_iter().chain([""]).map(&mut join).collect()
-    }
-}
-
 impl QuotaRow {
     /// Returns the name of the algorithm, as in configuration files.
     fn algorithm(&self) -> &str {
@@ -269,7 +255,10 @@ pub async fn play<S: Subject>(subject: &mut S, case: &Case) -> Result<Played, Ca
         return Ok(Played::Skipped);
     }
     let opened = subject.open();
-    let Some(processes) = case.join(subject) else { return Ok(Played::Skipped) };
+    let names = case.steps.iter().filter_map(|step| step.process.as_deref());
+    let Some(processes) = processes(subject, case.lease, names) else {
+        return Ok(Played::Skipped);
+    };
     // A look is no report of another process.
     let observer = processes.get("").unwrap_or(&opened);
     let (rule, key) = (RuleName::default(), Key::from("somebody"));

@@ -44,7 +44,7 @@ fn holder() {
     hold_two(OnLost::Fence);
 }
 
-/// The same, which keeps lost slots.
+/// A process that holds two slots, and keeps them when they are lost.
 #[test]
 fn keeper() {
     hold_two(OnLost::Keep);

@@ -9,9 +9,15 @@ use crate::{
     quota::Quota,
 };
 
-/// The reports of all processes, and their charges since.
+/// The reports of processes, and their charges since. A reply may lack entries of other processes.
 #[derive(Clone, Debug)]
-pub(super) struct SlotEntries(SmallVec<[SlotEntry; 2]>);
+pub(super) struct SlotEntries {
+    /// The slots of all entries.
+    slots: u64,
+    /// The microsecond before which no entry ends.
+    first_end: u64,
+    entries: SmallVec<[SlotEntry; 2]>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct SlotEntry {
@@ -25,31 +31,33 @@ struct SlotEntry {
 impl SlotEntries {
     pub(super) fn read(bytes: &mut Reader<'_>) -> Result<Self, RedisError> {
         let mut entries = SmallVec::new();
-        // The sum and the first end are for the scripts.
-        bytes.int::<4>()?;
-        bytes.int::<7>()?;
+        let (slots, first_end) = (bytes.int::<4>()?, bytes.int::<7>()?);
         while !bytes.0.is_empty() {
             let (process, sequence) = (bytes.int::<8>()?, bytes.int::<6>()?);
             let (held, until) = (bytes.int::<3>()?, bytes.int::<7>()?);
             entries.push(SlotEntry { process, sequence, held, until });
         }
-        Ok(Self(entries))
+        Ok(Self { slots, first_end, entries })
     }
 
     /// Returns the slots that all processes hold at `now`, in nanoseconds.
     fn held(&self, now: u64) -> u64 {
-        let valid = self.0.iter().filter(|entry| entry.until > now / 1_000);
-        valid.map(|entry| entry.held).sum()
+        let now = now / 1_000;
+        if self.first_end > now {
+            return self.slots;
+        }
+        self.entries.iter().filter(|entry| entry.until > now).map(|entry| entry.held).sum()
     }
 
     /// Returns the sequence of the newest report of a process.
     pub(super) fn sequence(&self, process: u64) -> Option<u64> {
-        Some(self.0.iter().find(|entry| entry.process == process)?.sequence)
+        Some(self.entries.iter().find(|entry| entry.process == process)?.sequence)
     }
 
     /// Removes the newest charge, which is the last entry.
     pub(super) fn without_newest(&mut self) {
-        self.0.pop();
+        let held = self.entries.pop().map_or(0, |newest| newest.held);
+        self.slots = self.slots.saturating_sub(held);
     }
 
     /// Returns the result of the demand that led to these entries.

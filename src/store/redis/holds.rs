@@ -20,11 +20,11 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{
     error::{RedisError, RedisErrorKind},
-    reply::Reply,
     request::{AccountRequest, Request},
+    slot_call::{SlotCall, SlotReport},
 };
 use crate::{
-    decision::{FreeSlots, Hold, LossSignal},
+    decision::{FreeSlots, LossSignal},
     name::RuleName,
     quota::Quota,
 };
@@ -32,7 +32,7 @@ use crate::{
 /// The maximum number of pending charges of one account.
 const MAX_PENDING: usize = 4_096;
 
-/// What happens to requests whose slots a [`RedisStore`](super::RedisStore) has lost.
+/// Fate of requests whose slots a [`RedisStore`](super::RedisStore) has lost.
 ///
 /// A process loses its slots if it is paused for longer than their
 /// [time to live](super::RedisStore::slot_ttl). Other processes may then hold them.
@@ -48,9 +48,9 @@ pub enum OnLost {
 
 /// The slots that this process holds.
 pub(super) struct Reporter {
-    process: u64,
+    pub(super) process: u64,
     pub(super) life: Duration,
-    on_lost: OnLost,
+    pub(super) on_lost: OnLost,
     created: Instant,
     #[cfg(feature = "testing")]
     pub(super) test_clock: Option<Arc<AtomicU64>>,
@@ -61,47 +61,33 @@ pub(super) struct Reporter {
 }
 
 #[derive(Default)]
-struct ReporterState {
-    sequence: u64,
+pub(super) struct ReporterState {
+    pub(super) sequence: u64,
     /// The number of holds so far.
-    holds: u64,
-    accounts: HashMap<u64, SlotAccount>,
+    pub(super) holds: u64,
+    pub(super) accounts: HashMap<u64, SlotAccount>,
     /// Accounts with changes that no call has reported.
     due: Vec<u64>,
     is_running: bool,
 }
 
 /// An account of slots in which this process holds slots, or charges some.
-struct SlotAccount {
+pub(super) struct SlotAccount {
     rule: RuleName,
     address: String,
     quota_index: usize,
     quota: Quota,
-    holds: HashMap<u64, (u32, Arc<LossSignal>)>,
+    pub(super) holds: HashMap<u64, (u32, Arc<LossSignal>)>,
     /// The sequences of charges without a reply.
-    pending: SmallVec<[u64; 2]>,
+    pub(super) pending: SmallVec<[u64; 2]>,
     /// The distance of its sequences from those of other accounts, after a reset.
-    offset: u64,
+    pub(super) offset: u64,
     is_due: bool,
     sent_at: u64,
     /// The instant until which the server counts the holds.
-    valid_until: u64,
+    pub(super) valid_until: u64,
     /// `true` if the server did not accept the newest report.
-    is_unreachable: bool,
-}
-
-/// The report of one account of slots, and the charge of the call.
-#[derive(Debug)]
-pub(super) struct SlotReport {
-    pub(super) account: usize,
-    pub(super) quota_index: usize,
-    id: u64,
-    cost: u32,
-    pub(super) process: u64,
-    pub(super) sequence: u64,
-    pub(super) held: u64,
-    pub(super) life_micros: u64,
-    pub(super) pending: SmallVec<[u64; 2]>,
+    pub(super) is_unreachable: bool,
 }
 
 impl Reporter {
@@ -143,7 +129,7 @@ impl Reporter {
     }
 
     /// Returns the nanoseconds of a clock that does not step back.
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         #[cfg(feature = "testing")]
         if let Some(clock) = &self.test_clock {
             return clock.load(Relaxed);
@@ -151,7 +137,7 @@ impl Reporter {
         nanos(self.created.elapsed())
     }
 
-    fn state(&self) -> MutexGuard<'_, ReporterState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, ReporterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -262,7 +248,7 @@ impl Reporter {
 }
 
 impl ReporterState {
-    fn mark_due(&mut self, id: u64) {
+    pub(super) fn mark_due(&mut self, id: u64) {
         if let Some(account) = self.accounts.get_mut(&id)
             && !account.is_due
         {
@@ -311,7 +297,7 @@ impl SlotAccount {
     }
 
     /// Returns `true` if the server knows that nothing is held.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.is_empty() && !self.is_due
     }
 
@@ -325,86 +311,11 @@ impl SlotAccount {
     }
 }
 
-/// The reports of a call to the server. Without a reply, its charges may have been made.
-pub(super) struct SlotCall {
-    reporter: Arc<Reporter>,
-    pub(super) reports: SmallVec<[SlotReport; 1]>,
-    sent_at: u64,
-    failed: bool,
-}
-
-impl SlotCall {
-    /// Records that the server did not accept the reports.
-    pub(super) fn failed(mut self) {
-        self.failed = true;
-    }
-
-    /// Records the reply, and returns the held slots.
-    pub(super) fn answered(mut self, reply: &Reply) -> Result<Vec<Hold>, RedisError> {
-        let (reporter, now) = (self.reporter.clone(), self.reporter.now());
-        let until = self.sent_at.saturating_add(nanos(reporter.life));
-        let is_late = now >= until && reporter.on_lost == OnLost::Fence;
-        let (mut holds, mut too_late) = (Vec::new(), false);
-        for report in take(&mut self.reports) {
-            let stored = reply.sequence(report.account, report.quota_index, report.process);
-            let charged = report.cost > 0 && reply.accounts[report.account].charged;
-            let mut state = reporter.state();
-            state.holds += 1;
-            let (hold, newest) = (state.holds, state.sequence);
-            let Some(account) = state.accounts.get_mut(&report.id) else { continue };
-            account.pending.retain(|pending| *pending != report.sequence);
-            account.is_unreachable = false;
-            if let Some(stored) = stored.filter(|it| *it > newest + account.offset) {
-                // The account was reset, so the holds do not count.
-                account.offset = stored - newest;
-                account.holds.clear();
-            }
-            account.valid_until = account.valid_until.max(until);
-            if charged && is_late {
-                too_late = true;
-                state.mark_due(report.id);
-            } else if charged {
-                let signal = Arc::<LossSignal>::default();
-                account.holds.insert(hold, (report.cost, signal.clone()));
-                let counted_by = reporter.clone();
-                let hold = Hold::new(counted_by, report.id, hold, report.cost.into());
-                holds.push(hold.with_loss(signal));
-            } else if account.is_idle() {
-                state.accounts.remove(&report.id);
-            }
-        }
-        if too_late {
-            const TEXT: &str = "the reply came after the time to live of its slots";
-            return Err(RedisError::new(RedisErrorKind::Timeout, TEXT));
-        }
-        Ok(holds)
-    }
-}
-
-impl Drop for SlotCall {
-    fn drop(&mut self) {
-        if self.reports.is_empty() {
-            return;
-        }
-        let now = self.reporter.now();
-        let mut state = self.reporter.state();
-        for report in take(&mut self.reports) {
-            if let Some(account) = state.accounts.get_mut(&report.id) {
-                account.pending.retain(|pending| *pending != report.sequence);
-                account.is_unreachable |= self.failed && now < account.valid_until;
-            }
-            state.mark_due(report.id);
-        }
-        drop(state);
-        self.reporter.wake.notify_one();
-    }
-}
-
 fn raise(lost: Vec<Arc<LossSignal>>) {
     lost.into_iter().for_each(|signal| signal.raise());
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -20,6 +20,7 @@ mod report;
 mod request;
 mod routes;
 mod script;
+mod slot_call;
 mod slots;
 mod watchdog;
 
@@ -53,9 +54,7 @@ pub use self::{
     probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue,
-    rules::KnownRules,
-    setting::{SettingError, literal},
+    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue, rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
@@ -275,54 +274,6 @@ where
     #[must_use]
     pub fn coalesce(mut self, enabled: bool) -> Self {
         Arc::make_mut(&mut self.settings).coalesces = enabled;
-        self
-    }
-
-    /// Sets the time to live of [slots](Quota::concurrent) without a report. Defaults to 10 s.
-    ///
-    /// A process reports the slots that it holds every third of this time. The slots of a process
-    /// that ends without freeing them, or that cannot reach the server, are free after this time.
-    ///
-    /// All processes that share accounts need the same time.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `time` is less than 1 s or more than one day.
-    #[track_caller]
-    #[must_use]
-    pub fn slot_ttl(self, time: Duration) -> Self {
-        literal(self.try_slot_ttl(time))
-    }
-
-    /// Fallible form of [`slot_ttl`](RedisStore::slot_ttl), for a time that is read from
-    /// configuration.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `time` is less than 1 s or more than one day. The error contains the field, its
-    /// value and the fix.
-    pub fn try_slot_ttl(self, time: Duration) -> Result<Self, SettingError> {
-        const FIX: &str = "give 1 s to one day, such as 10 s; slots of a lost process are not free \
-                           before";
-        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time) {
-            return Err(SettingError::new("redis: slot_ttl", format_args!("{time:?}"), FIX));
-        }
-        Ok(self.with_slot_ttl(time))
-    }
-
-    /// Sets what happens to requests whose [slots](Quota::concurrent) were lost. Defaults to
-    /// [`OnLost::Fence`].
-    #[must_use]
-    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
-        let settings = Arc::make_mut(&mut self.settings);
-        settings.reporter = Arc::new(settings.reporter.with_on_lost(on_lost));
-        self
-    }
-
-    /// Returns a store on the same accounts, which holds slots as another process.
-    pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
-        let settings = Arc::make_mut(&mut self.settings);
-        settings.reporter = Arc::new(settings.reporter.with_life(time));
         self
     }
 

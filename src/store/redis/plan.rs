@@ -2,7 +2,7 @@
 //!
 //! Products are computed in Rust, because numbers in Lua lose digits.
 
-use super::{holds::SlotReport, script::letter};
+use super::{script::letter, slot_call::SlotReport};
 use crate::{
     algorithm::{Demand, Receipt, gcra::Gcra},
     quota::{Algorithm, Quota},

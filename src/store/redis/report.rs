@@ -1,4 +1,4 @@
-//! The task that reports freed slots, and renews held ones.
+//! Settings of slots, and the task that reports freed slots and renews held ones.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,11 +8,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{
     RedisStore,
     error::RedisError,
-    holds::{Reporter, SlotCall},
+    holds::{OnLost, Reporter},
     link::runtime,
     request::{Request, ScriptOp},
+    slot_call::SlotCall,
 };
-use crate::store::BoxFuture;
+use crate::store::{
+    BoxFuture,
+    setting::{SettingError, literal},
+};
 
 /// The maximum number of accounts in one call.
 const MAX_ACCOUNTS: usize = 64;
@@ -23,6 +27,54 @@ impl<C> RedisStore<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
+    /// Sets the time to live of [slots](crate::Quota::concurrent) without a report. Defaults to 10 s.
+    ///
+    /// A process reports the slots that it holds every third of this time. The slots of a process
+    /// that ends without freeing them, or that cannot reach the server, are free after this time.
+    ///
+    /// All processes that share accounts need the same time.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `time` is less than 1 s or more than one day.
+    #[track_caller]
+    #[must_use]
+    pub fn slot_ttl(self, time: Duration) -> Self {
+        literal(self.try_slot_ttl(time))
+    }
+
+    /// Fallible form of [`slot_ttl`](RedisStore::slot_ttl), for a time that is read from
+    /// configuration.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `time` is less than 1 s or more than one day. The error contains the field, its
+    /// value and the fix.
+    pub fn try_slot_ttl(self, time: Duration) -> Result<Self, SettingError> {
+        const FIX: &str = "give 1 s to one day, such as 10 s; slots of a lost process are not free \
+                           before";
+        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time) {
+            return Err(SettingError::new("redis: slot_ttl", format_args!("{time:?}"), FIX));
+        }
+        Ok(self.with_slot_ttl(time))
+    }
+
+    /// Sets what happens to requests whose [slots](crate::Quota::concurrent) were lost. Defaults to
+    /// [`OnLost::Fence`].
+    #[must_use]
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.reporter = Arc::new(settings.reporter.with_on_lost(on_lost));
+        self
+    }
+
+    /// Returns a store on the same accounts, which holds slots as another process.
+    pub(crate) fn with_slot_ttl(mut self, time: Duration) -> Self {
+        let settings = Arc::make_mut(&mut self.settings);
+        settings.reporter = Arc::new(settings.reporter.with_life(time));
+        self
+    }
+
     /// Creates the reports of a call.
     pub(super) fn report_slots_with(
         &self,

@@ -4,9 +4,9 @@ use smallvec::SmallVec;
 
 use super::{
     addresses::Addresses,
-    holds::SlotReport,
     plan::{Change, EncodedPlan, LONGEST},
     script::{ScriptKind, letter},
+    slot_call::SlotReport,
     slots::slot,
 };
 use crate::{
