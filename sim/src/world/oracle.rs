@@ -92,6 +92,8 @@ pub struct Log {
     pub restarts: Vec<(usize, Loss)>,
     /// The end of the last fault.
     pub healed: Duration,
+    /// The time by which the servers' clocks stepped back. Accounts refill that much later.
+    pub back: Duration,
     /// `true` if requests ran twice.
     pub repeats: bool,
     /// The processes whose connections fell silent.
