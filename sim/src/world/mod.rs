@@ -4,6 +4,7 @@ mod adjustments;
 mod blocks;
 mod capability;
 mod client;
+mod concurrency;
 mod deployment;
 mod effects;
 mod exact;
@@ -212,6 +213,7 @@ impl World {
         let [few, many] = self.rules.queued;
         self.story.record("world", || format!("keys q, which queue: {few:?}, at times {many:?}"));
         self.story.record("world", || format!("keys a, adjusted: {:?}", self.rules.adjusted));
+        self.story.record("world", || format!("keys s, with slots: {:?}", self.rules.slots));
         for place in &self.places {
             self.story.record(&place.name, || place.wrappers.to_string());
         }
