@@ -95,7 +95,7 @@ impl Wire {
         let runs = server.runs();
         sleep_until(Instant::now() + self.delay()).await;
         self.open(Instant::now(), |path| path.down).await;
-        let result = if runs { "connects to" } else { "is refused by" };
+        let result = if runs { "connects to" } else { "fails to connect to" };
         self.story.record(&self.name, || format!("{result} server {}", server.index));
         if !runs {
             return Err(io::ErrorKind::ConnectionRefused.into());
