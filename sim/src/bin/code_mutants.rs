@@ -35,11 +35,11 @@ const fn unseen(
     Change { file, from, to, reason: Some(reason) }
 }
 
-static CHANGES: [Change; 22] = [
+static CHANGES: [Change; 25] = [
     of(
         "store/timeout.rs",
         "sleep(this.budget.saturating_sub(this.start.elapsed()))",
-        "sleep(this.budget * 2)",
+        "sleep(*this.budget * 2)",
     ),
     of(
         "store/breaker/circuit.rs",
@@ -53,7 +53,7 @@ static CHANGES: [Change; 22] = [
         "false",
     ),
     of("store/breaker/circuit.rs", "self.config.trips(&history.stats, now)", "true"),
-    of("store/fallback/share.rs", "quota.share(instances, need)", "*quota"),
+    of("store/fallback/mod.rs", "quota.share(instances, need)", "*quota"),
     unseen(
         "store/fallback/mod.rs",
         "self.mirror(charges, decision, 0)",
@@ -61,13 +61,13 @@ static CHANGES: [Change; 22] = [
         "no bound covers the units that a key has left at the start of an outage",
     ),
     of(
-        "store/deny_cache/entry.rs",
+        "store/deny_cache/account.rs",
         "called_at.saturating_add(retry.min(max_age))",
         "called_at.saturating_add(max_age)",
     ),
     unseen(
         "store/deny_cache/mod.rs",
-        "self.denials.invalidate(self.tag)",
+        "self.denials.invalidate(tag)",
         "()",
         "a denial that is out of date lasts for at most a second, which the checks permit",
     ),
@@ -110,6 +110,13 @@ static CHANGES: [Change; 22] = [
         "tokio::time::sleep(std::time::Duration::ZERO)",
     ),
     of("middleware/queue.rs", "self.store.undo(charges, decision, None)", "()"),
+    of(
+        "store/deny_cache/account.rs",
+        "account.need > self.need && (self.blocked || self.refilling)",
+        "account.need != self.need",
+    ),
+    of("algorithm/concurrent.rs", "held.saturating_add(need) <= raised", "held <= raised"),
+    of("store/local/held.rs", "entry.held.saturating_sub(units)", "entry.held"),
 ];
 
 /// Runs seeds against each change: `code_mutants [--most 10000] [--mutant N] [--jobs 1]`.
@@ -163,7 +170,7 @@ fn main() -> ExitCode {
 /// Copies the repository and inserts all changes.
 fn write(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
-    for part in ["Cargo.toml", "README.md", "src", "lua", "sim"] {
+    for part in ["Cargo.toml", "README.md", "src", "lua", "sim", "tests/scenarios"] {
         copy(&from.join(part), &to.join(part))?;
     }
     let manifest = fs::read_to_string(to.join("Cargo.toml"))?;

@@ -55,6 +55,10 @@ impl Node {
         self.state().full = full;
     }
 
+    pub fn is_read_only(&self) -> bool {
+        self.state().read_only
+    }
+
     /// Sets whether commands that change keys fail.
     pub fn set_read_only(&mut self, read_only: bool) {
         self.state().read_only = read_only;

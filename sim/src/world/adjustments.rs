@@ -31,7 +31,7 @@ pub struct Adjustments {
     /// Units that came back, each with its key.
     returned: Mutex<Vec<(u64, Loss)>>,
     /// Charges that can be undone.
-    taken: Mutex<Vec<(u64, u32, Decision)>>,
+    taken: Mutex<Vec<(u64, Entry, Decision)>>,
     late: Mutex<u32>,
 }
 
@@ -108,8 +108,9 @@ impl Adjustments {
         }
         match (change, index) {
             (Change::Take(cost), _) if decision.is_allowed() => {
-                lock(&self.charged).push(Entry { source, ..entry(place, key, cost, start, end) });
-                lock(&self.taken).push((key, cost, decision));
+                let charged = Entry { source, ..entry(place, key, cost, start, end) };
+                lock(&self.charged).push(charged);
+                lock(&self.taken).push((key, charged, decision));
             }
             (Change::Late(units), _) => {
                 let charged = Entry { late: true, ..entry(place, key, units, start, end) };
@@ -136,11 +137,11 @@ impl Adjustments {
             let found = taken.iter().rposition(|(of, ..)| *of == key && random.percent(70));
             found.map(|at| taken.swap_remove(at))
         };
-        let Some((_, cost, decision)) = chosen else { return };
+        let Some((_, Entry { cost, end, .. }, decision)) = chosen else { return };
         let most = units.map_or(cost, |units| units.min(cost));
         let back = Loss { from: start, to: start, cause: Cause::Returned(most.into()) };
         lock(&self.returned).push((key, back));
-        world.story.record(&at.name, || format!("key a{key}: undoes {most} of {cost}"));
+        world.story.record(&at.name, || format!("key a{key}: undoes {most} of {cost} of {end:?}"));
         let (process, own, quotas) =
             (at.process(), Key::from(key.to_string()), [world.rules.adjusted]);
         let charge = Charge::new(name(), &own, &quotas).with_cost(cost);
@@ -176,7 +177,7 @@ impl Capability for Adjustments {
             }
             let (clock, quota) = (FakeClock::new(), world.rules.adjusted);
             let (model, own, quotas) = (clock.store(64), Key::from(OWN.to_string()), [quota]);
-            let mut taken: Vec<(u32, Decision, Decision)> = Vec::new();
+            let mut taken: Vec<(u32, Duration, Decision, Decision)> = Vec::new();
             for _ in 0..random.within(4..16) {
                 let gap = u64::try_from(2 * quota.interval().as_nanos()).unwrap_or(0);
                 sleep(Duration::from_nanos(random.within(0..gap))).await;
@@ -196,14 +197,15 @@ impl Capability for Adjustments {
                         if taken.is_empty() {
                             continue;
                         }
-                        let (cost, real, modelled) = taken.swap_remove(random.below(taken.len()));
+                        let (cost, at, real, modelled) =
+                            taken.swap_remove(random.below(taken.len()));
                         let charge = charge.with_cost(cost);
                         process.run(async { store.undo(&[charge], &real, units) }).await;
                         sleep(SETTLED).await;
                         clock.advance(world.nodes.last_script().saturating_sub(clock.now()));
                         model.undo(&[charge], &modelled, units);
                         world.story.record(&place.name, || {
-                            format!("key a{OWN}: undoes {units:?} of {cost}")
+                            format!("key a{OWN}: undoes {units:?} of {cost} of {at:?}")
                         });
                         continue;
                     }
@@ -232,7 +234,7 @@ impl Capability for Adjustments {
                     return;
                 }
                 if let (Change::Take(cost), true) = (change, expected.is_allowed()) {
-                    taken.push((cost, decision, expected));
+                    taken.push((cost, world.story.now(), decision, expected));
                 }
             }
             sleep(self.refill(world)).await;

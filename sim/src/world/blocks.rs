@@ -8,7 +8,7 @@ use tower_sluice::{
 };
 
 use super::{
-    World,
+    LEASE, World,
     capability::{BoxFuture, Capability},
     lock,
     oracle::{Cause, Loss},
@@ -22,12 +22,13 @@ const ZERO: Duration = Duration::ZERO;
 #[derive(Debug, Default)]
 pub struct Blocks {
     blocks: Mutex<Vec<Event>>,
-    /// The attempts that the node allowed.
+    /// The attempts that the node or a lease allowed.
     allowed: Mutex<Vec<Event>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Event {
+    process: usize,
     key: u64,
     start: Duration,
     end: Duration,
@@ -35,6 +36,15 @@ struct Event {
     time: Duration,
     /// `true` if the node has confirmed it. Otherwise it may take effect at any later time, or never.
     confirmed: bool,
+    /// `true` if a lease allowed it.
+    leased: bool,
+}
+
+impl Event {
+    /// Returns the time for which a lease may outlive a block. A block of the same process ends it.
+    fn delay(&self, block: &Self) -> Duration {
+        if self.leased && self.process != block.process { LEASE } else { ZERO }
+    }
 }
 
 impl Blocks {
@@ -57,7 +67,15 @@ impl Blocks {
             Some(time) => store.block(&charge, time),
             None => store.take(&[charge.with_cost(1)]),
         };
-        let event = Event { key, start, end: start, time: time.unwrap_or(ZERO), confirmed: false };
+        let event = Event {
+            process: place,
+            key,
+            start,
+            end: start,
+            time: time.unwrap_or(ZERO),
+            confirmed: false,
+            leased: false,
+        };
         let index = time.map(|_| {
             let mut blocks = lock(&self.blocks);
             blocks.push(event);
@@ -69,8 +87,9 @@ impl Blocks {
             Some(time) => format!("key b{key}: blocked for {time:?} by {source}"),
             None => format!("key b{key}: allowed {} by {source}", decision.is_allowed()),
         });
-        if source == Source::Redis {
-            let event = Event { end, confirmed: true, ..event };
+        if matches!(source, Source::Redis | Source::Leased) {
+            let leased = source == Source::Leased;
+            let event = Event { end, confirmed: true, leased, ..event };
             match index {
                 Some(index) => lock(&self.blocks)[index] = event,
                 None if decision.is_allowed() => lock(&self.allowed).push(event),
@@ -90,7 +109,17 @@ impl Capability for Blocks {
         let (key, time) = (random.within(0..KEYS), Duration::from_millis(random.within(1..4_000)));
         let time = if random.percent(20) { ZERO } else { time };
         let time = random.percent(30).then_some(time);
-        Box::pin(async move { drop(self.call(world, place, key, time).await) })
+        // Enough requests for a lease, which a block of the same process has to end.
+        let with_lease = random.percent(15);
+        Box::pin(async move {
+            for _ in 0..if with_lease { 8 } else { 0 } {
+                drop(self.call(world, place, key, None).await);
+            }
+            drop(self.call(world, place, key, time).await);
+            for _ in 0..if with_lease { 3 } else { 0 } {
+                drop(self.call(world, place, key, None).await);
+            }
+        })
     }
 
     /// A block in one process holds in another, to the end and no longer.
@@ -133,7 +162,8 @@ impl Capability for Blocks {
             let until = block.start + block.time;
             for attempt in allowed
                 .iter()
-                .filter(|it| it.key == block.key && it.start >= block.end && it.end < until)
+                .filter(|it| it.key == block.key && it.start >= block.end + it.delay(block))
+                .filter(|it| it.end < until)
             {
                 // A later block, or the end of a block, replaces an earlier one. The client does not see each of them.
                 let replaced = blocks.iter().enumerate().any(|(index, other)| {

@@ -3,7 +3,10 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
-use super::{World, adjustments::Adjustments, blocks::Blocks, queues::Queues, rates::Rates};
+use super::{
+    World, adjustments::Adjustments, blocks::Blocks, concurrency::Concurrency, queues::Queues,
+    rates::Rates,
+};
 use crate::random::Random;
 
 pub type BoxFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -37,5 +40,6 @@ pub fn all() -> Vec<Box<dyn Capability>> {
         Box::new(Blocks::default()),
         Box::new(Adjustments::default()),
         Box::new(Queues::default()),
+        Box::new(Concurrency),
     ]
 }

@@ -55,10 +55,16 @@ impl Client {
             let store = if wrappers.hash_tag { store.hash_tag_by_key() } else { store };
             return wrap(store.coalesce(wrappers.coalesce), wrappers, processes);
         }
-        // A sentinel reports the primary when a connection is opened.
+        // A sentinel reports the primary when a connection is opened. As the library does by `ROLE`,
+        // the client rejects a server that knows of another primary.
         let store = RedisStore::from_connector(move || {
             let client = self.clone();
-            async move { client.connect(client.nodes.reported()).await }
+            async move {
+                let server = client.nodes.reported();
+                let opened = client.connect(server).await?;
+                let is_replica = server.change(|node| node.is_read_only());
+                if is_replica { Err(io::Error::other("a replica").into()) } else { Ok(opened) }
+            }
         });
         wrap(store.coalesce(wrappers.coalesce), wrappers, processes)
     }

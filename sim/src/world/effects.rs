@@ -50,6 +50,7 @@ impl World {
         match fault {
             Fault::Server { kind, .. } => trouble(kind, server, random),
             Fault::Clock(micros) => {
+                lock(&self.log).back += Duration::from_micros(micros.min(0).unsigned_abs());
                 self.nodes.all().iter().for_each(|server| server.step_clock(micros));
             }
             Fault::Partition { process, up, down } => {

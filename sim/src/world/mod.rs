@@ -4,6 +4,7 @@ mod adjustments;
 mod blocks;
 mod capability;
 mod client;
+mod concurrency;
 mod deployment;
 mod effects;
 mod exact;
@@ -106,7 +107,7 @@ pub fn run(seed: u64, recorded: bool, mutant: Option<&'static Mutant>) -> Report
 
 /// A running system.
 struct World {
-    story: Story,
+    story: Arc<Story>,
     nodes: Arc<Deployment>,
     places: Vec<Place>,
     rules: Rules,
@@ -157,6 +158,7 @@ impl World {
     }
 
     fn new(random: &mut Random, recorded: bool, mutant: Option<&'static Mutant>) -> Self {
+        let story = Arc::new(Story::new(recorded));
         let kind = match random.within(0..100) {
             0..50 => Kind::Single,
             50..75 => Kind::Sentinel,
@@ -170,7 +172,8 @@ impl World {
         let (leases, hash_tag) = (random.percent(30), random.percent(30));
         let places = (0..count).map(|index| {
             let wrappers = Wrappers::random(random, leases, hash_tag);
-            let (name, wire) = (format!("p{index}"), Wire::new(DELAY, random.fork()));
+            let name = format!("p{index}");
+            let wire = Wire::new(story.clone(), name.clone(), DELAY, random.fork());
             let life = Arc::default();
             let client = Client { wire, nodes: nodes.clone(), life, resp3: wrappers.resp3 };
             let process = Process::new(&wrappers, count, &rules, client.clone());
@@ -185,7 +188,7 @@ impl World {
         let places = places.collect();
         let keys = random.below(2) + 1;
         Self {
-            story: Story::new(recorded),
+            story,
             nodes,
             places,
             rules,
@@ -210,6 +213,7 @@ impl World {
         let [few, many] = self.rules.queued;
         self.story.record("world", || format!("keys q, which queue: {few:?}, at times {many:?}"));
         self.story.record("world", || format!("keys a, adjusted: {:?}", self.rules.adjusted));
+        self.story.record("world", || format!("keys s, with slots: {:?}", self.rules.slots));
         for place in &self.places {
             self.story.record(&place.name, || place.wrappers.to_string());
         }

@@ -17,9 +17,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{lock, server::Server};
+use super::{lock, server::Server, story::Story};
 use crate::{
-    node::{Request, Session, parse},
+    node::{Reply, Request, Session, parse},
     random::Random,
 };
 
@@ -43,10 +43,13 @@ pub struct Wire {
     path: watch::Sender<Path>,
     connections: Mutex<Vec<AbortHandle>>,
     random: Mutex<Random>,
+    story: Arc<Story>,
+    /// The process.
+    name: String,
 }
 
 impl Wire {
-    pub fn new(delay: (u64, u64), random: Random) -> Arc<Self> {
+    pub fn new(story: Arc<Story>, name: String, delay: (u64, u64), random: Random) -> Arc<Self> {
         let path = watch::Sender::new(Path {
             up: true,
             down: true,
@@ -54,7 +57,8 @@ impl Wire {
             silent_before: None,
             delay,
         });
-        Arc::new(Self { path, connections: Mutex::default(), random: Mutex::new(random) })
+        let (connections, random) = (Mutex::default(), Mutex::new(random));
+        Arc::new(Self { path, connections, random, story, name })
     }
 
     /// Changes the path.
@@ -91,6 +95,8 @@ impl Wire {
         let runs = server.runs();
         sleep_until(Instant::now() + self.delay()).await;
         self.open(Instant::now(), |path| path.down).await;
+        let result = if runs { "connects to" } else { "fails to connect to" };
+        self.story.record(&self.name, || format!("{result} server {}", server.index));
         if !runs {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
@@ -148,6 +154,9 @@ async fn run(
             server.run(&mut session, &request).await;
         }
         let reply = server.run(&mut session, &request).await;
+        if let Reply::Error(text) = &reply {
+            wire.story.record(&wire.name, || format!("server {} replies {text}", server.index));
+        }
         let mut bytes = Vec::new();
         reply.encode(session.resp3, &mut bytes);
         last = last.max(Instant::now() + wire.delay());

@@ -92,6 +92,8 @@ pub struct Log {
     pub restarts: Vec<(usize, Loss)>,
     /// The end of the last fault.
     pub healed: Duration,
+    /// The time by which the servers' clocks stepped back. Accounts refill that much later.
+    pub back: Duration,
     /// `true` if requests ran twice.
     pub repeats: bool,
     /// The processes whose connections fell silent.
@@ -193,7 +195,7 @@ fn local(
         let losses: Vec<_> = losses.map(|(_, loss)| *loss).collect();
         let share = loosest(&pair.map(|quota| share(&quota, processes, &own)));
         if let Some((over, from, to)) = excess(&own, &share, &losses, Duration::ZERO) {
-            let details = format!("process {process}, {name}: {over} units beyond its share");
+            let details = format!("process {process}, {name}: {over} units beyond {share}");
             story.violate("share", format!("{details} from {from:?} to {to:?}"));
         }
     }

@@ -46,7 +46,8 @@ impl World {
         }
         while clients.join_next().await.is_some() {}
         self.check_recovery(healed);
-        sleep(self.refill()).await;
+        let back = lock(&self.log).back;
+        sleep(self.refill() + back).await;
         self.compare(random, "after the faults").await;
         count
     }

@@ -21,7 +21,7 @@ use tower_sluice::{
 use super::{
     Rules,
     client::Client,
-    lock, queues,
+    concurrency, lock, queues,
     wrappers::{Wrapped, Wrappers},
 };
 
@@ -39,6 +39,7 @@ pub struct Process {
     /// The number of rules that charge a request.
     count: usize,
     pub queues: queues::Service,
+    pub slots: concurrency::Service,
     life: Arc<Life>,
 }
 
@@ -90,7 +91,8 @@ impl Process {
         });
         let service = BoxCloneSyncService::new(layer.expose_decision().layer(inner));
         let queues = queues::Service::new(&rules.queued, store.clone());
-        Self { service, store, plans, count: rules.count(), queues, life }
+        let slots = concurrency::Service::new(&rules.slots);
+        Self { service, store, plans, count: rules.count(), queues, slots, life }
     }
 
     /// Sends a request. Returns its decision, or `None` if the handler panics or the process dies.

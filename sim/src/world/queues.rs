@@ -83,7 +83,12 @@ impl Queues {
             let end = match (&answer, &started) {
                 (_, Some((at, source))) => format!("runs at {:?} by {source}", world.story.at(*at)),
                 (Some(Err(_)), None) => "leaves the queue".into(),
-                (Some(Ok(_)), None) => "denied".into(),
+                (Some(Ok(response)), None) => {
+                    let decision = response.as_ref().ok().and_then(|it| it.extensions().get());
+                    decision.map_or("denied".into(), |it: &Decision| {
+                        format!("denied by {}", it.source())
+                    })
+                }
                 (None, None) => "lost with its process".into(),
             };
             format!("queue q{key}, sent at {begin:?}: {end}")

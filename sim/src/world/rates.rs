@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
+use tower_sluice::decision::{Outcome, Source};
 
 use super::{
     MARGIN, World,
@@ -18,7 +19,7 @@ pub struct Rates;
 
 impl Capability for Rates {
     fn share(&self) -> u64 {
-        75
+        70
     }
 
     fn operate<'a>(&'a self, world: &'a World, place: usize, mut random: Random) -> BoxFuture<'a> {
@@ -88,6 +89,11 @@ async fn request(world: &World, place: usize, request: Call, patience: Option<u6
         let took = end - start;
         format!("keys {keys:?} cost {cost}: {result} by {source}, {left} left, in {took:?}")
     });
+    let fits = |outcome: &Outcome| outcome.remaining() >= cost;
+    if source == Source::DenyCache && decision.outcomes().iter().all(fits) {
+        let text = format!("{} denied cost {cost} by itself, with {decision:?}", at.name);
+        world.story.violate("deny cache", text);
+    }
     let disturbed = *lock(&at.disturbed) >= start;
     if end - start > at.wrappers.budget + MARGIN && !disturbed {
         let budget = at.wrappers.budget;

@@ -2,6 +2,7 @@
 
 use tower_sluice::{Algorithm, Quota};
 
+use super::concurrency;
 use crate::{
     quotas::{self, plain},
     random::Random,
@@ -19,6 +20,8 @@ pub struct Rules {
     pub queued: [Quota; 2],
     /// A rule whose charges are adjusted.
     pub adjusted: Quota,
+    /// A rule whose requests hold slots.
+    pub slots: concurrency::Quotas,
 }
 
 impl Rules {
@@ -40,6 +43,7 @@ impl Rules {
             live: random.percent(40),
             queued: quotas::queueing(random),
             adjusted: quotas::adjusted(random),
+            slots: concurrency::Quotas::random(random),
         }
     }
 

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use tower_sluice::{
     Decision, LocalStore, Store,
-    store::{Answer, Charge, Op, Unsupported},
+    store::{Answer, Charge, Op, Stats, Unsupported},
     testing::FakeClock,
 };
 
@@ -20,6 +20,10 @@ impl VirtualLocal {
         let clock = FakeClock::new();
         // Enough room that no key shares an account.
         Self { store: clock.store(4_096), clock, start: tokio::time::Instant::now() }
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.store.stats()
     }
 
     fn set_clock(&self) {
