@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use super::position::Position;
+
 /// Counts held slots, and frees them.
 pub(crate) trait FreeSlots: Send + Sync {
     /// Frees `units` slots of the account `id`, unless the account was reset since `epoch`.
@@ -44,11 +46,18 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// The held slots of a decision. A clone holds none.
+/// The held slots of an allowed decision, or the position of a denied one in a queue. A clone has
+/// neither.
 ///
 /// This is one pointer, because a larger decision is slower to move, even if it holds no slots.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Option<Box<Hold>>);
+pub(crate) struct Holds(Option<Box<Held>>);
+
+#[derive(Debug)]
+enum Held {
+    Slots(Hold),
+    Position(Position),
+}
 
 impl Holds {
     #[inline]
@@ -56,10 +65,14 @@ impl Holds {
         Self(None)
     }
 
+    pub(crate) fn position(position: Position) -> Self {
+        Self(Some(Box::new(Held::Position(position))))
+    }
+
     #[inline]
     pub(crate) fn push(&mut self, mut hold: Hold) {
-        hold.next = self.0.take();
-        self.0 = Some(Box::new(hold));
+        hold.next = self.take_hold().map(Box::new);
+        self.0 = Some(Box::new(Held::Slots(hold)));
     }
 
     #[inline]
@@ -67,9 +80,25 @@ impl Holds {
         self.0.is_none()
     }
 
+    #[inline]
+    fn take_hold(&mut self) -> Option<Hold> {
+        match *self.0.take()? {
+            Held::Slots(hold) => Some(hold),
+            Held::Position(_) => None,
+        }
+    }
+
     /// Takes all held slots out of the list.
     pub(super) fn take(&mut self) -> Option<Slot> {
-        self.0.take().map(|hold| Slot(hold.into()))
+        self.take_hold().map(|hold| Slot(Arc::new(hold)))
+    }
+
+    /// Takes the position in the queue.
+    pub(super) fn take_position(&mut self) -> Option<Position> {
+        match *self.0.take()? {
+            Held::Position(position) => Some(position),
+            Held::Slots(_) => None,
+        }
     }
 }
 

@@ -37,7 +37,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::Everyone,
-    store::{Answer, BoxFuture, Charge, Op, OwnedOp},
+    store::{Answer, BoxFuture, Charge, Op, OwnedOp, Unsupported},
 };
 
 /// Creates a GET without a body.
@@ -186,6 +186,10 @@ impl Store for Gated {
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.store.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.supports(charges)
     }
 }
 

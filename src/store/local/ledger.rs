@@ -264,7 +264,7 @@ impl Ledger {
 }
 
 /// Evaluates the demands of all accounts, and charges them if every demand fits. Returns the held
-/// slots.
+/// slots, or the position in the queue for a slot.
 #[inline]
 fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
     let (now, mut allowed, mut queues) = (locked.rates.now(), true, false);
@@ -277,6 +277,9 @@ fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
         account.evaluation = evaluation;
     }
     if !allowed {
+        if queues && let Some(position) = slots::queue(&accounts.distinct, &mut locked.slots) {
+            holds = Holds::position(position);
+        }
         deny_all(&mut accounts.distinct, queues, locked);
         return holds;
     }

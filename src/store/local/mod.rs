@@ -10,6 +10,7 @@ mod overflow_warning;
 mod plain;
 mod rebuild;
 mod sets;
+mod slot_queue;
 mod slots;
 mod sync;
 mod table;
@@ -19,7 +20,8 @@ use std::{convert::Infallible, fmt, sync::Arc};
 pub(crate) use self::clock::Clock;
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue, rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
+    rules::KnownRules,
 };
 use crate::{decision::Decision, observe::set_keys};
 
@@ -235,7 +237,7 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        can_queue(charges)
+        queueing(charges).filter(|quota| !quota.is_concurrent()).try_for_each(can_queue_under)
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

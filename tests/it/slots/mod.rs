@@ -8,4 +8,6 @@ mod model;
 #[cfg(feature = "axum")]
 mod responses;
 mod table;
+#[cfg(feature = "testing")]
+mod waiting;
 mod wire;
