@@ -339,8 +339,12 @@ impl<S: Store> Limiter<S> {
         work: F,
     ) -> Result<F::Output, NotReady<S::Error>> {
         // The decision holds the slots of a concurrent quota.
-        let _running = self.until_ready(key, quotas, 1).await?;
-        Ok(work.await)
+        let mut running = self.until_ready(key, quotas, 1).await?;
+        let result = work.await;
+        if let Some(slot) = running.take_slot() {
+            slot.complete(false);
+        }
+        Ok(result)
     }
 
     /// Returns a function that [waits](Limiter::until_ready) for one unit per item, and returns the

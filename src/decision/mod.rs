@@ -339,6 +339,11 @@ impl Decision {
         self.holds = holds;
     }
 
+    /// Adds a hold to those of an allowed request.
+    pub(crate) fn add_hold(&mut self, hold: Hold) {
+        self.holds.push(hold);
+    }
+
     /// Returns `true` if the decision holds slots.
     #[inline]
     pub(crate) fn holds_slots(&self) -> bool {
@@ -436,6 +441,8 @@ pub enum Source {
     /// It could not [block](crate::StoreExt::block) a key, or denied a request that needs
     /// [slots](crate::Quota::concurrent).
     Overflow,
+    /// The embedded store, whose [adaptive](crate::Quota::adaptive) limit denied the request.
+    Overload,
     /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,
     /// A store of another crate, with its name.
@@ -458,6 +465,7 @@ impl Source {
             Self::DenyCache => "deny_cache",
             Self::Leased => "leased",
             Self::Overflow => "overflow",
+            Self::Overload => "overload",
             Self::Unsupported => "unsupported",
             Self::Other(name) => name,
         }

@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    iter::successors,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use super::position::Position;
@@ -11,6 +15,13 @@ use super::position::Position;
 pub(crate) trait FreeSlots: Send + Sync {
     /// Frees `units` slots of the account `id`, unless the account was reset since `epoch`.
     fn free(&self, id: u64, epoch: u64, units: u64);
+
+    /// Records the response of a request that has held its slots since `epoch`. Returns `false` if
+    /// nothing is measured.
+    fn complete(&self, epoch: u64, overloaded: bool) -> bool {
+        let _ = (epoch, overloaded);
+        false
+    }
 }
 
 /// Held slots of one account. Dropping this value frees them.
@@ -19,6 +30,8 @@ pub(crate) struct Hold {
     id: u64,
     epoch: u64,
     units: u64,
+    /// `true` once the response was measured.
+    completed: AtomicBool,
     /// The held slots of another account.
     next: Option<Box<Self>>,
 }
@@ -26,14 +39,15 @@ pub(crate) struct Hold {
 impl Hold {
     #[inline]
     pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u64) -> Self {
-        Self { counted_by, id, epoch, units, next: None }
+        Self { counted_by, id, epoch, units, completed: AtomicBool::new(false), next: None }
     }
 }
 
 impl Drop for Hold {
     #[inline]
     fn drop(&mut self) {
-        self.counted_by.free(self.id, self.epoch, self.units);
+        let units = if *self.completed.get_mut() { 0 } else { self.units };
+        self.counted_by.free(self.id, self.epoch, units);
     }
 }
 
@@ -133,7 +147,22 @@ impl Clone for Holds {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "the slots are free when the last clone is dropped"]
-pub struct Slot(#[expect(dead_code, reason = "it acts when it is dropped")] Arc<Hold>);
+pub struct Slot(Arc<Hold>);
+
+impl Slot {
+    /// Records the response, for [adaptive](crate::Quota::adaptive) quotas. The slots stay held.
+    ///
+    /// The layer calls this method with the head of the response. Outside HTTP, call it when the work
+    /// is done, with `true` if the work failed because of an overload. Later calls have no effect. If
+    /// it is never called, the time counts only if it is longer than usual.
+    pub fn complete(&self, overloaded: bool) {
+        for hold in successors(Some(&*self.0), |hold| hold.next.as_deref()) {
+            if !hold.completed.load(Relaxed) && hold.counted_by.complete(hold.epoch, overloaded) {
+                hold.completed.store(true, Relaxed);
+            }
+        }
+    }
+}
 
 /// A function that frees a slot of another store.
 pub(super) struct OnFree<F>(Mutex<Option<F>>);

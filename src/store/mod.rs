@@ -253,6 +253,14 @@ impl<'a> Charge<'a> {
         self.demand
     }
 
+    /// Replaces the quotas.
+    pub(crate) fn with_quotas<'b>(&self, quotas: &'b [Quota]) -> Charge<'b>
+    where
+        'a: 'b,
+    {
+        Charge { quotas, ..*self }
+    }
+
     /// Sets the arrival of a request that has waited for a slot. It then precedes later arrivals.
     pub(crate) fn with_arrival(self, arrival: u32) -> Self {
         Self { arrival, ..self }
@@ -510,6 +518,11 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 
 /// Returns an error if a charge needs slots, for a store that cannot hold them.
 fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
+        return Err(Unsupported::new(
+            "an adaptive quota on a store that does not measure latencies; use LocalStore",
+        ));
+    }
     if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
         return Err(Unsupported::new(
             "this store cannot hold slots of a concurrent quota; use \
@@ -531,6 +544,9 @@ fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
 
 fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
     match quota.counted_by() {
+        _ if quota.is_adaptive() => {
+            Err(Unsupported::new("max_wait with an adaptive quota; remove one of them"))
+        }
         Algorithm::Concurrent => Err(Unsupported::new(
             "max_wait with a concurrent quota, on a store without a queue for slots; use \
              LocalStore, or remove one of them",

@@ -167,7 +167,7 @@ impl AddressHasher {
 }
 
 /// Returns the id of the account of a quota. The high bits of the id select the set.
-fn quota_id(first: u64, quota_index: usize) -> u64 {
+pub(super) fn quota_id(first: u64, quota_index: usize) -> u64 {
     // An odd constant (from the golden ratio).
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }

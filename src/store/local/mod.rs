@@ -1,7 +1,9 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
+mod adaptive;
 mod blocks;
+mod changes;
 mod clock;
 mod held;
 mod ledger;
@@ -23,7 +25,7 @@ use super::{
     Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
     rules::KnownRules,
 };
-use crate::{decision::Decision, observe::set_keys};
+use crate::{decision::Decision, observe::set_keys, quota::Quota};
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
@@ -237,7 +239,8 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        queueing(charges).filter(|quota| !quota.is_concurrent()).try_for_each(can_queue_under)
+        let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
+        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

@@ -13,12 +13,12 @@ pub(super) type Order = (u32, u32);
 pub(super) struct SlotQueue {
     /// The limit of the latest request that asked again or joined.
     limit: u64,
-    waiting: BTreeMap<Order, Waiting>,
+    waiting: BTreeMap<Order, SlotWaiter>,
 }
 
 /// A request that waits.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct SlotWaiter {
     /// The slots that must be free.
     need: u64,
     ticket: u32,
@@ -45,11 +45,11 @@ impl SlotQueue {
         self.limit = limit;
         let called = false;
         // A request that asks again has been called, so its waker is gone.
-        let _ = self.waiting.insert(order, Waiting { need, ticket, called, waker: None });
+        let _ = self.waiting.insert(order, SlotWaiter { need, ticket, called, waker: None });
     }
 
     /// Removes a request, unless it has joined again since.
-    pub(super) fn leave(&mut self, order: Order, ticket: u32) -> Option<Waiting> {
+    pub(super) fn leave(&mut self, order: Order, ticket: u32) -> Option<SlotWaiter> {
         match self.waiting.entry(order) {
             Entry::Occupied(entry) if entry.get().ticket == ticket => Some(entry.remove()),
             _ => None,

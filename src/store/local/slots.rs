@@ -52,6 +52,7 @@ impl Ledger {
         if let [charge] = charges
             && let [quota] = charge.quotas()
             && charge.quota_index().is_none()
+            && !quota.is_adaptive()
             && !self.blocks.any(0)
         {
             return self.take_alone(charge, quota);
@@ -95,12 +96,17 @@ impl Ledger {
     pub(super) fn reset_slots(&self, charge: &Charge<'_>) {
         for account in self.hasher.accounts(&[*charge]).slots() {
             self.held.shard(account.at.id).reset(account.at.id);
+            if account.quota.is_adaptive() {
+                self.adaptive.reset(account.at.id);
+            }
         }
     }
 
     /// Returns the state of an account of slots.
     pub(super) fn look_at_slots(&self, account: &Account<'_>) -> Snapshot {
-        let (id, quota) = (account.at.id, account.quota);
+        let id = account.at.id;
+        let fixed = self.fixed(id, account.quota);
+        let quota = fixed.as_ref().unwrap_or(account.quota);
         let (order, demand) = ((0, NOT_QUEUED), Demand::units(0));
         evaluate(&self.held.shard(id).lock(), id, order, quota, demand).0.snapshot
     }

@@ -1,5 +1,7 @@
 //! Limits on concurrent requests: `Quota::concurrent`.
 
+#[cfg(feature = "testing")]
+mod adaptive;
 #[cfg(feature = "axum")]
 mod layer;
 #[cfg(feature = "testing")]
