@@ -3,7 +3,7 @@
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
-    decision::{Decision, Outcome},
+    decision::{Decision, Outcome, Position},
     explain::Explanation,
     key::Key,
     quota::Quota,
@@ -265,7 +265,8 @@ impl<S: Store> Limiter<S> {
 
     /// Waits until `cost` units have been taken.
     ///
-    /// If the algorithm can queue, calls return at even intervals, in the order of arrival.
+    /// If the algorithm can queue, calls return at even intervals, in the order of arrival. Calls for
+    /// slots of a [concurrent](Quota::concurrent) quota get them in the order of arrival, too.
     ///
     /// A dropped future refunds its units, unless another call waits behind it.
     ///
@@ -297,16 +298,26 @@ impl<S: Store> Limiter<S> {
         let (key, quotas) = (key.into(), quotas.as_ref());
         let charge = Charge::new(self.name, &key, quotas).with_cost(cost);
         let queueing = charge.with_max_wait(Duration::MAX);
-        let charge = if self.store.supports(&[queueing]).is_ok() { queueing } else { charge };
+        let supported = self.store.supports(&[queueing]).is_ok();
+        let mut charge = if supported { queueing } else { charge };
+        // The position in the queue for a slot, kept until the next call has decided.
+        let mut position: Option<Position> = None;
         loop {
-            let decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
+            let mut decision = self.store.take(&[charge]).await.map_err(NotReady::Store)?;
             if decision.is_allowed() {
+                drop(position.take());
                 let mut queued = PendingTurn { store: &self.store, charge, taken: Some(decision) };
                 let wait = queued.taken.as_ref().map_or(Duration::ZERO, Decision::wait);
                 if !wait.is_zero() {
                     tokio::time::sleep(wait).await;
                 }
                 return queued.taken.take().ok_or(NotReady::Never);
+            }
+            position = decision.take_position();
+            if let Some(position) = &mut position {
+                (&mut *position).await;
+                charge = charge.with_arrival(position.arrival());
+                continue;
             }
             let Some(wait) = decision.retry_after() else {
                 let unknown = decision.binding().is_some_and(Outcome::is_wait_unknown);
@@ -328,8 +339,12 @@ impl<S: Store> Limiter<S> {
         work: F,
     ) -> Result<F::Output, NotReady<S::Error>> {
         // The decision holds the slots of a concurrent quota.
-        let _running = self.until_ready(key, quotas, 1).await?;
-        Ok(work.await)
+        let mut running = self.until_ready(key, quotas, 1).await?;
+        let result = work.await;
+        if let Some(slot) = running.take_slot() {
+            slot.complete(false);
+        }
+        Ok(result)
     }
 
     /// Returns a function that [waits](Limiter::until_ready) for one unit per item, and returns the

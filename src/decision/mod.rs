@@ -1,6 +1,7 @@
 //! Decisions of a store, with one outcome per quota.
 
 mod outcome;
+mod position;
 mod slot;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -13,6 +14,7 @@ use self::slot::OnFree;
 pub use self::{outcome::Outcome, slot::Slot};
 pub(crate) use self::{
     outcome::{NEVER, Snapshot, UNKNOWN_WAIT},
+    position::{NOT_QUEUED, Position, QueuedAt, SlotQueues},
     slot::{FreeSlots, Hold, Holds},
 };
 use crate::name::RuleName;
@@ -155,7 +157,7 @@ impl Decision {
     /// Returns `None` if the decision holds none, because no quota is
     /// [concurrent](crate::Quota::concurrent), or because they were taken before.
     pub fn take_slot(&mut self) -> Option<Slot> {
-        self.holds.take()
+        if self.allowed { self.holds.take() } else { None }
     }
 
     /// Marks a denial as caused by a [blocked](crate::StoreExt::block) key.
@@ -328,10 +330,20 @@ impl Decision {
         self.outcomes.push(outcome);
     }
 
-    /// Sets the slots that the request holds.
+    /// Takes the position in a queue, if the denied request may wait for a slot.
+    pub(crate) fn take_position(&mut self) -> Option<Position> {
+        if self.allowed { None } else { self.holds.take_position() }
+    }
+
+    /// Sets the slots that the request holds, or its position in a queue.
     #[inline]
     pub(crate) fn hold(&mut self, holds: Holds) {
         self.holds = holds;
+    }
+
+    /// Adds a hold to those of an allowed request.
+    pub(crate) fn add_hold(&mut self, hold: Hold) {
+        self.holds.push(hold);
     }
 
     /// Returns `true` if the decision holds slots.
@@ -431,6 +443,8 @@ pub enum Source {
     /// It could not [block](crate::StoreExt::block) a key, or denied a request that needs
     /// [slots](crate::Quota::concurrent).
     Overflow,
+    /// The embedded store, whose [adaptive](crate::Quota::adaptive) limit denied the request.
+    Overload,
     /// A store that does not support the operation. See [`Decision::unsupported`].
     Unsupported,
     /// A store of another crate, with its name.
@@ -453,6 +467,7 @@ impl Source {
             Self::DenyCache => "deny_cache",
             Self::Leased => "leased",
             Self::Overflow => "overflow",
+            Self::Overload => "overload",
             Self::Unsupported => "unsupported",
             Self::Other(name) => name,
         }

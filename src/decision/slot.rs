@@ -4,14 +4,26 @@ use std::{
     fmt,
     future::poll_fn,
     iter::successors,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll, Waker},
 };
+
+use super::position::Position;
 
 /// Counts held slots, and frees them.
 pub(crate) trait FreeSlots: Send + Sync {
     /// Frees `units` slots of the account `id`, unless the account was reset since `epoch`.
     fn free(&self, id: u64, epoch: u64, units: u64);
+
+    /// Records the response of a request that has held its slots since `epoch`. Returns `false` if
+    /// nothing is measured.
+    fn complete(&self, epoch: u64, overloaded: bool) -> bool {
+        let _ = (epoch, overloaded);
+        false
+    }
 }
 
 /// Held slots of one account. Dropping this value frees them.
@@ -22,6 +34,8 @@ pub(crate) struct Hold {
     units: u64,
     /// The signal of a store that may lose the slots.
     loss: Option<Arc<LossSignal>>,
+    /// `true` once the response was measured.
+    completed: AtomicBool,
     /// The held slots of another account.
     next: Option<Box<Self>>,
 }
@@ -29,7 +43,8 @@ pub(crate) struct Hold {
 impl Hold {
     #[inline]
     pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u64) -> Self {
-        Self { counted_by, id, epoch, units, loss: None, next: None }
+        let completed = AtomicBool::new(false);
+        Self { counted_by, id, epoch, units, loss: None, completed, next: None }
     }
 
     /// Sets the signal that the store raises when it loses the slots.
@@ -75,7 +90,8 @@ impl LossSignal {
 impl Drop for Hold {
     #[inline]
     fn drop(&mut self) {
-        self.counted_by.free(self.id, self.epoch, self.units);
+        let units = if *self.completed.get_mut() { 0 } else { self.units };
+        self.counted_by.free(self.id, self.epoch, units);
     }
 }
 
@@ -88,11 +104,18 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// The held slots of a decision. A clone holds none.
+/// The held slots of an allowed decision, or the position of a denied one in a queue. A clone has
+/// neither.
 ///
 /// This is one pointer, because a larger decision is slower to move, even if it holds no slots.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Option<Box<Hold>>);
+pub(crate) struct Holds(Option<Box<Held>>);
+
+#[derive(Debug)]
+enum Held {
+    Slots(Hold),
+    Position(Position),
+}
 
 impl Holds {
     #[inline]
@@ -100,10 +123,14 @@ impl Holds {
         Self(None)
     }
 
+    pub(crate) fn position(position: Position) -> Self {
+        Self(Some(Box::new(Held::Position(position))))
+    }
+
     #[inline]
     pub(crate) fn push(&mut self, mut hold: Hold) {
-        hold.next = self.0.take();
-        self.0 = Some(Box::new(hold));
+        hold.next = self.take_hold().map(Box::new);
+        self.0 = Some(Box::new(Held::Slots(hold)));
     }
 
     #[inline]
@@ -111,9 +138,25 @@ impl Holds {
         self.0.is_none()
     }
 
+    #[inline]
+    fn take_hold(&mut self) -> Option<Hold> {
+        match *self.0.take()? {
+            Held::Slots(hold) => Some(hold),
+            Held::Position(_) => None,
+        }
+    }
+
     /// Takes all held slots out of the list.
     pub(super) fn take(&mut self) -> Option<Slot> {
-        self.0.take().map(|hold| Slot(hold.into()))
+        self.take_hold().map(|hold| Slot(Arc::new(hold)))
+    }
+
+    /// Takes the position in the queue.
+    pub(super) fn take_position(&mut self) -> Option<Position> {
+        match *self.0.take()? {
+            Held::Position(position) => Some(position),
+            Held::Slots(_) => None,
+        }
     }
 }
 
@@ -197,6 +240,19 @@ impl Slot {
 
     fn signals(&self) -> impl Iterator<Item = &LossSignal> {
         successors(Some(&*self.0), |hold| hold.next.as_deref()).filter_map(|it| it.loss.as_deref())
+    }
+
+    /// Records the response, for [adaptive](crate::Quota::adaptive) quotas. The slots stay held.
+    ///
+    /// The layer calls this method with the head of the response. Outside HTTP, call it when the work
+    /// is done, with `true` if the work failed because of an overload. Later calls have no effect. If
+    /// it is never called, the time counts only if it is longer than usual.
+    pub fn complete(&self, overloaded: bool) {
+        for hold in successors(Some(&*self.0), |hold| hold.next.as_deref()) {
+            if !hold.completed.load(Relaxed) && hold.counted_by.complete(hold.epoch, overloaded) {
+                hold.completed.store(true, Relaxed);
+            }
+        }
     }
 }
 

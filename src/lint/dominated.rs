@@ -38,6 +38,7 @@ fn never_denies(loose: &Quota, tight: &Quota) -> bool {
         // A rate never bounds the number of running requests, nor the reverse.
         let both = loose.is_concurrent() && tight.is_concurrent();
         return both
+            && !loose.is_adaptive()
             && loose.limit() >= tight.limit()
             && loose.raised_limit() >= tight.raised_limit();
     }

@@ -11,7 +11,7 @@ use super::{
     stats::Event,
 };
 use crate::{
-    decision::{Decision, Source},
+    decision::{Decision, Position, Source},
     fingerprint::Fingerprint,
     head::RequestHead,
     headers::Template,
@@ -41,6 +41,8 @@ pub(crate) enum Admission<B, S: Store> {
     Admitted(Option<ResponseContext>),
     /// The request runs after a wait in the queue.
     Queued(QueuedCharge<S>),
+    /// The request waits for a slot, and then asks again.
+    Waiting(Waiter),
     /// The request is rejected with this response.
     Rejected(Response<B>),
     /// The answer of the store is pending.
@@ -145,6 +147,35 @@ where
         charges.with(|charges| self.conclude(decision, charges, started, waiter, head))
     }
 
+    /// Asks again for a request that has waited for a slot.
+    ///
+    /// `called` is `false` at the end of the request's `max_wait`.
+    pub(crate) fn ask_again<B: 'static>(
+        &self,
+        waiter: Waiter,
+        called: bool,
+        head: &RequestHead<'_>,
+    ) -> Admission<B, S>
+    where
+        R: Reject<B>,
+    {
+        // The quotas may have changed.
+        let decide = |charges: &[Charge<'_>]| {
+            if called {
+                let charges = waiter.after_wait(charges);
+                return self.decide(&charges, Some(waiter), head);
+            }
+            drop(waiter);
+            self.decide(&without_queueing(charges), None, head)
+        };
+        let bypassed = |bypass| self.bypass(bypass, head);
+        let admission = charges(&*self.rules, &self.settings, head, decide, bypassed);
+        if matches!(admission, Admission::Admitted(_)) {
+            self.settings.count(Event::Delayed);
+        }
+        admission
+    }
+
     /// Continues a request after its wait in the queue.
     pub(crate) fn dequeue(&self, queued: QueuedCharge<S>) -> Option<ResponseContext> {
         let (mut decision, charges) = queued.into_charged()?;
@@ -169,7 +200,10 @@ where
         };
         self.settings.meter.answered(decision, started);
         if !decision.is_allowed() {
-            self.deny(decision, charges, head)
+            match (decision.take_position(), waiter) {
+                (Some(position), Some(waiter)) => wait(position, waiter),
+                _ => self.deny(decision, charges, head),
+            }
         } else if decision.holds_slots() && !self.settings.hold.can_hold::<B>() {
             // The slots would be free before the body ends.
             self.store.undo(charges, decision, None);
@@ -220,11 +254,12 @@ where
         let in_time = |it: &Waiter| it.is_in_time(decision.wait(), deadline(head, Duration::MAX));
         // A store may queue a charge that does not ask for it.
         let waiter = waiter.or_else(|| self.settings.enter_queue(charges));
-        let Some(waiter) = waiter.filter(in_time) else {
+        let Some(mut waiter) = waiter.filter(in_time) else {
             // The queue is full, or the store call took part of the deadline.
             self.store.undo(charges, decision, None);
             return self.deny(&mut decision.clone().into_denied(), charges, head);
         };
+        waiter.set_position(None);
         let queued = mem::replace(decision, Decision::deny());
         Admission::Queued(QueuedCharge::new(self.store.clone(), queued, charges, waiter))
     }
@@ -308,6 +343,13 @@ where
         let key = charges.iter().find(|charge| charge.rule() == rule)?.key();
         Some((key, key.fingerprint(self.settings.secret.as_ref()?)))
     }
+}
+
+/// Lets a request wait for a slot.
+#[cold]
+fn wait<B, S: Store>(position: Position, mut waiter: Waiter) -> Admission<B, S> {
+    waiter.set_position(Some(position));
+    Admission::Waiting(waiter)
 }
 
 /// Logs that the server provides no peer address, at most once per minute.

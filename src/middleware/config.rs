@@ -253,6 +253,9 @@ impl ResponseContext {
         let Some(mut extras) = self.extras else { return response };
         let slot = extras.slot.take();
         extras.apply(&mut response);
+        if let Some((slot, config)) = &slot {
+            slot.complete(config.is_overloaded(&response));
+        }
         match slot {
             Some((slot, config)) => config.hold(slot, response),
             None => response,

@@ -15,7 +15,7 @@ use tower::Service;
 use super::{
     admission::{Admission, PendingCharge, Shared},
     config::ResponseContext,
-    queue::QueuedCharge,
+    queue::{QueuedCharge, Waiter},
 };
 use crate::{
     head::RequestHead,
@@ -48,6 +48,8 @@ pin_project! {
     {
         Deciding { deciding: Pin<Box<Deciding<I, K, S, R, B>>> },
         Queued { queued: Pin<Box<Queued<I, K, S, R, B>>> },
+        Waiting { waiting: Pin<Box<Waiting<I, K, S, R, B>>> },
+        Readying { readying: Option<Box<Readying<I, K, S, R, B>>> },
         Running { #[pin] future: I::Future, context: Option<ResponseContext> },
         Guarded { guarded: Pin<Box<Guarded<I, K, S, R, B>>> },
         Ready { response: Option<I::Response> },
@@ -92,9 +94,26 @@ pin_project! {
     }
 }
 
+pin_project! {
+    /// A request that waits for a slot, at most until `end`.
+    struct Waiting<I, K, S, R, B> {
+        #[pin]
+        end: Sleep,
+        parked: Option<(Waiter, Parked<I, K, S, R, B>)>,
+    }
+}
+
+/// An admitted request whose service is not ready yet.
+struct Readying<I, K, S, R, B> {
+    parked: Parked<I, K, S, R, B>,
+    context: Option<ResponseContext>,
+}
+
 /// A waiting request, with the service that will run it.
 pub(super) struct Parked<I, K, S, R, B> {
     pub(super) inner: I,
+    /// `true` if the service is ready.
+    pub(super) is_ready: bool,
     pub(super) shared: Arc<Shared<K, S, R>>,
     pub(super) request: Request<B>,
 }
@@ -136,14 +155,22 @@ where
         I: Service<Request<B>, Response = Response<C>> + Clone,
     {
         match admission {
-            Admission::Admitted(context) => parked.run(context),
+            Admission::Admitted(context) if parked.is_ready => parked.run(context),
+            Admission::Admitted(context) => {
+                Self::Readying { readying: Some(Box::new(Readying { parked, context })) }
+            }
             Admission::Rejected(response) => Self::Ready { response: Some(response) },
             Admission::Queued(queued) => {
-                // The service holds no permit during the queue time.
-                parked.inner = parked.inner.clone();
+                parked.give_up_permit();
                 let sleep = tokio::time::sleep(queued.wait());
                 let parked = Some((queued, parked));
                 Self::Queued { queued: Box::pin(Queued { sleep, parked }) }
+            }
+            Admission::Waiting(waiter) => {
+                parked.give_up_permit();
+                let end = tokio::time::sleep_until(waiter.end());
+                let parked = Some((waiter, parked));
+                Self::Waiting { waiting: Box::pin(Waiting { end, parked }) }
             }
             Admission::Deciding(deciding) => {
                 let (decision, pending) = *deciding;
@@ -171,6 +198,16 @@ where
             let next = match state.as_mut().project() {
                 StateProj::Deciding { deciding } => ready!(deciding.as_mut().poll_decision(cx)),
                 StateProj::Queued { queued } => ready!(queued.as_mut().poll_turn(cx))?,
+                StateProj::Waiting { waiting } => ready!(waiting.as_mut().poll_slot(cx)),
+                StateProj::Readying { readying } => {
+                    if let Some(it) = readying {
+                        ready!(it.parked.inner.poll_ready(cx))?;
+                    }
+                    match readying.take() {
+                        Some(it) => it.parked.run(it.context),
+                        None => panic!("a request was polled after completion"),
+                    }
+                }
                 StateProj::Running { future, context } => {
                     if context.is_none() {
                         return future.poll(cx);
@@ -280,6 +317,40 @@ where
     }
 }
 
+impl<I, K, S, R, B> Waiting<I, K, S, R, B>
+where
+    K: Rules,
+    S: Store<Error: CannotFail>,
+{
+    /// Asks again as soon as the request is called, or at the end of its wait.
+    fn poll_slot<C>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<State<I, K, S, R, B>>
+    where
+        I: Service<Request<B>, Response = Response<C>> + Clone,
+        R: Reject<C>,
+        C: 'static,
+    {
+        let this = self.project();
+        let called = this.parked.as_mut().is_none_or(|(it, _)| it.poll_called(cx).is_ready());
+        if !called {
+            ready!(this.end.poll(cx));
+        }
+        let Some((waiter, parked)) = this.parked.take() else {
+            panic!("a waiting request was polled after completion");
+        };
+        let head = RequestHead::from(&parked.request);
+        let admission = parked.shared.ask_again(waiter, called, &head);
+        Poll::Ready(State::new(admission, parked))
+    }
+}
+
+impl<I: Clone, K, S, R, B> Parked<I, K, S, R, B> {
+    /// Replaces the ready service, so that it holds no permit of a limit during a wait.
+    fn give_up_permit(&mut self) {
+        self.inner = self.inner.clone();
+        self.is_ready = false;
+    }
+}
+
 impl<I, K, S, R, B> Parked<I, K, S, R, B>
 where
     I: Service<Request<B>>,
@@ -318,6 +389,8 @@ where
         let state = match &self.state {
             State::Deciding { .. } => "deciding",
             State::Queued { .. } => "queued",
+            State::Waiting { .. } => "waiting",
+            State::Readying { .. } => "readying",
             State::Running { .. } => "running",
             State::Guarded { .. } => "running",
             State::Ready { .. } => "ready",

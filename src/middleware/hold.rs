@@ -11,11 +11,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::Response;
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{decision::Slot, log::error, store::BoxError};
+use super::RateLimitLayer;
+use crate::{decision::Slot, head::ResponseHead, log::error, store::BoxError};
 
 /// End of the time for which a layer holds the [slots](crate::Quota::concurrent) of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +90,11 @@ pub(crate) struct HoldConfig {
     pub(super) exposed: bool,
     /// A [`Wrap`] for one type of bodies.
     wrap: Option<Arc<dyn Any + Send + Sync>>,
+    /// Returns `true` for a response that shows an overload.
+    pub(super) overloaded: Option<IsOverloaded>,
 }
+
+pub(super) type IsOverloaded = Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>;
 
 /// A function that makes a body hold a slot.
 struct Wrap<B>(Box<dyn Fn(B, Slot) -> B + Send + Sync>);
@@ -100,6 +105,17 @@ impl HoldConfig {
         wrap: impl Fn(B, Slot) -> B + Send + Sync + 'static,
     ) {
         self.wrap = Some(Arc::new(Wrap::<B>(Box::new(wrap))));
+    }
+
+    /// Returns `true` if a response shows an overload. By default, this is a 503 or 504.
+    pub(super) fn is_overloaded<B>(&self, response: &Response<B>) -> bool {
+        match &self.overloaded {
+            Some(classify) => classify(&ResponseHead::from(response)),
+            None => matches!(
+                response.status(),
+                StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+            ),
+        }
     }
 
     fn wrap<B: 'static>(&self) -> Option<&Wrap<B>> {
@@ -129,6 +145,25 @@ impl HoldConfig {
                 response
             }
         }
+    }
+}
+
+impl<K, S, R> RateLimitLayer<K, S, R> {
+    /// Sets the function that finds responses which show an overload, for
+    /// [adaptive](crate::Quota::adaptive) quotas. Defaults to the status 503 and 504.
+    ///
+    /// ```
+    /// use tower_sluice::{Quota, RateLimitLayer, quota::Gradient};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::adaptive(Gradient::default()))
+    ///     .overload_if(|response| response.headers.contains_key("x-overloaded"));
+    /// ```
+    pub fn overload_if(
+        mut self,
+        is_overloaded: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.hold.overloaded = Some(Arc::new(is_overloaded));
+        self
     }
 }
 

@@ -5,6 +5,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasher, RandomState},
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
@@ -12,6 +13,7 @@ use std::{
             Ordering::{AcqRel, Acquire},
         },
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -19,7 +21,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, Position},
     key::Key,
     quota::Quota,
     store::{Charge, OwnedCharges, Store},
@@ -50,6 +52,8 @@ pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     keys: Keys,
     entered: Instant,
+    /// The position in the store's queue for a slot.
+    position: Option<Position>,
 }
 
 type Keys = SmallVec<[u64; 2]>;
@@ -97,7 +101,7 @@ impl Waiters {
             *counts.entry(*key).or_default() += 1;
         }
         drop(counts);
-        Some(Waiter { waiters: self.clone(), keys, entered: Instant::now() })
+        Some(Waiter { waiters: self.clone(), keys, entered: Instant::now(), position: None })
     }
 
     fn has_full_key(
@@ -128,6 +132,31 @@ impl Waiter {
     /// Returns `true` if a request that waits for `wait` from now on runs within `deadline`.
     pub(super) fn is_in_time(&self, wait: Duration, deadline: Duration) -> bool {
         self.entered.elapsed().saturating_add(wait) <= deadline
+    }
+
+    /// Sets the position in the queue for a slot. An earlier position is given up.
+    pub(super) fn set_position(&mut self, position: Option<Position>) {
+        self.position = position;
+    }
+
+    /// Returns the instant at which the request stops waiting for a slot.
+    pub(super) fn end(&self) -> Instant {
+        let now = Instant::now();
+        let max_wait = self.position.as_ref().map_or(Duration::ZERO, Position::max_wait);
+        now.checked_add(max_wait).unwrap_or(now)
+    }
+
+    /// Completes once the request may ask for its slots again.
+    pub(super) fn poll_called(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.position.as_mut().map_or(Poll::Ready(()), |position| Pin::new(position).poll(cx))
+    }
+
+    /// Returns the charges of a request that has waited for a slot.
+    pub(super) fn after_wait<'a>(&self, charges: &[Charge<'a>]) -> SmallVec<[Charge<'a>; 4]> {
+        let Some(position) = &self.position else { return charges.into() };
+        let (arrival, elapsed) = (position.arrival(), self.entered.elapsed());
+        let left = |it: &Charge<'_>| it.max_wait().saturating_sub(elapsed);
+        charges.iter().map(|it| it.with_max_wait(left(it)).with_arrival(arrival)).collect()
     }
 }
 

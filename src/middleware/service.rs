@@ -89,7 +89,7 @@ where
                 self.inner = self.inner.clone();
                 ResponseFuture::rejected(response)
             }
-            waiting @ (Admission::Queued(_) | Admission::Deciding(_)) => {
+            waiting @ (Admission::Queued(_) | Admission::Waiting(_) | Admission::Deciding(_)) => {
                 ResponseFuture::parked(waiting, self.park(request))
             }
         }
@@ -101,7 +101,7 @@ impl<I: Clone, K, S, R> RateLimit<I, K, S, R> {
     fn park<B>(&mut self, request: Request<B>) -> Parked<I, K, S, R, B> {
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
-        Parked { inner, shared: self.shared.clone(), request }
+        Parked { inner, is_ready: true, shared: self.shared.clone(), request }
     }
 }
 

@@ -95,7 +95,7 @@ impl Meter {
     pub(crate) fn answered(&self, decision: &Decision, Started(started): Started) {
         let Some(started) = started else { return };
         let store = match decision.source() {
-            Source::Local | Source::Overflow => 0,
+            Source::Local | Source::Overflow | Source::Overload => 0,
             Source::Governor => 1,
             Source::Redis => 2,
             Source::FailedOpen => 3,

@@ -12,7 +12,7 @@ impl Quota {
     /// - Each part allows at least one unit.
     /// - Each part allows a charge of `need` units, if the whole quota does.
     pub(crate) fn share(&self, n: NonZeroU32, need: u64) -> Self {
-        if self.is_blocked() {
+        if self.is_blocked() || self.is_adaptive() {
             return *self;
         }
         let part = |units: u32| units / n;

@@ -8,7 +8,7 @@ use serde::{
 };
 
 use super::{
-    Algorithm, MAX_REFILL, Quota, QuotaError,
+    Adaptive, Algorithm, MAX_REFILL, Quota, QuotaError,
     text::{in_largest_unit, parse_time},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, \
-                      concurrent or blocked";
+                      concurrent, adaptive or blocked";
 const PERIOD: &str = "give text, as \"10s\" or \"day\"";
 
 /// Reads the [text form](str::parse) or a table. See [`Quota`].
@@ -31,6 +31,7 @@ impl<'de> Deserialize<'de> for Quota {
 struct QuotaTable {
     blocked: bool,
     concurrent: Option<u32>,
+    adaptive: Option<Quota>,
     units: Option<u32>,
     period: Option<Duration>,
     burst: Option<u32>,
@@ -55,6 +56,14 @@ impl TableForm for QuotaTable {
         match name {
             "blocked" => self.blocked = de::flag(name, value)?,
             "concurrent" => self.concurrent = Some(de::number(name, value, 1..=u32::MAX)?),
+            "adaptive" => {
+                let fix = "give text, as \"gradient\" or \"aimd 500ms\"";
+                let read = |text: &str| match Adaptive::parse(text.trim()) {
+                    Some(adaptive) => Ok(Quota::adaptive(adaptive)),
+                    None => Err(format!("adaptive is {text:?}; {fix}")),
+                };
+                self.adaptive = Some(de::text(name, value, fix, read)?);
+            }
             "units" => self.units = Some(de::number(name, value, 1..=u32::MAX)?),
             "period" => self.period = Some(read_time(name, value, PERIOD)?),
             "burst" => self.burst = Some(de::number(name, value, 1..=u32::MAX)?),
@@ -78,6 +87,14 @@ impl TableForm for QuotaTable {
                         algorithm, initial, max_debt or blocked; drop them, or concurrent"
                 .into());
         }
+        let has_units = self.units.is_some() || self.period.is_some() || self.algorithm.is_some();
+        if self.adaptive.is_some()
+            && (has_units || self.max_debt.is_some() || self.blocked || self.concurrent.is_some())
+        {
+            return Err("adaptive is a number of slots, which have no units, period, algorithm, \
+                        max_debt, concurrent or blocked; drop them, or adaptive"
+                .into());
+        }
         if self.blocked && (self.period.is_some() || numbers.iter().any(Option::is_some)) {
             return Err("blocked is true, but a blocked quota has no period and no numbers; drop \
                         them, or blocked"
@@ -86,6 +103,8 @@ impl TableForm for QuotaTable {
         let message = |error: QuotaError| error.to_string();
         let mut quota = if self.blocked {
             Quota::blocked()
+        } else if let Some(adaptive) = self.adaptive {
+            adaptive
         } else if let Some(limit) = self.concurrent {
             Quota::try_concurrent(limit).map_err(message)?
         } else {
@@ -144,13 +163,16 @@ impl Serialize for Quota {
         let Self { units, burst, period, interval, .. } = *self;
         let algorithm =
             if self.is_concurrent() { Algorithm::Concurrent } else { Algorithm::default() };
-        let plain = Self { units, burst, period, interval, algorithm, ..Self::blocked() };
+        let adaptive = self.adaptive;
+        let plain = Self { units, burst, period, interval, algorithm, adaptive, ..Self::blocked() };
         if *self == plain {
             return serializer.collect_str(self);
         }
         let mut table = serializer.serialize_map(None)?;
         if self.is_blocked() {
             table.serialize_entry("blocked", &true)?;
+        } else if let Some(adaptive) = self.adaptive {
+            table.serialize_entry("adaptive", &adaptive.to_string())?;
         } else if self.is_concurrent() {
             table.serialize_entry("concurrent", &self.burst)?;
         } else {

@@ -76,7 +76,7 @@ pub(super) fn response<B: Default>(why: &Rejection<'_>, status: StatusCode) -> R
 
 fn code(reason: Reason, status: StatusCode) -> Code {
     match (reason, status) {
-        (Reason::Unavailable, _) => Code::Unavailable,
+        (Reason::Unavailable | Reason::Overloaded, _) => Code::Unavailable,
         (Reason::Limited | Reason::TooCostly, _) => Code::ResourceExhausted,
         (_, StatusCode::FORBIDDEN) => Code::PermissionDenied,
         (Reason::Blocked, _) => Code::ResourceExhausted,

@@ -37,7 +37,7 @@
 //! | field | |
 //! |---|---|
 //! | `content-type`, `cache-control` | always `application/grpc` and `no-store` |
-//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store; 7 for a blocked quota; 3, 13 or 16 for a request without a usable key |
+//! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for a blocked quota; 3, 13 or 16 for a request without a usable key |
 //! | `grpc-message` | the text of the plain response |
 //! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
 //! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown |
@@ -173,6 +173,8 @@ pub enum Reason {
     Blocked,
     /// The store failed, and [`FailClosed`](crate::store::FailClosed) denied the request.
     Unavailable,
+    /// An [adaptive](crate::Quota::adaptive) limit is reached, because the service is overloaded.
+    Overloaded,
     /// The request has no usable key.
     Unkeyed,
 }
@@ -182,6 +184,7 @@ impl Reason {
         let Ok(decision) = cause else { return Self::Unkeyed };
         match decision.binding() {
             _ if decision.source() == Source::FailedClosed => Self::Unavailable,
+            _ if decision.source() == Source::Overload => Self::Overloaded,
             Some(outcome) if outcome.is_known() && outcome.limit() == 0 => Self::Blocked,
             Some(outcome) if outcome.is_wait_unknown() => Self::Limited,
             Some(outcome) if outcome.retry_after().is_none() => Self::TooCostly,
@@ -246,7 +249,7 @@ impl<'a> Rejection<'a> {
     ///
     /// - 429 for a quota
     /// - 403 for a blocked quota
-    /// - 503 for a failed store
+    /// - 503 for a failed store, or an overload
     /// - the status of the [`KeyError`] for a request without a usable key
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -358,7 +361,7 @@ impl TooManyRequests {
             Reason::Limited => StatusCode::TOO_MANY_REQUESTS,
             Reason::TooCostly => self.too_costly,
             Reason::Blocked => self.blocked,
-            Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Reason::Unavailable | Reason::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Reason::Unkeyed => why.key_error().map_or(StatusCode::BAD_REQUEST, KeyError::status),
         }
     }

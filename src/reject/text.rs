@@ -50,6 +50,7 @@ pub(super) fn problem(why: &Rejection<'_>, status: StatusCode) -> String {
         Reason::Limited | Reason::TooCostly => ("quota-exceeded", "Too many requests"),
         Reason::Blocked => ("quota-exceeded", "Blocked"),
         Reason::Unavailable => ("temporary-reduced-capacity", "Rate limiter unavailable"),
+        Reason::Overloaded => ("temporary-reduced-capacity", "Reduced capacity"),
         Reason::Unkeyed => ("", status.canonical_reason().unwrap_or("Rejected")),
     };
     let mut json = String::with_capacity(256);
@@ -77,10 +78,12 @@ pub(super) fn detail(why: &Rejection<'_>) -> String {
         (Reason::Limited, None) => "Quota exhausted; retrying does not help.".into(),
         (Reason::TooCostly, _) => "This request costs more than its quota ever allows.".into(),
         (Reason::Blocked, _) => "Access is blocked.".into(),
-        (Reason::Unavailable, Some(n)) => {
+        (Reason::Unavailable | Reason::Overloaded, Some(n)) => {
             format!("Requests cannot be admitted right now; retry in {n} s.")
         }
-        (Reason::Unavailable, None) => "Requests cannot be admitted right now.".into(),
+        (Reason::Unavailable | Reason::Overloaded, None) => {
+            "Requests cannot be admitted right now.".into()
+        }
         (Reason::Unkeyed, _) => match why.key_error() {
             Some(error) if !error.is_no_peer() => format!("Request rejected: {error}."),
             // The fix is for the operator, not for the client.

@@ -140,13 +140,17 @@ impl<K> Rule<K> {
     /// Waiting requests run at even intervals, in the order of arrival. No request waits beyond its
     /// deadline (`grpc-timeout` or [`RequestDeadline`]), which includes the time of the store call.
     ///
-    /// A waiting request is already admitted: a block or a new plan affects only later requests.
+    /// A request also waits for a free slot of a [concurrent](crate::Quota::concurrent) quota. It is
+    /// not charged until a slot is free; see [waiting for a
+    /// slot](crate::guide::slots#waiting-for-a-slot).
+    ///
+    /// A request that waits for a rate is already admitted: a block or a new plan affects only later requests.
     /// The units of a dropped waiting request are returned only if no later request waits. If a
     /// [`LivePlan`] raises a paced window, the last request of the smaller window
     /// may return its units nevertheless: two requests then have one turn.
     ///
     /// Supported for GCRA and paced fixed windows, unless the quota has
-    /// [soft units](crate::Quota::soft).
+    /// [soft units](crate::Quota::soft), and for slots of a [`LocalStore`](crate::LocalStore).
     pub fn max_wait(self, time: Duration) -> Self {
         Self { max_wait: time, ..self }
     }

@@ -93,7 +93,7 @@ pub use self::{
 pub(crate) use self::{block::block, setting::literal};
 use crate::{
     algorithm::Demand,
-    decision::Decision,
+    decision::{Decision, NOT_QUEUED},
     key::Key,
     name::RuleName,
     quota::{Algorithm, Quota},
@@ -114,13 +114,15 @@ pub struct Charge<'a> {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
+    arrival: u32,
 }
 
 impl<'a> Charge<'a> {
     /// Creates a charge of one unit.
     #[must_use]
     pub fn new(rule: RuleName, key: &'a Key, quotas: &'a [Quota]) -> Self {
-        Self { rule, key, quotas, demand: Demand::units(1), report_only: false, only: None }
+        let demand = Demand::units(1);
+        Self { rule, key, quotas, demand, report_only: false, only: None, arrival: NOT_QUEUED }
     }
 
     /// Sets the units to charge. Defaults to 1.
@@ -250,6 +252,23 @@ impl<'a> Charge<'a> {
     pub(crate) fn demand(&self) -> Demand {
         self.demand
     }
+
+    /// Replaces the quotas.
+    pub(crate) fn with_quotas<'b>(&self, quotas: &'b [Quota]) -> Charge<'b>
+    where
+        'a: 'b,
+    {
+        Charge { quotas, ..*self }
+    }
+
+    /// Sets the arrival of a request that has waited for a slot. It then precedes later arrivals.
+    pub(crate) fn with_arrival(self, arrival: u32) -> Self {
+        Self { arrival, ..self }
+    }
+
+    pub(crate) fn arrival(&self) -> u32 {
+        self.arrival
+    }
 }
 
 /// Owned copies of charges, for futures and wrappers.
@@ -264,12 +283,14 @@ struct OwnedCharge {
     demand: Demand,
     report_only: bool,
     only: Option<u8>,
+    arrival: u32,
 }
 
 impl OwnedCharge {
     fn as_charge(&self) -> Charge<'_> {
-        let Self { rule, key, quotas, demand, report_only, only } = self;
-        Charge { rule: *rule, key, quotas, demand: *demand, report_only: *report_only, only: *only }
+        let Self { rule, key, quotas, demand, report_only, only, arrival } = self;
+        let (rule, demand, arrival) = (*rule, *demand, *arrival);
+        Charge { rule, key, quotas, demand, report_only: *report_only, only: *only, arrival }
     }
 }
 
@@ -290,6 +311,7 @@ impl From<&[Charge<'_>]> for OwnedCharges {
             demand: charge.demand,
             report_only: charge.report_only,
             only: charge.only,
+            arrival: charge.arrival,
         };
         Self(charges.iter().map(own).collect())
     }
@@ -496,6 +518,7 @@ pub(crate) fn without_queueing<'a>(charges: &[Charge<'a>]) -> SmallVec<[Charge<'
 
 /// Returns an error if a charge needs slots, for a store that cannot hold them.
 fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    no_adaptive_quotas(charges)?;
     if charges.iter().flat_map(Charge::quotas).any(Quota::is_concurrent) {
         return Err(Unsupported::new(
             "this store cannot hold slots of a concurrent quota; use LocalStore or RedisStore",
@@ -504,19 +527,41 @@ fn no_slots(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     Ok(())
 }
 
+/// Returns an error if a quota is adaptive.
+fn no_adaptive_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
+        return Err(Unsupported::new(
+            "an adaptive quota on a store that does not measure latencies; use LocalStore",
+        ));
+    }
+    Ok(())
+}
+
 /// Returns an error if a charge with a `max_wait` cannot queue.
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    let queueing = charges.iter().filter(|charge| !charge.max_wait().is_zero());
-    queueing.flat_map(Charge::quotas).try_for_each(|quota| match quota.counted_by() {
+    queueing(charges).try_for_each(can_queue_under)
+}
+
+/// Returns the quotas of the charges with a `max_wait`.
+fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
+    charges.iter().filter(|charge| charge.queues()).flat_map(Charge::quotas)
+}
+
+fn can_queue_under(quota: &Quota) -> Result<(), Unsupported> {
+    match quota.counted_by() {
+        _ if quota.is_adaptive() => {
+            Err(Unsupported::new("max_wait with an adaptive quota; remove one of them"))
+        }
+        Algorithm::Concurrent => Err(Unsupported::new(
+            "max_wait with a concurrent quota, on a store without a queue for slots; use \
+             LocalStore, or remove one of them",
+        )),
         _ if quota.soft_units() > 0 => {
             Err(Unsupported::new("max_wait with a soft quota; choose one of them"))
         }
         Algorithm::Gcra | Algorithm::FixedWindow { paced: true, .. } => Ok(()),
-        Algorithm::Concurrent => {
-            Err(Unsupported::new("max_wait with a concurrent quota; remove one of them"))
-        }
         _ => Err(Unsupported::new("max_wait with an algorithm that cannot queue; use Gcra")),
-    })
+    }
 }
 
 /// Marks an error that never occurs. A layer requires a store with such an error.

@@ -8,7 +8,15 @@ use loom::{
     thread,
 };
 
-use super::{every_order, held::HeldSlots, ledger::ALICE, orders};
+use super::{
+    every_order,
+    held::{HeldSlots, Room},
+    ledger::ALICE,
+    orders,
+};
+
+/// The order of a request that has not waited.
+const NEW: (u32, u32) = (0, u32::MAX);
 
 /// A table of held slots, and a limit that can change.
 struct Slots {
@@ -28,7 +36,7 @@ impl Slots {
     fn take(&self) -> Option<u64> {
         let limit = self.limit.load(Ordering::Acquire);
         let mut keys = self.held.shard(ALICE).lock();
-        let held = keys.held(ALICE).expect("room");
+        let Room::Held(held) = keys.room(ALICE, NEW) else { panic!("room, and nobody waits") };
         (held < limit).then(|| keys.hold(ALICE, 1))
     }
 
@@ -86,7 +94,7 @@ fn a_lowered_limit_lets_running_requests_end() {
 fn a_slot_from_before_a_reset_frees_no_later_slot() {
     orders(3, || {
         let (slots, epoch) = Slots::held_once(2);
-        let reset = |slots: &Slots| slots.held.shard(ALICE).lock().reset(ALICE);
+        let reset = |slots: &Slots| slots.held.shard(ALICE).reset(ALICE);
         let (later, ()) = all(&slots, Slots::take, reset, |slots| slots.free(epoch));
         let later = later.expect("two slots");
         // The reset has dropped the later slot, or the later slot is the only one.

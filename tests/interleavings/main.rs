@@ -20,11 +20,14 @@ mod lowering;
 #[path = "../../src/store/local/overflow.rs"]
 #[expect(dead_code, reason = "statistics")]
 mod overflow;
+mod queueing;
 #[path = "../../src/store/local/sets.rs"]
 #[expect(dead_code, reason = "statistics")]
 mod sets;
 mod several;
 mod sharing;
+#[path = "../../src/store/local/slot_queue.rs"]
+mod slot_queue;
 mod sync;
 #[path = "../../src/store/local/table.rs"]
 #[expect(dead_code, reason = "statistics")]

@@ -39,7 +39,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     Algorithm, Decision, LocalStore, Quota, RateLimitLayer, Rule, Store,
     key::Everyone,
-    store::{Answer, BoxFuture, Charge, Op, OwnedOp},
+    store::{Answer, BoxFuture, Charge, Op, OwnedOp, Unsupported},
 };
 
 /// An instance of each algorithm that gives all units of a quota at once.
@@ -224,6 +224,10 @@ impl Store for Gated {
 
     fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
         self.store.undo(charges, taken, units);
+    }
+
+    fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        self.store.supports(charges)
     }
 }
 

@@ -22,6 +22,7 @@ pub(super) struct Account<'a> {
     pub(super) quota: &'a Quota,
     pub(super) demand: Demand,
     pub(super) report_only: bool,
+    pub(super) arrival: u32,
     /// The result for `demand`.
     pub(super) evaluation: Evaluation,
 }
@@ -141,6 +142,7 @@ impl AddressHasher {
         for charge in charges {
             let (id, demand, report_only) =
                 (self.id(charge), charge.demand(), charge.is_report_only());
+            let arrival = charge.arrival();
             for (quota_index, quota) in charge.charged_quotas() {
                 let (id, rule) = (quota_id(id, quota_index), charge.rule());
                 let at = if quota.is_concurrent() {
@@ -149,7 +151,7 @@ impl AddressHasher {
                     Located::new(id, rule, quota_index)
                 };
                 let evaluation = Evaluation::allowed(Snapshot::Unknown { retry_ns: 0 });
-                accounts.add(Account { at, quota, demand, report_only, evaluation });
+                accounts.add(Account { at, quota, demand, report_only, arrival, evaluation });
             }
         }
         accounts
@@ -165,7 +167,7 @@ impl AddressHasher {
 }
 
 /// Returns the id of the account of a quota. The high bits of the id select the set.
-fn quota_id(first: u64, quota_index: usize) -> u64 {
+pub(super) fn quota_id(first: u64, quota_index: usize) -> u64 {
     // An odd constant (from the golden ratio).
     first.wrapping_add((quota_index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }

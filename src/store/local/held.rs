@@ -7,11 +7,15 @@ use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
     sync::Arc,
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
 
-use super::sync::{Mutex, MutexGuard, OnceLock};
+use super::{
+    slot_queue::{Order, SlotQueue},
+    sync::{AtomicU32, Mutex, MutexGuard, OnceLock, Ordering},
+};
 
 /// The maximum number of shards.
 const SHARDS: usize = 64;
@@ -25,13 +29,16 @@ pub(super) struct HeldSlots {
     capacity: usize,
     shards: usize,
     all: OnceLock<Box<[Arc<Shard>]>>,
+    /// The number of requests that have waited for slots.
+    tickets: AtomicU32,
 }
 
 impl HeldSlots {
     /// Creates a table with room for about `keys` keys with held slots.
     pub(super) fn new(keys: usize) -> Self {
         let shards = (keys / KEPT_ENTRIES).clamp(1, SHARDS);
-        Self { capacity: keys.div_ceil(shards), shards, all: OnceLock::new() }
+        let (all, tickets) = (OnceLock::new(), AtomicU32::new(0));
+        Self { capacity: keys.div_ceil(shards), shards, all, tickets }
     }
 
     /// Returns the index of the shard of `id`.
@@ -45,6 +52,13 @@ impl HeldSlots {
     pub(super) fn shard(&self, id: u64) -> &Arc<Shard> {
         let new = || (0..self.shards).map(|_| Arc::new(Shard::new(self.capacity))).collect();
         &self.all.get_or_init(new)[self.index(id)]
+    }
+
+    /// Returns a number for a request that waits, below that of a request that has not waited.
+    ///
+    /// After four billion requests the numbers start again, and two requests change their order.
+    pub(super) fn ticket(&self) -> u32 {
+        self.tickets.fetch_add(1, Ordering::Relaxed) % u32::MAX
     }
 
     /// Locks the shards of these accounts, in ascending order.
@@ -82,6 +96,10 @@ impl<'a> LockedSlots<'a> {
         Some((shard, keys))
     }
 
+    pub(super) fn table(&self) -> &'a HeldSlots {
+        self.table
+    }
+
     /// Records that there was no room for a new account.
     pub(super) fn set_full(&mut self) {
         self.full = true;
@@ -112,7 +130,56 @@ impl Shard {
     /// Frees slots, unless the account was reset since `epoch`.
     #[inline]
     pub(super) fn free(&self, id: u64, epoch: u64, units: u64) {
-        self.keys.lock().free(id, epoch, units);
+        let called = self.keys.lock().free(id, epoch, units);
+        wake(called);
+    }
+
+    /// Sets the held slots of an account to 0.
+    pub(super) fn reset(&self, id: u64) {
+        let called = self.keys.lock().reset(id);
+        wake(called);
+    }
+
+    /// Completes once the request may ask for its slots again.
+    pub(super) fn poll_called(
+        &self,
+        id: u64,
+        order: Order,
+        ticket: u32,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        let mut keys = self.keys.lock();
+        let queue = keys.entries.get_mut(&id).and_then(|entry| entry.queue.as_deref_mut());
+        let Some(queue) = queue else { return Poll::Ready(()) };
+        let (polled, old) = queue.poll_called(order, ticket, cx);
+        drop(keys);
+        drop(old);
+        polled
+    }
+
+    /// Removes a request from the queue of an account.
+    pub(super) fn leave(&self, id: u64, order: Order, ticket: u32) {
+        let mut keys = self.keys.lock();
+        let Some(entry) = keys.entries.get_mut(&id) else { return };
+        let Some(queue) = &mut entry.queue else { return };
+        let left = queue.leave(order, ticket);
+        let called = queue.call_next(entry.held);
+        if queue.len() == 0 {
+            entry.queue = None;
+            if entry.is_unused() {
+                keys.remove(id);
+            }
+        }
+        drop(keys);
+        drop(left);
+        wake(called);
+    }
+}
+
+/// Wakes a task. A waker may run any code, so no lock may be held.
+fn wake(called: Option<Waker>) {
+    if let Some(waker) = called {
+        waker.wake();
     }
 }
 
@@ -130,6 +197,32 @@ pub(super) struct HeldEntry {
     held: u64,
     epoch: u64,
     exhaustion: Option<Exhaustion>,
+    queue: Option<Box<SlotQueue>>,
+}
+
+impl HeldEntry {
+    /// Returns `true` if nothing is held and no request waits.
+    #[inline]
+    fn is_unused(&self) -> bool {
+        self.held == 0 && self.queue.is_none()
+    }
+
+    /// Calls the next request that waits, if it fits. Returns the waker of its task.
+    #[inline]
+    fn call_next(&mut self) -> Option<Waker> {
+        self.queue.as_mut()?.call_next(self.held)
+    }
+}
+
+/// The state of an account before a decision.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Room {
+    /// The number of held slots.
+    Held(u64),
+    /// Other requests wait for slots before this one. The number is that of the held slots.
+    Behind(u64),
+    /// There is no room for a new account.
+    None,
 }
 
 /// The slots that were freed since the first denial.
@@ -142,12 +235,16 @@ struct Exhaustion {
 }
 
 impl HeldKeys {
-    /// Returns the held slots of the account, or `None` if there is no room for a new account.
+    /// Returns the state of the account for a request of this order.
     #[inline]
-    pub(super) fn held(&self, id: u64) -> Option<u64> {
+    pub(super) fn room(&self, id: u64, order: Order) -> Room {
         match self.entries.get(&id) {
-            Some(entry) => Some(entry.held),
-            None => (self.entries.len() < self.capacity).then_some(0),
+            Some(HeldEntry { held, queue: Some(queue), .. }) if queue.precedes(order) => {
+                Room::Behind(*held)
+            }
+            Some(entry) => Room::Held(entry.held),
+            None if self.entries.len() < self.capacity => Room::Held(0),
+            None => Room::None,
         }
     }
 
@@ -157,17 +254,16 @@ impl HeldKeys {
         let Self { epoch, entries, .. } = self;
         let entry = entries.entry(id).or_insert_with(|| {
             *epoch += 1;
-            HeldEntry { held: 0, epoch: *epoch, exhaustion: None }
+            HeldEntry { held: 0, epoch: *epoch, exhaustion: None, queue: None }
         });
         entry.held = entry.held.saturating_add(units);
         entry.epoch
     }
 
+    /// Frees slots. Returns the waker of the next request that waits, if it fits.
     #[inline]
-    fn free(&mut self, id: u64, epoch: u64, units: u64) {
-        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.epoch == epoch) else {
-            return;
-        };
+    fn free(&mut self, id: u64, epoch: u64, units: u64) -> Option<Waker> {
+        let entry = self.entries.get_mut(&id).filter(|entry| entry.epoch == epoch)?;
         entry.held = entry.held.saturating_sub(units);
         if let Some(exhaustion) = &mut entry.exhaustion {
             exhaustion.freed += units;
@@ -176,14 +272,36 @@ impl HeldKeys {
                 entry.exhaustion = None;
             }
         }
-        if entry.held == 0 {
+        let called = entry.call_next();
+        if entry.is_unused() {
             self.remove(id);
+        }
+        called
+    }
+
+    /// Sets the held slots to 0. The slots that are still held are then not counted.
+    fn reset(&mut self, id: u64) -> Option<Waker> {
+        let entry = self.entries.get_mut(&id)?;
+        self.epoch += 1;
+        (entry.held, entry.epoch, entry.exhaustion) = (0, self.epoch, None);
+        let called = entry.call_next();
+        if entry.is_unused() {
+            self.remove(id);
+        }
+        called
+    }
+
+    /// Adds a denied request to the queue of the account.
+    pub(super) fn join(&mut self, id: u64, order: Order, need: u64, ticket: u32, limit: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.queue.get_or_insert_default().join(order, need, ticket, limit);
         }
     }
 
-    /// Removes the account. The slots that are still held are then not counted.
-    pub(super) fn reset(&mut self, id: u64) {
-        self.remove(id);
+    /// Updates the limit by which requests of the account's queue are called.
+    pub(super) fn set_queue_limit(&mut self, id: u64, limit: u32) {
+        let queue = self.entries.get_mut(&id).and_then(|entry| entry.queue.as_mut());
+        queue.into_iter().for_each(|queue| queue.set_limit(limit.into()));
     }
 
     fn remove(&mut self, id: u64) {
@@ -203,7 +321,8 @@ impl HeldKeys {
         let exhaustion = entry.exhaustion.get_or_insert(Exhaustion { since: now, freed: 0, held });
         exhaustion.held = held;
         let elapsed = now.saturating_sub(exhaustion.since);
-        (elapsed / exhaustion.freed.max(1)).saturating_mul(missing)
+        let waiting = entry.queue.as_ref().map_or(0, |queue| queue.len() as u64);
+        (elapsed / exhaustion.freed.max(1)).saturating_mul(missing + waiting)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     Stats,
     accounts::{Account, Accounts, AddressHasher},
+    adaptive::AdaptiveLimits,
     blocks::Blocks,
     clock::Clock,
     held::HeldSlots,
@@ -14,9 +15,8 @@ use super::{
     table::{LockedAccounts, Table},
 };
 use crate::{
-    algorithm::{self, AccountState, Evaluation, Receipt},
-    decision::{Decision, Holds, NEVER, Outcome, Snapshot, Source},
-    observe::late_charge_cut,
+    algorithm::{self, AccountState, Evaluation},
+    decision::{Decision, Holds, NEVER, Outcome, Source},
     quota::Quota,
     store::Charge,
 };
@@ -35,6 +35,7 @@ pub(super) struct Ledger {
     pub(super) hasher: AddressHasher,
     pub(super) table: Table<AccountState>,
     pub(super) held: HeldSlots,
+    pub(super) adaptive: AdaptiveLimits,
     warning: OverflowWarning,
     pub(super) blocks: Blocks,
     block_warning: OverflowWarning,
@@ -47,6 +48,7 @@ impl Ledger {
             hasher: AddressHasher::new(),
             table: Table::new(keys.saturating_mul(SLOTS_PER_KEY)),
             held: HeldSlots::new(keys),
+            adaptive: AdaptiveLimits::new(keys.max(1)),
             warning: OverflowWarning::default(),
             blocks: Blocks::default(),
             block_warning: OverflowWarning::default(),
@@ -129,6 +131,9 @@ impl Ledger {
 
     #[inline(never)]
     pub(super) fn decide_all(&self, charges: &[Charge<'_>], now: u64) -> Decision {
+        if charges.iter().flat_map(Charge::quotas).any(Quota::is_adaptive) {
+            return self.decide_adaptive(charges, now);
+        }
         if self.blocks.any(now)
             && let Some(denial) = self.deny_blocked(charges, now)
         {
@@ -158,79 +163,6 @@ impl Ledger {
     pub(super) fn record_overflow(&self, now: u64) {
         self.table.overflow().count();
         self.warning.record(now, self.table.sets().slots());
-    }
-
-    pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
-        let (mut cut, mut overflowed, late) = (None, false, units.unsigned_abs());
-        let decision = self.each(charge, |account, locked| {
-            let (quota, now) = (account.quota, locked.now());
-            let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
-            if units <= 0 {
-                // A key without an account receives no units, because it shares its account.
-                let lowered = locked.lower(&mut account.at, quota, adjust);
-                return lowered.unwrap_or_else(|| snapshot(account, locked));
-            }
-            let caps = |state: Option<&_>| algorithm::caps_late_charge(state, quota, now, late);
-            if locked.look(&account.at, caps) {
-                cut = Some(quota);
-            }
-            overflowed |= locked.overflowed();
-            locked.update(&mut account.at, quota, adjust)
-        });
-        if overflowed {
-            self.record_overflow(decision.instant());
-        }
-        // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
-        if let Some(quota) = cut.filter(|_| charge.cost() > 0) {
-            late_charge_cut(quota);
-        }
-        decision
-    }
-
-    pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
-        self.reset_slots(charge);
-        self.each(charge, |account, locked| {
-            locked.reset(&mut account.at, account.quota, || self.clock.now());
-            snapshot(account, locked)
-        })
-    }
-
-    pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
-        let mut accounts = self.hasher.accounts(charges);
-        let decided = taken.on(Charge::quota_ids(charges));
-        let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        let now = locked.now();
-        for index in 0..accounts.distinct.len() {
-            let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
-            let account = &mut accounts.distinct[index];
-            // Slots are freed with the decision.
-            let is_rate = !account.quota.is_concurrent();
-            let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
-            let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
-            if let Some(receipt) = receipt {
-                let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
-                locked.undo(&account.at, account.quota, receipt.charged, undo);
-            }
-        }
-    }
-
-    /// Applies `change` to every account of `charge`, and returns the resulting decision.
-    fn each<'a>(
-        &self,
-        charge: &Charge<'a>,
-        mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_, AccountState>) -> Snapshot,
-    ) -> Decision {
-        let mut accounts = self.hasher.accounts(&[charge.with_cost(0)]);
-        let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
-        for account in &mut accounts.distinct {
-            // Slots are neither charged late nor refunded.
-            account.evaluation.snapshot = if account.quota.is_concurrent() {
-                self.look_at_slots(account)
-            } else {
-                change(account, &mut locked)
-            };
-        }
-        accounts.decision(locked.now())
     }
 
     pub(super) fn block(&self, charge: &Charge<'_>, time: Duration) -> Decision {
@@ -264,7 +196,7 @@ impl Ledger {
 }
 
 /// Evaluates the demands of all accounts, and charges them if every demand fits. Returns the held
-/// slots.
+/// slots, or the position in the queue for a slot.
 #[inline]
 fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
     let (now, mut allowed, mut queues) = (locked.rates.now(), true, false);
@@ -277,6 +209,9 @@ fn take_all(accounts: &mut Accounts<'_>, locked: &mut Locked<'_>) -> Holds {
         account.evaluation = evaluation;
     }
     if !allowed {
+        if queues && let Some(position) = slots::queue(&accounts.distinct, &mut locked.slots) {
+            holds = Holds::position(position);
+        }
         deny_all(&mut accounts.distinct, queues, locked);
         return holds;
     }
@@ -346,12 +281,6 @@ fn open(account: &mut Account<'_>, locked: &mut LockedAccounts<'_, AccountState>
         let open = |state: &mut _| algorithm::open(state, quota, now, demand);
         locked.update(&mut account.at, quota, open);
     }
-}
-
-/// Returns the snapshot of an account.
-fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Snapshot {
-    let (quota, demand, now) = (account.quota, account.demand, locked.now());
-    locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The embedded store: exact, with fixed memory, at any load.
 
 mod accounts;
+mod adaptive;
 mod blocks;
+mod changes;
 mod clock;
 mod held;
 mod ledger;
@@ -10,6 +12,7 @@ mod overflow_warning;
 mod plain;
 mod rebuild;
 mod sets;
+mod slot_queue;
 mod slots;
 mod sync;
 mod table;
@@ -19,9 +22,10 @@ use std::{convert::Infallible, fmt, sync::Arc};
 pub(crate) use self::clock::Clock;
 use self::{ledger::Ledger, rebuild::RebuildDetector};
 use super::{
-    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue, rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Never, Op, Store, Unsupported, can_queue_under, queueing,
+    rules::KnownRules,
 };
-use crate::{decision::Decision, observe::set_keys};
+use crate::{decision::Decision, observe::set_keys, quota::Quota};
 
 /// Embedded store that keeps accounts in the memory of the process.
 ///
@@ -235,7 +239,8 @@ impl Store for LocalStore {
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-        can_queue(charges)
+        let has_queue = |quota: &&Quota| quota.is_concurrent() && !quota.is_adaptive();
+        queueing(charges).filter(|quota| !has_queue(quota)).try_for_each(can_queue_under)
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {

@@ -1,17 +1,24 @@
 //! Decisions about slots: as part of a decision about several accounts, or alone.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use super::{
     accounts::Account,
-    held::{HeldKeys, LockedSlots, Shard},
+    held::{HeldKeys, HeldSlots, LockedSlots, Room, Shard},
     ledger::Ledger,
     plain::plain_decision,
+    slot_queue::Order,
     table::LockedAccounts,
 };
 use crate::{
     algorithm::{AccountState, Demand, Evaluation, concurrent},
-    decision::{Decision, FreeSlots, Hold, Holds, NEVER, Snapshot, Source},
+    decision::{
+        Decision, FreeSlots, Hold, Holds, NEVER, NOT_QUEUED, Position, QueuedAt, SlotQueues,
+        Snapshot, Source, UNKNOWN_WAIT,
+    },
     quota::Quota,
     store::Charge,
 };
@@ -29,12 +36,23 @@ impl FreeSlots for Shard {
     }
 }
 
+impl SlotQueues for Shard {
+    fn poll_called(&self, at: &QueuedAt, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll_called(at.account, (at.headroom, at.arrival), at.ticket, cx)
+    }
+
+    fn leave(&self, at: &QueuedAt) {
+        self.leave(at.account, (at.headroom, at.arrival), at.ticket);
+    }
+}
+
 impl Ledger {
     /// Decides on one charge of one concurrent quota, without reading the clock.
     pub(super) fn take_slots(&self, charges: &[Charge<'_>]) -> Decision {
         if let [charge] = charges
             && let [quota] = charge.quotas()
             && charge.quota_index().is_none()
+            && !quota.is_adaptive()
             && !self.blocks.any(0)
         {
             return self.take_alone(charge, quota);
@@ -46,11 +64,20 @@ impl Ledger {
         let (id, demand) = (self.hasher.id(charge), charge.demand());
         let shard = self.held.shard(id);
         let mut keys = shard.lock();
-        let (mut evaluation, full) = evaluate(&keys, id, quota, demand);
+        let order = (demand.headroom, charge.arrival());
+        let (mut evaluation, full) = evaluate(&keys, id, order, quota, demand);
         let mut holds = Holds::none();
         if !evaluation.allowed {
+            if demand.max_wait > 0 && !full && waits(&evaluation) && !charge.is_report_only() {
+                let limit = quota.raised_limit();
+                holds =
+                    Holds::position(join(&self.held, (shard, &mut keys), id, order, demand, limit));
+            }
             report(&mut evaluation, &mut keys, id, quota, demand, || self.clock.now());
         } else if demand.cost > 0 {
+            if charge.arrival() != NOT_QUEUED {
+                keys.set_queue_limit(id, quota.raised_limit());
+            }
             holds.push(add(&mut evaluation, (shard, &mut keys), id, demand.cost));
         }
         drop(keys);
@@ -68,14 +95,20 @@ impl Ledger {
     /// Sets the held slots of a charge's accounts to 0.
     pub(super) fn reset_slots(&self, charge: &Charge<'_>) {
         for account in self.hasher.accounts(&[*charge]).slots() {
-            self.held.shard(account.at.id).lock().reset(account.at.id);
+            self.held.shard(account.at.id).reset(account.at.id);
+            if account.quota.is_adaptive() {
+                self.adaptive.reset(account.at.id);
+            }
         }
     }
 
     /// Returns the state of an account of slots.
     pub(super) fn look_at_slots(&self, account: &Account<'_>) -> Snapshot {
-        let (id, quota) = (account.at.id, account.quota);
-        evaluate(&self.held.shard(id).lock(), id, quota, Demand::units(0)).0.snapshot
+        let id = account.at.id;
+        let fixed = self.fixed(id, account.quota);
+        let quota = fixed.as_ref().unwrap_or(account.quota);
+        let (order, demand) = ((0, NOT_QUEUED), Demand::units(0));
+        evaluate(&self.held.shard(id).lock(), id, order, quota, demand).0.snapshot
     }
 }
 
@@ -88,8 +121,9 @@ pub(super) fn are_alone(charges: &[Charge<'_>]) -> bool {
 /// Returns the result of an account's demand.
 pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evaluation {
     let (id, quota, demand) = (account.at.id, account.quota, account.demand);
-    let Some((_, keys)) = slots.get(id) else { return denied(quota, demand) };
-    let (evaluation, full) = evaluate(keys, id, quota, demand);
+    let Some((_, keys)) = slots.get(id) else { return denied(0, quota, demand) };
+    let order = (demand.headroom, account.arrival);
+    let (evaluation, full) = evaluate(keys, id, order, quota, demand);
     if full {
         slots.set_full();
     }
@@ -99,6 +133,9 @@ pub(super) fn look(account: &Account<'_>, slots: &mut LockedSlots<'_>) -> Evalua
 /// Holds the slots that an account's demand takes.
 pub(super) fn hold(account: &mut Account<'_>, slots: &mut LockedSlots<'_>) -> Option<Hold> {
     let at = slots.get(account.at.id)?;
+    if account.arrival != NOT_QUEUED {
+        at.1.set_queue_limit(account.at.id, account.quota.raised_limit());
+    }
     Some(add(&mut account.evaluation, at, account.at.id, account.demand.cost))
 }
 
@@ -110,20 +147,65 @@ pub(super) fn deny(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: 
     }
 }
 
+/// Adds a denied request to the queue of the first account without enough free slots.
+///
+/// Returns `None` if another account denies the request as well, or if it must not wait.
+pub(super) fn queue(accounts: &[Account<'_>], slots: &mut LockedSlots<'_>) -> Option<Position> {
+    let mut denying =
+        accounts.iter().filter(|it| !it.report_only && !it.evaluation.allowed).peekable();
+    let first = *denying.peek()?;
+    let can_wait = |it: &Account<'_>| it.demand.max_wait > 0 && waits(&it.evaluation);
+    if slots.are_full() || !denying.all(can_wait) {
+        return None;
+    }
+    let (id, demand) = (first.at.id, first.demand);
+    let (table, at) = (slots.table(), slots.get(id)?);
+    let order = (demand.headroom, first.arrival);
+    Some(join(table, at, id, order, demand, first.quota.raised_limit()))
+}
+
+/// Returns `true` for a denial that ends when another request ends.
+fn waits(evaluation: &Evaluation) -> bool {
+    matches!(evaluation.snapshot, Snapshot::Slots { retry_ns: UNKNOWN_WAIT, .. })
+}
+
+/// Adds a denied request to the queue of an account.
+fn join(
+    table: &HeldSlots,
+    (shard, keys): (&Arc<Shard>, &mut HeldKeys),
+    id: u64,
+    (headroom, arrival): Order,
+    demand: Demand,
+    limit: u32,
+) -> Position {
+    let ticket = table.ticket();
+    let arrival = if arrival == NOT_QUEUED { ticket } else { arrival };
+    keys.join(id, (headroom, arrival), demand.need(), ticket, limit.into());
+    let at = QueuedAt { account: id, headroom, arrival, ticket };
+    Position::new(Arc::clone(shard) as Arc<dyn SlotQueues>, at, demand.max_wait)
+}
+
 /// Returns the result of a demand, and `true` if a new account has no room. It is then denied.
-fn evaluate(keys: &HeldKeys, id: u64, quota: &Quota, demand: Demand) -> (Evaluation, bool) {
-    match keys.held(id) {
-        Some(held) => (concurrent::look(held, quota, demand), false),
-        None if demand.cost == 0 => (concurrent::look(0, quota, demand), false),
-        None => (denied(quota, demand), true),
+fn evaluate(
+    keys: &HeldKeys,
+    id: u64,
+    order: Order,
+    quota: &Quota,
+    demand: Demand,
+) -> (Evaluation, bool) {
+    match keys.room(id, order) {
+        Room::Behind(held) if demand.cost > 0 => (denied(held, quota, demand), false),
+        Room::Held(held) | Room::Behind(held) => (concurrent::look(held, quota, demand), false),
+        Room::None if demand.cost == 0 => (concurrent::look(0, quota, demand), false),
+        Room::None => (denied(0, quota, demand), true),
     }
 }
 
-/// Returns a denial of a new account.
-fn denied(quota: &Quota, demand: Demand) -> Evaluation {
+/// Returns a denial, even if the demand fits.
+fn denied(held: u64, quota: &Quota, demand: Demand) -> Evaluation {
     let mut evaluation = concurrent::look(u64::MAX, quota, demand);
-    if let Snapshot::Slots { held, .. } = &mut evaluation.snapshot {
-        *held = 0;
+    if let Snapshot::Slots { held: shown, .. } = &mut evaluation.snapshot {
+        *shown = held;
     }
     evaluation
 }
@@ -185,8 +267,9 @@ mod tests {
     fn a_shard_returns_the_memory_of_a_flood() {
         let shard = Shard::new(10_000);
         let all: Vec<_> = (1..=10_000).map(|id| (id, shard.lock().hold(id, 1))).collect();
-        assert_eq!(shard.lock().held(10_001), None, "no room");
-        assert_eq!(shard.lock().held(10_000), Some(1), "room for a key with an entry");
+        let order = (0, NOT_QUEUED);
+        assert!(matches!(shard.lock().room(10_001, order), Room::None));
+        assert!(matches!(shard.lock().room(10_000, order), Room::Held(1)), "it has an entry");
         all.into_iter().for_each(|(id, epoch)| shard.free(id, epoch, 1));
         let keys = shard.lock();
         assert_eq!((keys.entries.len(), keys.entries.capacity()), (0, 0));

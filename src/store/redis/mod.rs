@@ -54,7 +54,8 @@ pub use self::{
     probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue, rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue, no_adaptive_quotas,
+    rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
@@ -415,6 +416,7 @@ where
     }
 
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+        no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
         can_queue(charges)
     }

@@ -296,8 +296,8 @@ proptest! {
 #[test]
 fn an_invalid_quota_reports_the_field_the_value_and_the_fix() {
     const NUMBER: &str = "give a whole number from 1 to 4294967295";
-    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, concurrent or \
-         blocked";
+    const FIELDS: &str = "give units, period, burst, algorithm, initial, soft, max_debt, name, \
+         concurrent, adaptive or blocked";
     const ALGORITHMS: &str = "give \"gcra\", \"token_bucket\", \"fixed_window\", \
         \"anchored_window\", \"sliding_log\", { sliding_window = { buckets = 60 } } or \
         { fixed_window = { carry_over = 30, paced = true } }";

@@ -1,5 +1,7 @@
 //! Limits on concurrent requests: `Quota::concurrent`.
 
+#[cfg(feature = "testing")]
+mod adaptive;
 #[cfg(feature = "axum")]
 mod layer;
 #[cfg(feature = "testing")]
@@ -8,4 +10,6 @@ mod model;
 #[cfg(feature = "axum")]
 mod responses;
 mod table;
+#[cfg(feature = "testing")]
+mod waiting;
 mod wire;

@@ -108,9 +108,6 @@ fn mistakes_are_found_when_a_layer_is_built() {
     let cost = rule(Quota::concurrent(2)).cost(3);
     let error = RateLimitLayer::try_rules(cost, LocalStore::new()).expect_err("never fits");
     assert!(matches!(error, RuleError::CostAboveLimit { cost: 3, limit: 2, .. }), "{error}");
-    let waits = rule(Quota::concurrent(2)).max_wait(std::time::Duration::from_secs(1));
-    let error = RateLimitLayer::try_rules(waits, LocalStore::new()).expect_err("no queue");
-    assert!(error.to_string().contains("max_wait with a concurrent quota"), "{error}");
 
     let lints = |quotas: [Quota; 2]| {
         let layer = RateLimitLayer::rules(rule(quotas), LocalStore::with_capacity(64));

@@ -1,0 +1,90 @@
+//! Operations other than a decision: late charges, resets and undone charges.
+
+use super::{accounts::Account, ledger::Ledger, table::LockedAccounts};
+use crate::{
+    algorithm::{self, AccountState, Receipt},
+    decision::{Decision, Snapshot},
+    observe::late_charge_cut,
+    store::Charge,
+};
+
+impl Ledger {
+    pub(super) fn adjust(&self, charge: &Charge<'_>, units: i64) -> Decision {
+        let (mut cut, mut overflowed, late) = (None, false, units.unsigned_abs());
+        let decision = self.each(charge, |account, locked| {
+            let (quota, now) = (account.quota, locked.now());
+            let adjust = |state: &mut _| algorithm::adjust(state, quota, now, units);
+            if units <= 0 {
+                // A key without an account receives no units, because it shares its account.
+                let lowered = locked.lower(&mut account.at, quota, adjust);
+                return lowered.unwrap_or_else(|| snapshot(account, locked));
+            }
+            let caps = |state: Option<&_>| algorithm::caps_late_charge(state, quota, now, late);
+            if locked.look(&account.at, caps) {
+                cut = Some(quota);
+            }
+            overflowed |= locked.overflowed();
+            locked.update(&mut account.at, quota, adjust)
+        });
+        if overflowed {
+            self.record_overflow(decision.instant());
+        }
+        // A charge of cost 0 mirrors an account of another store, so a cut loses nothing.
+        if let Some(quota) = cut.filter(|_| charge.cost() > 0) {
+            late_charge_cut(quota);
+        }
+        decision
+    }
+
+    pub(super) fn reset(&self, charge: &Charge<'_>) -> Decision {
+        self.reset_slots(charge);
+        self.each(charge, |account, locked| {
+            locked.reset(&mut account.at, account.quota, || self.clock.now());
+            snapshot(account, locked)
+        })
+    }
+
+    pub(super) fn undo(&self, charges: &[Charge<'_>], taken: &Decision, units: Option<u32>) {
+        let mut accounts = self.hasher.accounts(charges);
+        let decided = taken.on(Charge::quota_ids(charges));
+        let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
+        let now = locked.now();
+        for index in 0..accounts.distinct.len() {
+            let first = accounts.first_outcome(index).and_then(|at| decided.outcomes().get(at));
+            let account = &mut accounts.distinct[index];
+            // Slots are freed with the decision.
+            let is_rate = !account.quota.is_concurrent();
+            let charged = first.filter(|outcome| is_rate && taken.charged(outcome.rule()));
+            let receipt = charged.and_then(|it| Receipt::new(taken, it, account.demand, units));
+            if let Some(receipt) = receipt {
+                let undo = |state: &mut _| algorithm::undo(state, account.quota, now, receipt);
+                locked.undo(&account.at, account.quota, receipt.charged, undo);
+            }
+        }
+    }
+
+    /// Applies `change` to every account of `charge`, and returns the resulting decision.
+    fn each<'a>(
+        &self,
+        charge: &Charge<'a>,
+        mut change: impl FnMut(&mut Account<'a>, &mut LockedAccounts<'_, AccountState>) -> Snapshot,
+    ) -> Decision {
+        let mut accounts = self.hasher.accounts(&[charge.with_cost(0)]);
+        let mut locked = self.table.lock(&mut accounts.distinct, self.clock.now());
+        for account in &mut accounts.distinct {
+            // Slots are neither charged late nor refunded.
+            account.evaluation.snapshot = if account.quota.is_concurrent() {
+                self.look_at_slots(account)
+            } else {
+                change(account, &mut locked)
+            };
+        }
+        accounts.decision(locked.now())
+    }
+}
+
+/// Returns the snapshot of an account.
+fn snapshot(account: &Account<'_>, locked: &mut LockedAccounts<'_, AccountState>) -> Snapshot {
+    let (quota, demand, now) = (account.quota, account.demand, locked.now());
+    locked.look(&account.at, |state| algorithm::look(state, quota, now, demand)).snapshot
+}

@@ -1,0 +1,434 @@
+//! Requests that wait for a slot (`max_wait`).
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode};
+use tokio::{sync::Semaphore, time::timeout};
+use tokio_test::{assert_pending, assert_ready_ok, task, task::Spawn};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sluice::{
+    Cost, Decision, Key, Limiter, LocalStore, Quota, RateLimitLayer, RequestHead, Rule, Store,
+    key::{Everyone, HeaderKey},
+    middleware::{Counters, HoldUntil, Toggle},
+    rule::{LivePlan, RequestDeadline},
+    store::CannotFail,
+};
+
+use crate::support::{
+    Gated, Strict, ask,
+    driven::{Time, begin, limiter, millis, secs},
+    get, header, with,
+};
+
+const ONE: Quota = Quota::concurrent(1);
+const OK: StatusCode = StatusCode::OK;
+const DENIED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+
+type Layered<S> = RateLimitLayer<Rule<Everyone>, S>;
+
+/// A layer whose requests wait for 2 s, and hold their slots until the head.
+fn layer<S: Store<Error: CannotFail>>(quotas: &[Quota], store: S) -> Layered<S> {
+    let rule = Rule::new("api", Everyone, quotas.to_vec()).max_wait(secs(2));
+    RateLimitLayer::rules(rule, store).hold_until(HoldUntil::Head)
+}
+
+/// Takes slots of the key of `layer`, as a running request does.
+fn run(store: &LocalStore, quotas: &[Quota], cost: u32) -> Decision {
+    limiter("api", store.clone()).take(Key::everyone(), quotas, cost).now()
+}
+
+type Asking<F> = Spawn<F>;
+
+fn status<F>(asking: &mut Asking<F>) -> StatusCode
+where
+    F: Future<Output = Result<Response<String>, Infallible>>,
+{
+    assert_ready_ok!(asking.poll()).status()
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_go_to_requests_in_the_order_of_their_arrival() {
+    let store = Time::default().store();
+    let inner = Strict::default();
+    let calls = inner.calls();
+    let mut service = layer(&[ONE], store.clone()).layer(inner);
+    let running = run(&store, &[ONE], 1);
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(begin(&mut service, get("/")).await);
+        assert_pending!(waiting.last_mut().expect("one").poll());
+    }
+    drop(running);
+    for at in 0..3 {
+        let woken: Vec<_> = waiting.iter().map(Spawn::is_woken).collect();
+        assert_eq!(woken.iter().position(|woken| *woken), Some(at), "{woken:?}");
+        assert_eq!(woken[at + 1..].iter().filter(|woken| **woken).count(), 0, "{woken:?}");
+        assert!(!run(&store, &[ONE], 1).is_allowed(), "a free slot goes to the first that waits");
+        assert_eq!((status(&mut waiting[at]), calls()), (OK, at + 1));
+    }
+    assert!(run(&store, &[ONE], 1).is_allowed());
+    assert_eq!(store.stats().holding, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
+    let time = Time::default();
+    let (store, counters) = (time.store(), Counters::new());
+    let layer = layer(&[ONE, Quota::per_hour(10)], store.clone()).count(&counters);
+    let mut service = layer.layer(Strict::default());
+    let running = run(&store, &[ONE], 1);
+    let mut long = begin(&mut service, get("/")).await;
+    let mut request = get("/");
+    request.extensions_mut().insert(RequestDeadline(millis(300)));
+    let mut short = begin(&mut service, request).await;
+    assert_pending!(long.poll());
+    assert_pending!(short.poll());
+    time.pass(millis(301)).await;
+    assert_pending!(long.poll());
+    assert_eq!(status(&mut short), DENIED);
+    time.pass(millis(1_700)).await;
+    let denied = assert_ready_ok!(long.poll());
+    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "3".into()));
+    drop(running);
+    assert_eq!(store.stats().holding, 0, "nobody waits");
+    let left = run(&store, &[ONE, Quota::per_hour(10)], 0);
+    assert_eq!(left.outcomes()[1].remaining(), 10, "a wait charges no rate");
+    let counts = counters.snapshot();
+    assert_eq!((counts.allowed, counts.delayed, counts.denied), (0, 0, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_leaves_gives_its_position_to_the_next() {
+    let store = Time::default().store();
+    let mut service = layer(&[ONE], store.clone()).max_waiters(3).layer(Strict::default());
+    let running = run(&store, &[ONE], 1);
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(begin(&mut service, get("/")).await);
+        assert_pending!(waiting.last_mut().expect("one").poll());
+    }
+    assert_eq!(ask(&mut service, get("/")).await.status(), DENIED, "the queue is full");
+    drop(waiting.remove(0));
+    let mut last = begin(&mut service, get("/")).await;
+    assert_pending!(last.poll());
+    drop(running);
+    assert!(waiting[0].is_woken() && !waiting[1].is_woken());
+    drop(waiting.remove(0));
+    assert!(waiting[0].is_woken() && !last.is_woken());
+    assert_eq!((status(&mut waiting[0]), status(&mut last)), (OK, OK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_and_rates_are_charged_together_after_the_wait() {
+    let time = Time::default();
+    let (store, counters) = (time.store(), Counters::new());
+    let quotas = [ONE, Quota::per_hour(2)];
+    let layer = layer(&quotas, store.clone()).count(&counters).expose_charge();
+    let mut service = layer.layer(Strict::default());
+    let running = run(&store, &quotas, 1);
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        waiting.push(begin(&mut service, get("/")).await);
+        assert_pending!(waiting.last_mut().expect("one").poll());
+    }
+    let left = || run(&store, &quotas, 0).outcomes()[1].remaining();
+    assert_eq!(left(), 1);
+    drop(running);
+    assert_eq!((status(&mut waiting[0]), left()), (OK, 0));
+    let denied = assert_ready_ok!(waiting[1].poll());
+    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "1800".into()));
+    let at_once = ask(&mut service, get("/")).await;
+    assert_eq!(at_once.status(), DENIED, "an exhausted rate is not worth a wait for a slot");
+    assert_eq!(store.stats().holding, 0);
+    let counts = counters.snapshot();
+    assert_eq!((counts.allowed, counts.delayed, counts.denied), (1, 1, 2));
+}
+
+/// The rate has one unit per 500 ms, so the second request waits for both.
+#[tokio::test(start_paused = true)]
+async fn a_request_may_wait_for_a_slot_and_then_for_a_rate() {
+    let time = Time::default();
+    let store = time.store();
+    let quotas = [ONE, Quota::per_second(2).burst(1)];
+    let mut service = layer(&quotas, store.clone()).layer(Strict::default());
+    let running = run(&store, &[ONE], 1);
+    let mut first = begin(&mut service, get("/")).await;
+    let mut second = begin(&mut service, get("/")).await;
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    time.pass(secs(1)).await;
+    drop(running);
+    assert_eq!(status(&mut first), OK);
+    assert_pending!(second.poll());
+    assert_eq!(store.stats().held, 1, "it holds its slot while it waits for the rate");
+    time.pass(millis(501)).await;
+    assert_eq!(status(&mut second), OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_cost_waits_for_enough_slots_and_is_not_overtaken() {
+    let store = Time::default().store();
+    let four = [Quota::concurrent(4)];
+    let cost =
+        Cost::from_fn(|head: &RequestHead<'_>| if head.uri.path() == "/large" { 3 } else { 1 });
+    let rule = Rule::new("api", Everyone, four[0]).cost(cost).max_wait(secs(2));
+    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
+    let mut service = layer.layer(Strict::default());
+    let mut running: Vec<_> = (0..4).map(|_| run(&store, &four, 1)).collect();
+    let mut large = begin(&mut service, get("/large")).await;
+    let mut small = begin(&mut service, get("/")).await;
+    assert_pending!(large.poll());
+    assert_pending!(small.poll());
+    for _ in 0..2 {
+        running.pop();
+        assert!(!large.is_woken() && !small.is_woken());
+    }
+    running.pop();
+    assert!(large.is_woken() && !small.is_woken());
+    assert_eq!((status(&mut large), status(&mut small)), (OK, OK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_with_less_headroom_come_first() {
+    let store = Time::default().store();
+    let two = [Quota::concurrent(2)];
+    let batch = |head: &RequestHead<'_>| u32::from(head.uri.path() == "/batch");
+    let rule = Rule::new("api", Everyone, two[0]).headroom(Cost::from_fn(batch)).max_wait(secs(2));
+    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
+    let mut service = layer.layer(Strict::default());
+    let mut running = [(); 2].map(|()| Some(run(&store, &two, 1)));
+    let mut batch = begin(&mut service, get("/batch")).await;
+    let mut user = begin(&mut service, get("/")).await;
+    assert_pending!(batch.poll());
+    assert_pending!(user.poll());
+    running[0] = None;
+    assert!(user.is_woken() && !batch.is_woken());
+    assert_eq!(status(&mut user), OK);
+    assert!(!batch.is_woken(), "a slot is left over for others");
+    assert_eq!(ask(&mut service, get("/")).await.status(), OK, "nobody waits for this slot");
+    running[1] = None;
+    assert_eq!(status(&mut batch), OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_limit_applies_to_requests_that_wait() {
+    let store = Time::default().store();
+    let plan = LivePlan::new(Quota::concurrent(2));
+    let rule = Rule::new("api", Everyone, &plan).max_wait(secs(2));
+    let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
+    let door = Arc::new(Semaphore::new(0));
+    let mut service = layer.layer(crate::support::driven::held(&door));
+    let two = [Quota::concurrent(2)];
+    let mut running = [(); 2].map(|()| Some(run(&store, &two, 1)));
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(begin(&mut service, get("/")).await);
+        assert_pending!(waiting.last_mut().expect("one").poll());
+    }
+    plan.replace(Quota::concurrent(1));
+    running[0] = None;
+    assert_pending!(waiting[0].poll());
+    assert_eq!(store.stats().held, 1, "the slot is above the new limit");
+    plan.replace(Quota::concurrent(4));
+    running[1] = None;
+    // The first to ask again brings the new limit, and the others follow.
+    waiting.iter_mut().for_each(|asking| assert_pending!(asking.poll()));
+    assert_eq!(store.stats().held, 3);
+    door.add_permits(3);
+    waiting.iter_mut().for_each(|asking| assert_eq!(status(asking), OK));
+}
+
+/// A request of a customer that waits for the slots of all customers does not hold its own.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_two_limits_in_turn() {
+    let store = Time::default().store();
+    let layer = RateLimitLayer::rules(
+        (
+            Rule::new("customer", HeaderKey::new("x-customer"), ONE).max_wait(secs(2)),
+            Rule::new("api", Everyone, Quota::concurrent(2)).max_wait(secs(2)),
+        ),
+        store.clone(),
+    );
+    let layer = layer.hold_until(HoldUntil::Head).max_waiters_per_key(9);
+    let mut service = layer.layer(Strict::default());
+    let of = |customer: &str| with(&[("x-customer", customer)]);
+    let customer = limiter("customer", store.clone());
+    let alice = customer.take("alice", &ONE, 1).now();
+    let two = [Quota::concurrent(2)];
+    let mut running = [(); 2].map(|()| Some(run(&store, &two, 1)));
+    let mut first = begin(&mut service, of("alice")).await;
+    let mut second = begin(&mut service, of("alice")).await;
+    let mut bob = begin(&mut service, of("bob")).await;
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    assert_pending!(bob.poll());
+    drop(alice);
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    running[0] = None;
+    assert!(first.is_woken(), "it came first, and keeps its order in the second queue");
+    assert!(!bob.is_woken());
+    assert_eq!((status(&mut first), status(&mut second), status(&mut bob)), (OK, OK, OK));
+    drop(running);
+    assert_eq!(store.stats().holding, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_calls_the_next_and_a_block_denies_it() {
+    let store = Time::default().store();
+    let mut service = layer(&[ONE], store.clone()).layer(Strict::default());
+    let running = run(&store, &[ONE], 1);
+    let mut first = begin(&mut service, get("/")).await;
+    let mut second = begin(&mut service, get("/")).await;
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    let api = limiter("api", store.clone());
+    api.reset(Key::everyone(), &[ONE]).now();
+    assert_eq!(status(&mut first), OK);
+    api.block(Key::everyone(), secs(60)).now().expect("room");
+    assert!(second.is_woken());
+    assert_eq!(status(&mut second), DENIED);
+    drop(running);
+    assert_eq!(store.stats().holding, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_answers_later_keeps_the_order() {
+    let store = Time::default().store();
+    let gated = Gated::shut(store.clone());
+    let mut service = layer(&[ONE], gated.clone()).layer(Strict::default());
+    let running = run(&store, &[ONE], 1);
+    let mut first = begin(&mut service, get("/")).await;
+    assert_pending!(first.poll());
+    gated.admit(1);
+    assert_pending!(first.poll());
+    drop(running);
+    assert!(first.is_woken());
+    assert_pending!(first.poll());
+    assert!(!run(&store, &[ONE], 1).is_allowed(), "the call of the first is pending");
+    gated.admit(1);
+    assert_eq!(status(&mut first), OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_is_switched_off_or_report_only_lets_waiting_requests_pass() {
+    for report_only in [false, true] {
+        let time = Time::default();
+        let store = time.store();
+        let (on, shadow) = (Toggle::on(), Toggle::off());
+        let layer = layer(&[ONE], store.clone()).enabled(&on).report_only(&shadow);
+        let mut service = layer.layer(Strict::default());
+        let running = run(&store, &[ONE], 1);
+        let mut waiting = begin(&mut service, get("/")).await;
+        assert_pending!(waiting.poll());
+        if report_only {
+            shadow.set(true)
+        } else {
+            on.set(false)
+        }
+        time.pass(millis(2_001)).await;
+        assert_eq!(status(&mut waiting), OK);
+        drop(running);
+    }
+}
+
+/// The inner service is ready only with a permit, which a waiting request must not hold.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_holds_no_permit_of_an_inner_limit() {
+    let store = Time::default().store();
+    let inner = tower::limit::ConcurrencyLimit::new(Strict::default(), 1);
+    let mut service = layer(&[ONE], store.clone()).layer(inner);
+    let running = run(&store, &[ONE], 1);
+    let mut waiting = begin(&mut service, get("/")).await;
+    assert_pending!(waiting.poll());
+    service.ready().await.expect("the permit is free, and is taken now");
+    drop(running);
+    assert_pending!(waiting.poll());
+    assert_eq!(store.stats().held, 1);
+    drop(service);
+    assert_eq!(status(&mut waiting), OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_waits_for_slots_in_order() {
+    let store = Time::default().store();
+    let limiter = Limiter::new(store.clone());
+    let running = limiter.take("alice", &ONE, 1).now();
+    let mut first = task::spawn(limiter.until_ready("alice", &ONE, 1));
+    let mut second = task::spawn(limiter.throttle("alice", &ONE, async { 7 }));
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    drop(running);
+    assert!(first.is_woken() && !second.is_woken());
+    let first = assert_ready_ok!(first.poll());
+    assert_pending!(second.poll());
+    drop(first);
+    assert_eq!(assert_ready_ok!(second.poll()), 7);
+}
+
+/// Requests of two keys on four threads. Every third is cancelled at some moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_wakeup_is_lost_and_no_limit_is_exceeded() {
+    const LIMIT: usize = 3;
+    const TASKS: usize = 300;
+    for round in 0..20_usize {
+        let store = LocalStore::with_capacity(64);
+        let rule = Rule::new("user", HeaderKey::new("x-user"), Quota::concurrent(3));
+        let layer = RateLimitLayer::rules(rule.max_wait(secs(60)), store.clone());
+        let layer = layer.hold_until(HoldUntil::Head).max_waiters(TASKS).max_waiters_per_key(TASKS);
+        let running: Arc<[AtomicUsize; 2]> = Arc::default();
+        let counted = running.clone();
+        let inner = service_fn(move |request: Request<()>| {
+            let (user, running) =
+                (usize::from(request.headers()["x-user"] == "bob"), counted.clone());
+            async move {
+                let _leaves = Leaves::enter(running, user, LIMIT);
+                tokio::task::yield_now().await;
+                Ok::<_, Infallible>(Response::new(String::new()))
+            }
+        });
+        let service = layer.layer(inner);
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|at| {
+                let user = if (at + round) % 2 == 0 { "bob" } else { "alice" };
+                tokio::spawn(service.clone().oneshot(with(&[("x-user", user)])))
+            })
+            .collect();
+        for task in tasks.iter().skip(round % 3).step_by(3) {
+            tokio::task::yield_now().await;
+            task.abort();
+        }
+        for task in tasks {
+            let answer = timeout(Duration::from_secs(30), task).await.expect("no task is stuck");
+            let status = answer.map(|answer| answer.expect("infallible").status());
+            assert!(
+                status.as_ref().map_or_else(tokio::task::JoinError::is_cancelled, |it| *it == OK)
+            );
+        }
+        let stats = store.stats();
+        assert_eq!((stats.holding, stats.held), (0, 0));
+    }
+}
+
+/// Counts the running requests of a user while it lives.
+struct Leaves(Arc<[AtomicUsize; 2]>, usize);
+
+impl Leaves {
+    fn enter(running: Arc<[AtomicUsize; 2]>, user: usize, limit: usize) -> Self {
+        assert!(running[user].fetch_add(1, SeqCst) < limit);
+        Self(running, user)
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0[self.1].fetch_sub(1, SeqCst);
+    }
+}
