@@ -14,6 +14,9 @@ use crate::check::cargo;
 /// The time of the first tests that run together. Each further run takes four times as much.
 const FIRST_RUN: Duration = Duration::from_millis(100);
 
+/// The time of all tests that one change meets. Slower tests of its group are left out.
+const ALL_RUNS: Duration = Duration::from_secs(30);
+
 /// A test, alone in a process and without a change.
 pub(crate) struct Test {
     program: PathBuf,
@@ -106,7 +109,14 @@ impl Tests {
     /// Runs the tests that reach the place with one change, in growing parts, the fastest first.
     pub(crate) fn judge(&self, place: u32, change: u32, tests: &[usize]) -> Verdict {
         let tests = tests.iter().map(|&test| &self.tests[test]);
-        let mut left = tests.filter(|test| test.reached.contains(&place)).peekable();
+        let mut all = Duration::ZERO;
+        let in_time = |test: &&Test| {
+            let is_first = all.is_zero();
+            all += test.took;
+            is_first || all <= ALL_RUNS
+        };
+        let reached = tests.filter(|test| test.reached.contains(&place));
+        let mut left = reached.take_while(in_time).peekable();
         if left.peek().is_none() {
             return Verdict::Unreached;
         }
