@@ -88,6 +88,9 @@ fn the_expected_wait_is_the_longest_of_the_slots_that_deny() {
     let of_a_rate = exhausted().with_retry_after(Some(4 * SECOND));
     let decision = Decision::deny().outcome(of_a_rate);
     assert_eq!(decision.expected_wait(), Some(4 * SECOND));
+    let never = exhausted().with_retry_after(None);
+    let decision = Decision::deny().outcome(of_a_rate).outcome(never);
+    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, None));
     assert_eq!(Decision::allow().outcome(exhausted()).expected_wait(), Some(Duration::ZERO));
 }
 
