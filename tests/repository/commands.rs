@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::manifest::packages_of_this_workspace;
 
-const PLACES: [&str; 12] = [
+const PLACES: [&str; 13] = [
     "README.md",
     "README.zh-CN.md",
     "CONTRIBUTING.md",
@@ -22,6 +22,7 @@ const PLACES: [&str; 12] = [
     "dev",
     "benches",
     "examples",
+    "mutants",
     "peers",
     "scripts",
     "src",

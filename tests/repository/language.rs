@@ -20,6 +20,7 @@ const PLACES: &[&str] = &[
     "fuzz/bodies",
     "fuzz/targets",
     "lua",
+    "mutants/src",
     "peers/src",
     "sim/src",
     "src",

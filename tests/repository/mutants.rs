@@ -70,22 +70,6 @@ fn groups_name_files_and_tests_that_exist() {
     }
 }
 
-/// `scripts/mutants` selects unit tests by the names of their modules.
-#[test]
-fn unit_tests_are_in_modules_that_the_script_names() {
-    let (mut found, src) = (Vec::new(), root().join("src"));
-    sources(&src, &mut found);
-    for path in found {
-        let text = fs::read_to_string(&path).expect("text");
-        let named = path.iter().any(|part| {
-            ["tests", "tests.rs", "edges.rs", "models"].contains(&part.to_str().expect("text"))
-        });
-        let (outside, _) = text.split_once("\nmod tests {\n").unwrap_or((&text, ""));
-        let tests = outside.contains("#[test]") || outside.contains("#[tokio::test");
-        assert!(named || !tests, "{}: put its tests in a module `tests`", path.display());
-    }
-}
-
 /// Each explained survivor belongs to an existing file.
 #[test]
 fn survivors_name_files_that_exist() {

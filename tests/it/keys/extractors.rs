@@ -1,10 +1,13 @@
 //! Key extractors, and requests without a key.
 
-use std::sync::Arc;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use http::{HeaderValue, Request, StatusCode};
 use tower_sluice::{
-    ClientIp, Key, KeyExtractor, LocalStore, Quota, RateLimitLayer, Rule,
+    ClientIp, Key, KeyExtractor, LocalStore, PeerIp, Quota, RateLimitLayer, Rule,
     key::{Everyone, ExtensionKey, HeaderKey, KeyError, KeyKind, MethodKey},
     key_fn,
     rule::OnMissingKey,
@@ -49,6 +52,20 @@ fn a_header_is_a_key_byte_for_byte() {
     let opaque = HeaderValue::from_bytes(b"\xff\xfe").expect("opaque bytes");
     request.headers_mut().insert(USER, opaque);
     assert_eq!(key(user(), request), Ok(Some(b"\xff\xfe"[..].into())));
+}
+
+#[test]
+fn a_site_is_the_first_48_bits_of_an_ipv6_address() {
+    let site = |address: &str| {
+        let address: IpAddr = address.parse().expect("an address");
+        let mut request = get("/");
+        request.extensions_mut().insert(SocketAddr::from((address, 4711)));
+        key(PeerIp::v6_site(), request)
+    };
+    assert!(matches!(site("2001:db8:1::1"), Ok(Some(_))));
+    assert_eq!(site("2001:db8:1::1"), site("2001:db8:1:ffff::2"));
+    assert_ne!(site("2001:db8:1::1"), site("2001:db8:0::1"));
+    assert_ne!(site("192.0.2.1"), site("192.0.2.2"));
 }
 
 #[test]

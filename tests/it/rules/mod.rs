@@ -14,6 +14,7 @@ mod conformance;
 mod definition;
 #[cfg(feature = "testing")]
 mod only;
+mod own_decisions;
 #[cfg(feature = "testing")]
 mod plans;
 #[cfg(feature = "testing")]

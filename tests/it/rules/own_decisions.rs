@@ -1,0 +1,109 @@
+//! Decisions and outcomes that a store of a user creates.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tower_sluice::{
+    Decision,
+    decision::{Outcome, Source},
+    rule::RuleName,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn exhausted() -> Outcome {
+    Outcome::full(RuleName::default(), 0, 5).with_remaining(0)
+}
+
+/// Returns the denial of a concurrent quota, with the time until a slot is probably free.
+fn no_slot(free_in: Duration) -> Outcome {
+    let outcome = Outcome::slots(RuleName::default(), 0, 5, 5);
+    outcome.with_unknown_wait().with_expected_wait(free_in)
+}
+
+#[test]
+fn the_settings_of_a_decision_read_back() {
+    let freed = Arc::new(AtomicUsize::new(0));
+    let free = {
+        let freed = freed.clone();
+        move || {
+            freed.fetch_add(1, Relaxed);
+        }
+    };
+    let plain = Decision::allow();
+    assert_eq!((plain.wait(), plain.is_overage()), (Duration::ZERO, false));
+
+    let mut decision = Decision::allow().with_wait(3 * SECOND).with_overage().with_slot(free);
+    assert_eq!((decision.wait(), decision.is_overage()), (3 * SECOND, true));
+    let slot = decision.take_slot().expect("a slot");
+    assert!(decision.take_slot().is_none());
+    drop(decision);
+    assert_eq!(freed.load(Relaxed), 0);
+    drop(slot);
+    assert_eq!(freed.load(Relaxed), 1);
+}
+
+#[test]
+fn the_settings_of_an_outcome_read_back() {
+    let full = Outcome::full(RuleName::default(), 0, 5);
+    assert_eq!((full.limit(), full.remaining()), (5, 5));
+    assert_eq!((full.reset_after(), full.next_after()), (Duration::ZERO, Duration::ZERO));
+    assert_eq!(full.with_remaining(9).remaining(), 5, "at most the limit");
+
+    let denied = exhausted().with_reset_after(5 * SECOND).with_next_after(SECOND);
+    assert!(!denied.is_denied());
+    let denied = denied.with_retry_after(Some(2 * SECOND));
+    assert!(denied.is_denied());
+    assert_eq!((denied.remaining(), denied.reset_after()), (0, 5 * SECOND));
+    assert_eq!((denied.next_after(), denied.retry_after()), (SECOND, Some(2 * SECOND)));
+    assert_eq!(exhausted().with_retry_after(None).retry_after(), None);
+
+    let unknown = exhausted().with_unknown_wait();
+    assert!(unknown.is_denied() && unknown.is_wait_unknown());
+    assert_eq!((unknown.retry_after(), unknown.expected_wait()), (None, None));
+    let unknown = Outcome::unknown(RuleName::default(), 0, Some(SECOND));
+    assert_eq!((unknown.limit(), unknown.remaining(), unknown.held()), (0, 0, None));
+    assert_eq!((unknown.next_after(), unknown.retry_after()), (Duration::ZERO, Some(SECOND)));
+}
+
+#[test]
+fn the_expected_wait_is_the_longest_of_the_slots_that_deny() {
+    let slots = Outcome::slots(RuleName::default(), 0, 5, 3);
+    assert_eq!((slots.limit(), slots.held(), slots.remaining()), (5, Some(3), 2));
+    assert_eq!(slots.expected_wait(), Some(Duration::ZERO));
+    assert_eq!(no_slot(Duration::ZERO).expected_wait(), Some(SECOND), "at least a second");
+
+    let decision = Decision::deny()
+        .outcome(no_slot(2 * SECOND))
+        .outcome(no_slot(3 * SECOND))
+        .outcome(no_slot(9 * SECOND).report_only(true))
+        .outcome(exhausted().with_reset_after(9 * SECOND));
+    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, Some(3 * SECOND)));
+
+    let of_a_rate = exhausted().with_retry_after(Some(4 * SECOND));
+    let decision = Decision::deny().outcome(of_a_rate);
+    assert_eq!(decision.expected_wait(), Some(4 * SECOND));
+    let never = exhausted().with_retry_after(None);
+    let decision = Decision::deny().outcome(of_a_rate).outcome(never);
+    assert_eq!((decision.retry_after(), decision.expected_wait()), (None, None));
+    assert_eq!(Decision::allow().outcome(exhausted()).expected_wait(), Some(Duration::ZERO));
+}
+
+#[test]
+fn only_a_report_only_denial_would_deny() {
+    let denied = exhausted().with_retry_after(Some(SECOND));
+    assert!(Decision::allow().outcome(denied.report_only(true)).would_deny());
+    assert!(!Decision::allow().outcome(exhausted().report_only(true)).would_deny());
+    assert!(!Decision::deny().outcome(denied).would_deny());
+}
+
+#[test]
+fn a_source_is_shown_by_its_name() {
+    assert_eq!(Source::DenyCache.to_string(), "deny_cache");
+    assert_eq!(Source::Other("mine").to_string(), "mine");
+}
