@@ -1,4 +1,10 @@
 //! Adaptive limits: a queue with several servers on the virtual clock, and what a client sees.
+#![expect(
+    clippy::print_stdout,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "figures for the guide"
+)]
 
 use std::{
     cmp::Reverse,

@@ -95,7 +95,7 @@ async fn a_wait_ends_at_max_wait_or_at_the_deadline_of_the_request() {
     assert_eq!(status(&mut short), DENIED);
     time.pass(millis(1_700)).await;
     let denied = assert_ready_ok!(long.poll());
-    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "3".into()));
+    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "3"));
     drop(running);
     assert_eq!(store.stats().holding, 0, "nobody waits");
     let left = run(&store, &[ONE, Quota::per_hour(10)], 0);
@@ -143,7 +143,7 @@ async fn slots_and_rates_are_charged_together_after_the_wait() {
     drop(running);
     assert_eq!((status(&mut waiting[0]), left()), (OK, 0));
     let denied = assert_ready_ok!(waiting[1].poll());
-    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "1800".into()));
+    assert_eq!((denied.status(), header(denied.headers(), "retry-after")), (DENIED, "1800"));
     let at_once = ask(&mut service, get("/")).await;
     assert_eq!(at_once.status(), DENIED, "an exhausted rate is not worth a wait for a slot");
     assert_eq!(store.stats().holding, 0);
@@ -329,9 +329,9 @@ async fn a_layer_that_is_switched_off_or_report_only_lets_waiting_requests_pass(
         let mut waiting = begin(&mut service, get("/")).await;
         assert_pending!(waiting.poll());
         if report_only {
-            shadow.set(true)
+            shadow.set(true);
         } else {
-            on.set(false)
+            on.set(false);
         }
         time.pass(millis(2_001)).await;
         assert_eq!(status(&mut waiting), OK);
