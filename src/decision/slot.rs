@@ -129,8 +129,12 @@ impl Holds {
 
     #[inline]
     pub(crate) fn push(&mut self, mut hold: Hold) {
-        hold.next = self.take_hold().map(Box::new);
-        self.0 = Some(Box::new(Held::Slots(hold)));
+        if let Some(Held::Slots(first)) = self.0.as_deref_mut() {
+            hold.next = first.next.take();
+            first.next = Some(Box::new(hold));
+        } else {
+            self.0 = Some(Box::new(Held::Slots(hold)));
+        }
     }
 
     #[inline]
