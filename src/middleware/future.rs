@@ -15,6 +15,7 @@ use tower::Service;
 use super::{
     admission::{Admission, PendingCharge, Shared},
     config::ResponseContext,
+    guarded::{Guarded, copy_head},
     queue::{QueuedCharge, Waiter},
 };
 use crate::{
@@ -52,7 +53,7 @@ pin_project! {
         Readying { readying: Option<Box<Readying<I, K, S, R, B>>> },
         Running { #[pin] future: I::Future, context: Option<ResponseContext> },
         Guarded { guarded: Pin<Box<Guarded<I, K, S, R, B>>> },
-        Ready { response: Option<I::Response> },
+        Rejected { response: Option<I::Response> },
     }
 }
 
@@ -77,20 +78,6 @@ pin_project! {
         #[pin]
         sleep: Sleep,
         parked: Option<(QueuedCharge<S>, Parked<I, K, S, R, B>)>,
-    }
-}
-
-pin_project! {
-    /// A running request whose slots the store may lose.
-    struct Guarded<I, K, S, R, B>
-    where
-        I: Service<Request<B>>,
-    {
-        #[pin]
-        future: I::Future,
-        context: Option<ResponseContext>,
-        shared: Arc<Shared<K, S, R>>,
-        head: Request<()>,
     }
 }
 
@@ -130,7 +117,7 @@ where
 
     #[inline]
     pub(super) fn rejected(response: I::Response) -> Self {
-        Self { state: State::Ready { response: Some(response) } }
+        Self { state: State::Rejected { response: Some(response) } }
     }
 
     /// Creates the future of a waiting request. The service in `parked` must be ready.
@@ -159,7 +146,7 @@ where
             Admission::Admitted(context) => {
                 Self::Readying { readying: Some(Box::new(Readying { parked, context })) }
             }
-            Admission::Rejected(response) => Self::Ready { response: Some(response) },
+            Admission::Rejected(response) => Self::Rejected { response: Some(response) },
             Admission::Queued(queued) => {
                 parked.give_up_permit();
                 let sleep = tokio::time::sleep(queued.wait());
@@ -218,8 +205,8 @@ where
                         None => response,
                     }));
                 }
-                StateProj::Guarded { guarded } => ready!(guarded.as_mut().poll_running(cx))?,
-                StateProj::Ready { response } => match response.take() {
+                StateProj::Guarded { guarded } => return guarded.as_mut().poll_running(cx),
+                StateProj::Rejected { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
                     None => panic!("a response future was polled after completion"),
                 },
@@ -283,40 +270,6 @@ where
     }
 }
 
-impl<I, K, S, R, B> Guarded<I, K, S, R, B>
-where
-    I: Service<Request<B>>,
-    K: Rules,
-    S: Store<Error: CannotFail>,
-{
-    /// Runs the request. Ends it with a rejection if its slots are lost.
-    fn poll_running<C>(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<State<I, K, S, R, B>, I::Error>>
-    where
-        I: Service<Request<B>, Response = Response<C>>,
-        R: Reject<C>,
-        C: 'static,
-    {
-        let this = self.project();
-        let lost = this.context.as_mut().is_some_and(|context| context.lost_slots(cx));
-        let rejection =
-            if lost { this.shared.reject_lost(&RequestHead::from(&*this.head)) } else { None };
-        let response = match rejection {
-            Some(response) => response,
-            None => {
-                let response = ready!(this.future.poll(cx))?;
-                match this.context.take() {
-                    Some(context) => context.apply(response),
-                    None => response,
-                }
-            }
-        };
-        Poll::Ready(Ok(State::Ready { response: Some(response) }))
-    }
-}
-
 impl<I, K, S, R, B> Waiting<I, K, S, R, B>
 where
     K: Rules,
@@ -364,20 +317,9 @@ where
             return State::Running { future: self.inner.call(self.request), context };
         }
         let head = copy_head(&self.request);
-        let (future, shared) = (self.inner.call(self.request), self.shared);
-        State::Guarded { guarded: Box::pin(Guarded { future, context, shared, head }) }
+        let guarded = Guarded::new(self.inner.call(self.request), context, self.shared, head);
+        State::Guarded { guarded: Box::pin(guarded) }
     }
-}
-
-/// Copies the head of a request, for a rejection after the request was passed on.
-fn copy_head<B>(request: &Request<B>) -> Request<()> {
-    let mut head = Request::new(());
-    head.method_mut().clone_from(request.method());
-    head.uri_mut().clone_from(request.uri());
-    *head.version_mut() = request.version();
-    head.headers_mut().clone_from(request.headers());
-    head.extensions_mut().clone_from(request.extensions());
-    head
 }
 
 impl<I, K, S, R, B> fmt::Debug for ResponseFuture<I, K, S, R, B>
@@ -393,7 +335,7 @@ where
             State::Readying { .. } => "readying",
             State::Running { .. } => "running",
             State::Guarded { .. } => "running",
-            State::Ready { .. } => "ready",
+            State::Rejected { .. } => "rejected",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
     }
