@@ -82,7 +82,7 @@ pub mod plans {
 
 pub mod slots {
     #![doc = include_str!("slots.md")]
-    #![cfg_attr(not(feature = "axum"), doc = "", doc = include_str!("without.md"))]
+    #![cfg_attr(not(all(feature = "axum", feature = "redis")), doc = "", doc = include_str!("without.md"))]
 
     use super::names::*;
 }

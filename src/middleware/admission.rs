@@ -8,7 +8,7 @@ use super::{
     config::{LayerConfig, Override, ResponseContext},
     overcommit::InFlight,
     queue::{QueuedCharge, Waiter},
-    stats::Event,
+    stats::{Event, log_no_peer},
 };
 use crate::{
     decision::{Decision, Position, Source},
@@ -16,7 +16,6 @@ use crate::{
     head::RequestHead,
     headers::Template,
     key::{Key, KeyError},
-    log::error,
     observe::{Started, unidentified},
     reject::{Reject, Rejection},
     rule::{Bypass, RuleName, Rules, deadline},
@@ -350,16 +349,4 @@ where
 fn wait<B, S: Store>(position: Position, mut waiter: Waiter) -> Admission<B, S> {
     waiter.set_position(Some(position));
     Admission::Waiting(waiter)
-}
-
-/// Logs that the server provides no peer address, at most once per minute.
-fn log_no_peer(error: &KeyError) {
-    use std::{sync::Mutex, time::Instant};
-
-    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-    let Ok(mut last) = LAST.try_lock() else { return };
-    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
-        *last = Some(Instant::now());
-        error!("every request is rejected with 500: {error}");
-    }
 }

@@ -1,9 +1,14 @@
 //! Statistics of the decisions of a layer.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
+
+use crate::{key::KeyError, log::error};
 
 /// Counters for the decisions of a layer. Clones share the counts.
 ///
@@ -61,5 +66,15 @@ impl Counters {
 
     pub(crate) fn add(&self, event: Event) {
         self.0[event as usize].fetch_add(1, Relaxed);
+    }
+}
+
+/// Logs that the server provides no peer address, at most once per minute.
+pub(super) fn log_no_peer(error: &KeyError) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let Ok(mut last) = LAST.try_lock() else { return };
+    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60)) {
+        *last = Some(Instant::now());
+        error!("every request is rejected with 500: {error}");
     }
 }

@@ -538,6 +538,7 @@ fn no_adaptive_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
 }
 
 /// Returns an error if a charge with a `max_wait` cannot queue.
+#[cfg(feature = "redis")]
 fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     queueing(charges).try_for_each(can_queue_under)
 }
