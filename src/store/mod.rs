@@ -537,12 +537,6 @@ fn no_adaptive_quotas(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// Returns an error if a charge with a `max_wait` cannot queue.
-#[cfg(feature = "redis")]
-fn can_queue(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
-    queueing(charges).try_for_each(can_queue_under)
-}
-
 /// Returns the quotas of the charges with a `max_wait`.
 fn queueing<'a>(charges: &'a [Charge<'a>]) -> impl Iterator<Item = &'a Quota> {
     charges.iter().filter(|charge| charge.queues()).flat_map(Charge::quotas)

@@ -54,8 +54,8 @@ pub use self::{
     probe::Probe,
 };
 use super::{
-    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue, no_adaptive_quotas,
-    rules::KnownRules,
+    Answer, BoxFuture, Charge, Health, Op, Store, Unsupported, can_queue_under, no_adaptive_quotas,
+    queueing, rules::KnownRules,
 };
 use crate::{
     decision::{Decision, Source},
@@ -418,7 +418,7 @@ where
     fn supports(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
         no_adaptive_quotas(charges)?;
         charges.iter().flat_map(Charge::quotas).try_for_each(plan::check)?;
-        can_queue(charges)
+        queueing(charges).try_for_each(can_queue_under)
     }
 
     fn register(&self, charges: &[Charge<'_>]) -> Result<(), Unsupported> {
