@@ -99,7 +99,7 @@
 //! |---|---|
 //! | count by windows, logs or a token bucket | [`Algorithm`] |
 //! | choose or change quotas at run time | [`Plan`], [`LivePlan`], [`by_route`] |
-//! | load limits from a file | [`RuleSettings`](Rule) (feature `serde`) |
+//! | load limits from a file | [`RuleSettings`] (feature `serde`) |
 //! | charge the actual cost of a request | [`RateLimitLayer::adjust`], [`ChargeHandle`](middleware::ChargeHandle) |
 //! | limit the requests that run at the same time | [`Quota::concurrent`] |
 //! | queue requests | [`Rule::max_wait`], [`Limiter::until_ready`] |
@@ -112,7 +112,7 @@
 //!
 //! # Limitations
 //!
-//! - Each process counts separately, unless processes share a store such as [`RedisStore`](store).
+//! - Each process counts separately, unless processes share a store such as [`RedisStore`].
 //!   Without a shared store, *n* processes allow *n* times the limit.
 //! - A key that clients choose freely does not limit them. See [`key`] for the trust of each
 //!   extractor.
@@ -140,7 +140,7 @@
 //! - `result` is one of `allowed`, `limited`, `shadow_limited`, `failed_open`, `failed_closed`,
 //!   `fallback_allowed` and `fallback_limited`.
 //! - `store` is the [`Source`](decision::Source) of the decision, such as `redis` or `deny_cache`.
-//! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`](store).
+//! - `kind` is `timeout`, or for Redis a [`RedisErrorKind`].
 //! - `server` is the address of a cluster server. A server appears after its first failure.
 //!
 //! `ratelimit.decisions` counts an allowed request under each rule that charged it, and a denied
@@ -167,14 +167,14 @@
 //!
 //! | feature | default | adds |
 //! |---|---|---|
-//! | `axum` | yes | `ConnectInfo` as peer, [`RouteKey`](key), axum extractors as identities, text in axum bodies |
-//! | `governor` | yes | [`GovernorStore`](store): any keyed governor limiter as a store |
+//! | `axum` | yes | `ConnectInfo` as peer, [`RouteKey`](key::RouteKey), axum extractors as identities, text in axum bodies |
+//! | `governor` | yes | [`GovernorStore`](store::GovernorStore): any keyed governor limiter as a store |
 //! | `tracing` | yes | log lines and span fields |
-//! | `redis` | no | [`RedisStore`](store): accounts in Redis, Valkey, Redis Cluster or behind Sentinel |
+//! | `redis` | no | [`RedisStore`]: accounts in Redis, Valkey, Redis Cluster or behind Sentinel |
 //! | `redis-tls` | no | `rediss://` addresses |
 //! | `tonic` | no | tonic's `TcpConnectInfo` as peer |
 //! | `metrics` | no | counters, histograms and gauges |
-//! | `serde` | no | quotas, plans, routes and [`RuleSettings`](Rule) from TOML, JSON and other formats |
+//! | `serde` | no | quotas, plans, routes and [`RuleSettings`] from TOML, JSON and other formats |
 //! | `admin` | no | [`admin`]: a router for operators, behind a guard of your own |
 //! | `simulate` | no | [`simulate`]: rules replayed over a log; `testing::FakeClock` |
 //! | `testing` | no | a manual clock, a store without limits, a conformance kit for stores |
@@ -182,6 +182,12 @@
 #![cfg_attr(not(feature = "axum"), doc = "", doc = "[`by_route`]: crate::RateLimitLayer")]
 #![cfg_attr(not(feature = "admin"), doc = "", doc = "[`admin`]: crate")]
 #![cfg_attr(not(feature = "simulate"), doc = "", doc = "[`simulate`]: crate")]
+#![cfg_attr(feature = "redis", doc = "", doc = "[`RedisErrorKind`]: store::RedisErrorKind")]
+#![cfg_attr(not(feature = "redis"), doc = "", doc = "[`RedisErrorKind`]: store")]
+#![cfg_attr(feature = "redis", doc = "", doc = "[`RedisStore`]: store::RedisStore")]
+#![cfg_attr(not(feature = "redis"), doc = "", doc = "[`RedisStore`]: store")]
+#![cfg_attr(feature = "serde", doc = "", doc = "[`RuleSettings`]: rule::RuleSettings")]
+#![cfg_attr(not(feature = "serde"), doc = "", doc = "[`RuleSettings`]: rule")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // Ordered from the lowest to the highest. A module imports only lower ones
