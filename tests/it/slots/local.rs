@@ -350,6 +350,18 @@ async fn wrappers_pass_slots_on() {
     assert_eq!(local.stats().held, 0);
 }
 
+#[tokio::test]
+async fn a_fallback_mirrors_no_denial_that_waits_for_a_slot() {
+    let store = LocalStore::new().fallback(LocalStore::new());
+    let (key, quotas) = (Key::from("alice"), [Quota::concurrent(1)]);
+    let charge = Charge::new(RuleName::default(), &key, &quotas);
+    let first = store.take(&[charge]).await.expect("infallible");
+    let waits = store.take(&[charge.with_max_wait(Duration::from_secs(1))]).await;
+    assert!(first.is_allowed() && !waits.expect("infallible").is_allowed());
+    drop(first);
+    assert!(store.take(&[charge]).await.expect("infallible").is_allowed());
+}
+
 #[test]
 fn a_store_that_cannot_hold_slots_does_not_support_them() {
     struct Plain;
