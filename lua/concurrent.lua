@@ -50,7 +50,8 @@ end
 
 function report(account)
   for _, place in ipairs(account.places) do
-    if place.pending and apply(place) then
+    -- The state of another algorithm stays until a charge replaces it.
+    if place.pending and not place.raw and apply(place) then
       account.changed = true
     end
   end

@@ -183,6 +183,24 @@ async fn many_acquisitions_never_exceed_the_limit_and_leave_nothing() {
 }
 
 #[tokio::test]
+async fn reports_of_held_slots_refill_no_rate_that_replaced_them() {
+    let server = Server::redis().await;
+    let (store, key) = (connect(&server.url()).await.slot_ttl(Duration::from_secs(1)), Key::from("a"));
+    let (slots, rate) = ([Quota::concurrent(2)], [Quota::per_day(2)]);
+    let of = |quotas| Charge::new(rule("exports"), &key, quotas);
+    let held = store.take(&[of(&slots)]).await.expect("a decision");
+    assert!(held.is_allowed());
+    for _ in 0..2 {
+        assert!(store.take(&[of(&rate)]).await.expect("a decision").is_allowed());
+    }
+    // Three renewals or more.
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        assert!(!store.take(&[of(&rate)]).await.expect("a decision").is_allowed());
+    }
+}
+
+#[tokio::test]
 async fn a_fallback_counts_what_runs_and_ends_no_request() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);
