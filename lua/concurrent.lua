@@ -7,13 +7,13 @@
 -- report, and all charges that are no longer pending. A report that is older than the stored one
 -- changes nothing.
 
--- Returns true if the charge of this sequence was pending when the process sent its report.
-local function is_pending(place, sequence)
-  local bytes, at = struct.pack('<I6', sequence), 0
-  repeat
-    at = string.find(place.pending, bytes, at + 1, true)
-  until not at or math.fmod(at, 6) == 1
-  return at
+-- Returns the sequences of the charges that were pending when the process sent its report.
+local function pending_of(place)
+  local pending = {}
+  for at = 1, #place.pending, 6 do
+    pending[struct.unpack('<I6', place.pending, at)] = true
+  end
+  return pending
 end
 
 local function own_slots(place)
@@ -30,8 +30,9 @@ local function apply(place)
   local own, base, kept = state.own, state.own[1], {}
   if not base or base.sequence < place.sequence then
     kept[1] = { sequence = place.sequence, held = place.held }
+    local pending = #own > 1 and pending_of(place)
     for i = 2, #own do
-      if is_pending(place, own[i].sequence) then
+      if pending[own[i].sequence] then
         kept[#kept + 1] = own[i]
       end
     end

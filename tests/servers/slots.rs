@@ -185,7 +185,8 @@ async fn many_acquisitions_never_exceed_the_limit_and_leave_nothing() {
 #[tokio::test]
 async fn reports_of_held_slots_refill_no_rate_that_replaced_them() {
     let server = Server::redis().await;
-    let (store, key) = (connect(&server.url()).await.slot_ttl(Duration::from_secs(1)), Key::from("a"));
+    let (store, key) =
+        (connect(&server.url()).await.slot_ttl(Duration::from_secs(1)), Key::from("a"));
     let (slots, rate) = ([Quota::concurrent(2)], [Quota::per_day(2)]);
     let of = |quotas| Charge::new(rule("exports"), &key, quotas);
     let held = store.take(&[of(&slots)]).await.expect("a decision");
@@ -198,6 +199,24 @@ async fn reports_of_held_slots_refill_no_rate_that_replaced_them() {
         tokio::time::sleep(Duration::from_millis(150)).await;
         assert!(!store.take(&[of(&rate)]).await.expect("a decision").is_allowed());
     }
+}
+
+#[tokio::test]
+async fn a_burst_of_one_key_occupies_the_server_as_briefly_as_other_bursts() {
+    let server = Server::redis().await;
+    let (store, account) =
+        (connect(&server.url()).await, Account::new("a", Quota::concurrent(1_000)));
+    assert!(account.passes(&store).await);
+    let () = server.command("CONFIG RESETSTAT").await;
+    let taken = join_all((0..1_500).map(|_| account.take(&store, 1))).await;
+    let allowed = taken.iter().filter(|it| it.as_ref().is_ok_and(|it| it.is_allowed())).count();
+    let failed = taken.iter().filter(|it| it.is_err()).count();
+    assert!(failed == 0 && (999..=1_000).contains(&allowed), "{allowed}, {failed} failed");
+    let line = server.info("commandstats", "cmdstat_evalsha").await.expect("it was called");
+    let micros = line.split(',').find_map(|it| it.strip_prefix("usec="));
+    let micros: u64 = micros.and_then(|it| it.parse().ok()).expect("microseconds");
+    // Each call would otherwise list up to 1 500 others: seconds.
+    assert!(micros < 1_000_000, "{micros} us");
 }
 
 #[tokio::test]

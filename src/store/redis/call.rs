@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use redis::{Cmd, ErrorKind as Raw, ServerErrorKind as Server, Value, aio::ConnectionLike};
+use smallvec::SmallVec;
 
 use super::{
     RedisStore,
@@ -47,6 +48,10 @@ where
         op: ScriptOp<'_>,
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
+        let _turns = match op {
+            ScriptOp::Take => self.settings.reporter.turns(request).await,
+            _ => SmallVec::new(),
+        };
         let call = self.report_slots_with(request, op)?;
         let (keys, args) = request.encode(op, &call.reports);
         let script = self.script(kind, request.letters());

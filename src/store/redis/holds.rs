@@ -16,12 +16,15 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use super::{
-    error::{RedisError, RedisErrorKind},
     request::{AccountRequest, Request},
     slot_call::{SlotCall, SlotReport},
+    slots::slot,
 };
 use crate::{
     decision::{FreeSlots, LossSignal},
@@ -29,8 +32,11 @@ use crate::{
     quota::Quota,
 };
 
-/// The maximum number of pending charges of one account.
-const MAX_PENDING: usize = 4_096;
+/// The maximum number of calls in flight that charge slots of one account, because each call lists
+/// the others.
+const MAX_CALLS: usize = 16;
+/// The maximum number of accounts in one report.
+const MAX_ACCOUNTS: usize = 64;
 
 /// Fate of requests whose slots a [`RedisStore`](super::RedisStore) has lost.
 ///
@@ -77,7 +83,11 @@ pub(super) struct SlotAccount {
     address: String,
     quota_index: usize,
     quota: Quota,
-    pub(super) holds: HashMap<u64, (u32, Arc<LossSignal>)>,
+    holds: HashMap<u64, (u32, Arc<LossSignal>)>,
+    /// The slots of all holds.
+    held: u64,
+    /// The permits of calls that charge slots.
+    turns: Arc<Semaphore>,
     /// The sequences of charges without a reply.
     pub(super) pending: SmallVec<[u64; 2]>,
     /// The distance of its sequences from those of other accounts, after a reset.
@@ -147,12 +157,29 @@ impl Reporter {
         SlotCall { reporter, reports: SmallVec::new(), sent_at, failed: false }
     }
 
+    /// Waits until few calls are in flight that charge slots of the same accounts.
+    pub(super) async fn turns(&self, request: &Request) -> SmallVec<[OwnedSemaphorePermit; 1]> {
+        let mut needed = SmallVec::<[_; 1]>::new();
+        for account in &request.accounts {
+            let charged = account.slots().filter(|(_, (_, ask))| ask.cost > 0);
+            for (quota_index, (quota, _)) in charged {
+                let id = self.ids.hash_one((&account.address, quota_index));
+                let new = || SlotAccount::new(account, quota_index, quota);
+                let turns = self.state().accounts.entry(id).or_insert_with(new).turns.clone();
+                needed.push((id, turns));
+            }
+        }
+        // One order for all calls, so that no two wait for each other.
+        needed.sort_unstable_by_key(|(id, _)| *id);
+        let mut turns = SmallVec::new();
+        for (_, semaphore) in needed {
+            turns.extend(semaphore.acquire_owned().await);
+        }
+        turns
+    }
+
     /// Creates the reports of a call. With `charges`, the call charges the demands.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        request: &Request,
-        charges: bool,
-    ) -> Result<SlotCall, RedisError> {
+    pub(super) fn begin(self: &Arc<Self>, request: &Request, charges: bool) -> SlotCall {
         let mut call = self.without_reports();
         let sent_at = call.sent_at;
         for (at, account) in request.accounts.iter().enumerate() {
@@ -178,13 +205,9 @@ impl Reporter {
                     state.accounts.entry(id).or_insert_with(new);
                 }
                 if let Some(known) = state.accounts.get_mut(&id) {
-                    if known.pending.len() >= MAX_PENDING {
-                        const TEXT: &str = "4096 requests of one key wait for their slots";
-                        return Err(RedisError::new(RedisErrorKind::Busy, TEXT));
-                    }
                     lost = known.expire(self.on_lost, sent_at);
                     report.sequence += known.offset;
-                    (report.held, report.pending) = (known.held(), known.pending.clone());
+                    (report.held, report.pending) = (known.held, known.pending.clone());
                     (known.quota, known.sent_at, known.is_due) = (*quota, sent_at, false);
                     if cost > 0 {
                         known.pending.push(report.sequence);
@@ -195,7 +218,7 @@ impl Reporter {
                 call.reports.push(report);
             }
         }
-        Ok(call)
+        call
     }
 
     /// Returns `true` if the caller should start the task that sends reports.
@@ -215,14 +238,14 @@ impl Reporter {
         self.state().is_running = false;
     }
 
-    /// Returns a request for the accounts with changes, or with `all` for all accounts. Returns
-    /// `None` if no account is left, so that the task ends.
-    pub(super) fn due(&self, all: bool) -> Option<Request> {
-        let (now, mut lost) = (self.now(), Vec::new());
+    /// Returns requests for the accounts with changes, or with `all` for all accounts. If `sharded`,
+    /// a request has one slot of the cluster. Returns `None` if no account is left, so that the task
+    /// ends.
+    pub(super) fn due(&self, all: bool, sharded: bool) -> Option<Vec<Request>> {
+        let (now, mut lost, mut found) = (self.now(), Vec::new(), Vec::new());
         let mut state = self.state();
         let due = take(&mut state.due);
         let due: Vec<_> = if all { state.accounts.keys().copied().collect() } else { due };
-        let mut request = Request::default();
         for id in due {
             let Some(account) = state.accounts.get_mut(&id) else { continue };
             lost.extend(account.expire(self.on_lost, now));
@@ -231,20 +254,35 @@ impl Reporter {
                 state.accounts.remove(&id);
             } else if account.is_due || all {
                 account.is_due = true;
-                request.add_slots(
-                    account.rule,
-                    &account.address,
-                    account.quota_index,
-                    account.quota,
-                );
+                let quota = (account.quota_index, account.quota);
+                found.push((account.rule, account.address.clone(), quota));
             }
         }
         let is_empty = state.accounts.is_empty();
         state.is_running &= !is_empty;
         drop(state);
         raise(lost);
-        (!is_empty).then_some(request)
+        (!is_empty).then(|| requests(found, sharded))
     }
+}
+
+/// Returns requests for the accounts, each with a bounded number of them.
+fn requests(accounts: Vec<(RuleName, String, (usize, Quota))>, sharded: bool) -> Vec<Request> {
+    let shard = |address: &str| if sharded { slot(address.as_bytes()) } else { 0 };
+    let mut accounts: Vec<_> = accounts.into_iter().map(|it| (shard(&it.1), it)).collect();
+    accounts.sort_unstable_by(|one, other| (one.0, &one.1.1).cmp(&(other.0, &other.1.1)));
+    let (mut requests, mut latest) = (Vec::<Request>::new(), None);
+    for (shard, (rule, address, (index, quota))) in accounts {
+        let full = requests.last().is_none_or(|it| it.accounts.len() >= MAX_ACCOUNTS);
+        if full || latest != Some(shard) {
+            requests.push(Request::default());
+        }
+        if let Some(request) = requests.last_mut() {
+            request.add_slots(rule, address, index, quota);
+        }
+        latest = Some(shard);
+    }
+    requests
 }
 
 impl ReporterState {
@@ -262,8 +300,7 @@ impl FreeSlots for Reporter {
     /// Frees the hold with the number `hold`, unless it was lost or reset.
     fn free(&self, id: u64, hold: u64, _: u64) {
         let mut state = self.state();
-        let freed = state.accounts.get_mut(&id).and_then(|account| account.holds.remove(&hold));
-        if freed.is_some() {
+        if state.accounts.get_mut(&id).is_some_and(|account| account.free(hold)) {
             state.mark_due(id);
             drop(state);
             self.wake.notify_one();
@@ -279,6 +316,8 @@ impl SlotAccount {
             quota_index,
             quota: *quota,
             holds: HashMap::new(),
+            held: 0,
+            turns: Arc::new(Semaphore::new(MAX_CALLS)),
             pending: SmallVec::new(),
             offset: 0,
             is_due: false,
@@ -288,8 +327,22 @@ impl SlotAccount {
         }
     }
 
-    fn held(&self) -> u64 {
-        self.holds.values().map(|(units, _)| u64::from(*units)).sum()
+    pub(super) fn hold(&mut self, hold: u64, units: u32, signal: Arc<LossSignal>) {
+        self.held += u64::from(units);
+        self.holds.insert(hold, (units, signal));
+    }
+
+    /// Returns `false` if the hold was lost or reset.
+    fn free(&mut self, hold: u64) -> bool {
+        let freed = self.holds.remove(&hold);
+        self.held -= freed.as_ref().map_or(0, |(units, _)| u64::from(*units));
+        freed.is_some()
+    }
+
+    /// Removes and returns all holds.
+    pub(super) fn free_all(&mut self) -> HashMap<u64, (u32, Arc<LossSignal>)> {
+        self.held = 0;
+        take(&mut self.holds)
     }
 
     fn is_empty(&self) -> bool {
@@ -306,7 +359,7 @@ impl SlotAccount {
     /// While the server fails, other processes cannot take the slots, and the holds stay.
     fn expire(&mut self, on_lost: OnLost, now: u64) -> Vec<Arc<LossSignal>> {
         let expired = now >= self.valid_until && !self.is_unreachable && on_lost == OnLost::Fence;
-        let lost = if expired { take(&mut self.holds) } else { HashMap::new() };
+        let lost = if expired { self.free_all() } else { HashMap::new() };
         lost.into_values().map(|(_, signal)| signal).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -18,8 +19,8 @@ use crate::store::{
     setting::{SettingError, literal},
 };
 
-/// The maximum number of accounts in one call.
-const MAX_ACCOUNTS: usize = 64;
+/// The maximum number of calls that report at the same time.
+const MAX_CALLS: usize = 16;
 /// The pause after a report that failed.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -85,7 +86,7 @@ where
         if !op.reports_slots() {
             return Ok(reporter.without_reports());
         }
-        let call = reporter.begin(request, matches!(op, ScriptOp::Take))?;
+        let call = reporter.begin(request, matches!(op, ScriptOp::Take));
         if !call.reports.is_empty() && reporter.should_start() {
             let task: BoxFuture<()> = Box::pin(ReportTask(reporter.clone()).run(self.clone()));
             // A runtime that shuts down drops the task, which then starts again with the next call.
@@ -97,17 +98,13 @@ where
     /// Reports the accounts with changes, or with `all` all accounts with held slots. Returns `None`
     /// if no account is left, or the number of reports.
     async fn report_due(&self, all: bool) -> Option<Result<usize, RedisError>> {
-        let request = self.settings.reporter.due(all)?;
-        let count = request.accounts.len();
-        let parts = if self.settings.sharded { request.by_slot() } else { vec![request] };
+        let requests = self.settings.reporter.due(all, self.settings.sharded)?;
         let mut failed = None;
-        for part in parts {
-            for start in (0..part.accounts.len()).step_by(MAX_ACCOUNTS) {
-                let chunk = part.part(|at| (start..start + MAX_ACCOUNTS).contains(&at));
-                failed = self.execute(&chunk, ScriptOp::Take).await.err().or(failed);
-            }
+        for some in requests.chunks(MAX_CALLS) {
+            let calls = some.iter().map(|request| self.execute(request, ScriptOp::Take));
+            failed = join_all(calls).await.into_iter().find_map(Result::err).or(failed);
         }
-        Some(failed.map_or(Ok(count), Err))
+        Some(failed.map_or(Ok(requests.len()), Err))
     }
 
     /// Reports all held and freed slots now.

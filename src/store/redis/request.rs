@@ -97,8 +97,14 @@ impl Request {
     }
 
     /// Adds one quota of slots, to report them.
-    pub(super) fn add_slots(&mut self, rule: RuleName, address: &str, index: usize, quota: Quota) {
-        let at = self.account(rule, address.to_owned(), false);
+    pub(super) fn add_slots(
+        &mut self,
+        rule: RuleName,
+        address: String,
+        index: usize,
+        quota: Quota,
+    ) {
+        let at = self.account(rule, address, false);
         self.accounts[at].add(index, &quota, Demand::units(0));
     }
 

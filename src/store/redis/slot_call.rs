@@ -57,7 +57,7 @@ impl SlotCall {
             if let Some(stored) = stored.filter(|it| *it > newest + account.offset) {
                 // The account was reset, so the holds do not count.
                 account.offset = stored - newest;
-                account.holds.clear();
+                drop(account.free_all());
             }
             account.valid_until = account.valid_until.max(until);
             if charged && is_late {
@@ -65,7 +65,7 @@ impl SlotCall {
                 state.mark_due(report.id);
             } else if charged {
                 let signal = Arc::<LossSignal>::default();
-                account.holds.insert(hold, (report.cost, signal.clone()));
+                account.hold(hold, report.cost, signal.clone());
                 let counted_by = reporter.clone();
                 let hold = Hold::new(counted_by, report.id, hold, report.cost.into());
                 holds.push(hold.with_loss(signal));
