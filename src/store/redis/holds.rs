@@ -22,9 +22,8 @@ use tokio::{
 };
 
 use super::{
-    request::{AccountRequest, Request},
+    request::{AccountRequest, Request, reports},
     slot_call::{SlotCall, SlotReport},
-    slots::slot,
 };
 use crate::{
     decision::{FreeSlots, LossSignal},
@@ -35,8 +34,6 @@ use crate::{
 /// The maximum number of calls in flight that charge slots of one account, because each call lists
 /// the others.
 const MAX_CALLS: usize = 16;
-/// The maximum number of accounts in one report.
-const MAX_ACCOUNTS: usize = 64;
 
 /// Fate of requests whose slots a [`RedisStore`](super::RedisStore) has lost.
 ///
@@ -262,27 +259,8 @@ impl Reporter {
         state.is_running &= !is_empty;
         drop(state);
         raise(lost);
-        (!is_empty).then(|| requests(found, sharded))
+        (!is_empty).then(|| reports(found, sharded))
     }
-}
-
-/// Returns requests for the accounts, each with a bounded number of them.
-fn requests(accounts: Vec<(RuleName, String, (usize, Quota))>, sharded: bool) -> Vec<Request> {
-    let shard = |address: &str| if sharded { slot(address.as_bytes()) } else { 0 };
-    let mut accounts: Vec<_> = accounts.into_iter().map(|it| (shard(&it.1), it)).collect();
-    accounts.sort_unstable_by(|one, other| (one.0, &one.1.1).cmp(&(other.0, &other.1.1)));
-    let (mut requests, mut latest) = (Vec::<Request>::new(), None);
-    for (shard, (rule, address, (index, quota))) in accounts {
-        let full = requests.last().is_none_or(|it| it.accounts.len() >= MAX_ACCOUNTS);
-        if full || latest != Some(shard) {
-            requests.push(Request::default());
-        }
-        if let Some(request) = requests.last_mut() {
-            request.add_slots(rule, address, index, quota);
-        }
-        latest = Some(shard);
-    }
-    requests
 }
 
 impl ReporterState {

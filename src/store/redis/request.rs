@@ -17,6 +17,9 @@ use crate::{
     store::Charge,
 };
 
+/// The maximum number of accounts in one report.
+const MAX_ACCOUNTS: usize = 64;
+
 /// The accounts of a call. `named` are the charged quotas, in the order of the charges.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request {
@@ -261,6 +264,29 @@ impl Request {
         let first = self.named.first().and_then(|named| taken.outcomes().get(named.outcome));
         taken.charged_at().saturating_add_signed(first.map_or(0, Outcome::skew))
     }
+}
+
+/// Returns requests that report the slots of the accounts, each with a bounded number of them. If
+/// `sharded`, each has one slot of the cluster.
+pub(super) fn reports(
+    accounts: Vec<(RuleName, String, (usize, Quota))>,
+    sharded: bool,
+) -> Vec<Request> {
+    let shard = |address: &str| if sharded { slot(address.as_bytes()) } else { 0 };
+    let mut accounts: Vec<_> = accounts.into_iter().map(|it| (shard(&it.1), it)).collect();
+    accounts.sort_unstable_by(|one, other| (one.0, &one.1.1).cmp(&(other.0, &other.1.1)));
+    let (mut requests, mut latest) = (Vec::<Request>::new(), None);
+    for (shard, (rule, address, (index, quota))) in accounts {
+        let full = requests.last().is_none_or(|it| it.accounts.len() >= MAX_ACCOUNTS);
+        if full || latest != Some(shard) {
+            requests.push(Request::default());
+        }
+        if let Some(request) = requests.last_mut() {
+            request.add_slots(rule, address, index, quota);
+        }
+        latest = Some(shard);
+    }
+    requests
 }
 
 impl AccountRequest {
