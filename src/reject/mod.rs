@@ -40,7 +40,7 @@
 //! | `grpc-status` | 8 `RESOURCE_EXHAUSTED`; 14 `UNAVAILABLE` for a failed store or an overload; 7 for a blocked quota; 3, 13 or 16 for a request without a usable key |
 //! | `grpc-message` | the text of the plain response |
 //! | `grpc-status-details-bin` | `google.rpc.RetryInfo` with the wait in milliseconds, unless waiting does not help; `QuotaFailure` with `policy:<name>` for each quota that denied the request |
-//! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown |
+//! | `grpc-retry-pushback-ms` | the wait in milliseconds; -1 forbids a retry ([gRFC A6]); absent if the wait is unknown, but for slots the expected wait |
 //! | `retry-after`, `ratelimit`, … | as in other responses |
 //!
 //! A client obeys `grpc-retry-pushback-ms` only if its service config has a retry policy for the

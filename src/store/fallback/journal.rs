@@ -98,10 +98,9 @@ impl Journal {
         let address = (charge.rule(), charge.key().clone());
         let Some(admitted) = entries.accounts.get_mut(&address) else { return 0 };
         let recorded = |index: usize| admitted.units.get(index).copied().unwrap_or(0);
-        let rates = charge.charged_quotas().filter(|(_, quota)| !quota.is_concurrent());
-        let least = rates.clone().map(|(index, _)| recorded(index)).min().unwrap_or(0);
+        let least = charge.charged_quotas().map(|(index, _)| recorded(index)).min().unwrap_or(0);
         let removed = units.min(least);
-        rates.for_each(|(index, _)| {
+        charge.charged_quotas().for_each(|(index, _)| {
             if let Some(units) = admitted.units.get_mut(index) {
                 *units -= removed;
             }

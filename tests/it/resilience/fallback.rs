@@ -207,17 +207,6 @@ async fn refunds_lower_the_mirrored_debt_but_not_below_the_reported_debt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn units_refunded_in_an_outage_are_not_charged_late_beside_slots_either() {
-    let process = Process::one_of(1, &Time::default());
-    let quotas = [Quota::concurrent(50), HOURLY];
-    process.shared.is(Mood::Failing);
-    assert!(process.take("alice", quotas, 30).await.is_allowed());
-    process.adjust("alice", quotas, -10).await;
-    process.recover().await;
-    assert_eq!(process.shared_left("alice", quotas), [50, 80]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_reset_clears_both_accounts_and_pending_late_charges() {
     let process = Process::one_of(2, &Time::default());
     process.take("alice", HOURLY, 100).await;
