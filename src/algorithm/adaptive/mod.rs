@@ -15,7 +15,7 @@ pub(crate) struct LatencyWindow {
     pub(crate) latency: f64,
     /// The largest number of requests in flight.
     pub(crate) peak: f64,
-    /// `true` if a response showed an overload.
+    /// `true` if at least a tenth of the responses showed an overload.
     pub(crate) dropped: bool,
 }
 

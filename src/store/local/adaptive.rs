@@ -24,6 +24,9 @@ use crate::{
 const MIN_WINDOW: u64 = 100_000_000;
 /// The smallest number of responses in a window.
 const MIN_RESPONSES: u32 = 10;
+/// A window shows an overload if one in this number of its responses does. With a smaller share, a
+/// single client could lower the limit for all.
+const DROPPED_SHARE: u64 = 10;
 
 /// The limits of all keys with adaptive quotas.
 #[derive(Debug)]
@@ -60,7 +63,8 @@ struct Responses {
     start: u64,
     count: u32,
     sum: u64,
-    dropped: bool,
+    /// The responses that showed an overload.
+    dropped: u32,
     /// The requests without a response.
     unanswered: u32,
 }
@@ -135,7 +139,7 @@ impl AdaptiveLimit {
         }
         window.count += 1;
         window.sum = window.sum.saturating_add(latency);
-        window.dropped |= overloaded == Some(true) || finder.is_drop(latency);
+        window.dropped += u32::from(overloaded == Some(true) || finder.is_drop(latency));
         let mean = window.sum / u64::from(window.count);
         let elapsed = now.saturating_sub(window.start);
         // The effect of a change shows only after one latency.
@@ -147,7 +151,8 @@ impl AdaptiveLimit {
             *typical = latency;
         }
         let peak = f64::from(self.peak.swap(0, Relaxed));
-        let closed = LatencyWindow { latency, peak, dropped: window.dropped };
+        let dropped = u64::from(window.dropped) * DROPPED_SHARE >= window.count.into();
+        let closed = LatencyWindow { latency, peak, dropped };
         *limit = finder.next(*limit, closed).clamp(1.0, f64::from(self.max.load(Relaxed)));
         *window = Responses { start: now, ..Responses::default() };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]

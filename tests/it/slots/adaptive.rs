@@ -291,6 +291,33 @@ fn inner_503s_lower_the_limit() {
     assert!((15..30).contains(&limit), "{limit}");
 }
 
+/// A client could otherwise cause one such response in each window, and lower the limit for all.
+#[test]
+fn a_few_503s_or_slow_responses_do_not_lower_the_limit() {
+    for (name, quota) in [
+        ("gradient", Quota::adaptive(Gradient::default()).initial(200)),
+        ("aimd", Quota::adaptive(Aimd::new(secs(5))).initial(200)),
+    ] {
+        for is_slow in [false, true] {
+            let clock = FakeClock::new();
+            let limiter = Limiter::new(clock.store(64));
+            let take = || limiter.take("all", &quota, 1).now().take_slot();
+            for _ in 0..50 {
+                let slow = take();
+                clock.advance(if is_slow { secs(6) } else { Duration::ZERO });
+                let fast: Vec<_> = (0..199).map(|_| take()).collect();
+                for slot in fast.iter().flatten() {
+                    clock.advance(Duration::from_micros(550));
+                    slot.complete(false);
+                }
+                slow.iter().for_each(|slot| slot.complete(!is_slow));
+            }
+            let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
+            assert!(limit > 100, "{name}, slow: {is_slow}: {limit}");
+        }
+    }
+}
+
 #[test]
 fn adaptive_quotas_are_checked_when_a_layer_is_built() {
     let quota = Quota::adaptive(Gradient::default());
