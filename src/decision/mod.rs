@@ -15,7 +15,7 @@ pub use self::{outcome::Outcome, slot::Slot};
 pub(crate) use self::{
     outcome::{NEVER, Snapshot, UNKNOWN_WAIT},
     position::{NOT_QUEUED, Position, QueuedAt, SlotQueues},
-    slot::{FreeSlots, Hold, Holds},
+    slot::{FreeSlots, Hold, Holds, Measure},
 };
 use crate::name::RuleName;
 
@@ -341,9 +341,9 @@ impl Decision {
         self.holds = holds;
     }
 
-    /// Adds a hold to those of an allowed request.
-    pub(crate) fn add_hold(&mut self, hold: Hold) {
-        self.holds.push(hold);
+    /// Measures the request of which an account holds slots from `since` on.
+    pub(crate) fn measure(&mut self, id: u64, measure: Arc<dyn Measure>, since: u64) {
+        self.holds.measure(id, measure, since);
     }
 
     /// Returns `true` if the decision holds slots.

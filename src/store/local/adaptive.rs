@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{accounts::quota_id, clock::Clock, ledger::Ledger};
 use crate::{
     algorithm::adaptive::{FindLimit, LatencyWindow, finder},
-    decision::{Decision, FreeSlots, Hold, Outcome, Source},
+    decision::{Decision, Measure, Outcome, Source},
     quota::{Adaptive, Quota},
     store::Charge,
 };
@@ -160,18 +160,9 @@ impl AdaptiveLimit {
     }
 }
 
-/// A hold of a limit measures the latency of its request. Its epoch is the instant of the decision.
-impl FreeSlots for AdaptiveLimit {
-    /// Ends a request without a response, unless `units` is 0.
-    fn free(&self, _: u64, since: u64, units: u64) {
-        if units > 0 {
-            self.add(since, None, self.clock.now());
-        }
-    }
-
-    fn complete(&self, since: u64, overloaded: bool) -> bool {
-        self.add(since, Some(overloaded), self.clock.now());
-        true
+impl Measure for AdaptiveLimit {
+    fn end(&self, since: u64, overloaded: Option<bool>) {
+        self.add(since, overloaded, self.clock.now());
     }
 }
 
@@ -187,9 +178,10 @@ impl Ledger {
                 let id = self.hasher.id(charge);
                 let fix = |(at, quota): (usize, &Quota)| {
                     let Some(algorithm) = quota.adaptive_algorithm() else { return *quota };
-                    let limit = self.adaptive.get(quota_id(id, at), quota, algorithm, &self.clock);
+                    let id = quota_id(id, at);
+                    let limit = self.adaptive.get(id, quota, algorithm, &self.clock);
                     let fixed = quota.fixed(limit.of(quota));
-                    found.push((charge.rule(), at, limit, charge.cost() > 0));
+                    found.push((charge.rule(), at, id, limit));
                     fixed
                 };
                 charge.quotas().iter().enumerate().map(fix).collect()
@@ -208,7 +200,7 @@ impl Ledger {
             && decision.source() == Source::Local
             && !decision.is_blocked()
             && denying.all(|it| is_adaptive(it.rule(), it.place()));
-        for (rule, place, limit, is_charged) in &found {
+        for (rule, place, id, limit) in &found {
             let of_it = |it: &&Outcome| it.rule() == *rule && it.place() == *place;
             let Some(outcome) = decision.outcomes().iter().find(of_it).copied() else { continue };
             let used = if outcome.is_denied() {
@@ -217,9 +209,7 @@ impl Ledger {
                 outcome.held().unwrap_or(0)
             };
             limit.peak.fetch_max(u32::try_from(used).unwrap_or(u32::MAX), Relaxed);
-            if *is_charged && decision.is_allowed() && !outcome.is_denied() {
-                decision.add_hold(Hold::new(limit.clone(), 0, now, 1));
-            }
+            decision.measure(*id, limit.clone(), now);
         }
         if sheds { decision.from_source(Source::Overload) } else { decision }
     }

@@ -276,6 +276,32 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
+/// A client that reads slowly could otherwise hold all slots, and no window would ever close.
+#[tokio::test]
+async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body() {
+    let store = LocalStore::with_capacity(64);
+    let rules = (
+        Rule::new("overload", Everyone, Quota::adaptive(Gradient::default()).initial(2)),
+        Rule::new("streams", Everyone, Quota::concurrent(30)),
+    );
+    let layer = RateLimitLayer::rules(rules, store.clone());
+    let inner = service_fn(async |_| {
+        let never = futures::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
+        Ok::<_, std::convert::Infallible>(Response::new(axum::body::Body::from_stream(never)))
+    });
+    let service = layer.layer(inner);
+    let mut streams = Vec::new();
+    for at in 1..=30 {
+        let response = service.clone().oneshot(get("/")).await.expect("infallible");
+        assert_eq!((at, response.status(), store.stats().held), (at, StatusCode::OK, at));
+        streams.push(response);
+    }
+    let response = service.clone().oneshot(get("/")).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "each stream holds a slot");
+    drop((streams, response));
+    assert_eq!(store.stats().held, 0, "no slot is freed twice or never");
+}
+
 #[test]
 fn inner_503s_lower_the_limit() {
     let clock = FakeClock::new();
