@@ -341,9 +341,14 @@ impl Decision {
         self.holds = holds;
     }
 
-    /// Measures the request of which an account holds slots from `since` on.
-    pub(crate) fn measure(&mut self, id: u64, measure: Arc<dyn Measure>, since: u64) {
-        self.holds.measure(id, measure, since);
+    /// Returns the outcomes, to change them.
+    pub(crate) fn outcomes_mut(&mut self) -> &mut [Outcome] {
+        &mut self.outcomes
+    }
+
+    /// Measures the request, of which an account holds slots, from the end of its wait on.
+    pub(crate) fn measure(&mut self, id: u64, measure: Arc<dyn Measure>, now: u64) {
+        self.holds.measure(id, measure, now.saturating_add(self.wait));
     }
 
     /// Returns `true` if the decision holds slots.

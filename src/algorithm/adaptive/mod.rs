@@ -15,6 +15,8 @@ pub(crate) struct LatencyWindow {
     pub(crate) latency: f64,
     /// The largest number of requests in flight.
     pub(crate) peak: f64,
+    /// `true` if the limit was reached.
+    pub(crate) is_full: bool,
     /// `true` if at least a tenth of the responses showed an overload.
     pub(crate) dropped: bool,
 }

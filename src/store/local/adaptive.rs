@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
 
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{accounts::quota_id, clock::Clock, ledger::Ledger};
 use crate::{
     algorithm::adaptive::{FindLimit, LatencyWindow, finder},
-    decision::{Decision, Measure, Outcome, Source},
+    decision::{Decision, Measure, NEVER, Outcome, Source, UNKNOWN_WAIT},
     quota::{Adaptive, Quota},
     store::Charge,
 };
@@ -44,6 +44,8 @@ pub(super) struct AdaptiveLimit {
     max: AtomicU32,
     /// The largest number of requests in flight since the window began.
     peak: AtomicU32,
+    /// `true` if the limit was reached since the window began.
+    full: AtomicBool,
     state: Mutex<LimitState>,
 }
 
@@ -114,6 +116,7 @@ impl AdaptiveLimit {
             limit: limit.into(),
             max: quota.limit().into(),
             peak: 0.into(),
+            full: false.into(),
             state: Mutex::new(state),
         }
     }
@@ -152,7 +155,8 @@ impl AdaptiveLimit {
         }
         let peak = f64::from(self.peak.swap(0, Relaxed));
         let dropped = u64::from(window.dropped) * DROPPED_SHARE >= window.count.into();
-        let closed = LatencyWindow { latency, peak, dropped };
+        let is_full = self.full.swap(false, Relaxed);
+        let closed = LatencyWindow { latency, peak, is_full, dropped };
         *limit = finder.next(*limit, closed).clamp(1.0, f64::from(self.max.load(Relaxed)));
         *window = Responses { start: now, ..Responses::default() };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
@@ -181,7 +185,8 @@ impl Ledger {
                     let id = quota_id(id, at);
                     let limit = self.adaptive.get(id, quota, algorithm, &self.clock);
                     let fixed = quota.fixed(limit.of(quota));
-                    found.push((charge.rule(), at, id, limit));
+                    let fits_later = charge.demand().need() <= quota.raised_limit().into();
+                    found.push((charge.rule(), at, id, limit, fits_later));
                     fixed
                 };
                 charge.quotas().iter().enumerate().map(fix).collect()
@@ -200,16 +205,19 @@ impl Ledger {
             && decision.source() == Source::Local
             && !decision.is_blocked()
             && denying.all(|it| is_adaptive(it.rule(), it.place()));
-        for (rule, place, id, limit) in &found {
-            let of_it = |it: &&Outcome| it.rule() == *rule && it.place() == *place;
-            let Some(outcome) = decision.outcomes().iter().find(of_it).copied() else { continue };
-            let used = if outcome.is_denied() {
-                outcome.limit().into()
-            } else {
-                outcome.held().unwrap_or(0)
-            };
-            limit.peak.fetch_max(u32::try_from(used).unwrap_or(u32::MAX), Relaxed);
+        for (rule, place, id, limit, fits_later) in &found {
             decision.measure(*id, limit.clone(), now);
+            let of_it = |it: &&mut Outcome| it.rule() == *rule && it.place() == *place;
+            let Some(outcome) = decision.outcomes_mut().iter_mut().find(of_it) else { continue };
+            let held = u32::try_from(outcome.held().unwrap_or(0)).unwrap_or(u32::MAX);
+            limit.peak.fetch_max(held, Relaxed);
+            // A denied cost does not count as held, because a client may choose it.
+            if held >= outcome.limit() || outcome.is_wait_unknown() {
+                limit.full.store(true, Relaxed);
+            }
+            if *fits_later && outcome.retry_ns() == NEVER {
+                outcome.set_retry_ns(UNKNOWN_WAIT);
+            }
         }
         if sheds { decision.from_source(Source::Overload) } else { decision }
     }
