@@ -20,7 +20,7 @@ pub(crate) trait FreeSlots: Send + Sync {
 }
 
 /// Measures the requests of an adaptive quota.
-pub(crate) trait Measure: Send + Sync {
+pub(crate) trait MeasureLatency: Send + Sync {
     /// Adds a request that ends now. Its result is `None` without a response, and otherwise `true`
     /// for one that shows an overload.
     fn end(&self, since: u64, overloaded: Option<bool>);
@@ -35,7 +35,7 @@ pub(crate) struct Hold {
     /// The signal of a store that may lose the slots.
     loss: Option<Arc<LossSignal>>,
     /// The measurement of an adaptive quota, and its start.
-    measured: Option<(Arc<dyn Measure>, u64)>,
+    measured: Option<(Arc<dyn MeasureLatency>, u64)>,
     /// `true` once the slots are free.
     freed: AtomicBool,
     /// The held slots of another account.
@@ -151,7 +151,7 @@ impl Holds {
     }
 
     /// Measures the request of which an account holds slots from `since` on.
-    pub(super) fn measure(&mut self, id: u64, measure: Arc<dyn Measure>, since: u64) {
+    pub(super) fn measure(&mut self, id: u64, measure: Arc<dyn MeasureLatency>, since: u64) {
         let Some(Held::Slots(first)) = self.0.as_deref_mut() else { return };
         let mut next = Some(first);
         while let Some(hold) = next {

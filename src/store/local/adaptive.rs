@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{accounts::quota_id, clock::Clock, ledger::Ledger};
 use crate::{
     algorithm::adaptive::{FindLimit, LatencyWindow, finder},
-    decision::{Decision, Measure, NEVER, Outcome, Source, UNKNOWN_WAIT},
+    decision::{Decision, MeasureLatency, NEVER, Outcome, Source, UNKNOWN_WAIT},
     quota::{Adaptive, Quota},
     store::Charge,
 };
@@ -164,7 +164,7 @@ impl AdaptiveLimit {
     }
 }
 
-impl Measure for AdaptiveLimit {
+impl MeasureLatency for AdaptiveLimit {
     fn end(&self, since: u64, overloaded: Option<bool>) {
         self.add(since, overloaded, self.clock.now());
     }
