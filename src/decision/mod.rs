@@ -15,7 +15,7 @@ pub use self::{outcome::Outcome, slot::Slot};
 pub(crate) use self::{
     outcome::{NEVER, Snapshot, UNKNOWN_WAIT},
     position::{NOT_QUEUED, Position, QueuedAt, SlotQueues},
-    slot::{FreeSlots, Hold, Holds},
+    slot::{FreeSlots, Hold, Holds, MeasureLatency},
 };
 use crate::name::RuleName;
 
@@ -26,6 +26,9 @@ use crate::name::RuleName;
 ///
 /// Under a [concurrent](crate::Quota::concurrent) quota, the decision holds the request's slots, and
 /// frees them when it is dropped. A clone of a decision holds no slots. See [`Slot`].
+///
+/// A denied decision about a charge with [`max_wait`](crate::store::Charge::with_max_wait) may hold a
+/// position in the queue for a slot. Drop it soon, because later requests of its key wait behind it.
 ///
 /// ```
 /// use tower_sluice::{Limiter, Quota};
@@ -341,9 +344,14 @@ impl Decision {
         self.holds = holds;
     }
 
-    /// Adds a hold to those of an allowed request.
-    pub(crate) fn add_hold(&mut self, hold: Hold) {
-        self.holds.push(hold);
+    /// Returns the outcomes, to change them.
+    pub(crate) fn outcomes_mut(&mut self) -> &mut [Outcome] {
+        &mut self.outcomes
+    }
+
+    /// Measures the request, of which an account holds slots, from the end of its wait on.
+    pub(crate) fn measure(&mut self, id: u64, measure: Arc<dyn MeasureLatency>, now: u64) {
+        self.holds.measure(id, measure, now.saturating_add(self.wait));
     }
 
     /// Returns `true` if the decision holds slots.

@@ -17,13 +17,13 @@ use super::position::Position;
 pub(crate) trait FreeSlots: Send + Sync {
     /// Frees `units` slots of the account `id`, unless the account was reset since `epoch`.
     fn free(&self, id: u64, epoch: u64, units: u64);
+}
 
-    /// Records the response of a request that has held its slots since `epoch`. Returns `false` if
-    /// nothing is measured.
-    fn complete(&self, epoch: u64, overloaded: bool) -> bool {
-        let _ = (epoch, overloaded);
-        false
-    }
+/// Measures the requests of an adaptive quota.
+pub(crate) trait MeasureLatency: Send + Sync {
+    /// Adds a request that ends now. Its result is `None` without a response, and otherwise `true`
+    /// for one that shows an overload.
+    fn end(&self, since: u64, overloaded: Option<bool>);
 }
 
 /// Held slots of one account. Dropping this value frees them.
@@ -34,8 +34,10 @@ pub(crate) struct Hold {
     units: u64,
     /// The signal of a store that may lose the slots.
     loss: Option<Arc<LossSignal>>,
-    /// `true` once the response was measured.
-    completed: AtomicBool,
+    /// The measurement of an adaptive quota, and its start.
+    measured: Option<(Arc<dyn MeasureLatency>, u64)>,
+    /// `true` once the slots are free.
+    freed: AtomicBool,
     /// The held slots of another account.
     next: Option<Box<Self>>,
 }
@@ -43,8 +45,20 @@ pub(crate) struct Hold {
 impl Hold {
     #[inline]
     pub(crate) fn new(counted_by: Arc<dyn FreeSlots>, id: u64, epoch: u64, units: u64) -> Self {
-        let completed = AtomicBool::new(false);
-        Self { counted_by, id, epoch, units, loss: None, completed, next: None }
+        let freed = AtomicBool::new(false);
+        Self { counted_by, id, epoch, units, loss: None, measured: None, freed, next: None }
+    }
+
+    /// Ends the measurement, if there is one, and frees the slots. Later calls have no effect.
+    #[inline]
+    fn end(&self, overloaded: Option<bool>) {
+        if self.freed.swap(true, Relaxed) {
+            return;
+        }
+        if let Some((measure, since)) = &self.measured {
+            measure.end(*since, overloaded);
+        }
+        self.counted_by.free(self.id, self.epoch, self.units);
     }
 
     /// Sets the signal that the store raises when it loses the slots.
@@ -90,8 +104,7 @@ impl LossSignal {
 impl Drop for Hold {
     #[inline]
     fn drop(&mut self) {
-        let units = if *self.completed.get_mut() { 0 } else { self.units };
-        self.counted_by.free(self.id, self.epoch, units);
+        self.end(None);
     }
 }
 
@@ -134,6 +147,19 @@ impl Holds {
             first.next = Some(Box::new(hold));
         } else {
             self.0 = Some(Box::new(Held::Slots(hold)));
+        }
+    }
+
+    /// Measures the request of which an account holds slots from `since` on.
+    pub(super) fn measure(&mut self, id: u64, measure: Arc<dyn MeasureLatency>, since: u64) {
+        let Some(Held::Slots(first)) = self.0.as_deref_mut() else { return };
+        let mut next = Some(first);
+        while let Some(hold) = next {
+            if hold.id == id {
+                hold.measured = Some((measure, since));
+                return;
+            }
+            next = hold.next.as_deref_mut();
         }
     }
 
@@ -184,7 +210,8 @@ impl Clone for Holds {
 /// The slots are free again when the last clone is dropped. A panic, a cancellation, a timeout and a
 /// client that leaves therefore free them, too.
 ///
-/// The layer holds the slots of a request until the response body ends. To hold them longer, for
+/// The layer holds the slots of a request until the response body ends, and those of an
+/// [adaptive](crate::Quota::adaptive) quota until the head is ready. To hold others longer, for
 /// example in a WebSocket, call [`expose_slot`](crate::RateLimitLayer::expose_slot), and take a
 /// clone from the extensions of the request. Outside HTTP, a [`Decision`](crate::Decision) holds
 /// its slots, and [`take_slot`](crate::Decision::take_slot) takes them out.
@@ -246,15 +273,16 @@ impl Slot {
         successors(Some(&*self.0), |hold| hold.next.as_deref()).filter_map(|it| it.loss.as_deref())
     }
 
-    /// Records the response, for [adaptive](crate::Quota::adaptive) quotas. The slots stay held.
+    /// Records the response, and frees the slots of [adaptive](crate::Quota::adaptive) quotas. Other
+    /// slots stay held.
     ///
     /// The layer calls this method with the head of the response. Outside HTTP, call it when the work
     /// is done, with `true` if the work failed because of an overload. Later calls have no effect. If
     /// it is never called, the time counts only if it is longer than usual.
     pub fn complete(&self, overloaded: bool) {
         for hold in successors(Some(&*self.0), |hold| hold.next.as_deref()) {
-            if !hold.completed.load(Relaxed) && hold.counted_by.complete(hold.epoch, overloaded) {
-                hold.completed.store(true, Relaxed);
+            if hold.measured.is_some() {
+                hold.end(Some(overloaded));
             }
         }
     }

@@ -21,8 +21,8 @@ pub enum Adaptive {
 #[non_exhaustive]
 pub struct Gradient;
 
-/// Lowers the limit by a tenth when a response takes longer than a timeout, and otherwise raises it
-/// by one (additive increase, multiplicative decrease).
+/// Lowers the limit by a tenth when a tenth of the responses take longer than a timeout, and otherwise
+/// raises it by one (additive increase, multiplicative decrease).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aimd {
     timeout_ms: u32,

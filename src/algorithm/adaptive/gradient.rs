@@ -30,7 +30,7 @@ pub(super) struct GradientFinder {
 impl FindLimit for GradientFinder {
     fn next(&mut self, limit: f64, window: LatencyWindow) -> f64 {
         let short = window.latency;
-        self.follow(short, window.peak >= limit.floor());
+        self.follow(short, window.is_full);
         if window.dropped {
             return limit * DECREASE;
         }

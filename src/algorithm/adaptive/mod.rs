@@ -15,7 +15,9 @@ pub(crate) struct LatencyWindow {
     pub(crate) latency: f64,
     /// The largest number of requests in flight.
     pub(crate) peak: f64,
-    /// `true` if a response showed an overload.
+    /// `true` if the limit was reached.
+    pub(crate) is_full: bool,
+    /// `true` if at least a tenth of the responses showed an overload.
     pub(crate) dropped: bool,
 }
 

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
 
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{accounts::quota_id, clock::Clock, ledger::Ledger};
 use crate::{
     algorithm::adaptive::{FindLimit, LatencyWindow, finder},
-    decision::{Decision, FreeSlots, Hold, Outcome, Source},
+    decision::{Decision, MeasureLatency, NEVER, Outcome, Source, UNKNOWN_WAIT},
     quota::{Adaptive, Quota},
     store::Charge,
 };
@@ -24,6 +24,9 @@ use crate::{
 const MIN_WINDOW: u64 = 100_000_000;
 /// The smallest number of responses in a window.
 const MIN_RESPONSES: u32 = 10;
+/// A window shows an overload if one in this number of its responses does. With a smaller share, a
+/// single client could lower the limit for all.
+const DROPPED_SHARE: u64 = 10;
 
 /// The limits of all keys with adaptive quotas.
 #[derive(Debug)]
@@ -41,6 +44,8 @@ pub(super) struct AdaptiveLimit {
     max: AtomicU32,
     /// The largest number of requests in flight since the window began.
     peak: AtomicU32,
+    /// `true` if the limit was reached since the window began.
+    full: AtomicBool,
     state: Mutex<LimitState>,
 }
 
@@ -60,7 +65,8 @@ struct Responses {
     start: u64,
     count: u32,
     sum: u64,
-    dropped: bool,
+    /// The responses that showed an overload.
+    dropped: u32,
     /// The requests without a response.
     unanswered: u32,
 }
@@ -110,6 +116,7 @@ impl AdaptiveLimit {
             limit: limit.into(),
             max: quota.limit().into(),
             peak: 0.into(),
+            full: false.into(),
             state: Mutex::new(state),
         }
     }
@@ -135,7 +142,7 @@ impl AdaptiveLimit {
         }
         window.count += 1;
         window.sum = window.sum.saturating_add(latency);
-        window.dropped |= overloaded == Some(true) || finder.is_drop(latency);
+        window.dropped += u32::from(overloaded == Some(true) || finder.is_drop(latency));
         let mean = window.sum / u64::from(window.count);
         let elapsed = now.saturating_sub(window.start);
         // The effect of a change shows only after one latency.
@@ -147,7 +154,9 @@ impl AdaptiveLimit {
             *typical = latency;
         }
         let peak = f64::from(self.peak.swap(0, Relaxed));
-        let closed = LatencyWindow { latency, peak, dropped: window.dropped };
+        let dropped = u64::from(window.dropped) * DROPPED_SHARE >= window.count.into();
+        let is_full = self.full.swap(false, Relaxed);
+        let closed = LatencyWindow { latency, peak, is_full, dropped };
         *limit = finder.next(*limit, closed).clamp(1.0, f64::from(self.max.load(Relaxed)));
         *window = Responses { start: now, ..Responses::default() };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
@@ -155,18 +164,9 @@ impl AdaptiveLimit {
     }
 }
 
-/// A hold of a limit measures the latency of its request. Its epoch is the instant of the decision.
-impl FreeSlots for AdaptiveLimit {
-    /// Ends a request without a response, unless `units` is 0.
-    fn free(&self, _: u64, since: u64, units: u64) {
-        if units > 0 {
-            self.add(since, None, self.clock.now());
-        }
-    }
-
-    fn complete(&self, since: u64, overloaded: bool) -> bool {
-        self.add(since, Some(overloaded), self.clock.now());
-        true
+impl MeasureLatency for AdaptiveLimit {
+    fn end(&self, since: u64, overloaded: Option<bool>) {
+        self.add(since, overloaded, self.clock.now());
     }
 }
 
@@ -182,9 +182,11 @@ impl Ledger {
                 let id = self.hasher.id(charge);
                 let fix = |(at, quota): (usize, &Quota)| {
                     let Some(algorithm) = quota.adaptive_algorithm() else { return *quota };
-                    let limit = self.adaptive.get(quota_id(id, at), quota, algorithm, &self.clock);
+                    let id = quota_id(id, at);
+                    let limit = self.adaptive.get(id, quota, algorithm, &self.clock);
                     let fixed = quota.fixed(limit.of(quota));
-                    found.push((charge.rule(), at, limit, charge.cost() > 0));
+                    let fits_later = charge.demand().need() <= quota.raised_limit().into();
+                    found.push((charge.rule(), at, id, limit, fits_later));
                     fixed
                 };
                 charge.quotas().iter().enumerate().map(fix).collect()
@@ -203,17 +205,18 @@ impl Ledger {
             && decision.source() == Source::Local
             && !decision.is_blocked()
             && denying.all(|it| is_adaptive(it.rule(), it.place()));
-        for (rule, place, limit, is_charged) in &found {
-            let of_it = |it: &&Outcome| it.rule() == *rule && it.place() == *place;
-            let Some(outcome) = decision.outcomes().iter().find(of_it).copied() else { continue };
-            let used = if outcome.is_denied() {
-                outcome.limit().into()
-            } else {
-                outcome.held().unwrap_or(0)
-            };
-            limit.peak.fetch_max(u32::try_from(used).unwrap_or(u32::MAX), Relaxed);
-            if *is_charged && decision.is_allowed() && !outcome.is_denied() {
-                decision.add_hold(Hold::new(limit.clone(), 0, now, 1));
+        for (rule, place, id, limit, fits_later) in &found {
+            decision.measure(*id, limit.clone(), now);
+            let of_it = |it: &&mut Outcome| it.rule() == *rule && it.place() == *place;
+            let Some(outcome) = decision.outcomes_mut().iter_mut().find(of_it) else { continue };
+            let held = u32::try_from(outcome.held().unwrap_or(0)).unwrap_or(u32::MAX);
+            limit.peak.fetch_max(held, Relaxed);
+            // A denied cost does not count as held, because a client may choose it.
+            if held >= outcome.limit() || outcome.is_wait_unknown() {
+                limit.full.store(true, Relaxed);
+            }
+            if *fits_later && outcome.retry_ns() == NEVER {
+                outcome.set_retry_ns(UNKNOWN_WAIT);
             }
         }
         if sheds { decision.from_source(Source::Overload) } else { decision }

@@ -21,6 +21,8 @@ use super::{
 const SHARDS: usize = 64;
 /// An empty shard with room for more entries than this gives its memory back.
 const KEPT_ENTRIES: usize = 64;
+/// The longest expected wait before the first slot is freed, in nanoseconds.
+const MAX_GUESS: u64 = 60_000_000_000;
 
 /// The held slots of all keys.
 #[derive(Debug)]
@@ -67,7 +69,8 @@ impl HeldSlots {
         shards.sort_unstable();
         shards.dedup_by_key(|(index, _)| *index);
         let lock = |(index, id)| (index, self.shard(id), self.shard(id).lock());
-        LockedSlots { table: self, shards: shards.into_iter().map(lock).collect(), full: false }
+        let shards = shards.into_iter().map(lock).collect();
+        LockedSlots { table: self, shards, full: false, called: Vec::new() }
     }
 
     /// Returns the numbers of keys with held slots and of held slots.
@@ -86,6 +89,15 @@ pub(super) struct LockedSlots<'a> {
     /// The index of each shard, the shard, and its lock.
     shards: SmallVec<[(usize, &'a Arc<Shard>, MutexGuard<'a, HeldKeys>); 2]>,
     full: bool,
+    /// The tasks to wake once the shards are unlocked.
+    called: Vec<Waker>,
+}
+
+impl Drop for LockedSlots<'_> {
+    fn drop(&mut self) {
+        self.shards.clear();
+        self.called.drain(..).for_each(Waker::wake);
+    }
 }
 
 impl<'a> LockedSlots<'a> {
@@ -98,6 +110,12 @@ impl<'a> LockedSlots<'a> {
 
     pub(super) fn table(&self) -> &'a HeldSlots {
         self.table
+    }
+
+    /// Calls the next request that waits for slots of an account, if it fits under `limit`.
+    pub(super) fn call_next(&mut self, id: u64, limit: u32) {
+        let called = self.get(id).and_then(|(_, keys)| keys.call_next(id, limit));
+        self.called.extend(called);
     }
 
     /// Records that there was no room for a new account.
@@ -177,7 +195,7 @@ impl Shard {
 }
 
 /// Wakes a task. A waker may run any code, so no lock may be held.
-fn wake(called: Option<Waker>) {
+pub(super) fn wake(called: Option<Waker>) {
     if let Some(waker) = called {
         waker.wake();
     }
@@ -304,6 +322,13 @@ impl HeldKeys {
         queue.into_iter().for_each(|queue| queue.set_limit(limit.into()));
     }
 
+    /// Calls the next request that waits, if it fits under `limit`. Returns the waker of its task.
+    pub(super) fn call_next(&mut self, id: u64, limit: u32) -> Option<Waker> {
+        let entry = self.entries.get_mut(&id)?;
+        entry.queue.as_mut()?.set_limit(limit.into());
+        entry.call_next()
+    }
+
     fn remove(&mut self, id: u64) {
         self.entries.remove(&id);
         if self.entries.is_empty() && self.entries.capacity() > KEPT_ENTRIES {
@@ -314,7 +339,8 @@ impl HeldKeys {
     /// Records a denial, and returns the time in which `missing` slots are probably freed.
     ///
     /// The time between two freed slots of an exhausted key is its mean hold time divided by its
-    /// limit. Without a freed slot, the time since the first denial is a lower bound.
+    /// limit. Without a freed slot, the time since the first denial is a lower bound. A stream of a
+    /// day would make it a day, so it is at most a minute.
     pub(super) fn deny(&mut self, id: u64, missing: u64, now: u64) -> u64 {
         let Some(entry) = self.entries.get_mut(&id) else { return 0 };
         let held = entry.held;
@@ -322,7 +348,8 @@ impl HeldKeys {
         exhaustion.held = held;
         let elapsed = now.saturating_sub(exhaustion.since);
         let waiting = entry.queue.as_ref().map_or(0, |queue| queue.len() as u64);
-        (elapsed / exhaustion.freed.max(1)).saturating_mul(missing + waiting)
+        let most = if exhaustion.freed == 0 { MAX_GUESS } else { u64::MAX };
+        (elapsed / exhaustion.freed.max(1)).saturating_mul(missing + waiting).min(most)
     }
 }
 

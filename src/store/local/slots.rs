@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     accounts::Account,
-    held::{HeldKeys, HeldSlots, LockedSlots, Room, Shard},
+    held::{HeldKeys, HeldSlots, LockedSlots, Room, Shard, wake},
     ledger::Ledger,
     plain::plain_decision,
     slot_queue::Order,
@@ -66,7 +66,7 @@ impl Ledger {
         let mut keys = shard.lock();
         let order = (demand.headroom, charge.arrival());
         let (mut evaluation, full) = evaluate(&keys, id, order, quota, demand);
-        let mut holds = Holds::none();
+        let (mut holds, mut called) = (Holds::none(), None);
         if !evaluation.allowed {
             if demand.max_wait > 0 && !full && waits(&evaluation) && !charge.is_report_only() {
                 let limit = quota.raised_limit();
@@ -74,6 +74,7 @@ impl Ledger {
                     Holds::position(join(&self.held, (shard, &mut keys), id, order, demand, limit));
             }
             report(&mut evaluation, &mut keys, id, quota, demand, || self.clock.now());
+            called = keys.call_next(id, quota.raised_limit());
         } else if demand.cost > 0 {
             if charge.arrival() != NOT_QUEUED {
                 keys.set_queue_limit(id, quota.raised_limit());
@@ -81,6 +82,7 @@ impl Ledger {
             holds.push(add(&mut evaluation, (shard, &mut keys), id, demand.cost));
         }
         drop(keys);
+        wake(called);
         let mut decision = plain_decision([charge], [evaluation], 0);
         decision.hold(holds);
         if full {
@@ -139,11 +141,12 @@ pub(super) fn hold(account: &mut Account<'_>, slots: &mut LockedSlots<'_>) -> Op
     Some(add(&mut account.evaluation, at, account.at.id, account.demand.cost))
 }
 
-/// Adds the expected wait to a denial.
+/// Adds the expected wait to a denial. A raised limit may have room for a request that waits.
 pub(super) fn deny(account: &mut Account<'_>, slots: &mut LockedSlots<'_>, now: u64) {
     let (id, quota, demand) = (account.at.id, account.quota, account.demand);
     if let (false, Some((_, keys))) = (account.evaluation.allowed, slots.get(id)) {
         report(&mut account.evaluation, keys, id, quota, demand, || now);
+        slots.call_next(id, quota.raised_limit());
     }
 }
 
@@ -253,6 +256,7 @@ mod tests {
         let deny = |missing, at: u64| shard.lock().deny(7, missing, at * SECOND) / SECOND;
         assert_eq!(deny(1, 100), 0, "the first denial");
         assert_eq!(deny(1, 130), 30, "no slot was freed in 30 s");
+        assert_eq!((deny(3, 130), deny(1, 159)), (60, 59), "a guess is at most a minute");
         // One slot is freed and taken again every 12 s: a mean hold of 60 s, divided by 5.
         for _ in 0..5 {
             shard.free(7, epoch, 1);

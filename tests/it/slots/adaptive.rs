@@ -276,6 +276,91 @@ async fn a_shed_request_is_charged_under_no_rate_and_gets_a_503() {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
+/// A client that reads slowly could otherwise hold all slots, and no window would ever close.
+#[tokio::test]
+async fn adaptive_slots_are_free_at_the_head_and_others_at_the_end_of_the_body() {
+    let store = LocalStore::with_capacity(64);
+    let rules = (
+        Rule::new("overload", Everyone, Quota::adaptive(Gradient::default()).initial(2)),
+        Rule::new("streams", Everyone, Quota::concurrent(30)),
+    );
+    let layer = RateLimitLayer::rules(rules, store.clone());
+    let inner = service_fn(async |_| {
+        let never = futures::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
+        Ok::<_, std::convert::Infallible>(Response::new(axum::body::Body::from_stream(never)))
+    });
+    let service = layer.layer(inner);
+    let mut streams = Vec::new();
+    for at in 1..=30 {
+        let response = service.clone().oneshot(get("/")).await.expect("infallible");
+        assert_eq!((at, response.status(), store.stats().held), (at, StatusCode::OK, at));
+        streams.push(response);
+    }
+    let response = service.clone().oneshot(get("/")).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "each stream holds a slot");
+    drop((streams, response));
+    assert_eq!(store.stats().held, 0, "no slot is freed twice or never");
+}
+
+#[test]
+fn a_wait_for_a_rate_is_no_latency() {
+    let clock = FakeClock::new();
+    let (store, key) = (clock.store(64), Key::everyone());
+    let rule = |name| RuleName::new(name).expect("a name");
+    let (limit, rate) =
+        ([Quota::adaptive(Aimd::new(secs(1))).initial(30)], [Quota::per_second(2).burst(1)]);
+    let charges = [
+        Charge::new(rule("overload"), &key, &limit),
+        Charge::new(rule("rate"), &key, &rate).with_max_wait(secs(60)),
+    ];
+    let take = || store.call(tower_sluice::store::Op::Take(&charges)).now();
+    let queued: Vec<_> = (0..20).map(|_| take()).collect();
+    let mut passed = Duration::ZERO;
+    for (at, mut decision) in (0..).zip(queued) {
+        assert_eq!(decision.wait(), Duration::from_millis(500) * at);
+        let end = decision.wait() + Duration::from_millis(50);
+        clock.advance(end - passed);
+        passed = end;
+        decision.take_slot().expect("a slot").complete(false);
+    }
+    let limit = Limiter::named(rule("overload"), store.clone()).peek(Key::everyone(), &limit).now();
+    assert!(limit.outcomes()[0].limit() >= 30, "{limit:?}");
+}
+
+#[test]
+fn a_request_beyond_the_limit_of_the_moment_may_be_repeated() {
+    let quota = Quota::adaptive(Gradient::default()).burst(30).initial(4);
+    let limiter = Limiter::new(LocalStore::with_capacity(64));
+    for (cost, is_unknown) in [(5, true), (30, true), (31, false)] {
+        let denied = limiter.take("all", &quota, cost).now();
+        assert_eq!(denied.source(), Source::Overload);
+        assert_eq!((cost, denied.outcomes()[0].is_wait_unknown()), (cost, is_unknown));
+        assert_eq!(denied.expected_wait(), is_unknown.then_some(secs(1)));
+    }
+}
+
+/// The cost may be chosen by a client.
+#[test]
+fn a_denied_cost_does_not_raise_the_limit() {
+    for quota in [
+        Quota::adaptive(Aimd::new(secs(5))).initial(20),
+        Quota::adaptive(Gradient::default()).initial(20),
+    ] {
+        let clock = FakeClock::new();
+        let limiter = Limiter::new(clock.store(64));
+        for _ in 0..500 {
+            let running = limiter.take("all", &quota, 1).now().take_slot().expect("a slot");
+            for cost in [20, 900, 2_000] {
+                assert!(!limiter.take("all", &quota, cost).now().is_allowed());
+            }
+            clock.advance(Duration::from_millis(20));
+            running.complete(false);
+        }
+        let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
+        assert_eq!(limit, 20, "{quota}");
+    }
+}
+
 #[test]
 fn inner_503s_lower_the_limit() {
     let clock = FakeClock::new();
@@ -289,6 +374,33 @@ fn inner_503s_lower_the_limit() {
     }
     let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
     assert!((15..30).contains(&limit), "{limit}");
+}
+
+/// A client could otherwise cause one such response in each window, and lower the limit for all.
+#[test]
+fn a_few_503s_or_slow_responses_do_not_lower_the_limit() {
+    for (name, quota) in [
+        ("gradient", Quota::adaptive(Gradient::default()).initial(200)),
+        ("aimd", Quota::adaptive(Aimd::new(secs(5))).initial(200)),
+    ] {
+        for is_slow in [false, true] {
+            let clock = FakeClock::new();
+            let limiter = Limiter::new(clock.store(64));
+            let take = || limiter.take("all", &quota, 1).now().take_slot();
+            for _ in 0..50 {
+                let slow = take();
+                clock.advance(if is_slow { secs(6) } else { Duration::ZERO });
+                let fast: Vec<_> = (0..199).map(|_| take()).collect();
+                for slot in fast.iter().flatten() {
+                    clock.advance(Duration::from_micros(550));
+                    slot.complete(false);
+                }
+                slow.iter().for_each(|slot| slot.complete(!is_slow));
+            }
+            let limit = limiter.peek("all", &quota).now().outcomes()[0].limit();
+            assert!(limit > 100, "{name}, slow: {is_slow}: {limit}");
+        }
+    }
 }
 
 #[test]

@@ -245,6 +245,36 @@ async fn a_changed_limit_applies_to_requests_that_wait() {
     waiting.iter_mut().for_each(|asking| assert_eq!(status(asking), OK));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_new_request_brings_a_raised_limit_to_those_that_wait() {
+    let several = [ONE, Quota::per_hour(100)];
+    for quotas in [&several[..1], &several[..]] {
+        for waits in [false, true] {
+            let store = Time::default().store();
+            let plan = LivePlan::new(quotas.to_vec());
+            let rule = Rule::new("api", Everyone, &plan).max_wait(secs(2));
+            let layer = RateLimitLayer::rules(rule, store.clone()).hold_until(HoldUntil::Head);
+            let mut service = layer.max_waiters_per_key(9).layer(Strict::default());
+            let _stream = run(&store, quotas, 1);
+            let mut first = begin(&mut service, get("/")).await;
+            let mut second = begin(&mut service, get("/")).await;
+            assert_pending!(first.poll());
+            assert_pending!(second.poll());
+            let mut raised = quotas.to_vec();
+            raised[0] = Quota::concurrent(2);
+            plan.replace(raised.clone());
+            if waits {
+                let mut third = begin(&mut service, get("/")).await;
+                assert_pending!(third.poll());
+            } else {
+                assert!(!run(&store, &raised, 1).is_allowed(), "others wait");
+            }
+            assert!(first.is_woken() && !second.is_woken(), "waits: {waits}");
+            assert_eq!((status(&mut first), status(&mut second)), (OK, OK));
+        }
+    }
+}
+
 /// A request of a customer that waits for the slots of all customers does not hold its own.
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_two_limits_in_turn() {
