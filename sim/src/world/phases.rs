@@ -46,6 +46,9 @@ impl World {
         }
         while clients.join_next().await.is_some() {}
         self.check_recovery(healed);
+        // TCP ends a silent connection that no request has used, by its keepalive.
+        let silenced = lock(&self.log).silenced.clone();
+        silenced.iter().for_each(|process| self.places[*process].client.wire.cut());
         let back = lock(&self.log).back;
         sleep(self.refill() + back).await;
         self.compare(random, "after the faults").await;
