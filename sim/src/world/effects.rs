@@ -110,6 +110,8 @@ impl World {
             }
             Fault::Restart { process } => {
                 let place = &self.places[process];
+                // Another fault may have started the process before, or paused it.
+                place.process().kill();
                 let new =
                     Process::new(&place.wrappers, self.count(), &self.rules, place.client.clone());
                 *lock(&place.process) = Arc::new(new);
@@ -195,5 +197,31 @@ fn heal(kind: Trouble, server: &Arc<Server>) {
         Trouble::Slow(_) => server.set_work(Duration::ZERO),
         Trouble::Full => server.change(|node| node.set_full(false)),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restart_ends_the_process_of_a_restart_that_overlaps() {
+        let mut random = Random::new(0);
+        let world = World::new(&mut random, false, None);
+        let server = world.nodes.primary(0).clone();
+        let (restart, pause) = (Fault::Restart { process: 0 }, Fault::Pause { process: 0 });
+        world.begin(restart, &server, &mut random);
+        world.begin(restart, &server, &mut random);
+        world.end(restart, &server, Duration::ZERO);
+        let replaced = world.places[0].process();
+        world.begin(pause, &server, &mut random);
+        world.end(restart, &server, Duration::ZERO);
+        let call = timeout(Duration::from_secs(1), replaced.run(pending::<()>()));
+        assert_eq!(call.await, Ok(None));
+        assert_eq!(world.places[0].process().run(async { 1 }).await, Some(1));
     }
 }

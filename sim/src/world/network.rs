@@ -95,6 +95,8 @@ impl Wire {
         let runs = server.runs();
         sleep_until(Instant::now() + self.delay()).await;
         self.open(Instant::now(), |path| path.down).await;
+        // A server that died during the second half of the round trip has reset the connection.
+        let runs = runs && server.runs();
         let result = if runs { "connects to" } else { "fails to connect to" };
         self.story.record(&self.name, || format!("{result} server {}", server.index));
         if !runs {
@@ -177,6 +179,31 @@ async fn write(
         wire.open(opened, |path| path.down).await;
         if writer.write_all(&bytes).await.is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{join, time::sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_dies_while_a_connection_opens_refuses_it() {
+        let story = Arc::new(Story::new(false));
+        let wire = Wire::new(story, "p0".into(), (2_000, 2_000), Random::new(0));
+        let server = Server::new(0, 0, None, None);
+        assert!(wire.connect(&server).await.is_ok());
+        for dies_after in [1, 3] {
+            let dies = async {
+                sleep(Duration::from_millis(dies_after)).await;
+                server.kill(false);
+            };
+            let (opened, ()) = join!(wire.connect(&server), dies);
+            let error = opened.err().map(|error| error.kind());
+            assert_eq!(error, Some(io::ErrorKind::ConnectionRefused), "{dies_after} ms");
+            server.start();
         }
     }
 }

@@ -121,8 +121,8 @@ pub fn limit(quota: &Quota, window: Duration) -> u64 {
 ///
 /// A window counts the decisions whose interval lies in it, so that an excess has no other
 /// explanation. Each loss that touches the window adds units. `slack` is the time by which an
-/// admission may take effect late. Late charges count where a debt outlasts them, and no window ends
-/// with one.
+/// admission may take effect late. Late charges count where a debt outlasts them, if they were
+/// answered before the last admission was sent: a later one may have taken effect after it.
 pub fn excess(
     admitted: &[Entry],
     quota: &Quota,
@@ -134,12 +134,16 @@ pub fn excess(
     by_end.sort_by_key(|entry| entry.end);
     let mut worst: Option<(u64, Duration, Duration)> = None;
     for first in admitted {
-        let (mut units, mut late) = (0, 0);
-        for last in by_end.iter().filter(|entry| entry.start >= first.start) {
-            units += u64::from(last.cost);
-            late += if last.late { u64::from(last.cost) } else { 0 };
-            let most = limit(quota, last.end - first.start + slack);
-            if units <= most || last.late {
+        let (mut admitted, mut late, mut sent) = (0, 0, first.start);
+        let mut charges = by_end.iter().filter(|it| it.late && it.start >= first.start).peekable();
+        for last in by_end.iter().filter(|it| !it.late && it.start >= first.start) {
+            admitted += u64::from(last.cost);
+            sent = sent.max(last.start);
+            while let Some(charge) = charges.next_if(|charge| charge.end <= sent) {
+                late += u64::from(charge.cost);
+            }
+            let (units, most) = (admitted + late, limit(quota, last.end - first.start + slack));
+            if units <= most {
                 continue;
             }
             let within = |loss: &&Loss| loss.from <= last.end && loss.to >= first.start;
@@ -249,5 +253,27 @@ mod tests {
         assert_eq!(found(&second, &[Loss { from: instant, to: instant, cause: Cause::State }]), 0);
         let late = Duration::from_millis(5_500);
         assert_eq!(found(&second, &[Loss { from: late, to: late, cause: Cause::State }]), 9);
+    }
+
+    #[test]
+    fn a_late_charge_counts_if_it_was_answered_before_an_admission_was_sent() {
+        let quota = Quota::per_second(10).burst(10);
+        let from = |start: u64, end: u64| {
+            let (start, end) = (Duration::from_millis(start), Duration::from_millis(end));
+            Entry::allowed(0, 1, start, end)
+        };
+        let over = |charges: &[Entry]| {
+            let charges = charges.iter().map(|charge| Entry { cost: 5, late: true, ..*charge });
+            // Ten units at once, and one that the account has again when it arrives.
+            let admitted = (0..10).map(|_| at(0)).chain([from(40, 100)]);
+            let log: Vec<_> = admitted.chain(charges).collect();
+            excess(&log, &quota, &[], Duration::ZERO).map_or(0, |(over, ..)| over)
+        };
+        assert_eq!(over(&[from(0, 40)]), 5);
+        assert_eq!(over(&[from(0, 41)]), 0);
+        // Of two charges that overlap, one ended before the admission.
+        assert_eq!(over(&[from(0, 40), from(20, 60)]), 5);
+        assert_eq!(over(&[from(0, 40), from(20, 40)]), 10);
+        assert_eq!(over(&[from(20, 60), from(30, 90)]), 0);
     }
 }

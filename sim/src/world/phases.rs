@@ -8,7 +8,7 @@ use tokio::{
 };
 use tower_sluice::decision::Source;
 
-use super::{MARGIN, RECOVERY, World, lock};
+use super::{MARGIN, RECOVERY, World, deployment::Kind, lock, oracle::Entry};
 use crate::random::Random;
 
 /// The time after which a connection that fell silent is replaced, also if a breaker permits few
@@ -46,6 +46,9 @@ impl World {
         }
         while clients.join_next().await.is_some() {}
         self.check_recovery(healed);
+        // TCP ends a silent connection that no request has used, by its keepalive.
+        let silenced = lock(&self.log).silenced.clone();
+        silenced.iter().for_each(|process| self.places[*process].client.wire.cut());
         let back = lock(&self.log).back;
         sleep(self.refill() + back).await;
         self.compare(random, "after the faults").await;
@@ -89,11 +92,48 @@ impl World {
             // Only a request probes a breaker, and others do not wait for its answer.
             let later = |it: &&(usize, Duration)| it.0 == entry.process && it.1 > due;
             let probe = log.operations.iter().filter(later).map(|(_, start)| *start).min();
+            // In a cluster, each server has a breaker, which a request of the same keys probes.
+            let same = |it: &&Entry| {
+                let called = !matches!(it.source, Source::DenyCache | Source::Leased);
+                it.process == entry.process && it.keys == entry.keys && called && it.start > due
+            };
+            let of_keys = || log.entries.iter().filter(same).map(|it| it.start).min();
+            let probe = if self.nodes.kind == Kind::Cluster { of_keys() } else { probe };
             if of_failure && entry.start > probe.unwrap_or(due) + answer {
                 let (process, source, after) = (entry.process, entry.source, entry.start - healed);
                 self.story.violate("recovery", format!("p{process} by {source} {after:?} later"));
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_server_of_a_cluster_has_a_probe_and_one_only() {
+        let worlds = (0..).map(|seed| World::new(&mut Random::new(seed), false, None));
+        let world = worlds.into_iter().find(|it| it.nodes.kind == Kind::Cluster).expect("one");
+        let answer = world.places[0].wrappers.budget + MARGIN;
+        let due = RECOVERY + answer;
+        let add = |key: usize, source: Source, start: Duration| {
+            let mut log = lock(&world.log);
+            log.operations.push((0, start));
+            let keys = [key, 0];
+            log.entries.push(Entry { keys, source, ..Entry::allowed(0, 1, start, start) });
+        };
+        let violations = || {
+            world.check_recovery(Duration::ZERO);
+            world.story.violations().len()
+        };
+        add(0, Source::Redis, due + MARGIN);
+        let first = due + MARGIN + 2 * answer;
+        add(1, Source::DenyCache, due + MARGIN);
+        add(1, Source::Fallback, first);
+        assert_eq!(violations(), 0);
+        add(1, Source::Fallback, first + 2 * answer);
+        assert_eq!(violations(), 1);
     }
 }

@@ -89,7 +89,12 @@ async fn request(world: &World, place: usize, request: Call, patience: Option<u6
         let took = end - start;
         format!("keys {keys:?} cost {cost}: {result} by {source}, {left} left, in {took:?}")
     });
-    let fits = |outcome: &Outcome| outcome.remaining() >= cost;
+    // A process with leases may deny single calls until a whole lease is there.
+    let lease = |outcome: &Outcome| {
+        let percent = at.wrappers.leases.unwrap_or(0);
+        u64::from(outcome.limit()) * u64::from(percent) / 100
+    };
+    let fits = |it: &Outcome| u64::from(it.remaining()) >= lease(it).max(cost.into());
     if source == Source::DenyCache && decision.outcomes().iter().all(fits) {
         let text = format!("{} denied cost {cost} by itself, with {decision:?}", at.name);
         world.story.violate("deny cache", text);
