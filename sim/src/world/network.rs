@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_dies_while_a_connection_opens_refuses_it() {
+    async fn a_server_that_dies_while_a_connection_opens_fails_it() {
         let story = Arc::new(Story::new(false));
         let wire = Wire::new(story, "p0".into(), (2_000, 2_000), Random::new(0));
         let server = Server::new(0, 0, None, None);
