@@ -220,6 +220,21 @@ async fn a_burst_of_one_key_occupies_the_server_as_briefly_as_other_bursts() {
 }
 
 #[tokio::test]
+async fn requests_of_one_key_wait_no_longer_for_a_frozen_server_than_others() {
+    let server = Server::redis().await;
+    let (store, account) =
+        (connect(&server.url()).await, Account::new("a", Quota::concurrent(1_000)));
+    assert!(account.passes(&store).await);
+    server.stop();
+    let start = Instant::now();
+    let taken = join_all((0..200).map(|_| account.take(&store, 1))).await;
+    server.cont();
+    assert!(taken.iter().all(Result::is_err));
+    // A second for the turn, and one for the reply. In turns of 16, it would be 13.
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn a_fallback_counts_what_runs_and_ends_no_request() {
     let mut server = Server::redis().await;
     let ttl = Duration::from_secs(1);

@@ -49,7 +49,7 @@ where
     ) -> Result<Reply, RedisError> {
         let kind = request.script_kind(op);
         let _turns = match op {
-            ScriptOp::Take => self.settings.reporter.turns(request).await,
+            ScriptOp::Take => self.settings.reporter.turns(request).await?,
             _ => SmallVec::new(),
         };
         let call = self.report_slots_with(request, op)?;

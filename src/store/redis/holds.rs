@@ -18,10 +18,12 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 use super::{
+    error::{RedisError, RedisErrorKind},
+    link::{TIMEOUT, runtime},
     request::{AccountRequest, Request, reports},
     slot_call::{SlotCall, SlotReport},
 };
@@ -155,7 +157,10 @@ impl Reporter {
     }
 
     /// Waits until few calls are in flight that charge slots of the same accounts.
-    pub(super) async fn turns(&self, request: &Request) -> SmallVec<[OwnedSemaphorePermit; 1]> {
+    pub(super) async fn turns(
+        &self,
+        request: &Request,
+    ) -> Result<SmallVec<[OwnedSemaphorePermit; 1]>, RedisError> {
         let mut needed = SmallVec::<[_; 1]>::new();
         for account in &request.accounts {
             let charged = account.slots().filter(|(_, (_, ask))| ask.cost > 0);
@@ -166,13 +171,21 @@ impl Reporter {
                 needed.push((id, turns));
             }
         }
+        if needed.is_empty() {
+            return Ok(SmallVec::new());
+        }
         // One order for all calls, so that no two wait for each other.
         needed.sort_unstable_by_key(|(id, _)| *id);
-        let mut turns = SmallVec::new();
-        for (_, semaphore) in needed {
-            turns.extend(semaphore.acquire_owned().await);
-        }
-        turns
+        runtime()?;
+        let all = async {
+            let mut turns = SmallVec::new();
+            for (_, semaphore) in needed {
+                turns.extend(semaphore.acquire_owned().await);
+            }
+            turns
+        };
+        const TEXT: &str = "the calls that charge slots of the same key took too long";
+        timeout(TIMEOUT, all).await.map_err(|_| RedisError::new(RedisErrorKind::Timeout, TEXT))
     }
 
     /// Creates the reports of a call. With `charges`, the call charges the demands.
