@@ -49,6 +49,9 @@ function time(ms) {
   return `${value < 10 ? Math.ceil(value * 10) / 10 : Math.ceil(value)} ${name}`;
 }
 
+// Cuts the times of an explanation, which are exact to the nanosecond, after one digit.
+const rounded = (text) => text.replace(/(\d+\.\d)\d+(?=(ms|us|µs|s)\b)/g, "$1");
+
 const number = (value) => value.toLocaleString("en");
 
 const RESULTS = {
@@ -408,7 +411,7 @@ async function submit(event) {
     if (result.prefix) summary.append(` This applies to all addresses of its /${result.prefix}.`);
     answer.replaceChildren(summary);
     if (result.blocked_ms) answer.append(element("p", { className: "no", textContent: `Blocked for ${time(result.blocked_ms)}` }));
-    if (result.quotas) answer.append(...result.quotas.map(quotaView), element("pre", { textContent: result.would }));
+    if (result.quotas) answer.append(...result.quotas.map(quotaView), element("pre", { textContent: rounded(result.would) }));
     refresh();
   } catch (error) {
     answer.replaceChildren(element("p", { className: "no", textContent: error.message }));
