@@ -248,3 +248,11 @@ pub use crate::{
     rule::{Cost, LivePlan, Plan, Rule},
     store::{LocalStore, Store, StoreExt},
 };
+
+/// Returns a configuration that keeps failing cases in `tests/regressions`. Kept cases run first from
+/// then on: commit them with the fix.
+#[cfg(test)]
+fn keeping_regressions() -> proptest::test_runner::Config {
+    use proptest::test_runner::{Config, FileFailurePersistence};
+    Config::with_failure_persistence(FileFailurePersistence::SourceParallel("tests/regressions"))
+}

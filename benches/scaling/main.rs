@@ -15,7 +15,7 @@
 //! - *One hot key*: a decision locks the set of its account. One thread takes 28 ns. Two on one key
 //!   take 75 each: 27 million decisions per second for that key, fewer than one thread alone. More
 //!   cores do not raise it, and two sockets lower it. A server spends about 8 µs on a request
-//!   (`peers/`, `--bin wire`), so some two hundred cores would have to serve only that key to reach
+//!   (`benches/peers/`, `--bin wire`), so some two hundred cores would have to serve only that key to reach
 //!   the bound.
 //! - *Separate keys* share no written memory: two threads take as long as one, and decide twice as
 //!   much.

@@ -108,6 +108,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::keeping_regressions())]
+
         #[test]
         fn a_share_is_valid_and_at_most_its_part(
             quota in quota(),

@@ -305,5 +305,5 @@ fn snapshot_holds(mut account: Account, quota: &Quota, now: u64, row: Row) -> Te
 }
 
 fn sequences() -> ProptestConfig {
-    ProptestConfig { cases: SEQUENCES, ..ProptestConfig::default() }
+    ProptestConfig { cases: SEQUENCES, ..crate::keeping_regressions() }
 }

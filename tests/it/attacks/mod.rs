@@ -1,6 +1,6 @@
 //! Known attacks on rate limiters, run against the layer.
 //!
-//! No attack may bypass the limit or stop the service. `peers/` runs the attacks against other
+//! No attack may bypass the limit or stop the service. `benches/peers/` runs the attacks against other
 //! crates.
 //!
 //! | # | attack | held by |

@@ -1,7 +1,7 @@
 //! The attack table: every attack on this crate and its peers, through the real layers, in one
 //! process.
 //!
-//! `cargo run --release --manifest-path peers/Cargo.toml --bin attacks` prints it. It fails if an
+//! `cargo run --release --manifest-path benches/peers/Cargo.toml --bin attacks` prints it. It fails if an
 //! attack on tower-sluice succeeds.
 
 mod apps;

@@ -1,6 +1,6 @@
 //! The cost of a limiter: this crate and its peers around one service, interleaved in one run.
 //!
-//! `cargo run --release --features speed --ignore-rust-version --manifest-path peers/Cargo.toml
+//! `cargo run --release --features speed --ignore-rust-version --manifest-path benches/peers/Cargo.toml
 //! --bin speed [ROUNDS]` prints a table; `counted` prints its last part alone. Allocations and
 //! instructions are counted if valgrind is installed.
 

@@ -1,6 +1,6 @@
 //! The cost of a limiter for a server: axum behind a socket, driven by `wrk` over loopback.
 //!
-//! `cargo run --release --features wire --manifest-path peers/Cargo.toml --bin wire [SECONDS]
+//! `cargo run --release --features wire --manifest-path benches/peers/Cargo.toml --bin wire [SECONDS]
 //! [ROUNDS]` prints requests per second and the server's CPU time for each, beside those of the
 //! server without a layer. Servers are separate processes on one core, and `wrk` runs on another.
 //! They alternate, each for the given number of seconds per round. Requires Linux and `wrk`.
