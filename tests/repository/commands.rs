@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::manifest::packages_of_this_workspace;
 
-const PLACES: [&str; 13] = [
+const PLACES: [&str; 11] = [
     "README.md",
     "README.zh-CN.md",
     "CONTRIBUTING.md",
@@ -22,8 +22,6 @@ const PLACES: [&str; 13] = [
     "dev",
     "benches",
     "examples",
-    "mutants",
-    "peers",
     "scripts",
     "src",
     "tests",

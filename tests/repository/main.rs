@@ -4,7 +4,6 @@ mod commands;
 mod floors;
 mod language;
 mod manifest;
-mod mutants;
 mod package;
 mod projects;
 mod reruns;

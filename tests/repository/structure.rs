@@ -10,7 +10,7 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 24] = [
-    ("src/", 856),
+    ("src/", 861),
     ("src/admin", 1099),
     ("src/algorithm", 1231),
     ("src/config", 155),
