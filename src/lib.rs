@@ -214,7 +214,6 @@ pub mod rule;
 pub mod explain;
 pub mod headers;
 
-pub mod identify;
 pub mod limiter;
 pub mod lint;
 pub mod reject;

@@ -3,8 +3,8 @@
 //! The key of a request selects the account to charge.
 //!
 //! A [`KeyExtractor`] reads the head of a request ([`RequestHead`]). An extractor cannot read the
-//! body and cannot wait. For an asynchronous lookup, use an
-//! [`IdentifyLayer`](crate::identify::IdentifyLayer).
+//! body and cannot wait. An identity that must be awaited is inserted into the extensions by a
+//! middleware in front, and read by [`ExtensionKey`].
 //!
 //! ```
 //! use tower_sluice::key::{ClientIp, HeaderKey, KeyExtractor, MethodKey, PeerIp};
@@ -79,7 +79,7 @@ pub use self::{
     peer_ip::PeerIp,
     value::Key,
 };
-pub(crate) use self::{extension::Anonymous, network::Networks, peer_ip::peer_address};
+pub(crate) use self::{network::Networks, peer_ip::peer_address};
 #[cfg(feature = "admin")]
 pub(crate) use self::{peer_ip::Prefix, value::KeyContent};
 pub use crate::head::RequestHead;

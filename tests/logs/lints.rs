@@ -9,14 +9,10 @@ use std::{
 };
 
 use http::{Request, Response};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower::{Layer, Service, ServiceExt};
 use tower_sluice::{
     ClientIp, Headers, KeyExtractor, Limiter, LocalStore, PeerIp, Quota, RateLimitLayer,
-    RequestHead, Rule,
-    identify::IdentifyLayer,
-    key::{Everyone, ExtensionKey},
-    lint::Lint,
-    testing::FakeClock,
+    RequestHead, Rule, key::Everyone, lint::Lint, testing::FakeClock,
 };
 
 use crate::{
@@ -38,7 +34,6 @@ fn each_mistake_is_logged_once() {
     no_client(&log);
     layer_rebuilt(&log);
     layer_rebuilt_per_request(&log);
-    no_identity(&log);
     #[cfg(feature = "axum")]
     routes::no_matched_path(&log);
     #[cfg(feature = "axum")]
@@ -290,45 +285,6 @@ fn layer_rebuilt_per_request(log: &Log) {
     // With one shared store all requests count; building the layer is merely wasteful.
     let store = LocalStore::with_capacity(1);
     (0..100).for_each(|_| serve(&RateLimitLayer::new(Everyone, TEN, store.clone()), 1));
-    assert_eq!(log.read(), NOTHING);
-}
-
-#[derive(Clone)]
-struct User(u64);
-
-fn no_identity(log: &Log) {
-    let by_user = || {
-        let rule = Rule::new("user", ExtensionKey::by(|user: &User| user.0), TEN);
-        RateLimitLayer::rules(rule, LocalStore::with_capacity(64))
-    };
-    let nobody = || IdentifyLayer::from_fn(|_| std::future::ready(None::<User>));
-    let alice = || IdentifyLayer::from_fn(|_| std::future::ready(Some(User(7))));
-
-    // On the wrong side, the limiter runs first.
-    let wrong = ServiceBuilder::new().layer(by_user()).layer(alice());
-    serve(&wrong, 31);
-    assert_eq!(log.read(), NOTHING, "too few requests so far");
-    serve(&wrong, 1);
-    assert_eq!(
-        warning(log),
-        "none of the first 32 requests had a logs::lints::User in its extensions: the middleware that \
-         inserts it must run before the limiter (in axum, add it after the limiter; in a \
-         ServiceBuilder, before it); ignore this warning if no client has signed in yet lint=\"no_identity\""
-    );
-    serve(&wrong, 100);
-    assert_eq!(log.read(), NOTHING, "once");
-    for right in [alice(), alice()] {
-        serve(&ServiceBuilder::new().layer(right).layer(by_user()), 100);
-        assert_eq!(log.read(), NOTHING);
-    }
-    // Clients that are not signed in have no identity on the right side either.
-    serve(&ServiceBuilder::new().layer(nobody()).layer(by_user()), 100);
-    assert_eq!(log.read(), NOTHING);
-    // One identity is enough.
-    let layer = by_user();
-    serve(&layer, 31);
-    serve(&ServiceBuilder::new().layer(alice()).layer(layer.clone()), 1);
-    serve(&layer, 100);
     assert_eq!(log.read(), NOTHING);
 }
 

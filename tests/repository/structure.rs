@@ -10,7 +10,7 @@ use std::{
 /// The most lines of code of each folder, without comments, blank lines and unit tests. A number may
 /// only fall. To raise one for a new capability is a commit of its own, with the reason.
 const BUDGET: [(&str, usize); 24] = [
-    ("src/", 861),
+    ("src/", 649),
     ("src/admin", 1099),
     ("src/algorithm", 1231),
     ("src/config", 155),
@@ -18,7 +18,7 @@ const BUDGET: [(&str, usize); 24] = [
     ("src/explain", 646),
     ("src/guide", 121),
     ("src/headers", 676),
-    ("src/key", 1570),
+    ("src/key", 1513),
     ("src/lint", 412),
     ("src/middleware", 2143),
     ("src/observe", 588),

@@ -5,6 +5,5 @@ mod client_ip;
 mod client_walk;
 mod extractors;
 #[cfg(feature = "axum")]
-mod identify;
 #[cfg(feature = "axum")]
 mod route;
